@@ -1,0 +1,89 @@
+"""How a model is called on a batch, and which tensor of what it returns is *the* output.
+
+A batch is a tensor, a tuple of positional arguments or a dict of keyword arguments; the first axis of every tensor in
+it is the batch axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from excite.errors import InputError, ModelError
+
+Batch = Tensor | tuple[Any, ...] | dict[str, Any]
+Pick = str | int | Callable[[Any], Tensor] | None
+
+
+def call(model: nn.Module, batch: Batch) -> Any:
+    """`model(batch)`, `model(*batch)` or `model(**batch)`."""
+    if isinstance(batch, tuple):
+        return model(*batch)
+    if isinstance(batch, dict):
+        return model(**batch)
+    return model(batch)
+
+
+def tensors(batch: Batch) -> list[Tensor]:
+    """All tensors of a batch, in order."""
+    found = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if not found:
+        raise InputError(f"expected a tensor, a tuple or a dict of tensors as input; got {type(batch).__name__}")
+    return found
+
+
+def batch_size(batch: Batch) -> int:
+    first = tensors(batch)[0]
+    if first.dim() == 0:
+        raise InputError("expected inputs with a batch axis in front; got a tensor without axes")
+    return int(first.shape[0])
+
+
+def doubled(batch: Batch) -> Batch:
+    """The batch after itself: (B, ...) becomes (2B, ...) in every tensor whose first axis is the batch."""
+    size = batch_size(batch)
+
+    def double(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == size:
+            return torch.cat([leaf, leaf])
+        return leaf
+
+    return tree_map(double, batch)  # type: ignore[no-any-return]
+
+
+def check_finite(batch: Batch, what: str = "inputs") -> None:
+    for leaf in tensors(batch):
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            bad = int((~torch.isfinite(leaf)).sum())
+            raise InputError(f"expected finite {what}; {bad} of {leaf.numel()} values are NaN or infinite: clean the data")
+
+
+def pick_output(returned: Any, output: Pick = None) -> Tensor:
+    """The output tensor of a model: what it returned, or the part that `output` names (key, index or function)."""
+    if callable(output):
+        returned = output(returned)
+    elif output is not None:
+        try:
+            if isinstance(output, str) and not isinstance(returned, Mapping):
+                returned = getattr(returned, output)
+            else:
+                returned = returned[output]
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise InputError(f"output={output!r} is not in what the model returned ({_describe(returned)})") from error
+    if not isinstance(returned, Tensor):
+        raise ModelError(
+            f"the model returned {_describe(returned)}, not a tensor: say which part is the output, as in output='logits' or output=0"
+        )
+    return returned
+
+
+def _describe(returned: Any) -> str:
+    if isinstance(returned, Mapping):
+        return f"a {type(returned).__name__} with keys {', '.join(map(repr, returned))}"
+    if isinstance(returned, tuple | list):
+        return f"a {type(returned).__name__} of {len(returned)}"
+    return f"a {type(returned).__name__}"
