@@ -1,1 +1,6 @@
+"""Persistent excitation: perturbation sets, the extremes of the output over a set, and the loss of Algorithm 1."""
 
+from excite.excitation.persistent import PersistentExcitation
+from excite.excitation.radius import Relative, Stages
+
+__all__ = ["PersistentExcitation", "Relative", "Stages"]

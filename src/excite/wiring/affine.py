@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 # function -> (kind, position of the input, position of the weight, position of the bias)
-_LAYERS: dict[Callable[..., Any], tuple[str, int, int, int | None]] = {
+_LAYERS: dict[Callable[..., Any], tuple[str, int, int, int]] = {
     F.linear: ("linear", 0, 1, 2),
     torch.conv1d: ("conv", 0, 1, 2),
     torch.conv2d: ("conv", 0, 1, 2),
@@ -27,6 +27,7 @@ _LAYERS: dict[Callable[..., Any], tuple[str, int, int, int | None]] = {
     torch.conv_transpose2d: ("conv", 0, 1, 2),
     torch.conv_transpose3d: ("conv", 0, 1, 2),
 }
+_Found = tuple[str, int | str, int | str, int | str | None]  # kind, and where input, weight and bias stand
 _ARGUMENTS = ("input", "weight", "bias")
 # Products count as affine calls only if exactly one factor is (a view of) a parameter: position of the two factors.
 _PRODUCTS: dict[Callable[..., Any], tuple[int, int]] = {
@@ -113,12 +114,12 @@ class Names:
         if path is not None:
             return path.removesuffix(".weight") if path != "weight" else "weight"
         # A weight computed on the fly (weight normalization, a hypernetwork): name the module that makes the call.
-        frame = sys._getframe(1)
+        frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module) and id(owner) in self._modules:
                 return self._modules[id(owner)] or "weight"
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return "weight"
 
 
@@ -128,11 +129,11 @@ def clean_path(path: str) -> str:
 
 
 def _open(function: Callable[..., Any]) -> Callable[..., Any]:
-    # `F.multi_head_attention_forward` hands itself to the mode as one call, which hides the linear maps inside. The
-    # same code with its own check off runs openly, and its inner calls reach the mode.
+    # Such a function hands itself to the mode as one call, which hides the linear maps and the random numbers inside.
+    # The same code with its own check off runs openly, and its inner calls reach the mode.
     opened = types.FunctionType(
         function.__code__,
-        {**function.__globals__, "has_torch_function": lambda *_: False},
+        {**function.__globals__, **dict.fromkeys(("has_torch_function", "has_torch_function_unary"), lambda *_: False)},
         function.__name__,
         function.__defaults__,
         function.__closure__,
@@ -141,7 +142,7 @@ def _open(function: Callable[..., Any]) -> Callable[..., Any]:
     return opened
 
 
-_OPENED = {F.multi_head_attention_forward: _open(F.multi_head_attention_forward)}
+_OPENED = {f: _open(f) for f in (F.multi_head_attention_forward, F.gumbel_softmax)}
 
 
 class AffineMode(TorchFunctionMode):
@@ -180,33 +181,36 @@ class AffineMode(TorchFunctionMode):
         return self.other(func, args, kwargs)
 
     def _recognise(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> AffineCall | None:
-        where: list[int | str | None]
+        found = None
         if func in _LAYERS:
-            kind, *places = _LAYERS[func]
-            where = []
-            for name, place in zip(_ARGUMENTS, places):
-                given: int | str | None = place if place is not None and place < len(args) else name
-                value = args[given] if isinstance(given, int) else kwargs.get(name)
-                where.append(given if isinstance(value, Tensor) else None)
-            input_at, weight_at, bias_at = where
-            if input_at is None or weight_at is None:
-                return None
+            found = _find_layer(_LAYERS[func], args, kwargs)
         elif func in _PRODUCTS:
-            places = list(_PRODUCTS[func])
-            if len(args) != max(places) + 1:  # keyword operands or an einsum of another arity: not recognised
-                return None
-            kind, bias_at = "linear", None
-            known = [self.names.parameter(args[p]) is not None and args[p].dim() > 1 for p in places]
-            if known[0] == known[1] or not all(isinstance(args[p], Tensor) for p in places):
-                return None
-            input_at, weight_at = (places[1], places[0]) if known[0] else (places[0], places[1])
-            if places[0] == 1 and func is not torch.einsum:
-                bias_at = 0
-        else:
+            found = self._find_product(func, _PRODUCTS[func], args)
+        if found is None:
             return None
+        kind, input_at, weight_at, bias_at = found
         weight = args[weight_at] if isinstance(weight_at, int) else kwargs[weight_at]
         name = self.names.layer(weight)
         self._count[name] = count = self._count.get(name, 0) + 1
-        return AffineCall(
-            name if count == 1 else f"{name}#{count}", kind, func, args, kwargs, input_at, weight_at, bias_at
-        )
+        if count > 1:
+            name = f"{name}#{count}"
+        return AffineCall(name, kind, func, args, kwargs, input_at, weight_at, bias_at)
+
+    def _find_product(self, func: Callable[..., Any], places: tuple[int, int], args: tuple[Any, ...]) -> _Found | None:
+        if len(args) != max(places) + 1 or not all(isinstance(args[p], Tensor) for p in places):
+            return None  # keyword operands or an einsum of another arity: not recognised
+        left, right = (self.names.parameter(args[p]) is not None and args[p].dim() > 1 for p in places)
+        if left == right:
+            return None
+        weight_at, input_at = places if left else places[::-1]
+        return "linear", input_at, weight_at, 0 if func in (torch.addmm, Tensor.addmm) else None
+
+
+def _find_layer(layer: tuple[str, int, int, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Found | None:
+    kind, *places = layer
+    where: list[int | str | None] = []
+    for name, place in zip(_ARGUMENTS, places):
+        value = args[place] if place < len(args) else kwargs.get(name)
+        where.append(None if not isinstance(value, Tensor) else place if place < len(args) else name)
+    input_at, weight_at, bias_at = where
+    return None if input_at is None or weight_at is None else (kind, input_at, weight_at, bias_at)

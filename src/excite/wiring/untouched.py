@@ -10,26 +10,29 @@ from torch import Tensor, nn
 
 
 class Buffers:
-    """The buffers of a model (running statistics, counters, power-iteration vectors) as they were, to be put back.
-
-    Only what changed is written, so that a tensor saved for somebody's backward pass keeps its version.
-    """
+    """The buffers of a model (running statistics, counters, power-iteration vectors) as they were, to be put back."""
 
     def __init__(self, model: nn.Module):
-        self._saved: list[tuple[nn.Module, str, Tensor, Tensor, int]] = [
-            (module, name, buffer, buffer.detach().clone(), buffer._version)
+        self._owners = [
+            (module, name, buffer)
             for module in model.modules()
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
+        self._values = [buffer.detach().clone() for _, _, buffer in self._owners]
+        self._versions = [buffer._version for _, _, buffer in self._owners]
 
-    def restore(self) -> None:
-        for i, (module, name, buffer, value, version) in enumerate(self._saved):
+    def restore(self, *, thorough: bool = True) -> None:
+        """Put back what changed; not `thorough`: only what autograd knows to have changed.
+
+        Normalizations update their running statistics behind autograd's back. Values are written the same way, so that a
+        tensor that somebody saved for a backward pass keeps its version: it has its old value again.
+        """
+        for i, (module, name, buffer) in enumerate(self._owners):
             module._buffers[name] = buffer
-            if buffer._version != version:
-                with torch.no_grad():
-                    buffer.copy_(value)
-                self._saved[i] = (module, name, buffer, value, buffer._version)
+            if thorough or buffer._version != self._versions[i]:
+                buffer.data.copy_(self._values[i])
+                self._versions[i] = buffer._version
 
 
 class RandomState:

@@ -1,0 +1,66 @@
+"""Excite: see how robust and how complex a network becomes while it trains, and train it to be robust.
+
+The few names a user needs; everything else is one import deeper. Names are loaded when first used, so that
+`import excite` works where only torch, numpy and scipy are installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from excite._version import __version__
+from excite.errors import DataError, ExciteError, InputError, ModelError, RunError, TrainingStopped
+
+if TYPE_CHECKING:
+    from excite import lipschitz
+    from excite.excitation import PersistentExcitation, Relative, Stages
+    from excite.margin import Margins, margins
+    from excite.runs import Run, load_run
+    from excite.watching import Watch, watch
+    from excite.wiring import Wiring, trace
+
+_WHERE = {
+    "trace": "excite.wiring", "Wiring": "excite.wiring",
+    "PersistentExcitation": "excite.excitation", "Relative": "excite.excitation", "Stages": "excite.excitation",
+    "watch": "excite.watching", "Watch": "excite.watching",
+    "load_run": "excite.runs", "Run": "excite.runs",
+    "margins": "excite.margin", "Margins": "excite.margin",
+    "lipschitz": "",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'excite' has no attribute {name!r}")
+    module = importlib.import_module(_WHERE[name] or f"excite.{name}")
+    value = getattr(module, name) if _WHERE[name] else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])
+
+
+__all__ = [
+    "DataError",
+    "ExciteError",
+    "InputError",
+    "Margins",
+    "ModelError",
+    "PersistentExcitation",
+    "Relative",
+    "Run",
+    "RunError",
+    "Stages",
+    "TrainingStopped",
+    "Watch",
+    "Wiring",
+    "__version__",
+    "lipschitz",
+    "load_run",
+    "margins",
+    "trace",
+    "watch",
+]

@@ -1,0 +1,130 @@
+"""How far each layer may be perturbed: one number, one per layer, relative to the layer's input, or growing in stages."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from excite.errors import InputError
+
+
+@dataclass(frozen=True)
+class Relative:
+    """Radius of a layer = `factor` times the root mean square of that layer's input over the batch (clean pass).
+
+    For norms other than "inf" the same number is the radius of the ball in that norm.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_number(self.factor, "Relative")
+        if self.factor == 0:
+            raise InputError(
+                "Relative(0) would never perturb anything: give a factor above 0, or radius=0 for plain training"
+            )
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Grow in `n` equal stages of training from zero to `radius`: 0, r/(n−1), 2r/(n−1), …, r (the authors have n = 4).
+
+    `PersistentExcitation.advance(fraction)` moves from stage to stage.
+    """
+
+    radius: float | Mapping[str, float] | Relative
+    n: int = 4
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 2:
+            raise InputError(
+                f"Stages(n={self.n!r}) would never perturb anything, since the first stage has radius 0: give a whole number of at least 2"
+            )
+        if isinstance(self.radius, Stages):
+            raise InputError("Stages inside Stages: give a number, a dict by layer name or Relative")
+        if not _perturbs(check_radius(self.radius)):
+            raise InputError(
+                "Stages of radius 0 would never perturb anything: give a radius above 0, or radius=0 for plain training"
+            )
+
+    def share(self, fraction: float) -> float:
+        """The share of the full radius at `fraction` of training."""
+        stage = min(int(fraction * self.n + 1e-9), self.n - 1)
+        return stage / (self.n - 1)
+
+
+Radius = float | Mapping[str, float] | Relative | Stages
+
+
+def check_radius(radius: object) -> Radius:
+    """The radius, refused if it is negative, not finite, of an unknown kind, or can never perturb (except a plain 0)."""
+    if isinstance(radius, Relative | Stages):
+        return radius
+    if isinstance(radius, Mapping):
+        for name, value in radius.items():
+            if not isinstance(name, str):
+                raise InputError(f"radius: expected layer names as keys; got {name!r}")
+            _check_number(value, f"radius of layer {name!r}")
+        if not any(radius.values()):
+            raise InputError(
+                "radius: no layer has a radius above 0, so nothing would be perturbed: give radius=0 for plain training"
+            )
+        return dict(radius)
+    if isinstance(radius, str):
+        raise InputError(
+            f"radius {radius!r}: expected a number, a dict by layer name, excite.Relative or excite.Stages"
+        )
+    return _check_number(radius, "radius")
+
+
+def _perturbs(radius: Radius) -> bool:
+    return not isinstance(radius, int | float) or radius > 0
+
+
+def _check_number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
+        else:
+            raise InputError(
+                f"{what}: expected a number, a dict by layer name, excite.Relative or excite.Stages; got {value!r}"
+            )
+    number = float(value)
+    if not math.isfinite(number) or number < 0:
+        raise InputError(f"{what}: expected a finite number of at least 0; got {number}")
+    return number
+
+
+def radius_names(radius: Radius) -> Iterable[str]:
+    """Layer names that the radius mentions."""
+    if isinstance(radius, Stages):
+        return radius_names(radius.radius)
+    return radius.keys() if isinstance(radius, Mapping) else ()
+
+
+def radius_of(radius: Radius, layer: str, fraction: float) -> tuple[float, bool]:
+    """(number, whether it is relative to the layer's input) for one layer at `fraction` of training."""
+    share = 1.0
+    if isinstance(radius, Stages):
+        share, radius = radius.share(fraction), radius.radius
+    if isinstance(radius, Relative):
+        return share * radius.factor, True
+    if isinstance(radius, Mapping):
+        return share * radius.get(layer, 0.0), False
+    return share * float(radius), False
+
+
+def root_mean_square(input: Tensor) -> Tensor:
+    return input.detach().to(torch.promote_types(input.dtype, torch.float32)).square().mean().sqrt()
+
+
+def unknown_layer(name: str, known: Iterable[str]) -> InputError:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 3, 0.5)
+    hint = f"did you mean {', '.join(map(repr, near))}?" if near else f"layers: {', '.join(known) or 'none'}"
+    return InputError(f"unknown layer {name!r}; {hint}")
