@@ -123,7 +123,7 @@ def test_bounds_are_kept_and_used():
     weight = model[1].weight.reshape(3, 2, 2)
     for layers in ("input", "all"):
         pe = PersistentExcitation(model, 0.4, layers=layers, bounds=(-1, 1), steps=5)
-        low, high = pe.extremes(x)
+        _, high = pe.extremes(x)
         best = ((x + 0.4).clamp(-1, 1) * weight.clamp(min=0) + (x - 0.4).clamp(-1, 1) * weight.clamp(max=0)).sum(
             (1, 2, 3)
         )

@@ -1,0 +1,14 @@
+"""The loss that the training loop reports, one value a step."""
+
+from __future__ import annotations
+
+from excite.probes.protocol import Moment, Probe, Values
+
+
+class Loss(Probe):
+    """`loss/step`: the loss handed to `watch.step`, averaged over processes."""
+
+    name = "loss"
+
+    def measure(self, now: Moment) -> Values:
+        return {} if now.loss is None else {"step": now.loss}

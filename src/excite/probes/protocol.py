@@ -1,0 +1,125 @@
+"""What a probe is: a small class around a pure function, with a schedule and a reduction across processes.
+
+A probe of your own takes ten lines:
+
+    class WeightNorm(Probe):
+        name, reduction = "weights", "first"
+
+        def measure(self, now):
+            return {"norm": sum(p.square().sum() for p in now.model.parameters()).sqrt()}
+
+Its values arrive in `run.frame()` as `weights/norm`. Keys that end in a layer's name, "norm/fc1", become
+`weights/norm/fc1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from excite.errors import InputError
+from excite.wiring.affine import AffineCall, AffineMode, Names
+from excite.wiring.calling import Batch, call
+from excite.wiring.untouched import evaluating
+
+Reduction = Literal["mean", "sum", "max", "min", "first"]
+Values = Mapping[str, float | Tensor]
+
+
+class Schedule(Protocol):
+    def due(self, step: int) -> bool:
+        """Whether to measure after `step` steps; step 0 is before training."""
+
+
+@dataclass(frozen=True)
+class Every:
+    """Before training and then every `n` steps."""
+
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
+            raise InputError(f"Every: expected a whole number of steps of at least 1; got {self.n!r}")
+
+    def due(self, step: int) -> bool:
+        return step % self.n == 0
+
+
+@dataclass(frozen=True)
+class PowersOfTwo:
+    """Before training and after 1, 2, 4, 8, … steps: dense where training moves fast."""
+
+    def due(self, step: int) -> bool:
+        return step & (step - 1) == 0
+
+
+@dataclass
+class Moment:
+    """What probes can see at one step. What several probes need is computed once."""
+
+    model: nn.Module
+    step: int
+    loss: Tensor | None = None
+    example: Batch | None = None
+    optimizer: torch.optim.Optimizer | None = None
+
+    @cached_property
+    def signals(self) -> list[Signal]:
+        """The input of every affine call on the example, in evaluation mode; the model is left as it was."""
+        if self.example is None:
+            raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
+        recorder = _Recorder(Names(self.model))
+        with torch.no_grad(), evaluating(self.model), recorder:
+            call(self.model, self.example)
+        return recorder.signals
+
+
+@dataclass(frozen=True)
+class Signal:
+    """The input of one affine call, and the call itself (weight, stride, padding, …)."""
+
+    layer: str
+    input: Tensor
+    call: AffineCall = field(repr=False)
+
+
+class _Recorder(AffineMode):
+    def __init__(self, names: Names):
+        super().__init__(names)
+        self.signals: list[Signal] = []
+
+    def visit(self, call: AffineCall) -> Tensor:
+        self.signals.append(Signal(call.name, call.input, call))
+        return call.run(call.input)
+
+
+class Probe:
+    """Base of all probes. `name` is the first part of every metric's name."""
+
+    name: ClassVar[str]
+    reduction: ClassVar[Reduction] = "mean"
+
+    def __init__(self, schedule: Schedule | None = None):
+        self.schedule: Schedule = schedule or Every(1)
+
+    def attach(self, now: Moment) -> None:
+        """Called once before training."""
+
+    def detach(self) -> None:
+        """Called once at the end, also after an exception: leave nothing behind."""
+
+    def measure(self, now: Moment) -> Values:
+        """Values by quantity, or by quantity/layer."""
+        raise NotImplementedError(f"{type(self).__name__} has to define measure(self, now)")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to survive a restart, as a nested dict of tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass

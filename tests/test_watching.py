@@ -1,0 +1,201 @@
+"""`excite.watch` in a plain loop."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import excite
+from excite import InputError, RunError
+from excite.probes import Distance, Every, Loss, PowersOfTwo, Probe, Rank
+from models import build, same_state, state_of
+
+
+def train(model, x, watch, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        watch.step(loss)
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_plain_loop_is_watched(tmp_path):
+    model, x = build("mlp")
+    start = [p.detach().clone() for p in model.parameters()]
+    with excite.watch(model, example=x, run=tmp_path / "run") as watch:
+        losses = train(model, x, watch, 120)
+    run = excite.load_run(tmp_path / "run")
+    frame = run.frame()
+    assert list(frame.columns) == ["step", "name", "value"]
+    assert run.status == "done"
+    logged = frame[frame.name == "loss/step"]
+    assert logged.step.tolist() == list(range(1, 121))
+    assert logged.value.tolist() == losses
+    moved = frame[frame.name == "distance/absolute"]
+    assert moved.step.tolist() == list(range(0, 121, 10))
+    expected = sum((p - s).square().sum() for p, s in zip(model.parameters(), start)).sqrt()
+    assert moved.value.iloc[-1] == pytest.approx(float(expected.detach()))
+    ranks = frame[frame.name == "rank/effective/2"]
+    assert ranks.step.tolist() == [0, 50, 100]
+
+
+def test_watching_does_not_change_training(tmp_path):
+    results = []
+    for watched in (False, True):
+        model, x = build("dropout")
+        torch.manual_seed(3)
+        watch = excite.watch(model, example=x, run=tmp_path / "run") if watched else Nothing()
+        results.append((train(model, x, watch, 60), state_of(model)))
+    assert results[0][0] == results[1][0]
+    assert same_state(results[0][1], results[1][1])
+
+
+class Nothing:
+    def step(self, loss):
+        pass
+
+
+def test_nothing_is_attached_after_an_exception(tmp_path):
+    class Hooked(Probe):
+        name = "hooked"
+
+        def attach(self, now):
+            self.handle = now.model.register_forward_hook(lambda *_: None)
+
+        def detach(self):
+            self.handle.remove()
+
+        def measure(self, now):
+            return {"one": 1.0}
+
+    model, x = build("mlp")
+    before = state_of(model)
+    with pytest.raises(ZeroDivisionError), excite.watch(model, x, tmp_path / "run", probes=[Hooked(), Loss()]) as watch:
+        watch.step(1.0)
+        raise ZeroDivisionError("mine")
+    assert same_state(before, state_of(model))
+    run = excite.load_run(tmp_path / "run")
+    assert run.status == "failed"
+    assert run.frame().name.tolist().count("hooked/one") == 2
+    with pytest.raises(InputError, match="after the watch was closed"):
+        watch.step(1.0)
+
+
+def test_a_probe_of_ones_own_takes_ten_lines(tmp_path):
+    class WeightNorm(Probe):
+        name, reduction = "weights", "first"
+
+        def measure(self, now):
+            return {"norm": sum(p.square().sum() for p in now.model.parameters()).sqrt(), "norm/0": 2}
+
+    model, _ = build("mlp")
+    with excite.watch(model, run=tmp_path / "run", probes=[WeightNorm(PowersOfTwo())]) as watch:
+        for _ in range(10):
+            watch.step()
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert frame[frame.name == "weights/norm"].step.tolist() == [0, 1, 2, 4, 8]
+    assert frame[frame.name == "weights/norm/0"].value.tolist() == [2.0] * 5
+
+
+def test_a_broken_probe_is_switched_off_and_training_goes_on(tmp_path):
+    class Broken(Probe):
+        name = "broken"
+
+        def measure(self, now):
+            if now.step == 3:
+                raise KeyError("gone")
+            return {"x": 1.0}
+
+    model, _ = build("mlp")
+    with (
+        pytest.warns(UserWarning, match="'broken' is switched off.*step 3 it raised: KeyError"),
+        excite.watch(model, run=tmp_path / "run", probes=[Broken(), Loss()]) as watch,
+    ):
+        for _ in range(6):
+            watch.step(0.5)
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert frame[frame.name == "broken/x"].step.tolist() == [0, 1, 2]
+    assert len(frame[frame.name == "loss/step"]) == 6
+    with pytest.raises(KeyError), excite.watch(model, run=tmp_path / "strict", probes=[Broken()], strict=True) as watch:
+        for _ in range(6):
+            watch.step()
+
+
+def test_bad_use_is_refused(tmp_path):
+    model, x = build("mlp")
+    with pytest.raises(InputError, match=r"expected a torch\.nn\.Module"):
+        excite.watch(torch.relu)
+    with pytest.raises(InputError, match="two probes are called 'loss'"):
+        excite.watch(model, probes=[Loss(), Loss()])
+    with pytest.raises(InputError, match="at least 1; got 0"):
+        Every(0)
+    with pytest.raises(InputError, match=r"expected one loss; got a tensor of shape \(4,\)"):
+        excite.watch(model).step(torch.zeros(4))
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "file").write_text("mine")
+    with pytest.raises(RunError):
+        excite.watch(model, x, tmp_path / "foreign")
+    assert (tmp_path / "foreign" / "file").read_text() == "mine"
+    with pytest.warns(UserWarning, match="needs an example batch"):
+        excite.watch(model, probes=[Rank()])
+
+
+def test_without_a_run_or_an_example_it_still_works():
+    model, x = build("mlp")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with excite.watch(model) as watch:
+            train(model, x, watch, 70)
+
+
+def test_a_restart_continues_the_count(tmp_path):
+    model, x = build("mlp")
+    with excite.watch(model, run=tmp_path / "a", probes=[Loss(), Distance(Every(1))]) as watch:
+        train(model, x, watch, 5)
+        state = watch.state_dict()
+    with excite.Run.open(tmp_path / "a", "a") as run:
+        again = excite.watch(model, run=run, probes=[Loss(), Distance(Every(1))])
+        again.load_state_dict(state)
+        train(model, x, again, 5)
+        again.close()
+    frame = excite.load_run(tmp_path / "a").frame()
+    assert frame[frame.name == "loss/step"].step.tolist() == list(range(1, 11))
+    assert frame[frame.name == "distance/absolute"].value.is_monotonic_increasing
+
+
+class PerProcess(Probe):
+    name = "process"
+
+    def __init__(self, reduction):
+        super().__init__()
+        self.name, self.reduction = f"process-{reduction}", reduction
+
+    def measure(self, now):
+        return {"value": float(dist.get_rank() + 1)}
+
+
+def worker(rank, size, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    model = torch.nn.Linear(2, 1)
+    probes = [PerProcess(r) for r in ("mean", "sum", "max", "min", "first")]
+    with excite.watch(model, run=f"{folder}/run", probes=[*probes, Loss()]) as watch:
+        for step in range(3):
+            watch.step(float(rank + step))
+    dist.destroy_process_group()
+
+
+def test_values_are_reduced_across_processes(tmp_path):
+    mp.spawn(worker, (2, str(tmp_path)), nprocs=2)
+    frame = excite.load_run(tmp_path / "run").frame()
+    last = {row.name: row.value for row in frame.itertuples(index=False)}
+    for reduction, value in {"mean": 1.5, "sum": 3, "max": 2, "min": 1, "first": 1}.items():
+        assert last[f"process-{reduction}/value"] == value
+    assert frame[frame.name == "loss/step"].value.tolist() == [0.5, 1.5, 2.5]
