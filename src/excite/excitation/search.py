@@ -44,12 +44,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Site:
-    """One place where a perturbation enters: the clean signal there, where the batch lies in it, and its radius."""
+    """One place where a perturbation enters: where the batch lies in the signal there, its radius, and its bounds.
 
-    clean: Tensor
+    The clean signal is kept only where there are bounds, which need it.
+    """
+
     layout: Layout
     radius: float | Tensor
     bounds: Bounds | None
+    clean: Tensor | None
 
     def moved(self, signal: Tensor, perturbation: Tensor) -> Tensor:
         moved = signal + perturbation
@@ -58,20 +61,26 @@ class Site:
             moved = moved + (moved.detach().clamp(*self.bounds) - moved.detach())  # type: ignore[arg-type]
         return moved.to(signal.dtype)
 
-    def step(self, signal: Tensor, at: Tensor | None, gradient: Tensor, setting: Setting, samples: int) -> Tensor:
-        """The perturbation after one steepest step of length radius/steps up the gradient.
+    def step(self, at: Tensor | None, gradient: Tensor, setting: Setting, batch: int) -> Tensor:
+        """The perturbation after one steepest step of length radius/steps up the gradient; `at` None: the first step.
 
         `steps` of them from zero cannot leave the ball of `radius`, so there is nothing to project but onto the bounds.
         """
-        if self.bounds is not None:
+        signal = self.clean
+        if signal is not None and at is not None:
+            signal = self.layout.join(signal, signal)
+        if signal is not None and self.bounds is not None:
             low, high = self.bounds
             here = signal if at is None else signal + at
             stuck = ((here >= high) & (gradient > 0)) | ((here <= low) & (gradient < 0))
             gradient = gradient.masked_fill(stuck, 0)
         wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        samples = batch if at is None else 2 * batch
         step = steepest(wide, setting.norm, self.layout, samples) * (self.radius / setting.steps)
         after = step if at is None else at + step
-        return after if self.bounds is None else (signal + after).clamp(*self.bounds) - signal  # type: ignore[arg-type]
+        if signal is None or self.bounds is None:
+            return after
+        return (signal + after).clamp(*self.bounds) - signal  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -155,15 +164,11 @@ def search(
                 model, names, _fresh(x, setting.at_input), setting, tape, buffers, known_layouts
             )
             values = {}
-            for name, gradient in gradients.items():
-                site = found.sites[name]
-                up = site.step(site.clean, None, gradient, setting, batch)
-                down = site.step(site.clean, None, -gradient, setting, batch) if site.bounds is not None else -up
+            for name in list(gradients):
+                site, gradient = found.sites[name], gradients.pop(name)
+                up = site.step(None, gradient, setting, batch)
+                down = -up if site.bounds is None else site.step(None, -gradient, setting, batch)
                 values[name] = site.layout.join(up, down)
-            signals = {  # the clean signals twice, where bounds need them
-                name: site.layout.join(site.clean, site.clean) if site.bounds is not None else values[name]
-                for name, site in found.sites.items()
-            }
             twice = doubled(_fresh(x, False))
             for _ in range(setting.steps - 1):
                 leaves = {name: value.requires_grad_() for name, value in values.items()}
@@ -172,12 +177,10 @@ def search(
                     output = scalar(pick_output(call(model, _enter(twice, at)), setting.output), 2 * batch)
                 buffers.restore(thorough=False)
                 objective = output[:batch].sum() - output[batch:].sum()
-                steps = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
+                gradients_now = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
                 values = {
-                    name: leaf.detach()
-                    if g is None
-                    else found.sites[name].step(signals[name], leaf.detach(), g, setting, 2 * batch)
-                    for (name, leaf), g in zip(leaves.items(), steps)
+                    name: leaf.detach() if g is None else found.sites[name].step(leaf.detach(), g, setting, batch)
+                    for (name, leaf), g in zip(leaves.items(), gradients_now)
                 }
     finally:
         buffers.restore(thorough=False)
@@ -256,10 +259,9 @@ def _first_gradients(
         layout = layouts[name]
         if gradient is None or number == 0 or layout is None:
             continue  # no influence on the output, not perturbed, or a signal that all samples share
-        signal = signal.detach()
         radius = number * root_mean_square(signal) if relative else number
-        bounds = setting.bounds if name == INPUT or name in clean.on_x else None
-        sites[name] = Site(signal, layout, radius, _shaped(bounds, signal, x))
+        bounds = _shaped(setting.bounds, signal, x) if name == INPUT or name in clean.on_x else None
+        sites[name] = Site(layout, radius, bounds, signal.detach() if bounds is not None else None)
         kept[name] = gradient
     return Perturbations({}, sites, tape, frozenset(clean.inputs)), kept
 

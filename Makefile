@@ -1,0 +1,52 @@
+# Two commands do everything, set-up included:
+#   make demo    train three ways on built-in data, compare margins, write the report
+#   make test    lint, types and tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+
+.PHONY: venv demo test test-all lint types format bench lock clean
+
+venv: $(READY)
+
+# torch comes first and by its exact version, so that nothing else can choose another one.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Excite needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": try make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: venv
+	$(BIN)/excite demo --out runs/demo --fresh
+
+test: lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-all: lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv
+	$(BIN)/mypy
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Speed, side by side with peers, as ratios measured in one run; docs/benchmarks.md is its output.
+bench: venv
+	$(BIN)/python -m benchmarks
+
+# Exact versions of what is installed now; local suffixes such as +cpu are dropped.
+lock: venv
+	$(BIN)/python -m pip list --format=freeze --exclude excite --exclude pip --exclude setuptools | sed 's/+[a-z0-9.]*$$//' > requirements.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,130 @@
+"""What a report shows, read from run folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from excite.errors import InputError, RunError
+from excite.margin import Margins
+from excite.runs import Run, load_run
+
+Series = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One run as a report sees it. What was not measured is None or empty."""
+
+    path: Path
+    arm: str  # runs of one arm differ in their seed only
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    status: str
+    reason: str | None
+    metrics: dict[str, Series]
+    margins: dict[str, Margins]  # "train", "test"
+    accuracy: dict[str, float]  # "train", "test"
+    wiring: dict[str, Any] | None
+
+    def by_layer(self, prefix: str) -> dict[str, Series]:
+        """Metrics `prefix/layer` by layer, in the order of the wiring."""
+        found = {name.removeprefix(prefix + "/"): s for name, s in self.metrics.items() if name.startswith(prefix + "/")}
+        order = [row["name"] for row in self.wiring["layers"]] if self.wiring else []
+        return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs that were made the same way."""
+
+    name: str
+    runs: tuple[Seen, ...]
+
+    def values(self, part: str) -> npt.NDArray[np.float64] | None:
+        """Margins of all runs together."""
+        found = [np.asarray(run.margins[part].values.cpu()) for run in self.runs if part in run.margins]
+        return np.concatenate(found) if found else None
+
+    def gaps(self) -> list[float]:
+        """Largest distance between the curves of training and test margins, one a run."""
+        return [
+            float(run.margins["train"].gap(run.margins["test"]))
+            for run in self.runs
+            if {"train", "test"} <= run.margins.keys()
+        ]
+
+    def accuracies(self, part: str) -> list[float]:
+        return [run.accuracy[part] for run in self.runs if part in run.accuracy]
+
+
+def collect(paths: Iterable[str | Path]) -> list[Arm]:
+    """The runs at `paths`, or in folders of runs, grouped into arms in the order given."""
+    runs: list[Path] = []
+    for given in map(Path, paths):
+        inside = sorted(folder.parent for folder in given.glob("*/run.json")) if given.is_dir() else []
+        runs += [given] if (given / "run.json").exists() or not inside else inside
+    if not runs:
+        raise InputError("report: expected at least one run folder")
+    arms: dict[str, list[Seen]] = {}
+    for path in dict.fromkeys(runs):
+        seen = _see(path)
+        arms.setdefault(seen.arm, []).append(seen)
+    return [Arm(name, tuple(members)) for name, members in arms.items()]
+
+
+def _see(path: Path) -> Seen:
+    with load_run(path) as run:
+        summary = _artifact(run, "summary") or {}
+        margins = {part: found for part in ("train", "test") if (found := _margins(run, part)) is not None}
+        return Seen(
+            path=path,
+            arm=str(summary.get("arm") or path.name),
+            config=run.config,
+            environment=run.environment,
+            status=run.status,
+            reason=run.reason,
+            metrics={name: run.series(name) for name in run.names()},
+            margins=margins,
+            accuracy={k: float(v) for k, v in (summary.get("accuracy") or {}).items() if v is not None},
+            wiring=_artifact(run, "wiring"),
+        )
+
+
+def _artifact(run: Run, name: str) -> dict[str, Any] | None:
+    if not (run.path / "artifacts" / f"{name}.json").exists():
+        return None
+    found = run.read_json(name)
+    if not isinstance(found, dict):
+        raise RunError(f"{run.path}/artifacts/{name}.json: expected a JSON object; delete it and measure again")
+    return found
+
+
+def _margins(run: Run, part: str) -> Margins | None:
+    found = _artifact(run, f"margins-{part}")
+    if found is None:
+        return None
+    try:
+        return Margins.from_dict(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{run.path}/artifacts/margins-{part}.json does not hold margins ({error!r}): delete it and measure again"
+        ) from error
+
+
+def flat(settings: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as rows of dotted names and values."""
+    if not isinstance(settings, dict):
+        return [(prefix, str(settings))]
+    return [row for key, value in settings.items() for row in flat(value, f"{prefix}.{key}" if prefix else str(key))]
+
+
+def differing(columns: Sequence[dict[str, str]]) -> set[str]:
+    """Names whose values are not the same in all columns."""
+    names = {name for column in columns for name in column}
+    return {name for name in names if len({column.get(name) for column in columns}) > 1}
