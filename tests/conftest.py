@@ -1,5 +1,59 @@
 """Tests run on few threads, so that several can run side by side and results do not depend on the machine."""
 
+import os
+import shutil
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+CHROMIUM = (
+    os.environ.get("CHROMIUM")
+    or shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+)
+NO_BROWSER = (
+    "no Chromium: browser tests are skipped. Install one (apt-get install chromium), or name it with CHROMIUM=/path"
+)
+
+
+def pytest_collection_modifyitems(items):
+    if CHROMIUM is None:
+        for item in items:
+            if item.get_closest_marker("browser"):
+                item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
+
+
+def pytest_terminal_summary(terminalreporter):
+    if CHROMIUM is None:
+        terminalreporter.write_line(NO_BROWSER, yellow=True)
+
+
+@pytest.fixture
+def browser_page():
+    """A page in headless Chromium that records console errors and every request that is not to a file."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=[
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+            ],
+        )
+        page = browser.new_page(viewport={"width": 1200, "height": 900})
+        page.problems, page.requests_made = [], []
+        page.on(
+            "console",
+            lambda message: page.problems.append(message.text) if message.type in ("error", "warning") else None,
+        )
+        page.on("pageerror", lambda error: page.problems.append(str(error)))
+        page.on("request", lambda request: page.requests_made.append(request.url))
+        yield page
+        browser.close()

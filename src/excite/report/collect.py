@@ -34,7 +34,9 @@ class Seen:
 
     def by_layer(self, prefix: str) -> dict[str, Series]:
         """Metrics `prefix/layer` by layer, in the order of the wiring."""
-        found = {name.removeprefix(prefix + "/"): s for name, s in self.metrics.items() if name.startswith(prefix + "/")}
+        found = {
+            name.removeprefix(prefix + "/"): s for name, s in self.metrics.items() if name.startswith(prefix + "/")
+        }
         order = [row["name"] for row in self.wiring["layers"]] if self.wiring else []
         return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 

@@ -22,7 +22,9 @@ def margin_curves(arms: Sequence[Arm]) -> go.Figure | None:
     shown = [arm for arm in arms if arm.values("train") is not None or arm.values("test") is not None]
     if not shown:
         return None
-    figure = make_subplots(1, len(shown), shared_yaxes=True, subplot_titles=[arm.name for arm in shown], horizontal_spacing=0.03)
+    figure = make_subplots(
+        1, len(shown), shared_yaxes=True, subplot_titles=[arm.name for arm in shown], horizontal_spacing=0.03
+    )
     every = np.concatenate([v for arm in shown for part in ("train", "test") if (v := arm.values(part)) is not None])
     finite = every[np.isfinite(every)]
     widest = float(finite.max()) * 1.05 if finite.size and finite.max() > 0 else 1.0
@@ -43,7 +45,9 @@ def margin_curves(arms: Sequence[Arm]) -> go.Figure | None:
                 name="largest distance", legendgroup="gap", showlegend=column == 1,
                 hovertemplate=f"largest distance {high - low:.3f}<extra></extra>",
             )  # fmt: skip
-            figure.add_annotation(x=at, y=(low + high) / 2, text=f"{high - low:.3f}", xshift=26, showarrow=False, row=1, col=column)
+            figure.add_annotation(
+                x=at, y=(low + high) / 2, text=f"{high - low:.3f}", xshift=26, showarrow=False, row=1, col=column
+            )
         figure.update_xaxes(title_text="perturbation size ε", range=[0, widest], row=1, col=column)
     figure.update_yaxes(title_text="fraction misclassified within ε", tickformat=".0%", range=[0, 1.02], row=1, col=1)
     return _styled(figure, 430)

@@ -31,7 +31,11 @@ def write_report(paths: Iterable[str | Path], target: str | os.PathLike[str], ti
 
 def render(arms: Sequence[Arm], title: str) -> str:
     environment = Environment(
-        loader=PackageLoader("excite.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("excite.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("report.html.j2").render(
         title=title,
@@ -93,10 +97,7 @@ def _settings(arms: Sequence[Arm]) -> dict[str, Any]:
 
 def _evidence(arms: Sequence[Arm]) -> list[tuple[str, str, str]]:
     return [
-        (run.path.name, part, str(margins))
-        for arm in arms
-        for run in arm.runs
-        for part, margins in run.margins.items()
+        (run.path.name, part, str(margins)) for arm in arms for run in arm.runs for part, margins in run.margins.items()
     ]
 
 

@@ -59,7 +59,9 @@ def check_finite(batch: Batch, what: str = "inputs") -> None:
     for leaf in tensors(batch):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             bad = int((~torch.isfinite(leaf)).sum())
-            raise InputError(f"expected finite {what}; {bad} of {leaf.numel()} values are NaN or infinite: clean the data")
+            raise InputError(
+                f"expected finite {what}; {bad} of {leaf.numel()} values are NaN or infinite: clean the data"
+            )
 
 
 def pick_output(returned: Any, output: Pick = None) -> Tensor:

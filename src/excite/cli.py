@@ -1,0 +1,314 @@
+"""The command line: `excite demo | train | margins | trace | report | data`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from excite._version import __version__
+from excite.errors import ExciteError, InputError
+
+app = typer.Typer(
+    help="See how robust and how complex a network becomes while it trains, and train it to be robust.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Data sets: list them, fetch and verify them.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+console = Console(highlight=False, soft_wrap=False)
+_debug = False
+
+
+def main() -> None:
+    """Run the command line; what a user can cause ends in one line and a non-zero exit status."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        _fail("stopped; the same command continues where it was", 130)
+    except ExciteError as error:
+        _fail(str(error), 1, error)
+    except Exception as error:
+        _fail(f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)", 1, error)
+
+
+def _fail(message: str, status: int, error: Exception | None = None) -> None:
+    if _debug and error is not None:
+        raise error
+    print(f"excite: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    global _debug
+    _debug = debug
+
+
+Tell = Callable[[str, float, float], None]
+
+
+@contextmanager
+def _progress(one_bar: bool = False) -> Iterator[Tell]:
+    """A bar for each phase (or one for all) that names the phase and says how much time is left."""
+    columns = (
+        TextColumn("{task.description:<34}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    bars: dict[str, Any] = {}
+    with Progress(*columns, console=console) as progress:
+
+        def tell(phase: str, done: float, total: float) -> None:
+            key = "" if one_bar else phase
+            if key not in bars:
+                bars[key] = progress.add_task(phase, total=total)
+            progress.update(bars[key], completed=done, total=total, description=phase)
+
+        yield tell
+
+
+@app.command(epilog="Example: excite demo --out runs/demo --seeds 5")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(min=1, help="Splits and initial weights, each trained three ways.")] = 5,
+    workers: Annotated[int, typer.Option(min=1, help="Trainings side by side.")] = 2,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over instead of continuing runs in the folder.")
+    ] = False,
+    open_report: Annotated[bool, typer.Option("--open/--no-open", help="Open the report in a browser.")] = True,
+) -> None:
+    """Train one small network three ways on handwritten digits, compare margins, write the report."""
+    from excite.demo import finished, perform_all, tasks
+    from excite.report import write_report
+
+    todo = tasks(out, seeds)
+    if fresh:
+        for task in todo:
+            if (task.folder / "run.json").exists():
+                shutil.rmtree(task.folder)
+    left = [task for task in todo if not finished(task)]
+    with _progress(one_bar=True) as tell:
+        shares = {task.folder.name: 0.0 if task in left else 1.0 for task in todo}
+
+        def update(name: str, phase: str, share: float) -> None:
+            shares[name] = share
+            tell(f"{phase} {name}", sum(shares.values()), len(todo))
+
+        perform_all(left, workers, update)
+    path = write_report(
+        [task.folder for task in todo], out / "report.html", "Three ways to train: margins on digits 8 and 1"
+    )
+    _show([task.folder for task in todo])
+    console.print(f"report: {path}", soft_wrap=True)
+    _open(path, open_report)
+
+
+@app.command(epilog="Example: excite train config.toml --run runs/first")
+def train(
+    config: Annotated[Path, typer.Argument(help="TOML or JSON file.")],
+    run: Annotated[Path | None, typer.Option(help="Run folder; by default runs/NAME-OF-THE-CONFIG.")] = None,
+    margins: Annotated[bool, typer.Option("--margins/--no-margins", help="Measure margins at the end.")] = True,
+) -> None:
+    """Train from a config file. A run that is there already is continued from its last checkpoint."""
+    from excite.config import load_config
+    from excite.measuring import load_model, measure
+    from excite.training import train as train_config
+
+    settings = load_config(config)
+    folder = run or Path("runs") / config.stem
+    with _progress() as tell:
+        train_config(settings, folder, progress=tell).close()
+        if margins and load_model(folder).data.classes:
+            measure(load_model(folder), progress=tell)
+    _show([folder])
+    console.print(f"run: {folder}", soft_wrap=True)
+
+
+@app.command(epilog="Example: excite margins runs/first --norm 2 --points 500")
+def margins(
+    checkpoint: Annotated[Path, typer.Argument(help="A run folder, or a checkpoint file in one.")],
+    norm: Annotated[str, typer.Option(help="inf or 2.")] = "inf",
+    points: Annotated[int | None, typer.Option(min=1, help="At most this many points of each part.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the search.")] = 100,
+    figure: Annotated[Path | None, typer.Option(help="Write the curves to this image (png, svg or pdf).")] = None,
+) -> None:
+    """Margin curve of a saved model on the data it was trained for, with the evidence that the search worked."""
+    from excite.measuring import load_model, measure
+
+    with _progress() as tell:
+        saved = load_model(checkpoint)
+        found = measure(saved, norm=norm, most=points, steps=steps, progress=tell)
+    for part, result in found.items():
+        console.print(f"\n[bold]{'training' if part == 'train' else part} data[/bold]\n{result}", soft_wrap=True)
+    if len(found) == 2:
+        console.print(f"\ngap between the curves: {found['train'].gap(found['test'])}", soft_wrap=True)
+    if figure is not None:
+        _draw(found, figure)
+        console.print(f"figure: {figure}", soft_wrap=True)
+    console.print(f"kept in: {saved.run / 'artifacts'}", soft_wrap=True)
+
+
+@app.command(epilog="Example: excite trace torch.nn:Linear --option in_features=5 --option out_features=1 --shape 5")
+def trace(
+    model: Annotated[
+        str, typer.Argument(help="MODULE:FACTORY, a function or class that makes a model; or a built-in name.")
+    ],
+    shape: Annotated[str, typer.Option(help="Shape of one input, such as 3x32x32.")],
+    option: Annotated[list[str] | None, typer.Option(help="name=value for the factory; may be repeated.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Integer inputs below this number instead of floats.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Key or index of the output, if the model returns several.")
+    ] = None,
+) -> None:
+    """Print a model's affine layers, how their channels connect, and what training conserves."""
+    import torch
+
+    from excite.fit.factories import make_model
+    from excite.wiring import trace as trace_model
+
+    sizes = _shape(shape)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, *sizes, generator=generator)
+    if tokens is not None:
+        x = torch.randint(tokens, (2, *sizes), generator=generator)
+    built = make_model(model, **_factory_options(option or []))
+    picked = int(output) if output is not None and output.lstrip("-").isdigit() else output
+    print(trace_model(built, x, output=picked))
+
+
+@app.command(epilog="Example: excite report runs/demo --out report.html")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Its title.")] = "Excite report",
+    open_report: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = False,
+) -> None:
+    """One self-contained HTML file on one or more runs: works offline, opens from disk."""
+    from excite.report import write_report
+
+    path = write_report(runs, out, title)
+    _show(runs)
+    console.print(f"report: {path}", soft_wrap=True)
+    _open(path, open_report)
+
+
+@data_app.command("list", epilog="Example: excite data list")
+def data_list() -> None:
+    """The data sets Excite knows, and where downloads are kept."""
+    from excite.data import BUILT_IN, DOWNLOADED, cache_folder
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "where it comes from"):
+        table.add_column(heading)
+    for name in BUILT_IN:
+        table.add_row(name, "built in")
+    for name in DOWNLOADED:
+        table.add_row(name, f"excite data fetch {name}")
+    console.print(table)
+    console.print(f"cache: {cache_folder()} (EXCITE_DATA names another)", soft_wrap=True)
+
+
+@data_app.command("fetch", epilog="Example: excite data fetch cifar10")
+def data_fetch(name: Annotated[str, typer.Argument(help="cifar10 or mnist.")]) -> None:
+    """Download, verify and cache a data set. Files that are there already with the right hash are used as they are."""
+    from excite.data import fetch
+
+    with _progress() as tell:
+        path = fetch(name, progress=tell)
+    console.print(f"{name}: {path}", soft_wrap=True)
+
+
+def _show(paths: list[Path]) -> None:
+    """The final table: one row for each way of training."""
+    from excite.report.collect import collect
+    from excite.report.page import table
+    from excite.report.verdict import verdict
+
+    arms = collect(paths)
+    shown = Table(box=None, pad_edge=False, collapse_padding=True)
+    headings = {
+        "arm": "trained", "runs": "runs", "accuracy test": "test accuracy", "margin train": "median margin, train",
+        "margin test": "test", "gap": "gap of the curves",
+    }  # fmt: skip
+    for key, heading in headings.items():
+        shown.add_column(heading, justify="left" if key == "arm" else "right", overflow="fold")
+    for row in table(arms):
+        shown.add_row(*(row[key] for key in headings))
+    console.print(shown)
+    for sentence in verdict(arms):
+        console.print(f"• {sentence}", markup=False)
+
+
+def _draw(found: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from excite.runs.files import writing
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for part, result in found.items():
+        result.plot(ax=axes, label=f"{'training' if part == 'train' else part} data")
+    axes.legend()
+    with writing(path):
+        figure.savefig(path, dpi=150)
+
+
+def _open(path: Path, wanted: bool) -> None:
+    if wanted and sys.stdout.isatty():
+        webbrowser.open(path.resolve().as_uri())
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.replace("×", "x").replace(",", "x").lower().split("x"))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise InputError(f"--shape: expected sizes such as 3x32x32; got {text!r}")
+    return sizes
+
+
+def _factory_options(pairs: list[str]) -> dict[str, Any]:
+    import json
+
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError(f"--option: expected name=value; got {pair!r}")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""A data set: training and test points as tensors, with what is known about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from excite.errors import DataError, InputError
+
+Scale = tuple[float, float]
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images are float32, (N, C, H, W), pixels scaled to `bounds`; points are float32, (N, D), with `bounds` None.
+
+    Labels are int64, (N,): 0 … m − 1 in the order of `classes`. Regression targets are float32, (N,), and `classes`
+    is empty. A set without test points has tensors of length 0.
+    """
+
+    name: str
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    classes: tuple[str, ...]
+    bounds: Scale | None
+    description: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one point."""
+        return tuple(self.x_train.shape[1:])
+
+    def to(self, device: torch.device | str) -> Dataset:
+        tensors = {name: getattr(self, name).to(device) for name in ("x_train", "y_train", "x_test", "y_test")}
+        return replace(self, **tensors)
+
+    def __repr__(self) -> str:
+        what = f"classes {', '.join(self.classes)}" if self.classes else "regression"
+        return f"Dataset({self.name}: {len(self.x_train)} training and {len(self.x_test)} test points of shape {self.shape}, {what})"
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Images as they come: pixels (N, C, H, W) from 0 to `top`, labels (N,), for training and test."""
+
+    name: str
+    train: tuple[Array, Array]
+    test: tuple[Array, Array]
+    classes: tuple[str, ...]
+    top: int
+    description: str
+
+
+def select(
+    raw: Raw,
+    classes: tuple[int | str, ...] | None,
+    train: int | None,
+    test: int | None,
+    seed: int,
+    scale: Scale,
+) -> Dataset:
+    """The chosen classes, relabelled in the given order, and as many points of each as asked for, balanced."""
+    chosen = choose_classes(raw.name, raw.classes, classes)
+    low, high = check_scale(scale)
+    parts: list[tuple[Tensor, Tensor]] = []
+    # The two parts draw from independent streams, so that the test points do not depend on how many train.
+    for which, (x, y), size in (("train", raw.train, train), ("test", raw.test, test)):
+        label = np.full(len(raw.classes), -1)
+        label[list(chosen)] = np.arange(len(chosen))
+        labels = label[y]
+        keep = _balanced(labels, len(chosen), size, which, raw.name, np.random.default_rng([seed, which == "test"]))
+        parts.append((_scaled(x[keep], raw.top, low, high), torch.from_numpy(labels[keep].astype(np.int64))))
+    names = tuple(raw.classes[c] for c in chosen)
+    return Dataset(raw.name, *parts[0], *parts[1], names, (low, high), raw.description)
+
+
+def choose_classes(name: str, known: tuple[str, ...], classes: object) -> tuple[int, ...]:
+    """Class numbers from numbers or names."""
+    if classes is None:
+        return tuple(range(len(known)))
+    if not isinstance(classes, tuple | list) or len(classes) < 2:
+        raise InputError(f"classes: expected at least two classes of {name}, such as (0, 1); got {classes!r}")
+    chosen = []
+    for c in classes:
+        if isinstance(c, str) and c in known:
+            chosen.append(known.index(c))
+        elif isinstance(c, int) and not isinstance(c, bool) and 0 <= c < len(known):
+            chosen.append(c)
+        else:
+            raise InputError(
+                f"classes: {name} has no class {c!r}: expected 0 to {len(known) - 1} or one of {', '.join(known)}"
+            )
+    if len(set(chosen)) < len(chosen):
+        raise InputError(f"classes: expected different classes; got {tuple(classes)!r}")
+    return tuple(chosen)
+
+
+def check_scale(scale: Scale) -> Scale:
+    try:
+        low, high = (float(s) for s in scale)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"scale: expected (low, high); got {scale!r}") from error
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise InputError(f"scale: expected two finite numbers, low < high; got {scale!r}")
+    return low, high
+
+
+def check_size(size: int | None, which: str, smallest: int = 1) -> None:
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < smallest):
+        raise InputError(f"{which}: expected a whole number of at least {smallest}, or None for all; got {size!r}")
+
+
+def stratified(y: Array, fraction: float, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Indices of a training and a test part; of every class a `fraction`, rounded, goes to the test part."""
+    rng = np.random.default_rng([seed, 2])
+    test: list[npt.NDArray[np.intp]] = []
+    for label in np.unique(y):
+        members = rng.permutation(np.flatnonzero(y == label))
+        test.append(members[: round(fraction * len(members))])
+    chosen = np.sort(np.concatenate(test))
+    return np.setdiff1d(np.arange(len(y)), chosen), chosen
+
+
+def _balanced(
+    labels: npt.NDArray[np.int64], m: int, size: int | None, which: str, name: str, rng: np.random.Generator
+) -> npt.NDArray[np.intp]:
+    """Indices of `size` points, equally many of each class up to one; smaller sizes are subsets of larger ones."""
+    check_size(size, which, m)
+    if size is None:
+        return np.flatnonzero(labels >= 0)
+    chosen = []
+    for c in range(m):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        wanted = size // m + (c < size % m)
+        if wanted > len(members):
+            raise InputError(
+                f"{which}={size}: {name} has only {len(members)} points of one of the {m} classes, {wanted} are wanted: "
+                f"ask for at most {m * len(members)}"
+            )
+        chosen.append(members[:wanted])
+    return np.sort(np.concatenate(chosen))
+
+
+def _scaled(pixels: Array, top: int, low: float, high: float) -> Tensor:
+    if pixels.size and int(pixels.max()) > top:
+        raise DataError(f"expected pixels from 0 to {top}; got {int(pixels.max())}")
+    unit = torch.from_numpy(np.ascontiguousarray(pixels)).float() / top
+    return (low + (high - low) * unit).clamp_(low, high)

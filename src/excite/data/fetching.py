@@ -1,0 +1,160 @@
+"""Download, verify, cache. A file that is there already with the right hash is used without a network."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from excite.data.sources import SOURCES, Archive, File, Source
+from excite.data.unpacking import CHUNK, unpack
+from excite.errors import DataError, InputError
+from excite.runs.files import writing
+
+Progress = Callable[[str, int, int], None]
+
+
+def cache_folder(root: str | os.PathLike[str] | None = None) -> Path:
+    """`root`, or what EXCITE_DATA names, or the platform's cache folder."""
+    if root is not None:
+        return Path(root)
+    if named := os.environ.get("EXCITE_DATA"):
+        return Path(named).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "excite"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "excite" / "Cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "excite"
+
+
+def fetch(name: str, root: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
+    """Make sure that the files of a set are in the cache folder, each with the right SHA-256; returns their folder.
+
+    `progress(phase, done, total)` is called during a download, with bytes.
+    """
+    if name not in SOURCES:
+        raise InputError(
+            f"{name!r} is not downloaded: expected one of {', '.join(SOURCES)}; all other sets are built in"
+        )
+    return fetch_source(SOURCES[name], cache_folder(root), progress)
+
+
+def fetch_source(source: Source, root: Path, progress: Progress | None = None) -> Path:
+    folder = root / source.folder
+    for archive in source.archives:
+        if all(is_right(folder / file.name, file) for file in archive.files):
+            continue
+        # An archive put there by hand serves as well as a download.
+        for by_hand in (root / archive.name, folder / archive.name):
+            if by_hand.is_file():
+                _check_archive(by_hand, archive)
+                unpack(by_hand, archive, folder)
+                break
+        else:
+            with writing(folder, DataError):
+                folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder) as temporary:
+                    unpack(_download(archive, Path(temporary), root, progress), archive, folder)
+    return folder
+
+
+def read(source: Source, file: File, root: Path) -> bytes:
+    """The bytes of a cached file, verified: what is returned is what was hashed."""
+    path = root / source.folder / file.name
+    get = f"run `excite data fetch {source.name}`"
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{source.name} is not in {root}: {get}, or set EXCITE_DATA to the folder that has it"
+        ) from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise DataError(f"{path} does not have the expected SHA-256: {get} to replace it")
+    return content
+
+
+def is_right(path: Path, file: File) -> bool:
+    try:
+        return path.stat().st_size == file.size and _sha256(path) == file.sha256
+    except OSError:
+        return False
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _check_archive(path: Path, archive: Archive) -> None:
+    try:
+        found = _sha256(path)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    if found != archive.sha256:
+        raise DataError(f"{path} does not have the expected SHA-256: delete it and get it again from {archive.url}")
+
+
+def _download(archive: Archive, folder: Path, root: Path, progress: Progress | None) -> Path:
+    import pooch
+
+    bar: Any = _Bar(f"downloading {archive.name}", progress) if progress else False
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        downloader = pooch.HTTPDownloader(progressbar=bar, timeout=30)
+        return Path(
+            pooch.retrieve(archive.url, f"sha256:{archive.sha256}", archive.name, folder, downloader=downloader)
+        )
+    except ValueError as error:
+        if "hash" not in str(error):
+            raise DataError(_unreachable(archive, root, error)) from error
+        raise DataError(
+            f"what {archive.url} sent does not have the expected SHA-256 and was thrown away: try again later"
+        ) from error
+    except OSError as error:  # the errors of requests are OSErrors too
+        if type(error).__module__ == "builtins" and error.errno is not None:
+            with writing(folder.parent, DataError):
+                raise
+        raise DataError(_unreachable(archive, root, error)) from error
+    except Exception as error:
+        # urllib3 raises errors of its own kind when a connection breaks in the middle of the body.
+        raise DataError(_unreachable(archive, root, error)) from error
+    finally:
+        logger.setLevel(level)
+
+
+def _unreachable(archive: Archive, root: Path, error: Exception) -> str:
+    return (
+        f"cannot download {archive.url} ({type(error).__name__}): check the network, or put {archive.name} into {root} by "
+        "hand (EXCITE_DATA names that folder) and run this again"
+    )
+
+
+class _Bar:
+    """What pooch expects of a progress bar, as calls of `progress(phase, done, total)`."""
+
+    def __init__(self, phase: str, progress: Progress) -> None:
+        self._phase, self._progress = phase, progress
+        self.total, self._done = 0, 0
+
+    def update(self, n: int) -> None:
+        self._done += n  # pooch counts whole chunks: the last one may go past the end
+        self._progress(self._phase, min(self._done, self.total or self._done), self.total or self._done)
+
+    def reset(self) -> None:
+        # pooch resets the bar at the end and then fills it again, to show a full bar.
+        self._done = 0
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,56 @@
+"""Every data set by name."""
+
+from __future__ import annotations
+
+import difflib
+import os
+
+from excite.data import images, synthetic
+from excite.data.dataset import Dataset, Scale, select
+from excite.data.fetching import cache_folder
+from excite.errors import InputError
+
+BUILT_IN = ("digits", *synthetic.SETS)
+DOWNLOADED = ("cifar10", "mnist")
+NAMES = (*BUILT_IN, *DOWNLOADED)
+
+
+def load(
+    name: str,
+    *,
+    classes: tuple[int | str, ...] | None = None,
+    train: int | None = None,
+    test: int | None = None,
+    seed: int = 0,
+    root: str | os.PathLike[str] | None = None,
+    scale: Scale = (-1, 1),
+    **options: float,
+) -> Dataset:
+    """A data set, the same for the same arguments.
+
+    Args:
+        name: "digits", "cifar10", "mnist"; "boundaries", "linear-margins-1", "linear-margins-2", "frequencies", "moons".
+        classes: which classes, by number or name; the first becomes label 0, and so on. Images only.
+        train, test: how many points in all, equally many of each class; None for all there are.
+        seed: draws the subsets, the split of digits (three to one) and the synthetic points.
+        root: the folder of downloaded sets; else EXCITE_DATA, else the platform's cache folder.
+        scale: what the smallest and the largest pixel become. Images only.
+        options: omega for "frequencies", noise for "moons".
+    """
+    if name not in NAMES:
+        near = difflib.get_close_matches(str(name), NAMES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(NAMES)}"
+        raise InputError(f"unknown data set {name!r}: {hint}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed: expected a whole number of at least 0; got {seed!r}")
+    if name in synthetic.SETS:
+        if classes is not None or tuple(scale) != (-1, 1):
+            raise InputError(f"{name} is not a set of images: classes and scale do not apply to it")
+        return synthetic.make(name, train, test, seed, options)
+    if options:
+        raise InputError(f"{name} has no option {next(iter(options))!r}")
+    if name == "digits":
+        raw = images.digits(seed)
+    else:
+        raw = {"cifar10": images.cifar10, "mnist": images.mnist}[name](cache_folder(root))
+    return select(raw, classes, train, test, seed, scale)

@@ -1,0 +1,96 @@
+"""Where downloaded sets come from, and what every byte of them must be.
+
+Each final file has its own SHA-256: that is what counts. The archives have theirs too, so that nothing is unpacked that
+is not what its authors published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it lies in the cache folder."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What is downloaded: a .tar.gz with `files` under `prefix`, or a .gz that is one file."""
+
+    url: str
+    sha256: str
+    files: tuple[File, ...]
+    prefix: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A set: the folder its files lie in, and the archives they come from."""
+
+    name: str
+    folder: str
+    archives: tuple[Archive, ...]
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        return tuple(file for archive in self.archives for file in archive.files)
+
+
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+
+SOURCES: dict[str, Source] = {
+    "cifar10": Source(
+        "cifar10",
+        "cifar-10-batches-bin",
+        (
+            Archive(
+                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                (
+                    File("data_batch_1.bin", 30730000, "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+                    File("data_batch_2.bin", 30730000, "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+                    File("data_batch_3.bin", 30730000, "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+                    File("data_batch_4.bin", 30730000, "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+                    File("data_batch_5.bin", 30730000, "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+                    File("test_batch.bin", 30730000, "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+                ),
+                prefix="cifar-10-batches-bin/",
+            ),
+        ),
+    ),
+    "mnist": Source(
+        "mnist",
+        "mnist",
+        (
+            Archive(
+                f"{_MNIST}/train-images-idx3-ubyte.gz",
+                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                (File("train-images-idx3-ubyte", 47040016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),),
+            ),
+            Archive(
+                f"{_MNIST}/train-labels-idx1-ubyte.gz",
+                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                (File("train-labels-idx1-ubyte", 60008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),),
+            ),
+            Archive(
+                f"{_MNIST}/t10k-images-idx3-ubyte.gz",
+                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                (File("t10k-images-idx3-ubyte", 7840016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),),
+            ),
+            Archive(
+                f"{_MNIST}/t10k-labels-idx1-ubyte.gz",
+                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+                (File("t10k-labels-idx1-ubyte", 10008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),),
+            ),
+        ),
+    ),
+}  # fmt: skip

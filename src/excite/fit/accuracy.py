@@ -1,0 +1,38 @@
+"""The share of points that are labelled right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from excite.wiring.calling import pick_output
+from excite.wiring.untouched import evaluating
+
+Predict = Callable[[Tensor], Tensor]
+_BATCH = 1000
+
+
+def decisions(model: nn.Module, threshold: float = 0.5) -> Predict:
+    """Labels of a model: 1 where a scalar output is above `threshold`, the largest of several outputs."""
+
+    def predict(x: Tensor) -> Tensor:
+        f = pick_output(model(x))
+        return (f.reshape(-1) > threshold).long() if f.dim() == 1 or f.shape[1] == 1 else f.argmax(1)
+
+    return predict
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, most: int | None = None) -> float:
+    """Share of right labels, with the model in evaluation mode and left as it was; of `most` points, spread evenly."""
+    if most is not None and len(x) > most:
+        # On the CPU, so that the same points are chosen on every device.
+        at = torch.linspace(0, len(x) - 1, most, dtype=torch.float64).round().long().to(x.device)
+        x, y = x[at], y[at]
+    right = 0
+    with evaluating(model):
+        for part, labels in zip(x.split(_BATCH), y.split(_BATCH)):
+            right += int((predict(part) == labels.reshape(-1)).sum())
+    return right / len(x)

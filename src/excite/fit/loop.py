@@ -1,0 +1,326 @@
+"""The training loop: one model, one loss, one run. Continues by itself from the run's last checkpoint.
+
+On the CPU, with the same number of threads, a training that was killed and continued ends with the same bits in its
+weights and its metrics as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from excite.errors import InputError, RunError, TrainingStopped
+from excite.fit.accuracy import Predict, accuracy, decisions
+from excite.fit.randomness import capture, own_randomness, restore
+from excite.fit.shuffle import Shuffle
+from excite.runs.folder import Run, one_line
+from excite.wiring.calling import check_finite
+from excite.wiring.untouched import device_of
+
+Progress = Callable[[str, int, int], None]
+_PENDING = 32  # steps whose losses may wait on a GPU before they are fetched and checked
+_MOST = 2000  # training points for the accuracy after each epoch
+
+
+class Points(Protocol):
+    """Training and test points, such as an `excite.data.Dataset`."""
+
+    @property
+    def x_train(self) -> Tensor: ...
+    @property
+    def y_train(self) -> Tensor: ...
+    @property
+    def x_test(self) -> Tensor: ...
+    @property
+    def y_test(self) -> Tensor: ...
+
+
+class Scheduled(Protocol):
+    """What moves with training, such as a `PersistentExcitation`."""
+
+    def advance(self, fraction: float) -> None: ...
+    def predict(self, x: Tensor) -> Tensor: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Watching(Protocol):
+    def step(self, loss: Tensor) -> None: ...
+
+
+@runtime_checkable
+class Saved(Protocol):
+    """What is kept in checkpoints."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a training ended with. Accuracies are None for regression and for sets without test points."""
+
+    steps: int
+    loss: float
+    train_accuracy: float | None
+    test_accuracy: float | None
+    resumed_from: int | None  # the step of the checkpoint it continued from
+
+
+def fit(
+    model: nn.Module,
+    data: Points,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    epochs: int,
+    batch: int,
+    seed: int = 0,
+    run: Run | None = None,
+    excitation: Scheduled | None = None,
+    watch: Watching | None = None,
+    checkpoint_every: int | str = "1 epoch",
+    predict: Predict | None = None,
+    progress: Progress | None = None,
+) -> Fitted:
+    """Train `model` with `loss(x, y)`, a mean over the batch.
+
+    With a `run`, the loss of every step (`loss/step`) and the accuracies after every epoch (`accuracy/train`,
+    `accuracy/test`) are logged, checkpoints are written, and if there is one already training continues from it.
+    The modes of the model's modules are left as they are; the global random state is the user's again afterwards.
+
+    Args:
+        excitation: told once per epoch how much of training is done, and saved with checkpoints.
+        watch: its `step(loss)` is called after every optimizer step, and it is saved if it has a `state_dict`.
+        checkpoint_every: a number of steps, or text such as "10 steps" or "1 epoch".
+        predict: x to labels, for the accuracies; by default that of `excitation`, else threshold 0.5 or argmax.
+        progress: called as progress("training", steps done, steps in all).
+    """
+    training = _Training(model, data, loss, optimizer, epochs, batch, seed, run, excitation, watch, predict, progress)
+    training.every = parse_every(checkpoint_every, training.per_epoch)
+    try:
+        with own_randomness(seed, training.device):
+            return training.train()
+    except KeyboardInterrupt:
+        _end(run, "stopped", "interrupted: start it again to continue")
+        raise
+    except RunError as error:
+        _end(run, "failed", one_line(error))
+        if not training.started:  # the run could not be read: nothing was trained
+            raise
+        raise TrainingStopped(f"{error} (training stopped; {training.last_good()})") from error
+    except BaseException as error:
+        _end(run, "failed", one_line(error))
+        raise
+
+
+class _Training:
+    """The state of one training, and how it moves."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Points,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        optimizer: torch.optim.Optimizer,
+        epochs: int,
+        batch: int,
+        seed: int,
+        run: Run | None,
+        excitation: Scheduled | None,
+        watch: Watching | None,
+        predict: Predict | None,
+        progress: Progress | None,
+    ) -> None:
+        _check(data, epochs, batch)
+        self.model, self.loss, self.optimizer, self.run = model, loss, optimizer, run
+        self.excitation, self.watch, self.progress = excitation, watch, progress
+        self.device = device_of(model)
+        self.x, self.y = data.x_train.to(self.device), data.y_train.to(self.device)
+        self.test = (data.x_test.to(self.device), data.y_test.to(self.device))
+        self.predict = predict or (excitation.predict if excitation is not None else decisions(model))
+        self.classifies = not data.y_train.is_floating_point()
+        self.epochs, self.per_epoch = epochs, -(-len(self.x) // batch)
+        self.settings = {"epochs": epochs, "batch": batch, "seed": seed, "points": len(self.x)}
+        self.shuffle = Shuffle(len(self.x), batch, seed)
+        self.every = self.per_epoch
+        self.epoch, self.position, self.step = 0, 0, 0  # the next batch is number `position` of `epoch`
+        self.resumed_from: int | None = None
+        self.started = False
+        self.last: dict[str, float] = {}
+        self._pending: list[Tensor] = []
+        self._patience = _PENDING if self.device.type == "cuda" else 1
+
+    def train(self) -> Fitted:
+        self._resume()
+        self.started = True
+        if self.resumed_from is None:
+            self._measure_accuracy()
+        while self.epoch < self.epochs:
+            if self.excitation is not None:
+                self.excitation.advance(self.epoch / self.epochs)
+            for at in self.shuffle.epoch(self.device)[self.position :]:
+                self._step(at)
+                if self.step % self.every == 0 and self.position < self.per_epoch:
+                    self._checkpoint()
+            self._settle()
+            self._measure_accuracy()
+            self.epoch, self.position = self.epoch + 1, 0
+            if self.step % self.every == 0 and self.epoch < self.epochs:
+                self._checkpoint()
+        if self.resumed_from != self.step:
+            if self.excitation is not None:
+                self.excitation.advance(1.0)
+            self._checkpoint(final=True)
+        self.optimizer.zero_grad()
+        if self.run is not None:
+            self.run.flush()
+            self.run.set_status("done")
+        train, test = self.last.get("accuracy/train"), self.last.get("accuracy/test")
+        return Fitted(self.step, self.last["loss/step"], train, test, self.resumed_from)
+
+    def _step(self, at: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss = self.loss(self.x[at], self.y[at])
+        if loss.numel() != 1 or not loss.requires_grad:
+            raise InputError(f"expected a loss of one number with a gradient; got shape {tuple(loss.shape)}")
+        self._pending.append(loss.detach())
+        self.step, self.position = self.step + 1, self.position + 1
+        if self._patience == 1:
+            self._settle()  # before the step: a loss that is not finite does not reach the weights
+        loss.backward()
+        self.optimizer.step()
+        if len(self._pending) >= self._patience:
+            self._settle()
+        if self.watch is not None:
+            self.watch.step(loss.detach())
+        if self.progress is not None:
+            self.progress("training", self.step, self.epochs * self.per_epoch)
+
+    def _settle(self) -> None:
+        """Fetch, log and check the losses of the steps since the last time."""
+        if not self._pending:
+            return
+        losses = torch.stack([loss.reshape(()) for loss in self._pending])
+        values, finite = losses.tolist(), torch.isfinite(losses).tolist()
+        first = self.step - len(values) + 1
+        self._pending.clear()
+        for step, (value, good) in enumerate(zip(values, finite), first):
+            self._log(step, {"loss/step": value})
+            if not good:
+                raise TrainingStopped(
+                    f"the loss is {value} at step {step}: training stopped, {self.last_good()}; lower the learning rate "
+                    "or the radius, or look at the data"
+                )
+
+    def _measure_accuracy(self) -> None:
+        if not self.classifies:
+            return
+        values = {"accuracy/train": accuracy(self.model, self.predict, self.x, self.y, _MOST)}
+        if len(self.test[0]):
+            values["accuracy/test"] = accuracy(self.model, self.predict, *self.test)
+        self._log(self.step, values)
+
+    def _log(self, step: int, values: dict[str, float]) -> None:
+        self.last.update(values)
+        if self.run is not None:
+            self.run.log(step, values)
+
+    def last_good(self) -> str:
+        found = self.run.checkpoints() if self.run is not None else []
+        return f"the last good checkpoint is that of step {found[-1].step}" if found else "there is no checkpoint yet"
+
+    # Checkpoints
+
+    def _checkpoint(self, final: bool = False) -> None:
+        if self.run is None:
+            return
+        self._settle()
+        # A gradient can be NaN under a finite loss; then the next loss would tell, after the last good state is gone.
+        if not bool(torch.stack([torch.isfinite(p).all() for p in self.model.parameters()]).all()):
+            raise TrainingStopped(
+                f"the weights are not finite after step {self.step}: training stopped, {self.last_good()}; lower the "
+                "learning rate or the radius"
+            )
+        state = {
+            "settings": self.settings,
+            "progress": {"epoch": self.epoch, "position": self.position},
+            "last": self.last,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "excitation": None if self.excitation is None else self.excitation.state_dict(),
+            "watch": self.watch.state_dict() if isinstance(self.watch, Saved) else None,
+            "shuffle": self.shuffle.state_dict(between=self.position == 0),
+            "random": capture(self.device),
+        }
+        self.run.save_checkpoint(self.step, state, final=final)
+
+    def _resume(self) -> None:
+        if self.run is None:
+            return
+        if not self.run.checkpoints():
+            if self.run.resumed:
+                self.run.rewind(-1)  # killed before its first checkpoint: start over
+            return
+        step, state = self.run.load_checkpoint()
+        for name, value in self.settings.items():
+            if state["settings"][name] != value:
+                raise RunError(
+                    f"{self.run.path} was made with {name} = {state['settings'][name]}, not {value}: use the same settings "
+                    "to continue it, or choose another folder"
+                )
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise RunError(
+                f"the checkpoint of {self.run.path} is of another model or optimizer: {one_line(error)}"
+            ) from error
+        if self.excitation is not None and state["excitation"] is not None:
+            self.excitation.load_state_dict(state["excitation"])
+        watch: object = self.watch
+        if state["watch"] is not None and isinstance(watch, Saved):
+            watch.load_state_dict(state["watch"])
+        self.shuffle.load_state_dict(state["shuffle"])
+        self.last = dict(state["last"])
+        self.step, self.resumed_from = step, step
+        self.epoch, self.position = state["progress"]["epoch"], state["progress"]["position"]
+        self.run.rewind(step)
+        restore(state["random"], self.device)
+
+
+def parse_every(every: int | str, per_epoch: int) -> int:
+    """Steps between checkpoints, from a number of steps or text such as "10 steps" and "1 epoch"."""
+    count, unit = every, "steps"
+    if isinstance(every, str):
+        number, _, unit = every.strip().partition(" ")
+        count = int(number) if number.isdecimal() else 0
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or unit.rstrip("s") not in ("step", "epoch"):
+        raise InputError(f"checkpoint_every: expected a number of steps, '10 steps' or '1 epoch'; got {every!r}")
+    return count * per_epoch if unit.startswith("epoch") else count
+
+
+def _check(data: Points, epochs: int, batch: int) -> None:
+    for name, number in (("epochs", epochs), ("batch", batch)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise InputError(f"{name}: expected a whole number of at least 1; got {number!r}")
+    if not len(data.x_train):
+        raise InputError("expected at least one training point; got none")
+    for which, x, y in (("training", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):
+        if len(x) != len(y):
+            raise InputError(f"expected one label per {which} point; got {len(x)} points and {len(y)} labels")
+        check_finite(x, f"{which} points")
+
+
+def _end(run: Run | None, status: Any, reason: str) -> None:
+    # The error under way matters more than one that recording it may add (a full disk fails twice).
+    if run is not None:
+        with contextlib.suppress(RunError):
+            run.flush()
+        with contextlib.suppress(RunError):
+            run.set_status(status, reason)

@@ -1,0 +1,95 @@
+"""What is measured of a saved model: its wiring, accuracy and margins, kept as artifacts of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite.data import Dataset
+from excite.errors import InputError, RunError
+from excite.margin import Margins, margins
+from excite.runs import Run, load_run
+from excite.training import load_trained
+from excite.wiring import trace
+
+Progress = Callable[[str, int, int], None]
+PARTS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model with the data and the decision rule it was trained for."""
+
+    model: nn.Module
+    data: Dataset
+    threshold: float
+    run: Path  # the run folder it comes from
+    step: int
+
+    def points(self, part: str, most: int | None = None) -> tuple[Tensor, Tensor]:
+        """Training or test points, at most `most` of them, taken evenly."""
+        x, y = (getattr(self.data, f"{axis}_{part}") for axis in "xy")
+        if most is not None and most < len(x):
+            chosen = torch.linspace(0, len(x) - 1, most).round().long()
+            x, y = x[chosen], y[chosen]
+        return x, y
+
+
+def load_model(path: str | Path) -> SavedModel:
+    """The newest model of a run folder, or the one in a checkpoint file of a run."""
+    path = Path(path)
+    folder = path.parent.parent if path.is_file() else path
+    with load_run(folder) as run:
+        if not {"model", "data"} <= run.config.keys():
+            raise RunError(
+                f"{folder} was not made by `excite train`: its config names no model and data to build again"
+            )
+        known = run.checkpoints()
+        chosen = [c for c in known if path in (folder, c.path)]
+        if not chosen:
+            what = f"{path.name} is not a checkpoint" if path.is_file() else "there is no checkpoint"
+            raise RunError(f"{what} in {folder}: there are {', '.join(c.path.name for c in known) or 'none'}")
+        step = chosen[-1].step
+        model, config, data = load_trained(run, step)
+    threshold = config.excitation.threshold if config.excitation is not None else 0.5
+    return SavedModel(model, data, threshold, folder, step)
+
+
+def measure(
+    saved: SavedModel,
+    *,
+    arm: str | None = None,
+    parts: tuple[str, ...] = PARTS,
+    norm: str = "inf",
+    most: int | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> dict[str, Margins]:
+    """Margins of training and test points; with wiring and accuracies they are written into the run's artifacts."""
+    if not saved.data.classes:
+        raise InputError(f"{saved.data.name} is a regression: margins need classes")
+    found: dict[str, Margins] = {}
+    accuracy: dict[str, float] = {}
+    for i, part in enumerate(parts):
+        if progress is not None:
+            progress(f"margins, {part}", i, len(parts))
+        x, y = saved.points(part, most)
+        if not len(x):
+            continue
+        found[part] = margins(
+            saved.model, x, y, norm=norm, bounds=saved.data.bounds, threshold=saved.threshold, **options
+        )
+        accuracy[part] = float((found[part].values > 0).double().mean())
+    if progress is not None:
+        progress("margins", len(parts), len(parts))
+    with Run.open(saved.run, "a") as run:
+        for part, result in found.items():
+            run.write_json(f"margins-{part}", result.to_dict())
+        run.write_json("wiring", trace(saved.model, saved.data.x_train[:2]).rows())
+        run.write_json("summary", {"arm": arm or saved.run.name, "step": saved.step, "accuracy": accuracy})
+    return found

@@ -1,0 +1,118 @@
+"""Checkpoints: one safetensors file each, whole or not there, with a checksum over everything that is restored.
+
+Tensors lie under readable names ("model/0.weight"); all other state is JSON text in the header. safetensors itself does
+not notice a flipped bit, so the header also holds the SHA-256 over the step, that text and every tensor's name, dtype,
+shape and bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excite.errors import InputError, RunError
+from excite.runs.files import write_bytes
+from excite.runs.state import flatten, unflatten
+
+FORMAT = "excite-checkpoint"
+VERSION = "1"
+_NAME = re.compile(r"(step|final)-(\d{8,})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint file: the number of steps done when it was written, and whether it ended the training."""
+
+    step: int
+    path: Path
+    final: bool = False
+
+
+def path_of(folder: Path, step: int, final: bool) -> Path:
+    return folder / f"{'final' if final else 'step'}-{step:08d}.safetensors"
+
+
+def find(folder: Path) -> list[Checkpoint]:
+    """The checkpoints of a folder, oldest first."""
+    found = []
+    for path in folder.glob("*.safetensors"):
+        if match := _NAME.fullmatch(path.name):
+            found.append(Checkpoint(int(match[2]), path, match[1] == "final"))
+    return sorted(found, key=lambda c: (c.step, c.final))
+
+
+def write(folder: Path, step: int, state: dict[str, Any], *, final: bool, keep: int) -> Checkpoint:
+    """Write the state after `step` steps, then remove all but the last `keep` (final ones always stay)."""
+    from safetensors.torch import save
+
+    tensors, structure = flatten(state)
+    # Copies: safetensors refuses tensors that share memory (tied weights), and wants them contiguous and on the CPU.
+    plain = {name: _plain(name, tensor) for name, tensor in tensors.items()}
+    header = {
+        "format": FORMAT, "version": VERSION, "step": str(step), "state": structure, "sha256": _checksum(step, plain, structure),
+    }  # fmt: skip
+    try:
+        content = save(plain, header)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise InputError(f"the state cannot be stored as safetensors: {error}") from error
+    checkpoint = Checkpoint(step, path_of(folder, step, final), final)
+    write_bytes(checkpoint.path, content)
+    for old in [c for c in find(folder) if not c.final][: -keep or None]:
+        with suppress(OSError):
+            old.path.unlink()
+    return checkpoint
+
+
+def read(path: Path) -> tuple[int, Any]:
+    """The step and the state of a checkpoint file. Nothing is returned unless its checksum is right."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise RunError(f"{path} is not a checkpoint of Excite")
+            if header.get("version") != VERSION:
+                raise RunError(f"{path} has version {header.get('version')}; this Excite reads {VERSION}: upgrade")
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except FileNotFoundError as error:
+        raise RunError(f"there is no checkpoint {path}") from error
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+    except (SafetensorError, ValueError, RuntimeError, KeyError) as error:
+        raise RunError(f"{path} is damaged ({error}){_fallback(path)}") from error
+    structure = header.get("state", "")
+    step = int(header["step"]) if header.get("step", "").isdecimal() else -1
+    if _checksum(step, tensors, structure) != header.get("sha256"):
+        raise RunError(f"{path} is damaged (its checksum differs){_fallback(path)}")
+    return step, unflatten(tensors, structure)
+
+
+def _fallback(path: Path) -> str:
+    others = [c for c in find(path.parent) if c.path.name != path.name]
+    if others:
+        return f": delete it to continue from step {others[-1].step}"
+    return ": delete it to start from the beginning"
+
+
+def _plain(name: str, tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise InputError(f"state {name!r}: only dense tensors can be stored; got {tensor.layout}")
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _checksum(step: int, tensors: dict[str, Tensor], structure: str) -> str:
+    digest = hashlib.sha256(f"{step}\n{structure}".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        if tensor.numel():
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

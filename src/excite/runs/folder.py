@@ -1,0 +1,343 @@
+"""A run is a folder.
+
+    run.json            what this is, and how it ended
+    config.json         the config that made it
+    environment.json    versions and machine
+    metrics.db          everything measured: step, name, value
+    checkpoints/        model, optimizer, schedule and random state, to continue from
+    artifacts/          results as JSON, such as margins
+
+One process writes at a time; any number read meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from excite.errors import InputError, RunError
+from excite.runs import checkpoints
+from excite.runs.checkpoints import Checkpoint
+from excite.runs.environment import environment
+from excite.runs.files import TEMPORARY, read_json, remove_temporary, sync_folder, write_json, writing
+from excite.runs.lock import Lock, held
+from excite.runs.metrics import Metrics
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Status = Literal["running", "done", "failed", "stopped"]
+FORMAT, VERSION = "excite-run", 1
+_STATUSES = ("running", "done", "failed", "stopped")
+_ARTIFACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Run:
+    """A run folder, open for reading (`Run.open(path)`, `excite.load_run`) or writing (`Run.create`, mode "a")."""
+
+    def __init__(self, path: Path, mode: Literal["r", "a"], lock: Lock | None, *, resumed: bool, keep: int) -> None:
+        self.path, self.mode = path, mode
+        self.resumed = resumed  # opened again, rather than just created
+        self.keep = keep
+        self._lock = lock
+        self._closed = False
+        self._check_marker()
+        self.config: dict[str, Any] = _mapping(path / "config.json")
+        self.environment: dict[str, Any] = _mapping(path / "environment.json")
+        self._metrics = Metrics(path / "metrics.db", mode)
+        if mode == "a":
+            for folder in (path, self._checkpoint_folder, path / "artifacts"):
+                remove_temporary(folder)
+
+    # Opening and closing
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, resume: bool = False, keep: int = 2
+    ) -> Run:
+        """A new run at `path`, open for writing.
+
+        The folder appears at once, complete. If there is one already: an error, or with `resume` the same run opened
+        again, if it was made by an equal config. `keep` is the number of checkpoints kept beside the final one.
+        """
+        target = Path(path)
+        if keep < 1:
+            raise InputError(f"keep: expected at least 1 checkpoint; got {keep}")
+        if resume and (target / "run.json").exists():
+            run = cls.open(target, "a", keep=keep)
+            try:
+                run._check_config(config)
+                run.set_status("running")
+            except BaseException:
+                run.close()
+                raise
+            return run
+        _refuse_existing(target)
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            building = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{target.name}-", dir=target.parent))
+        lock: Lock | None = None
+        try:
+            lock = _build(building, dict(config), target)
+            with writing(target):
+                os.rename(building, target)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        sync_folder(target.parent)
+        return cls._opened(target, "a", lock, resumed=False, keep=keep)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], mode: Literal["r", "a"] = "r", *, keep: int = 2) -> Run:
+        """An existing run: "r" reads, also while another process writes; "a" writes, one process at a time."""
+        if mode not in ("r", "a"):
+            raise InputError(f"mode: expected 'r' or 'a'; got {mode!r}")
+        target = Path(path)
+        if not target.is_dir():
+            raise RunError(f"there is no run folder at {target}" + (": it is a file" if target.exists() else ""))
+        if not (target / "run.json").is_file():
+            raise RunError(f"{target} is not a run folder of Excite: it has no run.json")
+        lock = Lock(target / "lock", target) if mode == "a" else None
+        return cls._opened(target, mode, lock, resumed=True, keep=keep)
+
+    @classmethod
+    def _opened(cls, path: Path, mode: Literal["r", "a"], lock: Lock | None, *, resumed: bool, keep: int) -> Run:
+        try:
+            return cls(path, mode, lock, resumed=resumed, keep=keep)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+
+    def close(self, status: Status | None = None, reason: str | None = None) -> None:
+        """Write what is buffered, set the status if given, and let the next writer in. Closing twice does nothing."""
+        if self._closed:
+            return
+        try:
+            self._metrics.close()
+            if status is not None:
+                self.set_status(status, reason)
+        finally:
+            self._closed = True
+            if self._lock is not None:
+                self._lock.release()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.mode == "r" or self._closed:
+            self.close()
+        elif error is None:
+            self.close("done" if self._check_marker() == "running" else None)
+        else:
+            # The error under way matters more than one that closing may add (a full disk fails twice).
+            with contextlib.suppress(RunError):
+                if self._check_marker() == "running":
+                    self.set_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed", one_line(error))
+            with contextlib.suppress(RunError):
+                self.close()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, mode={self.mode!r}, status={self.status!r})"
+
+    # Status
+
+    @property
+    def status(self) -> Status:
+        """How the run stands. One that says it is running while no process holds its lock was killed: "stopped"."""
+        stored = self._check_marker()
+        if stored == "running" and not held(self.path / "lock"):
+            return "stopped"
+        return stored
+
+    @property
+    def reason(self) -> str | None:
+        """Why a run failed or stopped, in one line."""
+        reason = _mapping(self.path / "run.json").get("reason")
+        return None if reason is None else str(reason)
+
+    def set_status(self, status: Status, reason: str | None = None) -> None:
+        self._writable()
+        if status not in _STATUSES:
+            raise InputError(f"status: expected one of {', '.join(_STATUSES)}; got {status!r}")
+        marker = _mapping(self.path / "run.json")
+        write_json(self.path / "run.json", {**marker, "status": status, "reason": reason, "changed": _now()})
+
+    # Metrics
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Values measured after `step` steps, by name ("probe/quantity/layer"). Buffered: see `flush`."""
+        self._writable()
+        self._metrics.log(step, values)
+
+    def flush(self) -> None:
+        """Put everything logged so far on the disk, where readers see it."""
+        self._metrics.flush()
+
+    def rewind(self, step: int) -> None:
+        """Forget what was measured after `step`: a killed process logs past its last checkpoint."""
+        self._writable()
+        self._metrics.rewind(step)
+
+    def names(self) -> list[str]:
+        return self._metrics.names()
+
+    def series(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Steps and values of one metric."""
+        steps, values = self._metrics.series(name)
+        if not len(steps):
+            near = difflib.get_close_matches(name, self.names(), 1)
+            hint = f": did you mean {near[0]!r}?" if near else ": run.names() lists what there is"
+            raise RunError(f"{self.path} has no metric {name!r}{hint}")
+        return steps, values
+
+    def frame(self) -> pd.DataFrame:
+        """Everything measured, as a pandas DataFrame with columns step, name, value; ordered by step, then name."""
+        import pandas as pd
+
+        rows = self._metrics.rows()
+        return pd.DataFrame(
+            {
+                "step": np.array([row[0] for row in rows], np.int64),
+                "name": pd.Series([row[1] for row in rows], dtype="str"),
+                "value": np.array([row[2] for row in rows], np.float64),
+            }
+        )
+
+    # Checkpoints and artifacts
+
+    @property
+    def _checkpoint_folder(self) -> Path:
+        return self.path / "checkpoints"
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints there are, oldest first."""
+        return checkpoints.find(self._checkpoint_folder)
+
+    def save_checkpoint(self, step: int, state: Mapping[str, Any], *, final: bool = False) -> Checkpoint:
+        """Write the state after `step` steps: a tree of dicts, lists, tuples, tensors and scalars."""
+        self._writable()
+        self.flush()  # a checkpoint is never ahead of its metrics
+        return checkpoints.write(self._checkpoint_folder, step, dict(state), final=final, keep=self.keep)
+
+    def load_checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]]:
+        """Step and state of the newest checkpoint, or of that at `step`; tensors are on the CPU."""
+        found = [c for c in self.checkpoints() if step is None or c.step == step]
+        if not found:
+            what = "no checkpoint" if step is None else f"no checkpoint at step {step}"
+            there = ", ".join(str(c.step) for c in self.checkpoints()) or "none"
+            raise RunError(f"{self.path} has {what} (there: {there})")
+        number, state = checkpoints.read(found[-1].path)
+        return number, state
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Write `artifacts/NAME.json`."""
+        self._writable()
+        path = self._artifact(name)
+        write_json(path, value)
+        return path
+
+    def read_json(self, name: str) -> Any:
+        return read_json(self._artifact(name))
+
+    def _artifact(self, name: str) -> Path:
+        if not _ARTIFACT.fullmatch(name):
+            raise InputError(f"expected a name of letters, digits, '.', '-' and '_'; got {name!r}")
+        return self.path / "artifacts" / f"{name.removesuffix('.json')}.json"
+
+    # Checks
+
+    def _writable(self) -> None:
+        if self.mode == "r" or self._closed:
+            how = "closed" if self._closed else "open for reading"
+            raise RunError(f"{self.path} is {how}: open it with Run.open(path, 'a') to write")
+
+    def _check_marker(self) -> Status:
+        marker = _mapping(self.path / "run.json")
+        if marker.get("format") != FORMAT:
+            raise RunError(f"{self.path} is not a run folder of Excite: its run.json belongs to something else")
+        if marker.get("version") != VERSION:
+            raise RunError(f"{self.path} has version {marker.get('version')}; this Excite reads {VERSION}: upgrade")
+        status: Any = marker.get("status")
+        if status not in _STATUSES:
+            raise RunError(f"{self.path / 'run.json'} is damaged: its status is {marker.get('status')!r}")
+        return status  # type: ignore[no-any-return]
+
+    def _check_config(self, config: Mapping[str, Any]) -> None:
+        given = dict(config)
+        changed = [key for key in {**self.config, **given} if self.config.get(key) != given.get(key)]
+        if changed:
+            key = changed[0]
+            raise RunError(
+                f"{self.path} was made with another config ({key}: {self.config.get(key)!r} there, {given.get(key)!r} "
+                "now): choose another folder, or use the same config to continue it"
+            )
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """Open a run folder for reading; works while another process writes to it."""
+    return Run.open(path, "r")
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line: its message, or its kind if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _build(folder: Path, config: dict[str, Any], target: Path) -> Lock:
+    """All files of a new run inside `folder`; the lock travels with it when it is renamed."""
+    with writing(target):
+        folder.chmod(0o755)
+        (folder / "checkpoints").mkdir()
+        (folder / "artifacts").mkdir()
+    lock = Lock(folder / "lock", target)
+    try:
+        write_json(folder / "config.json", config)
+        write_json(folder / "environment.json", environment())
+        Metrics(folder / "metrics.db", "x").close()
+        marker = {"format": FORMAT, "version": VERSION, "status": "running", "reason": None}
+        write_json(folder / "run.json", {**marker, "created": _now(), "changed": _now()})
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _refuse_existing(target: Path) -> None:
+    with writing(target):
+        if not target.exists() and not target.is_symlink():
+            return
+        if (target / "run.json").exists():
+            raise RunError(f"{target} holds a run already: choose another folder, or continue it with resume=True")
+        if not target.is_dir() or target.is_symlink():
+            raise RunError(f"{target} is in the way of the run folder: choose another name")
+        if any(target.iterdir()):
+            raise RunError(f"{target} is not empty and not a run of Excite: choose another folder")
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise RunError(f"{path} is damaged: expected a JSON object")
+    return value
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

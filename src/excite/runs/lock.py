@@ -1,0 +1,63 @@
+"""One writer per run folder. The lock belongs to the process: when it dies, however it dies, the lock is free."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from excite.errors import RunError
+from excite.runs.files import writing
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows has no flock: there, nothing keeps a second writer out
+    fcntl = None
+
+_TRIES, _PAUSE = 10, 0.02
+
+
+class Lock:
+    """An exclusive `flock` on `path`, taken at construction, given back by `release`."""
+
+    def __init__(self, path: Path, run: Path) -> None:
+        with writing(run):
+            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if fcntl is None:
+            return
+        # A reader that looks whether a writer lives holds the lock for a moment (see `held`): try again for 0.2 s.
+        for attempt in range(_TRIES):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError as error:
+                if attempt == _TRIES - 1:
+                    self.release()
+                    raise RunError(
+                        f"another process is writing to {run}: wait for it, stop it, or choose another folder"
+                    ) from error
+                time.sleep(_PAUSE)
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def held(path: Path) -> bool:
+    """Whether a living process holds the lock."""
+    if fcntl is None:
+        return True
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

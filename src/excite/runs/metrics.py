@@ -1,0 +1,203 @@
+"""The metrics of a run: a table of step, name and value in SQLite.
+
+The database is in WAL mode, so that others read while one process writes. The primary key is (name, step): a step that
+is replayed after a resume overwrites itself. SQLite has no NaN; it is stored as NULL and comes back as NaN. The sign
+of a zero is lost, every other value comes back exactly.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from excite.errors import InputError, RunError
+
+APPLICATION = 0x45584354  # "EXCT" in the header of the file: this is ours
+VERSION = 1
+_FLUSH_COUNT, _FLUSH_SECONDS = 4096, 1.0
+_SCHEMA = """
+CREATE TABLE metrics (
+    name TEXT NOT NULL, step INTEGER NOT NULL, value REAL, time REAL NOT NULL, PRIMARY KEY (name, step)
+) WITHOUT ROWID
+"""
+
+
+class Metrics:
+    """Write with `log`, read with `rows`, `series` and `names`. Values wait in memory for at most a second or so."""
+
+    def __init__(self, path: Path, mode: Literal["r", "a", "x"]) -> None:
+        self.path = path
+        self._writes = mode != "r"
+        self._buffer: dict[tuple[str, int], tuple[float, float]] = {}
+        self._flushed = time.monotonic()
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        if mode != "x" and not path.is_file():
+            raise RunError(f"{path} is missing: this run folder is not complete")
+        try:
+            with self._guard():
+                self._connection = _read_only(path) if mode == "r" else _connect(path)
+                if mode == "x":
+                    self._connection.execute(_SCHEMA)
+                    self._connection.execute(f"PRAGMA application_id = {APPLICATION}")
+                    self._connection.execute(f"PRAGMA user_version = {VERSION}")
+                else:
+                    self._check()
+        except BaseException:
+            if self._connection is not None:
+                self._connection.close()
+            raise
+
+    def _check(self) -> None:
+        if self._pragma("application_id") != APPLICATION:
+            raise RunError(f"{self.path} is not a metrics database of Excite")
+        if self._pragma("user_version") != VERSION:
+            raise RunError(
+                f"{self.path} has version {self._pragma('user_version')}; this Excite reads version {VERSION}: upgrade"
+            )
+        found = self._pragma("quick_check(1)")
+        if found != "ok":
+            raise RunError(f"{self.path} is damaged ({str(found).splitlines()[-1]}): restore it from a copy")
+
+    def _pragma(self, name: str) -> Any:
+        return self._open().execute(f"PRAGMA {name}").fetchone()[0]
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise RunError(f"{self.path.parent} is closed: open the run again")
+        return self._connection
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """SQLite's errors in one line."""
+        try:
+            with self._lock:
+                yield
+        except sqlite3.OperationalError as error:
+            raise RunError(f"cannot use {self.path}: {_advice(str(error))}") from error
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"{self.path} is damaged ({error}): restore it from a copy") from error
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        now = time.time()
+        checked = {(name, int(step)): (value, now) for name, value in _checked(step, values)}
+        with self._lock:
+            self._open()
+            self._buffer.update(checked)
+            if len(self._buffer) >= _FLUSH_COUNT or time.monotonic() - self._flushed > _FLUSH_SECONDS:
+                self.flush()
+
+    def flush(self) -> None:
+        """All that was logged, in one transaction: on the disk when this returns."""
+        with self._guard():
+            self._flushed = time.monotonic()
+            if not self._buffer:
+                return
+            rows = [(name, step, value, wall) for (name, step), (value, wall) in self._buffer.items()]
+            with self._open() as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", rows)
+            self._buffer.clear()
+
+    def rewind(self, step: int) -> None:
+        """Drop everything after `step`."""
+        with self._guard():
+            self._buffer = {key: value for key, value in self._buffer.items() if key[1] <= step}
+            with self._open() as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("DELETE FROM metrics WHERE step > ?", (step,))
+
+    def rows(self) -> list[tuple[int, str, float | None]]:
+        """All (step, name, value), ordered by step, then name. NaN comes as None."""
+        return self._query("SELECT step, name, value FROM metrics ORDER BY step, name")
+
+    def series(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        rows = self._query("SELECT step, value FROM metrics WHERE name = ? ORDER BY step", (name,))
+        return np.array([row[0] for row in rows], np.int64), np.array([row[1] for row in rows], np.float64)
+
+    def names(self) -> list[str]:
+        return [row[0] for row in self._query("SELECT DISTINCT name FROM metrics ORDER BY name")]
+
+    def _query(self, text: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        with self._guard():
+            if self._buffer:
+                self.flush()
+            return self._open().execute(text, values).fetchall()
+
+    def close(self) -> None:
+        with self._lock:
+            try:
+                if self._connection is not None:
+                    self.flush()
+                    if self._writes:  # so that metrics.db alone is complete; readers may keep the -wal file in place
+                        with suppress(sqlite3.Error):
+                            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                connection, self._connection = self._connection, None
+                if connection is not None:
+                    connection.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        # FULL: what `flush` wrote survives a power cut too, so that no checkpoint is ahead of its metrics.
+        connection.execute("PRAGMA synchronous = FULL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    address = path.absolute().as_uri()
+    connection = sqlite3.connect(
+        f"{address}?mode=ro", uri=True, timeout=30, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.OperationalError:
+        # WAL needs a shared-memory file beside the database; on a read-only disk it cannot be made, nor can anyone write.
+        # Opened as immutable the -wal file is ignored, which is right only if there is nothing in it.
+        connection.close()
+        wal = path.with_name(path.name + "-wal")
+        if wal.exists() and wal.stat().st_size:
+            raise
+        connection = sqlite3.connect(f"{address}?immutable=1", uri=True, isolation_level=None, check_same_thread=False)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _advice(message: str) -> str:
+    if "full" in message or "disk I/O" in message:
+        return f"{message}: free some space and start again"
+    if "readonly" in message or "unable to open" in message:
+        return f"{message}: choose a folder you can write to"
+    return message
+
+
+def _checked(step: Any, values: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
+    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+        raise InputError(f"expected a step of 0 or more as an integer; got {step!r}")
+    for name, value in values.items():
+        if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip("/ "):
+            raise InputError(f"expected a metric name such as 'rank/effective/conv1'; got {name!r}")
+        shape = getattr(value, "shape", ())
+        if math.prod(shape) != 1:
+            raise InputError(f"metric {name!r}: expected one number; got shape {tuple(shape)}: log a summary")
+        try:
+            yield name, float(value.item() if isinstance(value, np.ndarray) else value)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"metric {name!r}: expected a number; got {value!r}") from error

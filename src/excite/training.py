@@ -1,0 +1,136 @@
+"""From a config to a trained model in a run folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite.config import DataConfig, ExcitationConfig, TrainConfig, parse_config
+from excite.data import Dataset, load
+from excite.errors import InputError
+from excite.excitation import PersistentExcitation, Relative, Stages
+from excite.fit import fit, make_model, squared_error
+from excite.fit.architectures import ARCHITECTURES, options_for
+from excite.probes import Distance, Every, Loss, Rank
+from excite.runs import Run, load_run
+from excite.watching import watch
+
+Progress = Callable[[str, int, int], None]
+_EXAMPLES = 200  # training points on which the watch looks at the layers
+
+
+def train(
+    config: TrainConfig | Mapping[str, Any], run_path: str | os.PathLike[str], progress: Progress | None = None
+) -> Run:
+    """Train as `config` says, into the run folder at `run_path`; returns the run, open for reading.
+
+    A run that is there already and was made by the same config is continued from its last checkpoint; if it is done,
+    nothing is trained. `progress(phase, done, total)` is called as training goes.
+    """
+    settings = config if isinstance(config, TrainConfig) else parse_config(config)
+    device = find_device(settings.device)
+    data = load_data(settings.data)
+    model = build_model(settings, data).to(device)
+    excitation = build_excitation(settings.excitation, model, data)
+    optimizer = build_optimizer(settings, model)
+    loss = excitation.loss if excitation is not None else squared_error(model)
+    with ExitStack() as stack:
+        run = stack.enter_context(Run.create(run_path, settings.model_dump(mode="json"), resume=True))
+        watching = None
+        if settings.watch:
+            every = 10 if settings.watch is True else settings.watch
+            probes = [Loss(), Distance(Every(every)), Rank(Every(every))]
+            examples = data.x_train[:: max(1, len(data.x_train) // _EXAMPLES)][:_EXAMPLES].to(device)
+            watching = stack.enter_context(watch(model, examples, run, optimizer, probes))
+        fit(
+            model,
+            data,
+            loss,
+            optimizer,
+            epochs=settings.epochs,
+            batch=settings.batch,
+            seed=settings.seed,
+            run=run,
+            excitation=excitation,
+            watch=watching,
+            checkpoint_every=settings.checkpoint_every,
+            progress=progress,
+        )
+    return load_run(run_path)
+
+
+def load_trained(run: Run, step: int | None = None) -> tuple[nn.Module, TrainConfig, Dataset]:
+    """The model of a run made by `train`, in evaluation mode on the CPU, with its config and its data."""
+    settings = parse_config(run.config, str(run.path / "config.json"))
+    data = load_data(settings.data)
+    model = build_model(settings, data)
+    _, state = run.load_checkpoint(step)
+    model.load_state_dict(state["model"])
+    return model.eval(), settings, data
+
+
+def find_device(name: str) -> torch.device:
+    """A device by name; "auto" takes a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).item()  # fails where the device is not there, or holds no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device {name!r} is not there: expected 'cpu', 'cuda', 'cuda:0' or 'auto'") from error
+    return device
+
+
+def load_data(config: DataConfig) -> Dataset:
+    classes = None if config.classes is None else tuple(config.classes)
+    sizes = {"train": config.train, "test": config.test}
+    low, high = config.scale
+    data = load(config.name, classes=classes, seed=config.seed, scale=(low, high), **sizes, **config.options)  # type: ignore[arg-type]
+    if len(data.classes) > 2:
+        raise InputError(
+            f"data: training needs two classes; {data.name} gives {len(data.classes)}: choose two, as in classes = [3, 8]"
+        )
+    return data
+
+
+def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
+    options = dict(config.model.options)
+    if config.model.name in ARCHITECTURES:
+        options = {**options_for(config.model.name, data.shape, 1), **options}
+    return make_model(config.model.name, seed=config.seed, **options)
+
+
+def build_excitation(config: ExcitationConfig | None, model: nn.Module, data: Dataset) -> PersistentExcitation | None:
+    """Without a config: radius 0, which is plain training with the mean of (f − y)². None for regression."""
+    if not data.classes:
+        if config is not None:
+            raise InputError(f"excitation needs labels 0 and 1; {data.name} is a regression: leave excitation out")
+        return None
+    if config is None:
+        return PersistentExcitation(model, 0.0)
+    radius: Any = Relative(config.relative) if config.relative is not None else config.radius
+    if config.stages is not None:
+        radius = Stages(radius, config.stages)
+    bounds = None if config.bounds is None else (config.bounds[0], config.bounds[1])
+    return PersistentExcitation(model, radius, config.norm, config.steps, config.layers, config.threshold, bounds)
+
+
+def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise InputError(f"model {config.model.name!r} has no parameters to train")
+    options = config.optimizer.model_dump(exclude={"name"})
+    if "betas" in options:
+        options["betas"] = tuple(options["betas"])
+    kinds: dict[str, type[torch.optim.Optimizer]] = {
+        "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW
+    }  # fmt: skip
+    try:
+        return kinds[config.optimizer.name](parameters, **options)
+    except ValueError as error:
+        raise InputError(f"optimizer: {error}") from error

@@ -1,0 +1,39 @@
+"""Operations that write into a tensor of which somebody else holds a view."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from excite.wiring.channels.moving import REPEATS, SAME, VIEWS
+from excite.wiring.channels.rules import is_inplace, name_of
+
+_VIEWS = frozenset((*VIEWS, *REPEATS, *SAME, "detach"))
+
+
+class Aliases:
+    """Visits the nodes of a graph in order.
+
+    The graph names the result of `x.relu_()`, and later readers of x read that; but readers of another view of x do
+    not. Whoever follows the graph has to treat such views as unknown.
+    """
+
+    def __init__(self) -> None:
+        self._base: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._seen: set[torch.fx.Node] = set()
+
+    def overwritten(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """The nodes that share memory with what `node` writes into, and are read later under their old name."""
+        self._seen.add(node)
+        first = node.args[0] if node.args else None
+        if not isinstance(first, torch.fx.Node):
+            return []
+        base = self._base.get(first, first)
+        if node.target is operator.getitem or name_of(node.target) in _VIEWS:
+            self._base[node] = base
+        if not is_inplace(node.target):
+            return []
+        self._base[node] = base
+        shared = [other for other, root in self._base.items() if root is base and other is not node] + [base]
+        return [other for other in shared if any(user not in self._seen for user in other.users)]

@@ -1,0 +1,157 @@
+"""The values that flow through a model's graph when its channels are followed instead of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excite.wiring.channels.labels import Break, Classes, Mirrors
+from excite.wiring.channels.slots import Held, Slot, Use, entries_slot
+from excite.wiring.exporting import Exported
+
+
+@dataclass(frozen=True)
+class Signal:
+    """An activation: the label of every element, and its fingerprint.
+
+    The fingerprint is what the linear maps since the last affine layer make of one random pattern, the same for every
+    channel. Channels with equal fingerprints went through the same linear map: only those may be mixed with each other
+    (the "matrix" law). None where it does not matter: behind something that is not linear.
+    """
+
+    labels: Tensor
+    prints: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.labels.shape)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Signal:
+        """The same rearrangement of labels and fingerprints."""
+        return Signal(function(self.labels), None if self.prints is None else function(self.prints))
+
+
+class Bench:
+    """What the rules share: the classes of labels, the uses of parameters, names and random patterns."""
+
+    def __init__(self, exported: Exported, shapes: dict[str, tuple[int, ...]], training: bool):
+        self.classes = Classes()
+        self.uses: list[Use] = []
+        self.mirrors = Mirrors(self.classes)
+        self.looks: list[tuple[Tensor, Tensor]] = []  # further fingerprints: labels, projections (channels, 2)
+        self.shapes = shapes
+        self.training = training
+        self._exported = exported
+        self._calls: dict[str, int] = {}
+        self._generator = torch.Generator().manual_seed(0)
+
+    def random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self._generator, dtype=torch.float64)
+
+    def layer(self, value: Any, node: torch.fx.Node) -> str:
+        """The name of an affine call: the weight's path, counted like `Names` counts them."""
+        if isinstance(value, Held):
+            name = value.path.removesuffix(".weight")
+        else:
+            name = module_of(node) or "weight"
+        self._calls[name] = count = self._calls.get(name, 0) + 1
+        return name if count == 1 else f"{name}#{count}"
+
+    def constant(self, shape: tuple[int, ...], name: str = "a constant") -> Signal:
+        return Signal(torch.tensor(self.classes.source(name)).expand(shape))
+
+    def prints_of(self, signal: Signal) -> Tensor:
+        """The fingerprint, or a random one for a signal of which nothing is known but that it does not scale."""
+        if signal.prints is not None:
+            return signal.prints
+        if self.classes.all_fixed(signal.labels):
+            return self.random(*signal.shape)
+        return torch.zeros((), dtype=torch.float64).expand(signal.shape)
+
+    def signal(self, value: Any, layer: str | None = None) -> Signal:
+        """Anything with a shape as an activation; a parameter becomes one whose entries are all channels."""
+        if isinstance(value, Signal):
+            return value
+        if isinstance(value, Tensor):
+            return self.constant(tuple(value.shape))
+        if isinstance(value, Held):
+            shape = self.shapes[value.path]
+            slot = entries_slot(value.path, shape)
+            labels = self.classes.fresh(slot.shape[1])
+            self.uses.append(Use(layer or value.path, slot, labels, None))
+            return Signal(value.view(labels.view(shape)), value.view(self.random(*shape)))
+        return self.constant(())
+
+    def produce(self, layer: str, slot: Slot, inp: Tensor | None, prints: Tensor | None) -> Tensor:
+        """A weight at work: fresh labels (G·O,) for what it makes; it reads channels with labels `inp` (G·I,)."""
+        out = self.classes.fresh(slot.outputs)
+        self.uses.append(Use(layer, slot, out, inp, prints))
+        return out
+
+    def add_bias(self, layer: str, bias: Any, out: Tensor) -> None:
+        """A bias with one entry per output channel joins the producers of these channels."""
+        if bias is None:
+            return
+        self.classes.unite(self.signal(bias, layer).labels.reshape(-1), out, "{} is added as a bias")
+
+    def unknown(self, node: torch.fx.Node, values: list[Any], name: str) -> Any:
+        """A function about which nothing is known: whatever enters it keeps its scale."""
+        signals = [self.signal(value) for value in values]
+        reason = Break("part of it runs without gradients") if "set_grad" in name else Break(name, function=True)
+        for signal in signals:
+            self.classes.pin(signal.labels, reason)
+        shapes = shapes_of(node)
+        same = [s for s in signals if s.shape == shapes and self.classes.channels(s.labels)]
+        if len(same) == 1:
+            return Signal(same[0].labels)
+        labels = [label for signal in signals for label in self.classes.distinct(signal.labels)]
+        channels = [label for label in labels if label > 0]
+        for other in channels[1:]:
+            self.classes.join(channels[0], other, "")
+        kept = channels[:1] or labels[:1] or [self.classes.source("a constant")]
+        return fill(shapes, lambda shape: Signal(torch.tensor(kept[0]).expand(shape)))
+
+
+def module_of(node: torch.fx.Node) -> str:
+    """The path of the module that makes a call."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return path.removeprefix("inner.").removeprefix("inner")
+
+
+def shapes_of(node: torch.fx.Node) -> Any:
+    """The shape of what a node returns; nested tuples for several tensors, None for anything else."""
+
+    def shape(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return tuple(int(size) for size in value.shape)
+        if isinstance(value, tuple | list):
+            return [shape(part) for part in value]
+        return None
+
+    return shape(node.meta.get("val"))
+
+
+def fill(shapes: Any, make: Callable[[tuple[int, ...]], Any]) -> Any:
+    if isinstance(shapes, list):
+        return tuple(fill(shape, make) for shape in shapes)
+    return None if shapes is None else make(shapes)
+
+
+def held_shape(value: Any) -> tuple[int, ...]:
+    """The shape of a parameter's view, of an activation or of a constant."""
+    if isinstance(value, Held):
+        return tuple(value.view(torch.empty(value.shape, device="meta")).shape)
+    return tuple(value.shape)
+
+
+def projected(bench: Bench, prints: Tensor | None, axis: int) -> Tensor | None:
+    """Two random projections of the fingerprint of every channel along `axis`: (channels, 2)."""
+    if prints is None:
+        return None
+    rows = prints.movedim(axis, 0).reshape(prints.shape[axis], -1)
+    return rows @ bench.random(rows.shape[1], 2)

@@ -1,0 +1,265 @@
+"""Channel groups: channels that scale together, who makes them, who reads them, and which law that gives.
+
+Scale everything that makes a channel by a > 0 and everything that reads it by 1/a: if the function stays the same, then
+for any loss the squared norm of the makers minus that of the readers is conserved by gradient flow, channel by channel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from excite.wiring.channels.labels import Classes, State
+from excite.wiring.channels.signals import Bench
+from excite.wiring.channels.slots import Slot, Use
+
+Law = Literal["matrix", "channel", "norm", "none"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """The part of one parameter that makes, or reads, the channels of a group.
+
+    - `layer`: the layer's name; `parameter`: the path of the parameter.
+    - `side`: "out" where the parameter makes the channels, "in" where it reads them. Consumers are on side "in", with
+      one exception: in attention keys are made to be read by queries, and count as their consumers.
+    - `index`: for every channel of the group, its numbers among the output or input channels of the parameter. Usually
+      one number each; several where a convolution is flattened into a linear layer.
+    - `axis`: the axis of the parameter that counts these channels, where one axis does. The input channels of a grouped
+      convolution are counted through all blocks, although axis 1 counts within a block.
+
+    `rows` does the arithmetic: use it rather than `axis` and `index`.
+    """
+
+    layer: str
+    parameter: str
+    side: Literal["out", "in"]
+    axis: int | None
+    index: tuple[tuple[int, ...], ...]
+    slot: Slot = field(repr=False, compare=False)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """(channels, numbers): the entries that belong to each channel, of the parameter or of anything shaped like it.
+
+        Entries stand in the same order for every channel, so that rows(W) @ rows(W).T is the matrix of the law.
+        """
+        rows = self.slot.out_rows(tensor) if self.side == "out" else self.slot.in_rows(tensor)
+        return rows[torch.tensor(self.index, device=rows.device)].flatten(1)
+
+    def put(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """A copy of the parameter with other entries for the channels of the group: the inverse of `rows`."""
+        where = self.rows(torch.arange(tensor.numel(), device=tensor.device).view(tensor.shape))
+        result = tensor.detach().clone(memory_format=torch.contiguous_format)
+        result.view(-1)[where.reshape(-1)] = rows.reshape(-1)
+        return result
+
+    @property
+    def of(self) -> int:
+        """How many channels the parameter has on this side, in the group or not."""
+        return self.slot.outputs if self.side == "out" else self.slot.inputs
+
+
+@dataclass(frozen=True)
+class Group:
+    """A set of channels with the same producers and consumers.
+
+    `law` says what gradient flow conserves, with R = site.rows(parameter) and sums over all sites:
+    - "matrix": every entry of Σ R R' over producers minus Σ R R' over consumers, a (channels, channels) matrix;
+    - "channel": its diagonal, one number per channel;
+    - "norm": the same numbers; a normalization reads the channels, so they need no consumer (exact for eps = 0);
+    - "none": nothing that Excite knows of; `why` says what breaks it.
+
+    `channels` counts what scales on its own: all features in front of a layer normalization are one channel, with
+    several entries in the index of its sites. `through` are the functions between, `norms` the normalizations behind.
+    """
+
+    channels: int
+    producers: tuple[Site, ...]
+    consumers: tuple[Site, ...]
+    law: Law
+    why: str
+    through: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many channels of a producer belong to the group: more than `channels` in front of a layer normalization."""
+        return min(sum(len(numbers) for numbers in site.index) for site in self.producers)
+
+
+Side = tuple[int, Literal["out", "in"]]  # number of the slot, and which of its channels
+
+
+@dataclass
+class _Member:
+    """One class of labels: which channels of which slots belong to it, and what the maps that read it look like."""
+
+    state: State
+    producers: dict[Side, dict[int, None]] = field(default_factory=dict)  # channels, each once
+    consumers: dict[Side, dict[int, None]] = field(default_factory=dict)
+    prints: list[float] = field(default_factory=list)
+    blocks: list[tuple[int, int]] = field(default_factory=list)
+
+    def absorb_mirror(self, other: _Member) -> None:
+        self.state.absorb(other.state)
+        self.producers |= other.consumers
+        self.consumers |= other.producers
+        self.prints += other.prints
+        self.blocks += other.blocks
+
+
+def assemble(bench: Bench) -> tuple[Group, ...]:
+    """The groups of a model whose graph has been followed, in order of their first producer."""
+    slots, layers = _slots(bench.uses)
+    table: dict[object, list[_Member]] = {}
+    for member in _members(bench, slots):
+        table.setdefault(_signature(member), []).append(member)
+    groups = []
+    for alike in table.values():
+        groups += [_group(part, law, slots, layers) for part, law in _split(alike)]
+    return tuple(groups)
+
+
+def _slots(uses: Sequence[Use]) -> tuple[list[Slot], list[str]]:
+    """Each slot once, under the name of its first use: an entry counts once however often it is used."""
+    slots: list[Slot] = []
+    layers: list[str] = []
+    for use in uses:
+        if use.slot not in slots:
+            slots.append(use.slot)
+            layers.append(use.layer)
+    return slots, layers
+
+
+def _members(bench: Bench, slots: list[Slot]) -> list[_Member]:
+    classes: Classes = bench.classes
+    found: dict[int, _Member] = {}
+
+    def member_of(label: int) -> _Member:
+        root = classes.find(label)
+        return found.setdefault(root, _Member(classes.state(root)))
+
+    for use in bench.uses:
+        number = slots.index(use.slot)
+        if use.out is not None:
+            for position, member in _each(use.out, member_of):
+                _count(member.producers, (number, "out"), position, use, member)
+        if use.inp is not None:
+            prints = [] if use.prints is None else use.prints.tolist()
+            for position, member in _each(use.inp, member_of):
+                _count(member.consumers, (number, "in"), position, use, member)
+                member.prints += prints[position] if prints else ()
+    for labels, looks in bench.looks:
+        rows = looks.tolist()
+        for position, member in _each(labels, member_of):
+            member.prints += rows[position]
+    for one, other in bench.mirrors.of_roots().items():
+        if one < other and one in found and other in found:
+            found[one].absorb_mirror(found.pop(other))
+    return [found[root] for root in sorted(found) if found[root].producers and _worth_showing(found[root])]
+
+
+def _each(labels: Tensor, member_of: Callable[[int], _Member]) -> Iterator[tuple[int, _Member]]:
+    return ((position, member_of(label)) for position, label in enumerate(labels.tolist()) if label > 0)
+
+
+def _count(sites: dict[Side, dict[int, None]], side: Side, position: int, use: Use, member: _Member) -> None:
+    sites.setdefault(side, {}).setdefault(position)
+    if use.slot.blocks > 1:
+        per_block = (use.slot.outputs if side[1] == "out" else use.slot.inputs) // use.slot.blocks
+        member.blocks.append((side[0], position // per_block))
+
+
+def _worth_showing(member: _Member) -> bool:
+    # The rows of the last layer reach the output and nothing else: they have no law, and nobody expects one.
+    broken = member.state.broken is not None and not member.state.aside
+    return bool(member.consumers or member.state.norms or broken)
+
+
+def _signature(member: _Member) -> object:
+    state = member.state
+    return (
+        tuple((slot, len(numbers)) for slot, numbers in sorted(member.producers.items())),
+        tuple((slot, len(numbers)) for slot, numbers in sorted(member.consumers.items())),
+        state.broken,
+        tuple(state.norms),
+        state.nonlinear,
+        tuple(sorted(state.through)),
+    )
+
+
+def _split(alike: list[_Member]) -> list[tuple[list[_Member], Law]]:
+    """Members with the same sites, by law. Linear ones may be mixed only where they went through the same maps: equal
+    fingerprints and blocks (heads of attention, blocks of a grouped convolution)."""
+    state = alike[0].state
+    if state.broken is not None:
+        return [(alike, "none")]
+    if state.norms:
+        return [(alike, "norm")]
+    if state.nonlinear:
+        return [(alike, "channel")]
+    bunches: list[list[_Member]] = []
+    for member in alike:
+        for bunch in bunches:
+            if _interchangeable(bunch[0], member):
+                bunch.append(member)
+                break
+        else:
+            bunches.append([member])
+    if len(bunches) > 1:
+        alone = [bunch[0] for bunch in bunches if len(bunch) == 1]
+        together: list[tuple[list[_Member], Law]] = [(bunch, "matrix") for bunch in bunches if len(bunch) > 1]
+        return together + ([(alone, "channel")] if alone else [])
+    return [(bunches[0], "matrix")]
+
+
+def _interchangeable(one: _Member, other: _Member) -> bool:
+    if one.blocks != other.blocks or len(one.prints) != len(other.prints):
+        return False
+    return all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) for a, b in zip(one.prints, other.prints))
+
+
+def _group(members: list[_Member], law: Law, slots: list[Slot], layers: list[str]) -> Group:
+    def site(key: Side, index: list[dict[int, None]]) -> Site:
+        slot = slots[key[0]]
+        axis = slot.axes[0 if key[1] == "out" else 1]
+        return Site(layers[key[0]], slot.held.path, key[1], axis, tuple(tuple(sorted(n)) for n in index), slot)
+
+    first = members[0]
+    producers = tuple(site(key, [m.producers[key] for m in members]) for key in sorted(first.producers))
+    consumers = tuple(site(key, [m.consumers[key] for m in members]) for key in sorted(first.consumers))
+    state = first.state
+    why = _why(state, law, names(producers), names(consumers))
+    if law in ("matrix", "channel") and any(site.side == "out" for site in consumers):
+        why = f"queries against keys of {_few(tuple(state.through))}"
+    return Group(len(members), producers, consumers, law, why, tuple(state.through), tuple(state.norms))
+
+
+def names(sites: Sequence[Site]) -> tuple[str, ...]:
+    """The layers of some sites, each once."""
+    return tuple(dict.fromkeys(site.layer for site in sites))
+
+
+def _why(state: State, law: Law, producers: tuple[str, ...], consumers: tuple[str, ...]) -> str:
+    if state.broken is not None:
+        if not state.broken.function:
+            return state.broken.what
+        if not consumers:
+            return f"{state.broken.what} after {_few(producers)} is not positively homogeneous"
+        return f"{state.broken.what} between {_few(producers)} and {_few(consumers)} is not positively homogeneous"
+    if law == "norm":
+        return f"followed by {_few(tuple(state.norms))}"
+    if law == "matrix":
+        return "only linear maps between"
+    return f"through {_few(tuple(state.through))}" if state.through else "each channel has its own map"
+
+
+def _few(parts: tuple[str, ...], most: int = 3) -> str:
+    if len(parts) > most:
+        return f"{', '.join(parts[:most])}, {len(parts) - most} more"
+    return ", ".join(parts)

@@ -1,0 +1,133 @@
+"""The affine layers of a model in order of execution, with shapes that do not mention the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite.errors import ExciteError, ModelError
+from excite.wiring.affine import AffineCall, AffineMode, Names
+from excite.wiring.calling import Batch, Pick, pick_output
+from excite.wiring.exporting import resized, run
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One affine call.
+
+    - `name`: the weight's path without `.weight`; the second call of a weight is `name#2`.
+    - `kind`: "linear" or "conv" (transposed convolutions too).
+    - `in_shape`, `out_shape`: of one sample, without the batch axis wherever it stands. Where batch and another axis are
+      merged, as (time · batch, features) inside attention, only the batch is taken out: (time, features).
+    - `weight`, `bias`: as the call gets them, sharing memory with the model's parameters; `weight_name`, `bias_name` are
+      the paths of these, None for a weight that is computed on the fly.
+    """
+
+    name: str
+    kind: str
+    in_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    weight: Tensor = field(repr=False, compare=False)
+    bias: Tensor | None = field(repr=False, compare=False)
+    weight_name: str | None
+    bias_name: str | None
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers weight and bias hold."""
+        return self.weight.numel() + (self.bias.numel() if self.bias is not None else 0)
+
+
+@dataclass
+class _Seen:
+    call: AffineCall
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+class _Recorder(AffineMode):
+    def __init__(self, names: Names):
+        super().__init__(names)
+        self.seen: list[_Seen] = []
+        self.hidden: list[str] = []
+
+    def visit(self, call: AffineCall) -> Tensor:
+        output = super().visit(call)
+        self.seen.append(_Seen(call, tuple(call.input.shape), tuple(output.shape)))
+        return output
+
+    def opaque(self, function: str) -> None:
+        self.hidden.append(function)
+
+
+def record(model: nn.Module, batch: Batch, output: Pick) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+    """The layers, and notes on what could not be seen or told."""
+    names = Names(model)
+    first, returned = _run(model, names, resized(batch, 2))
+    pick_output(returned, output)
+    notes = [f"{name} holds affine maps inside one kernel: they are not listed" for name in dict.fromkeys(first.hidden)]
+    if not first.seen:
+        hint = f" ({notes[0]})" if notes else ""
+        raise ModelError(
+            "the model has no affine layer that Excite can see: expected at least one linear layer, convolution or "
+            f"product with a parameter in its forward pass{hint}"
+        )
+    try:
+        second: list[_Seen] | None = _run(model, names, resized(batch, 3))[0].seen
+    except ExciteError:
+        second = None
+    if second is None or [s.call.name for s in second] != [s.call.name for s in first.seen]:
+        second = None
+        notes.append(
+            "shapes assume that the batch is the first axis: the model does not run the same for two and three samples"
+        )
+    layers = []
+    for i, one in enumerate(first.seen):
+        other = second[i] if second is not None else None
+        layers.append(
+            Layer(
+                one.call.name,
+                one.call.kind,
+                _without_batch(one.input, other.input if other else None),
+                _without_batch(one.output, other.output if other else None),
+                one.call.weight.detach(),
+                None if one.call.bias is None else one.call.bias.detach(),
+                names.parameter(one.call.weight),
+                names.parameter(one.call.bias),
+            )
+        )
+    return tuple(layers), tuple(notes)
+
+
+def _run(model: nn.Module, names: Names, batch: Batch) -> tuple[_Recorder, Any]:
+    recorder = _Recorder(names)
+    try:
+        with recorder:
+            returned = run(model, batch)
+    except ExciteError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(str(tuple(t.shape)) for t in torch.utils._pytree.tree_leaves(batch) if isinstance(t, Tensor))
+        first = (str(error).splitlines() or [""])[0]
+        raise ModelError(
+            f"the model does not run on the example (shapes {shapes}): {type(error).__name__}: {first}; "
+            "give one batch as the model takes it"
+        ) from error
+    return recorder, returned
+
+
+def _without_batch(two: tuple[int, ...], three: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The shape of one sample, from the shapes for two and for three samples: along the axis that differs, the sizes are
+    2k and 3k, of which k belong to the sample."""
+    if three is None or len(two) != len(three):
+        return two[1:] if two[:1] == (2,) else two
+    shape: list[int] = []
+    for a, b in zip(two, three):
+        if 3 * a != 2 * b:
+            shape.append(a)
+        elif a > 2:
+            shape.append(a // 2)
+    return tuple(shape)

@@ -1,0 +1,122 @@
+"""A wiring as text that fits a terminal of 100 columns, and as plain data."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from excite.wiring.groups import Group, Site, names
+from excite.wiring.layers import Layer
+
+WIDTH = 100
+
+
+def layer_rows(layers: Sequence[Layer]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": layer.name,
+            "kind": layer.kind,
+            "in": shape_text(layer.in_shape),
+            "out": shape_text(layer.out_shape),
+            "parameters": layer.parameters,
+        }
+        for layer in layers
+    ]
+
+
+def group_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    return [
+        {
+            "producers": list(names(group.producers)),
+            "consumers": list(names(group.consumers)),
+            "channels": group.channels,
+            "width": group.width,
+            "law": group.law,
+            "why": group.why,
+        }
+        for group in groups
+    ]
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) if shape else "1"
+
+
+def render(layers: Sequence[Layer], groups: Sequence[Group], notes: Sequence[str]) -> str:
+    parts = [_layers_table(layers)]
+    if groups:
+        parts.append(_groups_table(groups))
+    parts += [textwrap.fill(f"note: {note}", WIDTH, subsequent_indent="      ") for note in notes]
+    return "\n\n".join(parts)
+
+
+def _layers_table(layers: Sequence[Layer]) -> str:
+    rows = [[r["name"], r["kind"], r["in"], r["out"], f"{r['parameters']:,}"] for r in layer_rows(layers)]
+    return "\n".join(_columns(["layer", "kind", "in", "out", "parameters"], rows, right={4}))
+
+
+def _columns(header: list[str], rows: list[list[str]], right: set[int]) -> list[str]:
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = []
+    for row in (header, *rows):
+        cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "─" * min(WIDTH, max(map(len, lines))))
+    return lines
+
+
+def _groups_table(groups: Sequence[Group]) -> str:
+    """One line per group if that fits; otherwise the reason goes below, and long lists of layers are wrapped."""
+    header = ["channels", "law", "made by → read by", "why"]
+    rows = []
+    for alike in _bunched(groups):
+        group = alike[0]
+        count = str(group.channels) if group.width == group.channels else f"{group.channels} of {group.width}"
+        made, read = (_sites([[*getattr(one, side)] for one in alike]) for side in ("producers", "consumers"))
+        rows.append(
+            [f"{len(alike)}×{count}" if len(alike) > 1 else count, group.law, f"{made} → {read or '·'}", group.why]
+        )
+    lines = _columns(header, rows, right={0})
+    if max(map(len, lines)) <= WIDTH:
+        return "\n".join(lines)
+    lines = _columns([*header[:2], f"{header[2]}  ({header[3]})"], [[*row[:2], ""] for row in rows], right={0})
+    margin = lines[0].index(header[2])
+    result = [lines[0], "─" * WIDTH]
+    for line, row in zip(lines[2:], rows):
+        text = textwrap.wrap(
+            f"{row[2]}  ({row[3]})", WIDTH - margin - 2, break_long_words=False, break_on_hyphens=False
+        )
+        result.append(line.ljust(margin) + text[0])
+        result += [" " * (margin + 2) + more for more in text[1:]]
+    return "\n".join(result)
+
+
+def _bunched(groups: Sequence[Group]) -> list[list[Group]]:
+    """Groups that differ only in which channels of the same layers they are (the heads of attention) share a line."""
+    bunches: dict[object, list[Group]] = {}
+    for group in groups:
+        sides = [tuple((site.parameter, site.side) for site in sites) for sites in (group.producers, group.consumers)]
+        bunches.setdefault((*sides, group.law, group.why, group.channels, group.width), []).append(group)
+    return list(bunches.values())
+
+
+def _sites(alike: Sequence[Sequence[Site]], most: int = 12) -> str:
+    """Names of layers with the channels they contribute, over groups with the same sites."""
+    parts: dict[str, None] = {}
+    for same in zip(*alike):
+        numbers = sorted(number for site in same for one in site.index for number in one)
+        parts.setdefault(same[0].layer + _span(numbers, same[0].of))
+    shown = list(parts)
+    if len(shown) > most:
+        shown = [*shown[: most - 1], f"{len(shown) - most + 1} more"]
+    return ", ".join(shown)
+
+
+def _span(numbers: list[int], of: int) -> str:
+    """Which channels of the layer, if not all: [16:20], or how many of how many."""
+    if len(numbers) == of:
+        return ""
+    if numbers[-1] - numbers[0] + 1 == len(numbers):
+        return f"[{numbers[0]}:{numbers[-1] + 1}]"
+    return f"[{len(numbers)} of {of}]"

@@ -1,0 +1,97 @@
+"""`excite.trace`: what a model is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from excite.errors import InputError
+from excite.wiring.calling import Batch, Pick, check_finite
+from excite.wiring.channels import follow
+from excite.wiring.channels.slots import Held, Slot, entries_slot
+from excite.wiring.exporting import ExportFailed, exported
+from excite.wiring.groups import Group, Site, assemble, names
+from excite.wiring.layers import Layer, record
+from excite.wiring.table import group_rows, layer_rows, render
+from excite.wiring.wrappers import unwrap
+
+if TYPE_CHECKING:
+    import networkx
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a model is made of: its affine layers in order of execution, and how their channels connect. Printable.
+
+    `notes` says what could not be seen or told.
+    """
+
+    layers: tuple[Layer, ...]
+    groups: tuple[Group, ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return render(self.layers, self.groups, self.notes)
+
+    def __getitem__(self, name: str) -> Layer:
+        """The layer with this name."""
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        raise InputError(f"no layer {name!r}: the layers are {', '.join(layer.name for layer in self.layers)}")
+
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """The table as plain data: "layers" and "groups", one dict of strings and numbers per row."""
+        return {"layers": layer_rows(self.layers), "groups": group_rows(self.groups)}
+
+    def graph(self) -> networkx.DiGraph[str]:
+        """Layers as nodes; edges from the producers of a group to its consumers and to the normalizations that read it.
+
+        Edges have attributes `law` and `channels`.
+        """
+        import networkx
+
+        graph: networkx.DiGraph[str] = networkx.DiGraph()
+        for layer in self.layers:
+            graph.add_node(layer.name, kind=layer.kind, in_shape=layer.in_shape, out_shape=layer.out_shape)
+        for group in self.groups:
+            for producer in names(group.producers):
+                for consumer in (*names(group.consumers), *group.norms):
+                    graph.add_edge(producer, consumer, law=group.law, channels=group.channels)
+        return graph
+
+
+def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
+    """The wiring of `model`, found by running it on `example`, a batch as the model takes it.
+
+    Layers are those that the model runs in the mode it is in. Laws are about training: a model in evaluation mode is
+    read as if its normalizations used the statistics of the batch. `output` picks the output of a model that returns
+    a tuple or a dict, by index, key or function. The model, its mode, its running statistics and the random state are
+    left as they were.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"expected a torch.nn.Module to trace; got {type(model).__name__}")
+    check_finite(example, "values in the example")
+    model = unwrap(model)
+    layers, notes = record(model, example, output)
+    try:
+        groups = assemble(follow(model, exported(model, example, output)))
+    except ExportFailed as failure:
+        groups = tuple(_lonely(layer, f"torch.export failed: {failure}") for layer in layers)
+    return Wiring(layers, groups, notes)
+
+
+def _lonely(layer: Layer, why: str) -> Group:
+    """A layer about whose surroundings nothing is known."""
+    path = layer.weight_name or layer.name
+    shape = tuple(layer.weight.shape)
+    count = shape[0] if shape else 1
+    slot = Slot(Held(path, shape), (1, count, max(layer.weight.numel() // count, 1), 1))
+    index = tuple((i,) for i in range(count))
+    sites = [Site(layer.name, path, "out", 0, index, slot)]
+    if layer.bias is not None and layer.bias_name is not None and layer.bias.numel() == count:
+        bias = entries_slot(layer.bias_name, tuple(layer.bias.shape))
+        sites.append(Site(layer.name, layer.bias_name, "out", 0, index, bias))
+    return Group(count, tuple(sites), (), "none", why)

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from excite.errors import InputError, RunError
+from excite.runs import Run, load_run
+
+CONFIG = {"epochs": 3, "data": {"name": "digits"}}
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    with Run.create(tmp_path / "run", CONFIG) as run:
+        yield run
+
+
+def test_a_run_remembers_what_made_it(run: Run) -> None:
+    again = load_run(run.path)
+    assert again.config == CONFIG
+    assert {"python", "torch", "numpy", "excite", "system", "threads", "commit"} <= again.environment.keys()
+    assert again.status == "running"
+
+
+def test_the_environment_names_no_host_user_or_path(run: Run) -> None:
+    import platform
+
+    text = (run.path / "environment.json").read_text()
+    assert platform.node() not in text
+    assert str(Path.home()) not in text
+    assert os.getcwd() not in text
+
+
+def test_frame_has_step_name_value_in_order(run: Run) -> None:
+    run.log(2, {"b/x": 1.0, "a/x": 2.0})
+    run.log(1, {"b/x": 3.0})
+    frame = run.frame()
+    assert list(frame.columns) == ["step", "name", "value"]
+    assert list(frame.itertuples(index=False, name=None)) == [(1, "b/x", 3.0), (2, "a/x", 2.0), (2, "b/x", 1.0)]
+    assert frame["step"].dtype == np.int64
+    assert frame["value"].dtype == np.float64
+
+
+def test_an_empty_frame_has_its_columns(run: Run) -> None:
+    assert list(run.frame().columns) == ["step", "name", "value"]
+    assert len(run.frame()) == 0
+
+
+def test_values_come_back_exactly(run: Run) -> None:
+    values = [0.1, -0.0, math.inf, -math.inf, math.nan, 5e-324, 1.7976931348623157e308, 1 / 3]
+    for step, value in enumerate(values):
+        run.log(step, {"q/v": value})
+    steps, read = load_run_after(run).series("q/v")
+    assert steps.tolist() == list(range(len(values)))
+    assert np.array_equal(read, np.array(values), equal_nan=True)
+
+
+def load_run_after(run: Run) -> Run:
+    run.flush()
+    return load_run(run.path)
+
+
+def test_tensors_and_numpy_scalars_are_numbers(run: Run) -> None:
+    run.log(np.int64(0), {"a/b": torch.tensor(1.5), "a/c": np.float32(2.5), "a/d": torch.tensor([3.5]), "a/e": 4})
+    assert run.frame()["value"].tolist() == [1.5, 2.5, 3.5, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("step", "values"),
+    [(-1, {"a/b": 1.0}), (1.5, {"a/b": 1.0}), (True, {"a/b": 1.0}), (0, {"": 1.0}), (0, {"a\nb": 1.0}), (0, {"/a": 1.0}),
+     (0, {"a/b": "x"}), (0, {"a/b": torch.zeros(2)}), (0, {"a/b": np.zeros(0)}), (0, {3: 1.0}), (0, {"a/b": None})],
+)  # fmt: skip
+def test_bad_metrics_are_refused_and_nothing_is_logged(run: Run, step, values) -> None:
+    with pytest.raises(InputError):
+        run.log(step, {"good/one": 1.0, **values})
+    assert len(run.frame()) == 0
+
+
+def test_a_replayed_step_overwrites_itself(run: Run) -> None:
+    run.log(1, {"a/b": 1.0})
+    run.flush()
+    run.log(1, {"a/b": 2.0})
+    assert run.series("a/b")[1].tolist() == [2.0]
+
+
+def test_rewind_drops_later_steps_from_disk_and_buffer(run: Run) -> None:
+    run.log(1, {"a/b": 1.0})
+    run.log(5, {"a/b": 1.0})
+    run.flush()
+    run.log(2, {"a/b": 1.0})
+    run.log(6, {"a/b": 1.0})
+    run.rewind(2)
+    assert run.series("a/b")[0].tolist() == [1, 2]
+
+
+def test_an_unknown_metric_names_a_near_one(run: Run) -> None:
+    run.log(0, {"rank/effective/conv1": 1.0})
+    with pytest.raises(RunError, match="did you mean 'rank/effective/conv1'"):
+        run.series("rank/efective/conv1")
+
+
+def test_a_hundred_thousand_values_take_seconds_at_most(run: Run) -> None:
+    start = time.perf_counter()
+    for step in range(20_000):
+        run.log(step, {"a/b": 1.0, "a/c": 2.0, "a/d": 3.0, "a/e": 4.0, "a/f": 5.0})
+    run.flush()
+    assert time.perf_counter() - start < 5  # about 0.8 s on one idle core
+    assert len(run.series("a/c")[0]) == 20_000
+
+
+def test_readers_see_flushed_values_while_the_writer_lives(run: Run) -> None:
+    reader = load_run(run.path)
+    run.log(1, {"a/b": 1.0})
+    run.flush()
+    assert reader.series("a/b")[0].tolist() == [1]
+    run.log(2, {"a/b": 1.0})
+    run.flush()
+    assert reader.series("a/b")[0].tolist() == [1, 2]
+    reader.close()
+
+
+def test_values_reach_readers_within_seconds_without_flush(run: Run) -> None:
+    run.log(1, {"a/b": 1.0})
+    time.sleep(1.1)
+    run.log(2, {"a/b": 1.0})
+    assert load_run(run.path).series("a/b")[0].tolist() == [1, 2]
+
+
+def test_a_second_writer_is_refused_and_a_reader_is_not(run: Run) -> None:
+    with pytest.raises(RunError, match="another process is writing"):
+        Run.open(run.path, "a")
+    with pytest.raises(RunError, match="another process is writing"):
+        Run.create(run.path, CONFIG, resume=True)
+    assert load_run(run.path).status == "running"
+
+
+def test_a_reader_cannot_write(run: Run) -> None:
+    reader = load_run(run.path)
+    for write in (
+        lambda: reader.log(0, {"a/b": 1.0}), lambda: reader.save_checkpoint(0, {}), lambda: reader.set_status("done"),
+        lambda: reader.write_json("a", 1), lambda: reader.rewind(0),
+    ):  # fmt: skip
+        with pytest.raises(RunError, match="open for reading"):
+            write()
+
+
+def test_a_closed_run_refuses_and_lets_the_next_writer_in(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", CONFIG)
+    run.close("done")
+    run.close()
+    with pytest.raises(RunError, match="closed"):
+        run.log(0, {"a/b": 1.0})
+    with pytest.raises(RunError, match="closed"):
+        run.frame()
+    Run.open(tmp_path / "run", "a").close()
+    assert load_run(tmp_path / "run").status == "done"
+
+
+WRITER = """
+import sys, time
+from excite.runs import Run
+run = Run.create(sys.argv[1], {})
+step = 0
+while True:
+    run.log(step, {"a/b": float(step)})
+    if step == 50:
+        run.save_checkpoint(step, {"x": 1})
+        print("ready", flush=True)
+    step += 1
+    time.sleep(0.001)
+"""
+
+
+def test_a_killed_writer_frees_the_run_and_leaves_it_readable(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    alive = load_run(tmp_path / "run")
+    assert alive.status == "running"
+    with pytest.raises(RunError, match="another process"):
+        Run.open(tmp_path / "run", "a")
+    process.kill()
+    process.wait()
+    assert alive.status == "stopped"
+    with Run.open(tmp_path / "run", "a") as run:
+        assert len(run.series("a/b")[0]) > 50
+        assert run.load_checkpoint() == (50, {"x": 1})
+
+
+def test_how_a_with_block_ends_is_recorded(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "done", {}):
+        pass
+    with pytest.raises(ZeroDivisionError), Run.create(tmp_path / "failed", {}):
+        _ = 1 / 0
+    with pytest.raises(KeyboardInterrupt), Run.create(tmp_path / "stopped", {}):
+        raise KeyboardInterrupt
+    assert [load_run(tmp_path / name).status for name in ("done", "failed", "stopped")] == ["done", "failed", "stopped"]
+    assert load_run(tmp_path / "failed").reason == "division by zero"
+
+
+def test_artifacts_come_back(run: Run) -> None:
+    value = {"values": [0.1, math.inf], "name": "test"}
+    assert run.write_json("margins", value) == run.path / "artifacts" / "margins.json"
+    assert load_run(run.path).read_json("margins") == value
+    with pytest.raises(RunError, match="missing"):
+        run.read_json("other")
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "/etc/x"])
+def test_artifact_names_cannot_leave_the_folder(run: Run, name: str) -> None:
+    with pytest.raises(InputError):
+        run.write_json(name, 1)
+
+
+def test_artifacts_that_are_not_json_are_refused(run: Run) -> None:
+    with pytest.raises(InputError, match="JSON"):
+        run.write_json("a", {"x": object()})
+    assert list((run.path / "artifacts").iterdir()) == []
+
+
+def test_an_existing_run_is_not_overwritten(run: Run) -> None:
+    with pytest.raises(RunError, match="resume"):
+        Run.create(run.path, CONFIG)
+
+
+def test_resume_needs_the_same_config(tmp_path: Path) -> None:
+    Run.create(tmp_path / "run", CONFIG).close()
+    with Run.create(tmp_path / "run", CONFIG, resume=True) as run:
+        assert run.resumed
+    with pytest.raises(RunError, match="epochs: 3 there, 4 now"):
+        Run.create(tmp_path / "run", {**CONFIG, "epochs": 4}, resume=True)
+    Run.open(tmp_path / "run", "a").close()  # the refusal let go of the lock
+
+
+def test_an_empty_folder_becomes_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with Run.create(tmp_path / "run", CONFIG) as run:
+        assert not run.resumed
+
+
+def test_creating_leaves_only_the_run(tmp_path: Path) -> None:
+    Run.create(tmp_path / "a" / "run", CONFIG).close()
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["run"]
+
+
+def test_a_config_that_is_not_json_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="JSON"):
+        Run.create(tmp_path / "run", {"x": object()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_files_are_plain(run: Run) -> None:
+    assert json.loads((run.path / "config.json").read_text()) == CONFIG
+    assert json.loads((run.path / "run.json").read_text())["format"] == "excite-run"

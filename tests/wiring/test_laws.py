@@ -1,0 +1,85 @@
+"""Every law that a group claims is a symmetry of the function and an identity of its gradients, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import CASES, build
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+
+from excite.wiring import Group, trace
+
+from .zoo import ZOO, zoo
+
+ALL = [*(("table", name) for name in CASES), *(("zoo", name) for name in ZOO)]
+
+
+def load(where: str, name: str) -> tuple[nn.Module, Tensor]:
+    model, x = build(name) if where == "table" else zoo(name)
+    for module in model.modules():
+        if hasattr(module, "eps"):
+            module.eps = 1e-13  # the norm law is exact for eps = 0
+    return model, x
+
+
+def outputs(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> list[Tensor]:
+    torch.manual_seed(0)  # the same dropout masks
+    return [leaf for leaf in tree_leaves(functional_call(model, parameters, (x,))) if isinstance(leaf, Tensor)]
+
+
+def moved(group: Group, parameters: dict[str, Tensor], matrix: Tensor) -> dict[str, Tensor]:
+    """Producers times `matrix` from the left, consumers times its inverse transposed."""
+    parameters = dict(parameters)
+    for sites, by in ((group.producers, matrix), (group.consumers, torch.linalg.inv(matrix).T)):
+        for site in sites:
+            value = parameters[site.parameter]
+            parameters[site.parameter] = site.put(value, by @ site.rows(value))
+    return parameters
+
+
+@pytest.mark.parametrize(("where", "name"), ALL)
+def test_every_claimed_law_leaves_the_function_unchanged(where: str, name: str) -> None:
+    model, x = load(where, name)
+    before = {k: v.detach().clone() for k, v in model.named_parameters()}
+    clean = outputs(model, before, x)
+    generator = torch.Generator().manual_seed(2)
+    for group in trace(model, x, output=CASES[name].pick if where == "table" else 0 if "returned" in name else None).groups:
+        assert group.law == "none" or group.producers
+        if group.law == "none":
+            assert group.why
+            continue
+        n = group.channels
+        factors = torch.rand(n, generator=generator, dtype=torch.float64) + 0.5
+        matrices = [torch.diag(factors)]
+        if group.law == "matrix":
+            matrices.append(torch.randn(n, n, generator=generator, dtype=torch.float64) / 3 + torch.eye(n))
+        for matrix in matrices:
+            after = moved(group, before, matrix)
+            assert any(not torch.equal(after[k], before[k]) for k in before)
+            for a, b in zip(clean, outputs(model, after, x)):
+                torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=lambda m, g=group: f"{g}\n{m}")
+
+
+@pytest.mark.parametrize(("where", "name"), ALL)
+def test_gradients_of_producers_and_consumers_balance(where: str, name: str) -> None:
+    model, x = load(where, name)
+    parameters = {k: v.detach().clone().requires_grad_() for k, v in model.named_parameters()}
+    out = outputs(model, parameters, x)
+    loss = sum((o * torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(i))).sin().sum() for i, o in enumerate(out))
+    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    grads = {k: torch.zeros_like(p) if g is None else g for (k, p), g in zip(parameters.items(), found)}
+    for group in trace(model, x, output=CASES[name].pick if where == "table" else 0 if "returned" in name else None).groups:
+        if group.law == "none":
+            continue
+        sums = []
+        for sites in (group.producers, group.consumers):
+            total = torch.zeros(group.channels, group.channels, dtype=torch.float64)
+            for site in sites:
+                total = total + site.rows(grads[site.parameter]) @ site.rows(parameters[site.parameter].detach()).T
+            sums.append(total)
+        made, read = sums[0], sums[1].T
+        if group.law != "matrix":
+            made, read = made.diagonal(), read.diagonal()
+        torch.testing.assert_close(made, read, rtol=1e-7, atol=1e-9, msg=lambda m, g=group: f"{g}\n{m}")
