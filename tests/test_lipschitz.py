@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from models import CASES, build, same_state, state_of
 from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError
@@ -15,6 +14,7 @@ from excite.lipschitz import bound, local
 from excite.lipschitz.constants import SLOPES
 from excite.lipschitz.operators import convolution_norm, spectral_bound
 from excite.wiring.calling import pick_output
+from models import CASES, build, same_state, state_of
 
 FLOATS = [name for name, case in CASES.items() if not case.tokens]
 REFUSED = {"layernorm": "layer_norm", "groupnorm": "group_norm", "transformer": "attention"}
@@ -105,7 +105,7 @@ class Skip(nn.Module):
 def test_branches_add_and_concatenation_is_pythagorean() -> None:
     torch.manual_seed(0)
     model = Skip().double()
-    a, b = (float(torch.linalg.matrix_norm(m.weight, 2)) for m in (model.a, model.b))
+    a, b = (float(torch.linalg.matrix_norm(m.weight.detach(), 2)) for m in (model.a, model.b))
     found = bound(model, torch.zeros(2, 4, dtype=torch.float64), "2")
     assert found.value == pytest.approx(b * math.hypot(1 + a / 4, 1), rel=1e-12)
     assert [what for what, _ in found.terms] == ["a", "sigmoid", "sum", "concatenation", "b"]

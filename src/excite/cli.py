@@ -94,6 +94,7 @@ def _progress(one_bar: bool = False) -> Iterator[Tell]:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
     seeds: Annotated[int, typer.Option(min=1, help="Splits and initial weights, each trained three ways.")] = 5,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training; fewer for a quick look.")] = 60,
     workers: Annotated[int, typer.Option(min=1, help="Trainings side by side.")] = 2,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over instead of continuing runs in the folder.")
@@ -104,7 +105,7 @@ def demo(
     from excite.demo import finished, perform_all, tasks
     from excite.report import write_report
 
-    todo = tasks(out, seeds)
+    todo = tasks(out, seeds, epochs)
     if fresh:
         for task in todo:
             if (task.folder / "run.json").exists():

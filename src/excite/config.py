@@ -103,7 +103,7 @@ class TrainConfig(_Section):
     batch: Count
     seed: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
-    checkpoint_every: Count | str = "1 epoch"
+    checkpoint_every: Count | Annotated[str, Field(pattern=r"^[1-9]\d* (step|epoch)s?$")] = "1 epoch"
     watch: bool | Count = True
 
 
@@ -121,7 +121,9 @@ def load_config(path: str | os.PathLike[str]) -> TrainConfig:
     try:
         values = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
-        raise InputError(f"the config {file} is not valid {file.suffix[1:].upper()}: {error}") from error
+        raise InputError(
+            f"the config {file} is not valid {file.suffix[1:].upper()}: {' '.join(str(error).split())}"
+        ) from error
     return parse_config(values, str(file))
 
 
@@ -138,7 +140,7 @@ def parse_config(values: object, where: str = "config") -> TrainConfig:
 # What stands in an error for each kind of complaint; anything else keeps pydantic's words.
 _EXPECTED = {
     "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
-    "bool_type": "true or false", "string_type": "text", "list_type": "a list", "dict_type": "a table",
+    "string_pattern_mismatch": "text such as '10 steps' or '1 epoch'", "bool_type": "true or false", "string_type": "text", "list_type": "a list", "dict_type": "a table",
     "model_type": "a table", "model_attributes_type": "a table", "finite_number": "a finite number",
 }  # fmt: skip
 

@@ -23,7 +23,6 @@ from excite.training import train
 
 CLASSES = (8, 1)
 RADIUS = 0.05
-EPOCHS = 60
 ARMS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "input excited": {"radius": RADIUS, "layers": "input", "stages": 4, "bounds": [-1, 1]},
@@ -42,7 +41,7 @@ class Task:
     config: TrainConfig
 
 
-def tasks(out: Path, seeds: int, epochs: int = EPOCHS) -> list[Task]:
+def tasks(out: Path, seeds: int, epochs: int) -> list[Task]:
     found = []
     for arm, excitation in ARMS.items():
         for seed in range(seeds):

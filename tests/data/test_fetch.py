@@ -29,7 +29,9 @@ def sha(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def entry(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "") -> tuple[tarfile.TarInfo, bytes]:
+def entry(
+    name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = ""
+) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
     info.size, info.type, info.linkname = len(content), kind, link
     return info, content
@@ -194,7 +196,11 @@ def test_bad_archives_are_refused_and_write_nothing(tmp_path: Path, name: str) -
 
 
 def test_harmful_paths_beside_good_members_are_never_used(tmp_path: Path) -> None:
-    evil = [entry("../evil", b"x"), entry("/tmp/evil-absolute", b"x"), entry("set/link", kind=tarfile.SYMTYPE, link="/")]
+    evil = [
+        entry("../evil", b"x"),
+        entry("/tmp/evil-absolute", b"x"),
+        entry("set/link", kind=tarfile.SYMTYPE, link="/"),
+    ]
     archive = tar(*evil, *GOOD, entry("set/link/evil", b"x"))
     root = tmp_path / "inner" / "root"
     root.parent.mkdir()

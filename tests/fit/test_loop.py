@@ -30,7 +30,9 @@ def network() -> nn.Module:
     return build("mlp", inputs=2, widths=(8,), seed=1)
 
 
-def run_fit(data: Dataset, model: nn.Module | None = None, loss: Any = None, **options: Any) -> tuple[nn.Module, Fitted]:
+def run_fit(
+    data: Dataset, model: nn.Module | None = None, loss: Any = None, **options: Any
+) -> tuple[nn.Module, Fitted]:
     model = network() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     settings = {"epochs": 3, "batch": 25, **options}
@@ -225,6 +227,22 @@ def test_continued_from_any_step_is_identical(data: Dataset, tmp_path: Path, at:
     assert again.resumed_from == (done or None)
 
 
+@pytest.mark.parametrize(("every", "kept"), [("1 epoch", [3]), ("100 steps", [])])
+def test_what_a_killed_process_logged_past_its_checkpoint_is_dropped(
+    data: Dataset, tmp_path: Path, every: str, kept: list[int]
+) -> None:
+    model = network()
+    with pytest.raises(Stop), Run.create(tmp_path / "run", {}) as run:
+        run_fit(data, model, stopping(squared_error(model), 6, Stop("x")), run=run, checkpoint_every=every)
+    with Run.open(tmp_path / "run", "a") as run:
+        run.log(3, {"other/value": 1.0})
+        run.log(5, {"other/value": 1.0})
+    with Run.create(tmp_path / "run", {}, resume=True) as run:
+        run_fit(data, run=run, checkpoint_every=every)
+        frame = run.frame()
+    assert frame[frame["name"] == "other/value"]["step"].tolist() == kept
+
+
 def test_a_finished_run_is_not_trained_again(data: Dataset, tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         expected, fitted = run_fit(data, run=run)
@@ -239,9 +257,11 @@ def test_a_loss_that_is_not_finite_stops_and_the_last_good_checkpoint_stays(
     data: Dataset, tmp_path: Path, value: float
 ) -> None:
     model = network()
-    with pytest.raises(TrainingStopped, match=r"at step 5.*checkpoint is that of step 4") as error:
-        with Run.create(tmp_path / "run", {}) as run:
-            run_fit(data, model, stopping(squared_error(model), 5, value=value), run=run, checkpoint_every=2)
+    with (
+        pytest.raises(TrainingStopped, match=r"at step 5.*checkpoint is that of step 4") as error,
+        Run.create(tmp_path / "run", {}) as run,
+    ):
+        run_fit(data, model, stopping(squared_error(model), 5, value=value), run=run, checkpoint_every=2)
     assert "\n" not in str(error.value)
     run = load_run(tmp_path / "run")
     assert run.status == "failed"
@@ -266,9 +286,11 @@ def test_weights_that_are_not_finite_are_never_saved(data: Dataset, tmp_path: Pa
         extra = sum((p.sum() * 0).square().sqrt() for p in model.parameters()) if calls == 3 else 0.0
         return loss(x, y) + extra
 
-    with pytest.raises(TrainingStopped, match="weights are not finite after step 3"):
-        with Run.create(tmp_path / "run", {}) as run:
-            run_fit(data, model, poisoned, run=run, checkpoint_every=1)
+    with (
+        pytest.raises(TrainingStopped, match="weights are not finite after step 3"),
+        Run.create(tmp_path / "run", {}) as run,
+    ):
+        run_fit(data, model, poisoned, run=run, checkpoint_every=1)
     assert load_run(tmp_path / "run").load_checkpoint()[0] == 2
 
 
@@ -294,12 +316,14 @@ def test_a_full_disk_stops_training_with_the_last_good_checkpoint(data: Dataset,
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(descriptor)
 
-    with pytest.raises(TrainingStopped, match=r"disk is full.*checkpoint is that of step 3") as error:
-        with Run.create(tmp_path / "run", {}) as run:
-            sync = "excite.runs.files.sync_folder"
-            monkeypatch.setattr(sync, lambda folder: None)
-            monkeypatch.setattr(os, "fsync", full)
-            run_fit(data, run=run)
+    with (
+        pytest.raises(TrainingStopped, match=r"disk is full.*checkpoint is that of step 3") as error,
+        Run.create(tmp_path / "run", {}) as run,
+    ):
+        sync = "excite.runs.files.sync_folder"
+        monkeypatch.setattr(sync, lambda folder: None)
+        monkeypatch.setattr(os, "fsync", full)
+        run_fit(data, run=run)
     monkeypatch.undo()
     assert "\n" not in str(error.value)
     assert load_run(tmp_path / "run").load_checkpoint()[0] == 3

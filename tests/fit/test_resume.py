@@ -79,7 +79,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(("kind", "kills"), [("noisy", [3, 9]), ("excited", [21])])
-def test_killed_and_continued_is_bit_identical(whole: dict[str, Path], tmp_path: Path, kind: str, kills: list[int]) -> None:
+def test_killed_and_continued_is_bit_identical(
+    whole: dict[str, Path], tmp_path: Path, kind: str, kills: list[int]
+) -> None:
     for kill_at in kills:
         assert start(tmp_path / "run", kind, kill_at) == -signal.SIGKILL
         assert load_run(tmp_path / "run").status == "stopped"

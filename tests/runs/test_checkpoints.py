@@ -109,7 +109,9 @@ def test_metrics_are_on_the_disk_before_the_checkpoint(run: Run, monkeypatch) ->
 
     seen = []
     write = checkpoints.write
-    monkeypatch.setattr(checkpoints, "write", lambda *a, **k: seen.append(len(load_run(run.path).frame())) or write(*a, **k))
+    monkeypatch.setattr(
+        checkpoints, "write", lambda *a, **k: seen.append(len(load_run(run.path).frame())) or write(*a, **k)
+    )
     run.log(1, {"a/b": 1.0})
     run.save_checkpoint(1, state())
     assert seen == [1]

@@ -27,16 +27,12 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     return values.to(draw(st.sampled_from(DTYPES)))
 
 
-scalars = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec="utf-8"), max_size=8)
-)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec="utf-8"), max_size=8)
 keys = st.text("ab/~0", max_size=4) | st.integers(-3, 3)
 trees = st.recursive(
     scalars | tensors(),
     lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(keys, inner, max_size=4)
+        st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple) | st.dictionaries(keys, inner, max_size=4)
     ),
     max_leaves=12,
 )

@@ -11,6 +11,7 @@ from torch import nn
 from excite.errors import ExciteError, InputError
 from excite.fit.architectures import ARCHITECTURES, build
 from excite.fit.randomness import seeded_weights
+from excite.runs.folder import one_line
 
 
 def make_model(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
@@ -26,7 +27,7 @@ def make_model(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
         except ExciteError:
             raise
         except Exception as error:
-            raise InputError(f"{name} could not make a model: {type(error).__name__}: {error}") from error
+            raise InputError(f"{name} could not make a model: {type(error).__name__}: {one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
     return model
@@ -43,7 +44,7 @@ def import_factory(name: str) -> Any:
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
-        raise InputError(f"cannot import {module_name!r}: {type(error).__name__}: {error}") from error
+        raise InputError(f"cannot import {module_name!r}: {type(error).__name__}: {one_line(error)}") from error
     finally:
         if added:
             sys.path.remove("")

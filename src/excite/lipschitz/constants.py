@@ -20,7 +20,7 @@ SLOPES = {
     "relu": 1.0, "abs": 1.0, "neg": 1.0, "tanh": 1.0, "sin": 1.0, "cos": 1.0, "atan": 1.0, "relu6": 1.0,
     "hardtanh": 1.0, "softplus": 1.0, "log_sigmoid": 1.0, "celu": 1.0, "clamp": 1.0, "clamp_min": 1.0,
     "clamp_max": 1.0, "dropout": 1.0, "feature_dropout": 1.0, "alpha_dropout": 1.0, "feature_alpha_dropout": 1.0,
-    "sigmoid": 0.25, "hardsigmoid": 1 / 6, "hardswish": 1.5, "erf": 2 / math.sqrt(math.pi),
+    "sigmoid": 0.25, "hardsigmoid": 0.16666668, "hardswish": 1.5, "erf": 2 / math.sqrt(math.pi),
     "gelu": 1.1291, "silu": 1.0999, "mish": 1.0886, "selu": 1.7581,
 }  # fmt: skip
 

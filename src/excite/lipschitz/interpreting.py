@@ -159,7 +159,8 @@ def _call(walk: Walk, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> 
         if is_inplace(node.target):  # it would write into the model
             args = (args[0].clone(), *args[1:])
         with torch.no_grad():
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        return value.cpu() if isinstance(value, Tensor) else value
     if name not in RULES or not hasattr(node.target, "_schema"):
         raise unknown(node, name)
     return RULES[name](walk, node, bind(node.target, args, kwargs))

@@ -75,7 +75,7 @@ def convolution(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
 
 @rule("embedding")
 def embedding(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    if not isinstance(a.weight, Held):
+    if not isinstance(a.weight, Held) or a.scale_grad_by_freq:  # that option changes gradients, and with them the law
         return bench.unknown(node, [a.weight], a.op)
     shape = shapes_of(node)
     words = math.prod(a.weight.shape) // shape[-1]

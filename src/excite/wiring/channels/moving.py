@@ -22,7 +22,7 @@ VIEWS = (
 # These repeat entries: a parameter that goes through them is an activation from there on.
 REPEATS = ("expand", "expand_as", "repeat", "tile", "repeat_interleave", "unfold", "pixel_shuffle", "pixel_unshuffle",
            "channel_shuffle", "index_select", "take_along_dim", "broadcast_to")  # fmt: skip
-SAME = ("contiguous", "clone", "alias", "_to_copy", "to", "lift_fresh_copy", "view_as", "type_as", "positive", "cpu",
+SAME = ("contiguous", "clone", "alias", "_to_copy", "to", "lift_fresh_copy", "type_as", "positive", "cpu",
         "double", "float")  # fmt: skip
 
 
@@ -57,7 +57,14 @@ def repeat(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
 
 @rule(*SAME)
 def same(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    if not node.meta["val"].is_floating_point() and isinstance(a.args[0], Signal | Held):
+        return bench.unknown(node, [a.args[0]], "rounding")
     return a.args[0]
+
+
+@rule("view_as", "reshape_as")
+def view_as(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    return bench.signal(a.args[0]).map(lambda t: t.reshape(shapes_of(node)))
 
 
 @rule("detach", "detach_copy")

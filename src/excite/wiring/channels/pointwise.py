@@ -211,7 +211,8 @@ def where(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
 @rule("masked_fill")
 def masked_fill(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     value, mask = bench.signal(a.self), bench.signal(a.mask)
-    if a.value != 0 or not bench.classes.all_fixed(mask.labels):
-        return bench.unknown(node, [value, mask], a.op)
+    zero = isinstance(a.value, int | float) and a.value == 0
+    if not zero or not bench.classes.all_fixed(mask.labels):
+        return bench.unknown(node, [value, mask, bench.signal(a.value)], a.op)
     bench.classes.pass_through(value.labels, a.op, linear=False)
     return Signal(value.labels)

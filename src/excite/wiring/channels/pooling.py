@@ -10,6 +10,7 @@ from torch import Tensor
 
 from excite.wiring.channels.rules import rule
 from excite.wiring.channels.signals import Bench, Signal, fill, shapes_of
+from excite.wiring.channels.slots import Held
 
 _MIXED = "{} is mixed in by "
 _MAX = ("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "max_pool2d_with_indices",
@@ -68,8 +69,8 @@ def linear_reduction(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> A
 
 @rule("amax", "amin", "max", "min", "linalg_vector_norm", "norm")
 def homogeneous_reduction(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    if getattr(a, "other", None) is not None:
-        return bench.unknown(node, [a.self, a.other], a.op)
+    if getattr(a, "other", None) is not None or 0 in (getattr(a, "ord", 2), getattr(a, "p", 2)):
+        return bench.unknown(node, [v for v in a.args if isinstance(v, Signal | Held)], a.op)
     value = bench.signal(a.args[0])
     labels = _reduced(bench, value, a)
     bench.classes.pass_through(labels, a.op, linear=False)

@@ -1,0 +1,99 @@
+"""What `margins` takes, checked once at the door."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excite.errors import InputError, ModelError
+from excite.wiring.calling import check_finite
+
+Bounds = tuple[float | Tensor, float | Tensor]
+
+
+def checked_points(x: Any) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise InputError(f"expected the inputs x as one tensor (N, ...); got {type(x).__name__}: convert or stack them")
+    if x.dim() == 0 or x.numel() == 0:
+        raise InputError(f"expected at least one input, with a batch axis in front; got shape {tuple(x.shape)}")
+    if x.dtype not in (torch.float32, torch.float64):
+        raise InputError(
+            f"expected inputs in float32 or float64; got {x.dtype}: convert with x.float(). Integer inputs such as "
+            "token ids have no margin: give the model their embeddings instead"
+        )
+    check_finite(x)
+    return x.detach().clone()
+
+
+def checked_bounds(bounds: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(lowest, highest) as tensors that broadcast to x; x must lie between them."""
+    if bounds is None:
+        return None
+    try:
+        low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device) for bound in bounds)
+        low.expand_as(x), high.expand_as(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"expected bounds as (lowest, highest), numbers or tensors that broadcast to {tuple(x.shape)}; got {bounds!r}"
+        ) from error
+    if bool(torch.isnan(low).any()) or bool(torch.isnan(high).any()) or bool((low > high).any()):
+        raise InputError(f"expected bounds with lowest ≤ highest; got {bounds!r}")
+    outside = (x < low) | (x > high)
+    if bool(outside.any()):
+        points = int(outside.flatten(1).any(1).sum()) if x.dim() > 1 else int(outside.sum())
+        raise InputError(
+            f"expected inputs within the bounds; {points} of {len(x)} points lie outside (inputs go from "
+            f"{float(x.min()):.4g} to {float(x.max()):.4g}): scale the data or widen the bounds"
+        )
+    return low, high
+
+
+def checked_outputs(f: Tensor, x: Tensor) -> int:
+    """The number of classes, 1 for scalar outputs."""
+    if f.shape not in ((len(x),), (len(x), 1)) and (f.dim() != 2 or len(f) != len(x)):
+        raise ModelError(
+            f"expected outputs of shape ({len(x)},), ({len(x)}, 1) or ({len(x)}, classes) for {len(x)} inputs; got "
+            f"{tuple(f.shape)}: say with output= which part to use"
+        )
+    if not f.is_floating_point():
+        raise ModelError(f"expected floating-point outputs; got {f.dtype}: return logits or scores, not decisions")
+    if not bool(torch.isfinite(f).all()):
+        raise ModelError("expected finite outputs; the model returns NaN or infinite values at some of the inputs")
+    return 1 if f.dim() == 1 else int(f.shape[1])
+
+
+def checked_labels(y: Any, x: Tensor, classes: int) -> Tensor:
+    """Labels as (N,) of type long on the device of x."""
+    if not isinstance(y, Tensor):
+        try:
+            y = torch.as_tensor(y)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"expected labels as a tensor of shape ({len(x)},); got {type(y).__name__}") from error
+    allowed = ((len(x),), (len(x), 1)) if classes == 1 else ((len(x),),)
+    if tuple(y.shape) not in allowed:
+        shapes = " or ".join(map(str, allowed))
+        raise InputError(f"expected labels of shape {shapes}; got {tuple(y.shape)}")
+    if y.is_complex() or (classes > 1 and y.is_floating_point()) or (classes > 1 and y.dtype == torch.bool):
+        raise InputError(f"expected integer labels for {classes} classes; got {y.dtype}: convert with y.long()")
+    most = max(classes, 2) - 1
+    y = y.detach().reshape(-1)
+    good = (y >= 0) & (y <= most) & (y == y.long())
+    if not bool(good.all()):
+        what = "labels 0 or 1 for a model with one output" if classes == 1 else f"labels from 0 to {most}"
+        raise InputError(f"expected {what}; got {float(y[~good][0]):g}: relabel the data")
+    return y.long().to(x.device)
+
+
+def checked_threshold(threshold: Any) -> float:
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
+        raise InputError(f"expected a finite number as threshold; got {threshold!r}")
+    return float(threshold)
+
+
+def checked_count(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"expected {name} as a whole number of at least {least}; got {value!r}")
+    return value

@@ -1,0 +1,40 @@
+"""Every Python example of the README and the docs runs, in order, in an empty folder."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_EXAMPLES = [page for page in PAGES if "```python" in page.read_text()]
+
+
+def given():
+    """What examples may use without having made it: a small model, a batch, an optimizer, a loader."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 1))
+    x, y = torch.rand(20, 1, 8, 8) * 2 - 1, torch.arange(20) % 2
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x_test, y_test = torch.rand(20, 1, 8, 8) * 2 - 1, torch.arange(20) % 2
+    return {
+        "torch": torch, "nn": nn, "model": model, "x": x, "y": y, "optimizer": optimizer, "loader": [(x, y)] * 3,
+        "loss": model(x).mean().detach(), "x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.name)
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    names = given()
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S):
+        exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target

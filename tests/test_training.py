@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from excite.config import parse_config
+from excite.errors import InputError, RunError
+from excite.runs import load_run
+from excite.training import find_device, load_trained, train
+
+MOONS: dict[str, Any] = {
+    "data": {"name": "moons", "train": 60, "test": 30},
+    "model": {"name": "mlp", "options": {"widths": [8]}},
+    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+    "epochs": 3,
+    "batch": 25,
+}
+
+
+def test_a_config_becomes_a_run(tmp_path: Path) -> None:
+    steps = []
+    with train(MOONS, tmp_path / "run", lambda *a: steps.append(a)) as run:
+        assert run.status == "done"
+        assert run.mode == "r"
+        assert {"loss/step", "accuracy/test", "distance/absolute", "accuracy/train"} <= set(run.names())
+        assert any(name.startswith("rank/") for name in run.names())
+        assert parse_config(run.config) == parse_config(MOONS)
+        model, config, data = load_trained(run)
+    assert steps[-1] == ("training", 9, 9)
+    assert config.epochs == 3
+    with torch.no_grad():
+        right = ((model(data.x_test).squeeze(1) > 0.5).long() == data.y_test).double().mean().item()
+    assert right == load_run(tmp_path / "run").series("accuracy/test")[1][-1]
+
+
+def test_the_same_config_continues_and_another_is_refused(tmp_path: Path) -> None:
+    train(MOONS, tmp_path / "run").close()
+    steps: list[Any] = []
+    train(MOONS, tmp_path / "run", lambda *a: steps.append(a)).close()
+    assert steps == []  # it was done
+    with pytest.raises(RunError, match="batch: 25 there, 30 now"):
+        train({**MOONS, "batch": 30}, tmp_path / "run")
+    assert load_run(tmp_path / "run").status == "done"
+
+
+def test_an_interrupted_training_continues_to_the_same_weights(tmp_path: Path) -> None:
+    config = {**MOONS, "excitation": {"radius": 0.05, "stages": 3}, "checkpoint_every": 2}
+    whole = train(config, tmp_path / "whole")
+
+    def interrupt(phase: str, done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", interrupt)
+    assert load_run(tmp_path / "run").status == "stopped"
+    run = train(config, tmp_path / "run")
+    one, two = (r.load_checkpoint()[1]["model"] for r in (whole, run))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert whole.frame().equals(run.frame())
+
+
+@pytest.mark.parametrize(
+    "excitation",
+    [
+        {"radius": 0.05},
+        {"relative": 0.05, "norm": 2},
+        {"radius": {"1": 0.05}},
+        {"radius": 0.05, "layers": "input", "bounds": [-3, 3]},
+        {"relative": 0.1, "stages": 2, "layers": ["3"], "norm": "1"},
+    ],
+)
+def test_every_kind_of_excitation_changes_the_weights(tmp_path: Path, excitation: dict[str, Any]) -> None:
+    plain = train({**MOONS, "watch": False}, tmp_path / "plain").load_checkpoint()[1]["model"]
+    excited = train({**MOONS, "watch": False, "excitation": excitation}, tmp_path / "run").load_checkpoint()[1]["model"]
+    assert not all(torch.equal(plain[k], excited[k]) for k in plain)
+
+
+@pytest.mark.parametrize("optimizer", [{"name": "adam"}, {"name": "adamw", "weight_decay": 0.1, "betas": [0.5, 0.9]}])
+def test_optimizers(tmp_path: Path, optimizer: dict[str, Any]) -> None:
+    run = train({**MOONS, "optimizer": optimizer}, tmp_path / "run")
+    group = run.load_checkpoint()[1]["optimizer"]["param_groups"][0]
+    assert group["betas"] == tuple(optimizer.get("betas", (0.9, 0.999)))
+
+
+def test_regression(tmp_path: Path) -> None:
+    config = {**MOONS, "data": {"name": "frequencies"}, "optimizer": {"name": "sgd", "lr": 0.001}}
+    assert "accuracy/test" not in train(config, tmp_path / "run").names()
+    with pytest.raises(InputError, match="regression"):
+        train({**config, "excitation": {"radius": 0.1}}, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"data": {"name": "digits"}}, "choose two"),
+        ({"data": {"name": "digit"}}, "did you mean 'digits'"),
+        ({"model": {"name": "papers-cnn"}}, "choose 'mlp'"),
+        ({"model": {"name": "mpl"}}, "did you mean 'mlp'"),
+        ({"excitation": {"radius": {"7": 0.1}}}, "unknown layer '7'"),
+        ({"excitation": {"radius": 0, "stages": 3}}, "never perturb"),
+        ({"device": "abacus"}, "device 'abacus'"),
+        ({"device": "meta"}, "device 'meta'"),
+        ({"optimizer": {"name": "sgd", "lr": 0.1, "nesterov": True}}, "optimizer: "),
+        ({"checkpoint_every": "often"}, "checkpoint_every"),
+        ({"epoch": 3}, "did you mean 'epochs'"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match) as error:
+        train({**MOONS, **change}, tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_devices() -> None:
+    assert find_device("cpu") == torch.device("cpu")
+    assert find_device("auto").type in ("cpu", "cuda")
+
+
+LEAN = """
+import sys
+import excite.fit, excite.runs, excite.data
+from excite.fit import build, fit, squared_error
+from excite.runs import Run
+import torch
+data = excite.data.load("moons", train=40)
+model = build("mlp", inputs=2)
+with Run.create(sys.argv[1], {}) as run:
+    fit(model, data, squared_error(model), torch.optim.Adam(model.parameters()), epochs=1, batch=20, run=run)
+    print(run.series("loss/step")[0].tolist())
+print({"pydantic", "pandas", "pooch", "sklearn", "matplotlib", "plotly", "typer"} & set(sys.modules))
+"""
+
+
+def test_fit_runs_and_data_work_without_the_rest(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAN, str(tmp_path / "run")], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "[1, 2]\nset()\n", done.stderr
