@@ -261,6 +261,8 @@ def test_bad_input_is_refused() -> None:
         local(Wrapped(lambda x: x.detach()), x)
     with pytest.raises(ModelError, match="one row per sample"):
         local(Wrapped(lambda x: x.sum()), x)
+    with pytest.raises(ModelError, match="one row per sample"):
+        bound(Wrapped(lambda x: x.sum()), x)
     with pytest.raises(ModelError, match="does not run"):
         bound(model, torch.randn(2, 3, dtype=torch.float64))
     dictionary, x = build("dict")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from .zoo import ZOO, zoo
 ALL = [*(("table", name) for name in CASES), *(("zoo", name) for name in ZOO)]
 
 
+@functools.cache
 def load(where: str, name: str) -> tuple[nn.Module, Tensor, tuple[Group, ...]]:
     model, x = build(name) if where == "table" else zoo(name)
     for module in model.modules():

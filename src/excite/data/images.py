@@ -17,12 +17,12 @@ DIGITS = tuple("0123456789")
 
 
 def digits(seed: int) -> Raw:
-    """scikit-learn's digits: 1797 images of 8×8, pixels 0 to 16; a quarter of every class is the test part."""
+    """scikit-learn's digits: 1797 images of 8×8, pixels 0 to 16; half of every class is the test part."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     x, y = np.asarray(bunch.images).astype(np.uint8)[:, None], np.asarray(bunch.target)
-    train, test = stratified(y, 0.25, seed)
+    train, test = stratified(y, 0.5, seed)
     return Raw("digits", (x[train], y[train]), (x[test], y[test]), DIGITS, 16, "handwritten digits, 8×8, scikit-learn")
 
 

@@ -32,7 +32,7 @@ def load(
         name: "digits", "cifar10", "mnist"; "boundaries", "linear-margins-1", "linear-margins-2", "frequencies", "moons".
         classes: which classes, by number or name; the first becomes label 0, and so on. Images only.
         train, test: how many points in all, equally many of each class; None for all there are.
-        seed: draws the subsets, the split of digits (three to one) and the synthetic points.
+        seed: draws the subsets, the split of digits (half and half) and the synthetic points.
         root: the folder of downloaded sets; else EXCITE_DATA, else the platform's cache folder.
         scale: what the smallest and the largest pixel become. Images only.
         options: omega for "frequencies", noise for "moons".

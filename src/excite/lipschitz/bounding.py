@@ -11,7 +11,7 @@ from excite.errors import InputError, ModelError
 from excite.lipschitz.interpreting import Kind, Reach, interpret
 from excite.norms import parse_norm
 from excite.wiring.affine import clean_path
-from excite.wiring.calling import Batch, Pick, check_finite, pick_output, tensors
+from excite.wiring.calling import Batch, Pick, batch_size, check_finite, pick_output, tensors
 from excite.wiring.exporting import ExportFailed, exported, resized, run
 from excite.wiring.untouched import evaluating
 from excite.wiring.wrappers import unwrap
@@ -67,8 +67,18 @@ def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pic
             node: model.get_parameter(path) for node, path in _paths(model, graph.parameters).items()
         }
         results = {kind: interpret(graph, parameters, kind) for kind in _KINDS}
-    inputs = sum(leaf[0].numel() for leaf in tensors(example) if leaf.is_floating_point() and leaf.dim())
-    outputs = math.prod(results[name][0].shape) // 2  # the graph was made for two samples
+    shape = results[name][0].shape
+    if shape[:1] != (2,):  # the graph was made for two samples
+        raise ModelError(
+            f"expected an output with one row per sample; for two samples got {shape}: pick it with output="
+        )
+    size = batch_size(example)
+    inputs = sum(
+        leaf[0].numel() if leaf.dim() and len(leaf) == size else leaf.numel()
+        for leaf in tensors(example)
+        if leaf.is_floating_point()
+    )
+    outputs = math.prod(shape[1:])
     return min((_bound(name, kind, *results[kind], inputs, outputs) for kind in (name, *_KINDS)), key=float)
 
 

@@ -1,1 +1,8 @@
+"""Margins: how far points are from the decision boundary, found by search and certified from below."""
 
+from excite.margin.evidence import Evidence
+from excite.margin.gap import Gap
+from excite.margin.measure import margins
+from excite.margin.result import Margins
+
+__all__ = ["Evidence", "Gap", "Margins", "margins"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -10,34 +12,51 @@ from excite.margin.room import Room, column, length
 from excite.margin.search import Found, Noise, nothing, to_boundary
 
 
-def from_others(decision: Decision, x: Tensor, room: Room, pool: Tensor, chosen: Tensor, nearest: int = 5) -> Found:
-    """Breaking perturbations that lead towards other points, shrunk to the boundary.
+def from_others(decision: Decision, x: Tensor, room: Room, pool: Tensor, chosen: Tensor, noise: Noise) -> Found:
+    """Breaking perturbations that lead straight to other inputs, shrunk to the boundary.
 
-    pool (M, ...) are inputs and chosen (M,) the classes the model decides for there. Of those decided otherwise than
-    the label, the `nearest` are tried, along the straight line.
+    pool (M, ...) are inputs and chosen (M,) the classes the model decides for there: of those decided otherwise than
+    the label the nearest five are tried. If there are none, a few corners of the bounds or random directions.
     """
     found = nothing(x)
-    if not len(pool):
-        return found
-    order = torch.inf if room.norm == "inf" else 2.0
-    apart = torch.cdist(x.flatten(1), pool.flatten(1), p=order)
+    apart = torch.cdist(x.flatten(1), pool.flatten(1), p=torch.inf if room.norm == "inf" else 2.0)
     apart = apart.masked_fill(chosen[None, :] == decision.labels[:, None], torch.inf)
-    for k in range(min(nearest, len(pool))):
+    for k in range(min(5, len(pool))):
         distance, which = apart.kthvalue(k + 1, dim=1)
         index = torch.nonzero(torch.isfinite(distance))[:, 0]
-        if not len(index):
-            break
-        inside, rows = room.rows(index), decision.rows(index)
-        d = inside.clip(pool[which[index]] - x[index])
-        low, high = torch.zeros_like(distance[index]), torch.ones_like(distance[index])
-        for _ in range(10):
-            middle = (low + high) / 2
-            broken = rows.look(x[index] + column(middle, d) * d)[1]
-            high, low = torch.where(broken, middle, high), torch.where(broken, low, middle)
-        d = column(high, d) * d
-        broken = rows.look(x[index] + d)[1]
-        found.take(index[broken], inside.length(d)[broken], d[broken])
+        _along(decision, x, room, room.clip(pool[which] - x), index, found)
+    index = torch.nonzero(torch.isinf(found.radius))[:, 0]
+    for d in _extremes(x, room, noise) if len(index) else ():
+        _along(decision, x, room, d, index, found)
     return to_boundary(decision, x, room, found)
+
+
+def _along(decision: Decision, x: Tensor, room: Room, d: Tensor, index: Tensor, found: Found) -> None:
+    """Bisect between the points `index` and their perturbations d, and keep what is broken and smaller."""
+    if not len(index):
+        return
+    decision, room, x, d = decision.rows(index), room.rows(index), x[index], d[index]
+    low, high = x.new_zeros(len(x)), x.new_ones(len(x))
+    for _ in range(10):
+        middle = (low + high) / 2
+        broken = decision.look(x + column(middle, d) * d)[1]
+        high, low = torch.where(broken, middle, high), torch.where(broken, low, middle)
+    d = column(high, d) * d
+    broken = decision.look(x + d)[1]
+    found.take(index[broken], room.length(d)[broken], d[broken])
+
+
+def _extremes(x: Tensor, room: Room, noise: Noise) -> Iterator[Tensor]:
+    if room.low is not None and room.high is not None:
+        yield room.low
+        yield room.high
+        for _ in range(4):
+            yield torch.where(noise(x.shape, x) > 0, room.high, room.low)
+        return
+    for times in (1e-6, 1e-5, 1e-4, 1e-3):  # the reach is a million times the spread of the data
+        way = room.direction(noise(x.shape, x)) * column(times * room.reach, x)
+        yield way
+        yield -way
 
 
 def blind_search(decision: Decision, x: Tensor, room: Room, start: Found, noise: Noise, queries: int) -> Found:

@@ -31,9 +31,7 @@ class Decision:
     scale: Tensor | None = None  # (N, classes)
 
     def rows(self, index: Tensor) -> Decision:
-        return replace(
-            self, labels=self.labels[index], scale=None if self.scale is None else self.scale[index]
-        )
+        return replace(self, labels=self.labels[index], scale=None if self.scale is None else self.scale[index])
 
     def outputs(self, z: Tensor) -> Tensor:
         """(N,) for scalar outputs, (N, m) for vectors."""
@@ -75,9 +73,7 @@ class Decision:
         f = self.outputs(z)
         own = f.gather(1, self.labels[:, None])[:, 0]
         last = classes.shape[1] - 1
-        return [
-            _gradient(own - f.gather(1, classes[:, k : k + 1])[:, 0], z, keep=k < last) for k in range(last + 1)
-        ]
+        return [_gradient(own - f.gather(1, classes[:, k : k + 1])[:, 0], z, keep=k < last) for k in range(last + 1)]
 
 
 def _finite(f: Tensor) -> Tensor:

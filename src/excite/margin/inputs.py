@@ -84,7 +84,8 @@ def checked_labels(y: Any, x: Tensor, classes: int) -> Tensor:
     if not bool(good.all()):
         what = "labels 0 or 1 for a model with one output" if classes == 1 else f"labels from 0 to {most}"
         raise InputError(f"expected {what}; got {float(y[~good][0]):g}: relabel the data")
-    return y.long().to(x.device)
+    labels: Tensor = y.long().to(x.device)
+    return labels
 
 
 def checked_threshold(threshold: Any) -> float:

@@ -144,7 +144,9 @@ class Margins:
             f"misclassified {wrong} ({wrong / n:.1%}), never broken {never} ({never / n:.1%})",
         ]
         if self.certified is not None:
-            lines.append(f"certified: median {_short(float(np.median(self.certified.numpy())))}, by the {self.certified_why}")
+            lines.append(
+                f"certified: median {_short(float(np.median(self.certified.numpy())))}, by the {self.certified_why}"
+            )
         else:
             lines.append(f"certified: nothing ({self.certified_why})")
         if self.evidence is None:

@@ -18,7 +18,9 @@ def column(values: Tensor, like: Tensor) -> Tensor:
 
 def length(d: Tensor, norm: Norm) -> Tensor:
     """(N,): the norm of each row of d (N, ...)."""
-    return torch.linalg.vector_norm(d.flatten(1), math.inf if norm == "inf" else float(norm), dim=1)
+    order = math.inf if norm == "inf" else float(norm)
+    result: Tensor = torch.linalg.vector_norm(d.flatten(1), order, dim=1)
+    return result
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Room:
         """d cut to the bounds."""
         if self.low is None or self.high is None:
             return d
-        return torch.maximum(torch.minimum(d, self.high), self.low)
+        return torch.clamp(d, self.low, self.high)
 
     def fit(self, d: Tensor, radius: Tensor) -> Tensor:
         """d brought into the ball of `radius` (N,), then into the bounds."""
@@ -70,7 +72,7 @@ class Room:
         """
         if self.norm == "inf":
             edge = column(radius, d)
-            return torch.maximum(torch.minimum(d, edge), -edge)
+            return torch.clamp(d, -edge, edge)
         size = self.length(d).clamp_min(torch.finfo(d.dtype).tiny)
         return d * column((radius / size).clamp(max=1.0), d)
 

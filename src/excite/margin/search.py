@@ -62,6 +62,9 @@ class Found:
     radius: Tensor
     d: Tensor
 
+    def rows(self, index: Tensor) -> Found:
+        return Found(self.radius[index], self.d[index])
+
     def take(self, index: Tensor, radius: Tensor, d: Tensor) -> None:
         """Keep those of `radius`, `d` for the points `index` that are smaller."""
         better = radius < self.radius[index]
@@ -154,7 +157,9 @@ class _State:
 
         now = torch.minimum(self.radius, self.best)
         change = torch.maximum(torch.minimum(distance, most * now), least * now)
-        grown = torch.minimum(distance, plan.growth * now) if cap is None else torch.minimum(distance, cap)
+        # A little past the estimate: exactly on the boundary of a linear model nothing would ever break.
+        most_growth = plan.growth * now if cap is None else cap
+        grown = torch.maximum(torch.minimum(distance * (1 + least), most_growth), least * now)
         radius = torch.where(broken, now - change, now + torch.where(known, change, grown))
         self.radius = torch.minimum(torch.minimum(radius, self.best * (1 - least)), room.reach)
 
@@ -164,7 +169,9 @@ class _State:
             gradient = self.momentum
         if cap is not None and plan.scatter:
             # not beyond a tenth of the room: a first estimate that large says nothing
-            d = room.direction(noise(d.shape, d)) * column(plan.scatter * torch.minimum(self.radius, room.reach / 10), d)
+            d = room.direction(noise(d.shape, d)) * column(
+                plan.scatter * torch.minimum(self.radius, room.reach / 10), d
+            )
         d = d - room.direction(gradient) * column(stride * self.radius, d)
         self.d = room.fit(d, self.radius)
 

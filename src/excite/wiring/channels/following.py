@@ -20,7 +20,7 @@ from excite.wiring.exporting import Exported
 def follow(model: nn.Module, exported: Exported) -> Bench:
     """All uses of parameters, with the labels of what they read and make, and what is known about the labels."""
     shapes = {clean_path(path): tuple(parameter.shape) for path, parameter in model.named_parameters()}
-    bench = Bench(exported, shapes, model.training)
+    bench = Bench(shapes, model.training)
     values: dict[torch.fx.Node, Any] = {}
     aliases = Aliases()
     for node in exported.graph.nodes:

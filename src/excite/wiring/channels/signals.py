@@ -11,7 +11,6 @@ from torch import Tensor
 
 from excite.wiring.channels.labels import Break, Classes, Mirrors
 from excite.wiring.channels.slots import Held, Slot, Use, entries_slot
-from excite.wiring.exporting import Exported
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,13 @@ class Signal:
 class Bench:
     """What the rules share: the classes of labels, the uses of parameters, names and random patterns."""
 
-    def __init__(self, exported: Exported, shapes: dict[str, tuple[int, ...]], training: bool):
+    def __init__(self, shapes: dict[str, tuple[int, ...]], training: bool):
         self.classes = Classes()
         self.uses: list[Use] = []
         self.mirrors = Mirrors(self.classes)
         self.looks: list[tuple[Tensor, Tensor]] = []  # further fingerprints: labels, projections (channels, 2)
         self.shapes = shapes
         self.training = training
-        self._exported = exported
         self._calls: dict[str, int] = {}
         self._generator = torch.Generator().manual_seed(0)
 

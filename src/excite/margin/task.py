@@ -1,0 +1,129 @@
+"""All points of one call of `margins`, searched in batches: the independent searches, and what follows them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from excite.margin.blind import from_others
+from excite.margin.decision import Decision
+from excite.margin.room import Room
+from excite.margin.search import BOLD, STEADY, Found, Noise, Opening, nothing, search, to_boundary
+
+_CLASSES = 10  # nearest classes whose first-order distance is worked out
+_POOL = 1000  # data points towards which points may be moved
+
+
+@dataclass
+class Task:
+    """The points x (N, ...) with their clean outputs f, and what the searches found out about them."""
+
+    decision: Decision
+    x: Tensor
+    room: Room
+    f: Tensor
+    size: int
+    steps: int
+    seed: int
+    runs: list[Tensor] = field(default_factory=list)  # radii (N,) found by each independent search
+
+    def __post_init__(self) -> None:
+        self.noise = _noise(self.seed)
+        self.right = self.decision.chosen(self.f) == self.decision.labels
+        self.estimate = self.x.new_zeros(len(self.x))  # distance to the boundary by the gradient at the clean point
+        self.lost = torch.zeros_like(self.right)  # not broken by gradients, but on the way to another point
+
+    def run(self, restarts: int) -> Found:
+        found = nothing(self.x)
+        found.radius[~self.right] = 0
+        self.runs = [torch.full_like(found.radius, math.inf) for _ in range(restarts)]
+        cap = self.room.reach if self.room.low is not None else self.room.reach / 1e6
+        for index in torch.nonzero(self.right)[:, 0].split(self.size):
+            x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
+            decision = _weighed(decision, x, room, self.f[index])
+            opening = Opening(*decision.slope(x), cap[index])
+            self.estimate[index] = opening.slack / room.slope(opening.gradient)
+            for k in range(restarts):
+                plan = (BOLD, STEADY)[k % 2][room.norm]
+                if k > 1:
+                    plan = replace(plan, scatter=1.0)
+                radii = search(decision, x, room, plan, self.steps if k == 0 else self.steps // 2, opening, self.noise)
+                found.take(index, radii.radius, radii.d)
+                self.runs[k][index] = radii.radius
+        self._recover(found)
+        for index in torch.nonzero(self.right)[:, 0].split(self.size):
+            part = to_boundary(self.decision.rows(index), self.x[index], self.room.rows(index), found.rows(index), 8)
+            found.take(index, part.radius, part.d)
+        return found
+
+    def _recover(self, found: Found) -> None:
+        """Points that the search did not break: start again from the way to points decided otherwise."""
+        for index in torch.nonzero(torch.isinf(found.radius))[:, 0].split(self.size):
+            x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
+            start = from_others(decision, x, room, *self.pool(), self.noise)
+            found.take(index, start.radius, start.d)
+            broken = torch.isfinite(start.radius)
+            self.lost[index] = broken
+            index, rows = index[broken], torch.nonzero(broken)[:, 0]
+            if len(index):
+                again = search(
+                    decision.rows(rows),
+                    x[rows],
+                    room.rows(rows),
+                    BOLD[room.norm],
+                    self.steps // 2,
+                    start.d[rows],
+                    self.noise,
+                )
+                found.take(index, again.radius, again.d)
+
+    def pool(self) -> tuple[Tensor, Tensor]:
+        """At most `_POOL` data points, evenly taken, and the classes decided for there."""
+        every = max(1, math.ceil(len(self.x) / _POOL))
+        return self.x[::every], self.decision.chosen(self.f[::every])
+
+    def firm(self, found: Found) -> None:
+        """Make perturbations break the points by more than rounding, which differs with the size of the batch."""
+        epsilon = torch.finfo(self.x.dtype).eps
+        for index in torch.nonzero(self.right & torch.isfinite(found.radius))[:, 0].split(self.size):
+            f = self.f[index]
+            size = f.abs() if f.dim() == 1 else f.abs().amax(1)
+            rounding = 64 * epsilon * (size + abs(self.decision.threshold) * (f.dim() == 1))
+            for more in (0, 8, 32, 128, 512, 2048):
+                x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
+                d = room.clip(found.d[index] * (1 + more * epsilon))
+                slack, broken = decision.look(x + d)
+                clear = broken & (slack <= -rounding)
+                done = index[clear]
+                found.d[done] = d[clear]
+                found.radius[done] = room.length(d)[clear]
+                index, rounding = index[~clear], rounding[~clear]
+                if not len(index):
+                    break
+
+
+def batch_size(x: Tensor) -> int:
+    """Small enough for the caches of a CPU, large enough to keep a GPU busy."""
+    most = 2**19 if x.device.type == "cpu" else 2**24
+    return min(max(most // x[0].numel(), 32), 4096)
+
+
+def _noise(seed: int) -> Noise:
+    """Standard normal draws from a generator of our own, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda shape, like: torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def _weighed(decision: Decision, x: Tensor, room: Room, f: Tensor) -> Decision:
+    """With many classes, the steepness of the differences f_label − f_j at x, for the classes with the largest outputs."""
+    if decision.classes <= 2:
+        return decision
+    others = f.scatter(1, decision.labels[:, None], -math.inf)
+    nearest = others.topk(min(_CLASSES, decision.classes - 1), dim=1).indices
+    steep = torch.stack([room.slope(g) for g in decision.differences(x, nearest)], 1)
+    steep = torch.where(steep > 0, steep, steep.amax(1, keepdim=True)).clamp_min(torch.finfo(x.dtype).tiny)
+    scale = steep.amax(1, keepdim=True).repeat(1, decision.classes).scatter(1, nearest, steep)
+    return replace(decision, scale=scale)
