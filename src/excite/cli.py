@@ -120,7 +120,7 @@ def demo(
 
         perform_all(left, workers, update)
     path = write_report(
-        [task.folder for task in todo], out / "report.html", "Three ways to train: margins on digits 8 and 1"
+        [task.folder for task in todo], out / "report.html", "Three ways to train: margins on digits 8 and 9"
     )
     _show([task.folder for task in todo])
     console.print(f"report: {path}", soft_wrap=True)

@@ -153,7 +153,7 @@ class _State:
         distance = torch.where(flat, math.inf, slack.abs() / steep)  # to the boundary, to first order
         # The least radius at which the linearization breaks: (slack − gradient·d) / ‖gradient‖_dual.
         linear = (slack - (gradient * d).flatten(1).sum(1)) / steep
-        self.settled = torch.where(known & ~flat & (self.best <= 1.003 * linear), self.settled + 1, 0)
+        self.settled = torch.where(known & ~flat & ((self.best - linear).abs() <= 0.003 * self.best), self.settled + 1, 0)
 
         now = torch.minimum(self.radius, self.best)
         change = torch.maximum(torch.minimum(distance, most * now), least * now)

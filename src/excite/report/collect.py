@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from excite.errors import InputError, RunError
 from excite.margin import Margins
+from excite.report.curves import widest_gap
 from excite.runs import Run, load_run
 
+Values = npt.NDArray[np.float64]
 Series = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
@@ -53,13 +55,19 @@ class Arm:
         found = [np.asarray(run.margins[part].values.cpu()) for run in self.runs if part in run.margins]
         return np.concatenate(found) if found else None
 
-    def gaps(self) -> list[float]:
-        """Largest distance between the curves of training and test margins, one a run."""
-        return [
-            float(run.margins["train"].gap(run.margins["test"]))
-            for run in self.runs
-            if {"train", "test"} <= run.margins.keys()
-        ]
+    def pairs(self) -> list[tuple[Values, Values]]:
+        """(training, test) margins of each run that has both."""
+        found = [run.margins for run in self.runs if {"train", "test"} <= run.margins.keys()]
+        return [(np.asarray(m["train"].values), np.asarray(m["test"].values)) for m in found]
+
+    def gap(self) -> float | None:
+        """Largest distance between the curves of training and test margins, points of all runs together."""
+        pairs = self.pairs()
+        if not pairs:
+            return None
+        train, test = (np.concatenate(values) for values in zip(*pairs))
+        _, low, high = widest_gap(train, test)
+        return high - low
 
     def accuracies(self, part: str) -> list[float]:
         return [run.accuracy[part] for run in self.runs if part in run.accuracy]

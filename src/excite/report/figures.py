@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from excite.report.collect import Arm
+from excite.report.curves import curve, smooth, thin, widest_gap
 
 # Colours that people with colour-blindness tell apart (Okabe and Ito).
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
@@ -67,7 +66,7 @@ def losses(arms: Sequence[Arm]) -> go.Figure | None:
     if not figure.data:
         return None
     figure.update_xaxes(title_text="step")
-    figure.update_yaxes(title_text="loss (each arm's own)", type="log")
+    figure.update_yaxes(title_text="loss (each arm's own)", type="log", dtick=1)
     return _styled(figure, 360)
 
 
@@ -108,37 +107,6 @@ def distances(arms: Sequence[Arm]) -> go.Figure | None:
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text="‖θ − θ₀‖ / ‖θ₀‖", rangemode="tozero")
     return _styled(figure, 360)
-
-
-def curve(values: npt.NDArray[np.float64], widest: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Steps of the fraction of values that are at most x, from 0 to `widest`."""
-    x, counts = np.unique(values[np.isfinite(values)], return_counts=True)
-    y = np.cumsum(counts) / values.size
-    x, y = np.concatenate([[0.0], x]), np.concatenate([[float((values <= 0).mean())], y])
-    return np.append(x, widest), np.append(y, y[-1])
-
-
-def widest_gap(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[float, float, float]:
-    """Where the two curves are farthest apart, and the lower and upper value there."""
-    places = np.unique(np.concatenate([a, b]))
-    places = places[np.isfinite(places)] if np.isfinite(places).any() else np.zeros(1)
-    ours, theirs = ((np.searchsorted(np.sort(v), places, side="right")) / v.size for v in (a, b))
-    best = int(np.argmax(np.abs(ours - theirs)))
-    return float(places[best]), float(min(ours[best], theirs[best])), float(max(ours[best], theirs[best]))
-
-
-def smooth(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    width = max(1, len(values) // 50)
-    sums = np.cumsum(np.concatenate([np.zeros(1), values]))
-    starts = np.maximum(np.arange(1, len(values) + 1) - width, 0)
-    return (sums[1:] - sums[starts]) / (np.arange(1, len(values) + 1) - starts)
-
-
-def thin(values: npt.NDArray[Any], most: int = 2000) -> npt.NDArray[Any]:
-    """Every k-th value and the last one: what a screen can show."""
-    if len(values) <= most:
-        return values
-    return np.append(values[:: -(-len(values) // most)], values[-1])
 
 
 def _styled(figure: go.Figure, height: int) -> go.Figure:

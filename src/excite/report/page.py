@@ -67,7 +67,8 @@ def table(arms: Sequence[Arm]) -> list[dict[str, str]]:
             row[f"accuracy {part}"] = _mean(arm.accuracies(part), "{:.1%}")
             row[f"margin {part}"] = "–" if values is None else _number(float(np.median(values)))
             row[f"censored {part}"] = "–" if values is None else f"{np.isinf(values).mean():.1%}"
-        row["gap"] = _mean(arm.gaps(), "{:.3f}")
+        gap = arm.gap()
+        row["gap"] = "–" if gap is None else f"{gap:.3f}"
         rows.append(row)
     return rows
 

@@ -7,65 +7,86 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student
+import numpy.typing as npt
 
-from excite.report.collect import Arm
+from excite.report.collect import Arm, Values
+from excite.report.curves import chance_gap, widest_gap
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Gap of one arm minus gap of another: mean over paired runs, with a 95 % interval over them."""
+    """Gap of one arm minus gap of another, with a 95 % bootstrap interval."""
 
     arm: str
     against: str
     difference: float
     low: float
     high: float
-    pairs: int
+    runs: int
 
     @property
     def decided(self) -> bool:
-        return self.pairs > 1 and (self.low > 0 or self.high < 0)
+        return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
         where = f"{self.arm} against {self.against}"
-        if self.pairs < 2:
-            return (
-                f"{where}: the gap is {_signed(self.difference)} in one run each; one run cannot tell it from chance, "
-                "so this is undecided."
-            )
-        interval = f"95 % interval {_signed(self.low)} to {_signed(self.high)} over {self.pairs} pairs of runs"
+        what = "runs and points" if self.runs > 1 else "points only, since there is one run each"
+        interval = f"95 % interval {_signed(self.low)} to {_signed(self.high)}, resampling {what}"
         if not self.decided:
-            return f"{where}: undecided. The gap differs by {_signed(self.difference)} ({interval}, which includes 0)."
+            return f"{where}: undecided. The gap differs by {_signed(self.difference)} ({interval})."
         word = "smaller" if self.difference < 0 else "larger"
         return f"{where}: the gap is {word}, by {abs(self.difference):.3f} ({interval})."
 
 
-def compare(arm: Arm, against: Arm) -> Comparison | None:
-    """Paired by position (the same seed and data); the interval is Student's t over the pairs."""
-    ours, theirs = arm.gaps(), against.gaps()
-    pairs = min(len(ours), len(theirs))
-    if not pairs:
+def compare(arm: Arm, against: Arm, resamples: int = 1000, seed: int = 0) -> Comparison | None:
+    """Runs of the two arms are paired by position (the same seed and data).
+
+    The interval is that of a bootstrap on two levels: pairs of runs are drawn with replacement, then the points of each.
+    Resampling adds to both gaps, and more to the smaller one, so the interval of the difference leans towards 0.
+    """
+    ours, theirs = arm.pairs(), against.pairs()
+    runs = min(len(ours), len(theirs))
+    if not runs:
         return None
-    differences = np.array(ours[:pairs]) - np.array(theirs[:pairs])
-    mean = float(differences.mean())
-    reach = math.inf
-    if pairs > 1:
-        reach = float(student.ppf(0.975, pairs - 1) * differences.std(ddof=1) / math.sqrt(pairs))
-    return Comparison(arm.name, against.name, mean, mean - reach, mean + reach, pairs)
+    rng = np.random.default_rng(seed)
+    differences = np.empty(resamples)
+    for i in range(resamples):
+        chosen = rng.integers(runs, size=runs) if runs > 1 else np.zeros(1, np.int64)
+        differences[i] = _resampled(ours, chosen, rng) - _resampled(theirs, chosen, rng)
+    low, high = np.quantile(differences, [0.025, 0.975])
+    return Comparison(arm.name, against.name, _gap(ours[:runs]) - _gap(theirs[:runs]), float(low), float(high), runs)
+
+
+def _gap(pairs: Sequence[tuple[Values, Values]]) -> float:
+    train, test = (np.concatenate(values) for values in zip(*pairs))
+    _, low, high = widest_gap(train, test)
+    return high - low
+
+
+def _resampled(
+    pairs: Sequence[tuple[Values, Values]], chosen: npt.NDArray[np.int64], rng: np.random.Generator
+) -> float:
+    return _gap(
+        [(rng.choice(pairs[r][0], len(pairs[r][0])), rng.choice(pairs[r][1], len(pairs[r][1]))) for r in chosen]
+    )
 
 
 def verdict(arms: Sequence[Arm]) -> list[str]:
     """Sentences on what the runs show: gaps compared with the first arm and the one before, accuracy, trust."""
     sentences: list[str] = []
-    measured = [arm for arm in arms if arm.gaps()]
-    if len(measured) > 1:
-        ranked = sorted(measured, key=lambda arm: float(np.mean(arm.gaps())))
-        listed = ", ".join(f"{arm.name} {np.mean(arm.gaps()):.3f}" for arm in ranked)
-        sentences.append(f"Gap between training and test margins, smallest first: {listed}.")
-    for i, arm in enumerate(measured):
+    measured = {arm.name: gap for arm in arms if (gap := arm.gap()) is not None}
+    if measured:
+        listed = ", ".join(f"{name} {gap:.3f}" for name, gap in sorted(measured.items(), key=lambda item: item[1]))
+        floor = max(chance_gap(*(sum(map(len, part)) for part in zip(*arm.pairs()))) for arm in arms if arm.pairs())
+        order = ", smallest first" if len(measured) > 1 else ""
+        sentences.append(
+            f"Gap between training and test margins{order}: {listed}. "
+            f"Two sets of this size from one distribution would show about {floor:.3f}."
+        )
+    compared = [arm for arm in arms if arm.pairs()]
+    for i, arm in enumerate(compared):
         others = {0, i - 1} if i else set()
-        sentences += [str(found) for j in sorted(others) if (found := compare(arm, measured[j])) is not None]
+        sentences += [str(found) for j in sorted(others) if (found := compare(arm, compared[j])) is not None]
     sentences += [sentence for arm in arms for sentence in _warnings(arm)]
     if not measured:
         sentences.append("No margins were measured in these runs: `excite margins RUN` measures and keeps them.")
@@ -81,12 +102,15 @@ def _warnings(arm: Arm) -> list[str]:
             "so its margins say nothing about robustness."
         )
     margins = [m for run in arm.runs for m in run.margins.values()]
-    doubtful = [m for m in margins if not m.trusted]
+    doubtful = [m for m in margins if m.flags]
     if doubtful:
+        reasons = "; ".join(dict.fromkeys(flag for m in doubtful for flag in m.flags))
         found.append(
-            f"{arm.name}: the search for margins did not work as it should in {len(doubtful)} of {len(margins)} "
-            f"measurements, so margins may be smaller than shown. {'; '.join(dict.fromkeys(f for m in doubtful for f in m.flags))}"
+            f"{arm.name}: {len(doubtful)} of {len(margins)} measurements of margins are not to be trusted, margins may be "
+            f"smaller than shown: {reasons}."
         )
+    if any(m.evidence is None for m in margins):
+        found.append(f"{arm.name}: no evidence was gathered that the search for margins worked.")
     broken = [run for run in arm.runs if run.status == "failed"]
     found += [f"{arm.name}: the run {run.path.name} failed: {run.reason}." for run in broken]
     return found

@@ -1,0 +1,49 @@
+"""Curves as arrays: what is drawn, and the numbers read off it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def curve(values: npt.NDArray[np.float64], widest: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Steps of the fraction of values that are at most x, from 0 to `widest`."""
+    x, counts = np.unique(values[np.isfinite(values)], return_counts=True)
+    y = np.cumsum(counts) / values.size
+    x, y = np.concatenate([[0.0], x]), np.concatenate([[float((values <= 0).mean())], y])
+    return np.append(x, widest), np.append(y, y[-1])
+
+
+def widest_gap(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+    """Where the two curves are farthest apart, and the lower and upper value there."""
+    places = np.unique(np.concatenate([a, b]))
+    places = places[np.isfinite(places)] if np.isfinite(places).any() else np.zeros(1)
+    ours, theirs = ((np.searchsorted(np.sort(v), places, side="right")) / v.size for v in (a, b))
+    best = int(np.argmax(np.abs(ours - theirs)))
+    return float(places[best]), float(min(ours[best], theirs[best])), float(max(ours[best], theirs[best]))
+
+
+def chance_gap(n: int, m: int) -> float:
+    """The gap that two samples of n and m points from one distribution show on average: √(π/2) ln 2 · √(1/n + 1/m).
+
+    The mean of Kolmogorov's distribution; a measured gap of this size is none.
+    """
+    return math.sqrt(math.pi / 2) * math.log(2) * math.sqrt(1 / n + 1 / m)
+
+
+def smooth(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    width = max(1, len(values) // 50)
+    sums = np.cumsum(np.concatenate([np.zeros(1), values]))
+    starts = np.maximum(np.arange(1, len(values) + 1) - width, 0)
+    means: npt.NDArray[np.float64] = (sums[1:] - sums[starts]) / (np.arange(1, len(values) + 1) - starts)
+    return means
+
+
+def thin(values: npt.NDArray[Any], most: int = 2000) -> npt.NDArray[Any]:
+    """Every k-th value and the last one: what a screen can show."""
+    if len(values) <= most:
+        return values
+    return np.append(values[:: -(-len(values) // most)], values[-1])

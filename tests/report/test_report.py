@@ -1,0 +1,162 @@
+"""The report: what it reads, what it says, what it shows in a browser."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ks_2samp
+
+from excite import ExciteError, RunError
+from excite.margin import Margins
+from excite.report import write_report
+from excite.report.collect import collect
+from excite.report.curves import chance_gap, curve, smooth, thin, widest_gap
+from excite.report.page import table
+from excite.report.verdict import compare, verdict
+from excite.runs import Run
+
+WIRING = {
+    "layers": [{"name": "0", "kind": "linear", "in": "3", "out": "2", "parameters": 8}],
+    "groups": [{"producers": ["0"], "consumers": ["2"], "channels": 2, "width": 2, "law": "channel", "why": "relu"}],
+}
+
+
+def make_run(folder, arm, shift, seed=0, n=200, config=None, status="done"):
+    """A run with made-up margins: test margins are training margins moved by `shift`."""
+    rng = np.random.default_rng(seed)
+    with Run.create(folder, config or {"seed": seed, "radius": shift}) as run:
+        for step in range(20):
+            run.log(
+                step,
+                {"loss/step": 1 / (step + 1), "rank/share/0": 0.5, "rank/effective/0": 2.0, "distance/relative": step},
+            )
+        for part, moved in (("train", 0.0), ("test", shift)):
+            values = torch.tensor(np.maximum(rng.normal(1 - moved, 0.2, n), 0))
+            run.write_json(f"margins-{part}", Margins(values, "inf").to_dict())
+        run.write_json("summary", {"arm": arm, "accuracy": {"train": 1.0, "test": 0.97}})
+        run.write_json("wiring", WIRING)
+        run.close(status, "because" if status == "failed" else None)
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path / f"a{seed}", "plain", 0.3, seed)
+        make_run(tmp_path / f"b{seed}", "excited", 0.0, seed + 10)
+    return tmp_path
+
+
+def test_runs_are_grouped_into_arms(runs):
+    arms = collect([runs])
+    assert [(arm.name, len(arm.runs)) for arm in arms] == [("plain", 3), ("excited", 3)]
+    assert [row["accuracy test"] for row in table(arms)] == ["97.0% (97.0% to 97.0%)"] * 2
+    assert collect([runs / "a0"])[0].runs[0].by_layer("rank/share").keys() == {"0"}
+
+
+def test_a_real_difference_is_found_with_its_sign(runs):
+    plain, excited = collect([runs])
+    found = compare(excited, plain)
+    assert found.decided
+    assert found.high < 0
+    assert found.difference == pytest.approx(excited.gap() - plain.gap())
+    assert "the gap is smaller" in str(found)
+    assert "the gap is larger" in str(compare(plain, excited))
+    assert verdict([plain, excited])[0].startswith("Gap between training and test margins, smallest first: excited")
+
+
+def test_no_difference_is_undecided(tmp_path):
+    undecided = 0
+    for i in range(10):
+        folder = tmp_path / str(i)
+        for seed in range(3):
+            make_run(folder / f"a{seed}", "a", 0.1, 100 * i + seed)
+            make_run(folder / f"b{seed}", "b", 0.1, 100 * i + seed + 50)
+        undecided += not compare(*collect([folder])).decided
+    assert undecided >= 9
+
+
+def test_doubts_are_said(tmp_path):
+    make_run(tmp_path / "one", "one", 0.1, status="failed")
+    text = " ".join(verdict(collect([tmp_path / "one"])))
+    assert "no evidence was gathered" in text
+    assert "failed: because" in text
+    with Run.create(tmp_path / "bare", {}) as run:
+        run.log(0, {"loss/step": 1.0})
+    assert "No margins were measured" in verdict(collect([tmp_path / "bare"]))[0]
+    assert "Loss" in write_report([tmp_path / "bare"], tmp_path / "bare.html").read_text()
+
+
+@pytest.mark.parametrize("n", [1, 5, 200])
+def test_the_gap_is_the_two_sample_statistic(n):
+    rng = np.random.default_rng(n)
+    a, b = rng.normal(size=n), rng.normal(0.3, 1, size=2 * n)
+    at, low, high = widest_gap(a, b)
+    assert high - low == pytest.approx(ks_2samp(a, b).statistic)
+    assert abs((a <= at).mean() - (b <= at).mean()) == pytest.approx(high - low)
+    assert widest_gap(np.full(3, np.inf), np.full(3, np.inf))[1:] == (0, 0)
+    assert widest_gap(np.array([1.0, np.inf]), np.array([np.inf, np.inf]))[2] == 0.5
+
+
+def test_the_gap_of_chance_is_what_equal_distributions_show():
+    rng = np.random.default_rng(0)
+    gaps = [ks_2samp(rng.random(300), rng.random(500)).statistic for _ in range(300)]
+    assert chance_gap(300, 500) == pytest.approx(np.mean(gaps), rel=0.1)
+
+
+def test_curves_for_drawing():
+    x, y = curve(np.array([0.0, 0.5, 0.5, np.inf]), 1.0)
+    assert list(zip(x, y)) == [(0.0, 0.25), (0.0, 0.25), (0.5, 0.75), (1.0, 0.75)]
+    values = np.random.default_rng(0).random(500)
+    assert smooth(values)[-1] == pytest.approx(values[-10:].mean())
+    assert smooth(values)[0] == values[0]
+    assert len(thin(np.arange(10**6))) <= 2001
+    assert thin(np.arange(10**6))[-1] == 10**6 - 1
+
+
+def test_names_from_runs_are_escaped(tmp_path):
+    evil = "</script><img src=x onerror=alert(1)>"
+    make_run(tmp_path / "run", evil, 0.1, config={evil: evil})
+    html = write_report([tmp_path / "run"], tmp_path / "r.html", evil).read_text()
+    assert evil not in html
+    assert "<img src=x" not in html
+
+
+def test_bad_folders_are_refused(tmp_path, runs):
+    with pytest.raises(RunError, match="no run folder"):
+        write_report([tmp_path / "nothing"], tmp_path / "r.html")
+    with pytest.raises(ExciteError, match="at least one run"):
+        write_report([], tmp_path / "r.html")
+    (runs / "a0/artifacts/margins-test.json").write_text(json.dumps({"values": [1]}))
+    with pytest.raises(RunError, match="does not hold margins"):
+        write_report([runs], tmp_path / "r.html")
+    (runs / "a0/artifacts/margins-test.json").write_text("{broken")
+    with pytest.raises(RunError):
+        write_report([runs], tmp_path / "r.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write"):
+        write_report([runs / "b0"], tmp_path / "file/r.html")
+    assert not (tmp_path / "r.html").exists()
+
+
+@pytest.mark.browser
+def test_the_report_in_a_browser(runs, tmp_path, browser_page):
+    path = write_report([runs], tmp_path / "report.html", "A title")
+    browser_page.goto(path.as_uri())
+    browser_page.wait_for_selector("#chart-margins .scatterlayer .trace")
+    assert browser_page.title() == "A title"
+    for chart, traces in {"margins": 6, "ranks": 2, "losses": 6, "distances": 6}.items():
+        lines = browser_page.locator(f"#chart-{chart} .scatterlayer .trace path.js-line")
+        assert lines.count() == traces
+        assert all(len(lines.nth(i).get_attribute("d")) > 10 for i in range(traces))
+    assert browser_page.locator("#verdict li").count() >= 2
+    assert "excited" in browser_page.locator("#summary").inner_text()
+    assert browser_page.locator("#wiring tr").count() == 2
+    assert browser_page.locator("#settings tr.differs").count() >= 1
+    width = browser_page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 1200
+    assert browser_page.problems == []
+    assert [url for url in browser_page.requests_made if not url.startswith(("file:", "data:"))] == []
+    assert math.isfinite(width)
