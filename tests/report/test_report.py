@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,6 +77,28 @@ def test_no_difference_is_undecided(tmp_path):
             make_run(folder / f"b{seed}", "b", 0.1, 100 * i + seed + 50)
         undecided += not compare(*collect([folder])).decided
     assert undecided >= 9
+
+
+def made_up(shift, rng, runs=5, n=178):
+    """An arm whose test margins are moved by about `shift` standard deviations, a little differently in every run."""
+    moved = 1 - 0.2 * (shift + 0.075 * rng.normal(size=runs))
+    pairs = [(rng.normal(1, 0.2, n), rng.normal(m, 0.2, n)) for m in moved]
+    return SimpleNamespace(name="made up", pairs=lambda: pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", [0.0, 0.25, 0.5])
+def test_equal_gaps_are_told_apart_in_one_case_of_twenty(shift):
+    rng = np.random.default_rng(0)
+    decided = sum(compare(made_up(shift, rng), made_up(shift, rng), 150).decided for _ in range(120))
+    assert decided <= 13  # 5 % are 6 of 120; more than 13 would happen once in 200 times
+
+
+@pytest.mark.slow
+def test_different_gaps_are_told_apart():
+    rng = np.random.default_rng(0)
+    decided = sum(compare(made_up(0.0, rng), made_up(0.4, rng), 150).high < 0 for _ in range(60))
+    assert decided >= 50
 
 
 def test_doubts_are_said(tmp_path):

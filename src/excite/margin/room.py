@@ -60,6 +60,13 @@ class Room:
             return d
         return torch.clamp(d, self.low, self.high)
 
+    def open(self, gradient: Tensor, d: Tensor) -> Tensor:
+        """The gradient without the coordinates in which descent from d would leave the bounds at once."""
+        if self.low is None or self.high is None:
+            return gradient
+        stuck = torch.where(gradient > 0, d <= self.low, d >= self.high)
+        return gradient.masked_fill(stuck, 0.0)
+
     def fit(self, d: Tensor, radius: Tensor) -> Tensor:
         """d brought into the ball of `radius` (N,), then into the bounds."""
         return self.clip(self.shrunk(d, radius))

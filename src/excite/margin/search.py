@@ -146,6 +146,7 @@ class _State:
         self.best = torch.where(better, size, self.best)
         known = torch.isfinite(self.best)
 
+        gradient = room.open(gradient, d)
         steep = room.slope(gradient)
         flat = steep <= torch.finfo(steep.dtype).tiny
         if bool(flat.any()):

@@ -43,10 +43,11 @@ class Task:
         cap = self.room.reach if self.room.low is not None else self.room.reach / 1e6
         for index in torch.nonzero(self.right)[:, 0].split(self.size):
             x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
-            decision = _weighed(decision, x, room, self.f[index])
-            opening = Opening(*decision.slope(x), cap[index])
-            self.estimate[index] = opening.slack / room.slope(opening.gradient)
+            ways = [_opened(choice, x, cap[index]) for choice in _choices(decision, x, room, self.f[index])]
+            slope = room.slope(room.open(ways[0][1].gradient, torch.zeros_like(x)))
+            self.estimate[index] = ways[0][1].slack / slope
             for k in range(restarts):
+                decision, opening = ways[k % len(ways)]
                 plan = (BOLD, STEADY)[k % 2][room.norm]
                 if k > 1:
                     plan = replace(plan, scatter=1.0)
@@ -117,13 +118,21 @@ def _noise(seed: int) -> Noise:
     return lambda shape, like: torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
-def _weighed(decision: Decision, x: Tensor, room: Room, f: Tensor) -> Decision:
-    """With many classes, the steepness of the differences f_label − f_j at x, for the classes with the largest outputs."""
+def _opened(decision: Decision, x: Tensor, cap: Tensor) -> tuple[Decision, Opening]:
+    return decision, Opening(*decision.slope(x), cap)
+
+
+def _choices(decision: Decision, x: Tensor, room: Room, f: Tensor) -> list[Decision]:
+    """Which of many classes to steer towards: the nearest to first order in one search, the likeliest in the next.
+
+    Once a point is broken it tends to stay with the class it fell to, so that the first choice matters.
+    """
     if decision.classes <= 2:
-        return decision
+        return [decision]
     others = f.scatter(1, decision.labels[:, None], -math.inf)
-    nearest = others.topk(min(_CLASSES, decision.classes - 1), dim=1).indices
-    steep = torch.stack([room.slope(g) for g in decision.differences(x, nearest)], 1)
+    likeliest = others.topk(min(_CLASSES, decision.classes - 1), dim=1).indices
+    zero = torch.zeros_like(x)
+    steep = torch.stack([room.slope(room.open(g, zero)) for g in decision.differences(x, likeliest)], 1)
     steep = torch.where(steep > 0, steep, steep.amax(1, keepdim=True)).clamp_min(torch.finfo(x.dtype).tiny)
-    scale = steep.amax(1, keepdim=True).repeat(1, decision.classes).scatter(1, nearest, steep)
-    return replace(decision, scale=scale)
+    scale = steep.amax(1, keepdim=True).repeat(1, decision.classes).scatter(1, likeliest, steep)
+    return [replace(decision, scale=scale), decision]

@@ -41,8 +41,10 @@ class Comparison:
 def compare(arm: Arm, against: Arm, resamples: int = 1000, seed: int = 0) -> Comparison | None:
     """Runs of the two arms are paired by position (the same seed and data).
 
-    The interval is that of a bootstrap on two levels: pairs of runs are drawn with replacement, then the points of each.
-    Resampling adds to both gaps, and more to the smaller one, so the interval of the difference leans towards 0.
+    A bootstrap on two levels: pairs of runs are drawn with replacement, then the points of each. Resampling adds to a gap,
+    and more to a small one than to a large one; the basic interval, 2·estimate − quantiles, takes that off again. On
+    made-up arms with equal gaps it decides for a difference in 3 to 5 % of cases, while plain quantiles do in 0 to 2 %
+    and miss twice as many real differences (`tests/report/test_report.py`, slow tier).
     """
     ours, theirs = arm.pairs(), against.pairs()
     runs = min(len(ours), len(theirs))
@@ -53,8 +55,9 @@ def compare(arm: Arm, against: Arm, resamples: int = 1000, seed: int = 0) -> Com
     for i in range(resamples):
         chosen = rng.integers(runs, size=runs) if runs > 1 else np.zeros(1, np.int64)
         differences[i] = _resampled(ours, chosen, rng) - _resampled(theirs, chosen, rng)
-    low, high = np.quantile(differences, [0.025, 0.975])
-    return Comparison(arm.name, against.name, _gap(ours[:runs]) - _gap(theirs[:runs]), float(low), float(high), runs)
+    estimate = _gap(ours[:runs]) - _gap(theirs[:runs])
+    high, low = 2 * estimate - np.quantile(differences, [0.025, 0.975])
+    return Comparison(arm.name, against.name, estimate, float(low), float(high), runs)
 
 
 def _gap(pairs: Sequence[tuple[Values, Values]]) -> float:
