@@ -3,10 +3,10 @@
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from models import build
 from torch.nn.parallel import DistributedDataParallel
 
 from excite import PersistentExcitation
+from models import build
 
 Y = torch.tensor([0, 1, 1, 0])
 

@@ -23,7 +23,7 @@ from excite.margin.inputs import (
 )
 from excite.margin.result import Margins
 from excite.margin.room import make_room
-from excite.margin.task import Task, batch_size
+from excite.margin.task import Task, batch_size, default_restarts
 from excite.norms import parse_norm
 from excite.wiring.calling import Pick, pick_output
 from excite.wiring.untouched import evaluating
@@ -38,8 +38,8 @@ def margins(
     bounds: Bounds | None = None,
     threshold: float = 0.5,
     output: Pick = None,
-    steps: int = 100,
-    restarts: int = 2,
+    steps: int = 50,
+    restarts: int | None = None,
     evidence: bool = True,
     certify: bool = True,
     lipschitz: float | None = None,
@@ -54,14 +54,14 @@ def margins(
     highest), numbers or tensors that broadcast to x, inputs stay between them. A misclassified point has margin 0; one
     that nothing broke has +inf.
 
-    `restarts` independent searches look at every point, the first with `steps` gradient steps, the others with half as
-    many; the smallest perturbation counts. `evidence=False` leaves out the checks of whether that worked. `certify`
+    `restarts` independent searches of `steps` gradient steps each look at every point, and the smallest perturbation
+    counts; by default three, or six for inputs of fewer than 1024 elements, which have more local minima for their size. `evidence=False` leaves out the checks of whether that worked. `certify`
     adds lower bounds where a Lipschitz constant is known, or from `lipschitz` if given (same norm for inputs and
     outputs). `batch` points are searched at a time. The model, its mode, its gradients and the random state stay as
     they are.
     """
     kind = parse_norm(norm, ("inf", "2"))
-    steps, restarts = checked_count("steps", steps, 2), checked_count("restarts", restarts, 1)
+    steps = checked_count("steps", steps, 2)
     threshold = checked_threshold(threshold)
     if lipschitz is not None and not (isinstance(lipschitz, int | float) and 0 <= lipschitz < math.inf):
         raise InputError(f"expected lipschitz as a finite number of at least 0; got {lipschitz!r}")
@@ -74,7 +74,7 @@ def margins(
         f = f.reshape(len(x)) if classes == 1 else f
         decision = Decision(model, output, threshold, checked_labels(y, x, classes), classes)
         task = Task(decision, x, room, f, size, steps, seed)
-        found = task.run(restarts)
+        found = task.run(default_restarts(x) if restarts is None else checked_count("restarts", restarts, 1))
         gathered = gather(task, found) if evidence else None
         task.firm(found)
     values = found.radius.double().cpu()

@@ -43,15 +43,22 @@ class Plan:
     scatter: float
 
 
-# Two plans that fail on different points: found by random search over some 350 settings on convolutional networks
-# trained plainly, with excited inputs and with excited layers, three of which mask their gradients.
-BOLD: dict[Norm, Plan] = {
-    "inf": Plan((1.5, 0.002), 0.0, (0.5, 0.03), (0.003, 0.002), 0.5, 0.7, 1.0),
-    "2": Plan((2.0, 0.01), 0.0, (0.5, 0.002), (0.01, 0.001), 0.25, 1.0, 1.0),
-}
-STEADY: dict[Norm, Plan] = {
-    "inf": Plan((1.5, 0.01), 0.4, (0.8, 0.002), (0.01, 0.001), 1.0, 0.5, 0.0),
-    "2": Plan((2.0, 0.005), 0.4, (0.8, 0.002), (0.001, 0.001), 1.0, 0.7, 0.0),
+# Plans that fail on different points, which is worth more than more steps: the independent searches go through them in
+# turn. Found by random search over some 450 settings, on convolutional networks trained plainly, with excited inputs
+# and with excited layers, three of which mask their gradients, and on small networks for digits.
+PLANS: dict[Norm, tuple[Plan, ...]] = {
+    "inf": (
+        Plan((1.5, 0.002), 0.0, (0.5, 0.03), (0.003, 0.002), 0.5, 0.7, 1.0),
+        Plan((1.5, 0.01), 0.4, (0.8, 0.002), (0.01, 0.001), 1.0, 0.5, 0.0),
+        Plan((0.5, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 0.5),
+        Plan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0),
+    ),
+    "2": (
+        Plan((2.0, 0.01), 0.0, (0.5, 0.002), (0.01, 0.001), 0.25, 1.0, 1.0),
+        Plan((2.0, 0.005), 0.4, (0.8, 0.002), (0.001, 0.001), 1.0, 0.7, 0.0),
+        Plan((1.5, 0.02), 0.0, (0.2, 0.002), (0.01, 0.0003), 0.5, 0.5, 0.5),
+        Plan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0),
+    ),
 }
 
 
@@ -95,8 +102,7 @@ def search(
 ) -> Found:
     """The smallest perturbation met in `steps` steps from the clean points, or from the perturbations `begin`.
 
-    Points leave the batch when they are done: where the radius has come down to what the linearization says is the
-    least possible, or where it has not improved for a quarter of the steps in the second half.
+    Points leave the batch when they are done: where the radius is what the linearization says is the least possible.
     """
     best = nothing(x)
     opening = begin if isinstance(begin, Opening) else None
@@ -107,7 +113,7 @@ def search(
         else:
             slack, broken, gradient = state.decision.slope(state.x + state.d)
             state.update(best, plan, step / steps, slack, broken, gradient, noise)
-        state.leave(step, steps)
+        state.leave()
         if not len(state.index):
             break
     return best
@@ -123,7 +129,6 @@ class _State:
         self.best = torch.full_like(self.radius, math.inf)
         self.momentum: Tensor | None = None
         self.settled = torch.zeros(len(x), dtype=torch.long, device=x.device)
-        self.stalled = torch.zeros_like(self.settled)
 
     def update(
         self,
@@ -142,7 +147,6 @@ class _State:
         size = room.length(d)
         better = broken & (size < self.best)
         best.take(self.index[better], size[better], d[better])
-        self.stalled = torch.where(broken & (size < 0.999 * self.best), 0, self.stalled + 1)
         self.best = torch.where(better, size, self.best)
         known = torch.isfinite(self.best)
 
@@ -154,7 +158,9 @@ class _State:
         distance = torch.where(flat, math.inf, slack.abs() / steep)  # to the boundary, to first order
         # The least radius at which the linearization breaks: (slack − gradient·d) / ‖gradient‖_dual.
         linear = (slack - (gradient * d).flatten(1).sum(1)) / steep
-        self.settled = torch.where(known & ~flat & ((self.best - linear).abs() <= 0.003 * self.best), self.settled + 1, 0)
+        self.settled = torch.where(
+            known & ~flat & ((self.best - linear).abs() <= 0.003 * self.best), self.settled + 1, 0
+        )
 
         now = torch.minimum(self.radius, self.best)
         change = torch.maximum(torch.minimum(distance, most * now), least * now)
@@ -176,15 +182,13 @@ class _State:
         d = d - room.direction(gradient) * column(stride * self.radius, d)
         self.d = room.fit(d, self.radius)
 
-    def leave(self, step: int, steps: int) -> None:
+    def leave(self) -> None:
         """Drop the points that are done, when they are enough to be worth the copy."""
         done = self.settled >= 3
-        if step >= steps // 2:
-            done |= torch.isfinite(self.best) & (self.stalled >= max(10, steps // 4))
         if int(done.sum()) * 10 < len(done):
             return
         stay = torch.nonzero(~done)[:, 0]
-        for name in ("index", "x", "d", "radius", "best", "settled", "stalled"):
+        for name in ("index", "x", "d", "radius", "best", "settled"):
             setattr(self, name, getattr(self, name)[stay])
         self.momentum = None if self.momentum is None else self.momentum[stay]
         self.room, self.decision = self.room.rows(stay), self.decision.rows(stay)

@@ -11,7 +11,7 @@ from torch import Tensor
 from excite.margin.blind import from_others
 from excite.margin.decision import Decision
 from excite.margin.room import Room
-from excite.margin.search import BOLD, STEADY, Found, Noise, Opening, nothing, search, to_boundary
+from excite.margin.search import PLANS, Found, Noise, Opening, nothing, search, to_boundary
 
 _CLASSES = 10  # nearest classes whose first-order distance is worked out
 _POOL = 1000  # data points towards which points may be moved
@@ -48,10 +48,11 @@ class Task:
             self.estimate[index] = ways[0][1].slack / slope
             for k in range(restarts):
                 decision, opening = ways[k % len(ways)]
-                plan = (BOLD, STEADY)[k % 2][room.norm]
-                if k > 1:
+                plans = PLANS[room.norm]
+                plan = plans[k % len(plans)]
+                if k >= len(plans):
                     plan = replace(plan, scatter=1.0)
-                radii = search(decision, x, room, plan, self.steps if k == 0 else self.steps // 2, opening, self.noise)
+                radii = search(decision, x, room, plan, self.steps, opening, self.noise)
                 found.take(index, radii.radius, radii.d)
                 self.runs[k][index] = radii.radius
         self._recover(found)
@@ -74,8 +75,8 @@ class Task:
                     decision.rows(rows),
                     x[rows],
                     room.rows(rows),
-                    BOLD[room.norm],
-                    self.steps // 2,
+                    PLANS[room.norm][0],
+                    self.steps,
                     start.d[rows],
                     self.noise,
                 )
@@ -110,6 +111,10 @@ def batch_size(x: Tensor) -> int:
     """Small enough for the caches of a CPU, large enough to keep a GPU busy."""
     most = 2**19 if x.device.type == "cpu" else 2**24
     return min(max(most // x[0].numel(), 32), 4096)
+
+
+def default_restarts(x: Tensor) -> int:
+    return 6 if x[0].numel() < 1024 else 3
 
 
 def _noise(seed: int) -> Noise:
