@@ -46,7 +46,7 @@ def test_digits_are_split_by_class_without_overlap() -> None:
     expected = torch.from_numpy(original.data).float() / 8 - 1
     assert torch.equal(together.sort(0).values, expected.sort(0).values)
     for digit, total in enumerate(np.bincount(original.target)):
-        assert int((data.y_test == digit).sum()) == round(total / 4)
+        assert int((data.y_test == digit).sum()) == round(total / 2)
     assert data.x_train.shape[1:] == (1, 8, 8)
     assert (data.x_train.dtype, data.y_train.dtype) == (torch.float32, torch.int64)
     assert data.bounds == (-1, 1)

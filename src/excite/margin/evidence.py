@@ -14,7 +14,7 @@ from excite.margin.room import Room
 from excite.margin.search import Found
 from excite.margin.task import Task
 
-_CHECKED = 64  # points given to the gradient-free search; all of them if it wins too often
+_CHECKED = 64  # points given to the gradient-free search, or all of them if it wins too often
 _QUERIES = 300  # forward passes it may use for each
 _AGREE = 1.1  # two searches agree if the larger radius is at most this many times the smaller
 _BEATEN = 0.99  # the gradient-free search has won if its radius is below this share of the other
@@ -28,7 +28,8 @@ class Evidence:
     flat: the gradient at the point is exactly zero, so that nothing says where to go.
     lost: no gradient search broke the point, but moving straight to another data point, within the bounds, does.
     unbroken: nothing broke the point (censored).
-    apart: the best two independent searches end more than 10 % apart; None if there was one search only.
+    apart, alone: the best two independent searches end more than 10 % apart, or more than a factor of 2, so that only
+    one of them worked; None if there was one search only.
     checked, beaten: points given to the gradient-free search, and those where it found a perturbation more than 1 %
     smaller; `margins` then counts the smaller one.
     misled: the gradient at the point puts the boundary more than 10 times farther away than it is. Not a failure by
@@ -40,6 +41,7 @@ class Evidence:
     lost: int
     unbroken: int
     apart: int | None
+    alone: int | None
     checked: int
     beaten: int
     misled: int
@@ -56,6 +58,7 @@ class Evidence:
             (self.lost, n, 0.05, "no gradient search broke the point, but moving to another data point does"),
             (self.unbroken, n, 0.05, "nothing broke the point"),
             (self.apart or 0, n, 0.15, "independent searches end more than 10 % apart"),
+            (self.alone or 0, n, 0.05, "only one of the independent searches came within twice the margin"),
             (self.beaten, self.checked, 0.05, "a search without gradients found a smaller perturbation"),
         ]
         return tuple(
@@ -68,7 +71,7 @@ class Evidence:
         return asdict(self)
 
     def __str__(self) -> str:
-        parts = [f"a search without gradients found less at {self.beaten} of {self.checked} points"]
+        parts = [f"a search without gradients was better at {self.beaten} of {self.checked} points"]
         if self.apart is not None:
             parts.append(f"independent searches agree at {self.attacked - self.apart} of {self.attacked}")
         if self.misled > 0.05 * self.attacked:
@@ -90,22 +93,23 @@ def gather(task: Task, found: Found) -> tuple[Evidence, Tensor]:
     beaten = found.radius < _BEATEN * before
     flat = attacked & torch.isinf(task.estimate)
     unbroken = torch.isinf(found.radius)
-    apart, far = None, torch.zeros_like(attacked)
+    apart, alone = None, torch.zeros_like(attacked)
     if len(task.runs) > 1:
         first, second = torch.stack(task.runs).topk(2, dim=0, largest=False).values
         apart = int((attacked & (second > _AGREE * first)).sum())
-        far = attacked & (second > 2 * first)
+        alone = attacked & (second > 2 * first)
     evidence = Evidence(
         attacked=int(attacked.sum()),
         flat=int(flat.sum()),
         lost=int(task.lost.sum()),
         unbroken=int(unbroken.sum()),
         apart=apart,
+        alone=None if apart is None else int(alone.sum()),
         checked=len(checked),
         beaten=int(beaten.sum()),
         misled=int((attacked & (task.estimate > _MISLED * found.radius)).sum()),
     )
-    return evidence, flat | task.lost | unbroken | beaten | far
+    return evidence, flat | task.lost | unbroken | beaten | alone
 
 
 def _check(task: Task, found: Found, points: Tensor) -> None:
