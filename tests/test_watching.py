@@ -199,3 +199,79 @@ def test_values_are_reduced_across_processes(tmp_path):
     for reduction, value in {"mean": 1.5, "sum": 3, "max": 2, "min": 1, "first": 1}.items():
         assert last[f"process-{reduction}/value"] == value
     assert frame[frame.name == "loss/step"].value.tolist() == [0.5, 1.5, 2.5]
+
+
+def test_values_are_those_of_their_step(tmp_path):
+    class Weight(Probe):
+        name = "weight"
+
+        def measure(self, now):
+            return {"first": now.model.bias[0]}
+
+    model, total = torch.nn.Linear(2, 1), torch.zeros(())
+    with excite.watch(model, run=tmp_path / "run", probes=[Loss(), Weight()]) as watch:
+        for step in range(5):
+            with torch.no_grad():
+                model.bias[:] = step
+            total += 1
+            watch.step(total)
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert frame[frame.name == "loss/step"].value.tolist() == [1, 2, 3, 4, 5]
+    assert frame[frame.name == "weight/first"].value.tolist()[1:] == [0, 1, 2, 3, 4]
+
+
+def test_every_probe_is_detached_whatever_the_others_do(tmp_path):
+    class Hooked(Probe):
+        def __init__(self, name, fail):
+            super().__init__()
+            self.name, self.fail = name, fail
+
+        def attach(self, now):
+            self.handle = now.model.register_forward_hook(lambda *_: None)
+            if self.fail == "attach":
+                raise OSError(self.fail)
+
+        def measure(self, now):
+            if self.fail == "measure":
+                raise OSError(self.fail)
+            return {}
+
+        def detach(self):
+            self.handle.remove()
+            if self.fail == "detach":
+                raise OSError(self.fail)
+
+    model = torch.nn.Linear(2, 1)
+    for fail in ("attach", "measure", "detach"):
+        with (
+            pytest.raises(OSError, match=fail),
+            excite.watch(
+                model,
+                probes=[Hooked("a", ""), Hooked("b", fail), Hooked("c", "")][: 2 if fail == "attach" else 3],
+                strict=True,
+            ),
+        ):
+            pass
+        assert not model._forward_hooks, fail
+
+
+def test_odd_arguments_are_refused(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(InputError, match="got 'rank'"):
+        excite.watch(model, probes=["rank"])
+    with pytest.raises(InputError, match="a folder or an open Run; got 3"):
+        excite.watch(model, run=3)
+    with pytest.raises(InputError, match="got 'a'"):
+        excite.watch(model).step("a")
+    excite.watch(model, run=tmp_path / "run").close()
+    with pytest.raises(RunError, match="give an open Run to continue it"):
+        excite.watch(model, run=tmp_path / "run")
+
+    class Vector(Probe):
+        name = "vector"
+
+        def measure(self, now):
+            return {"all": now.model.weight}
+
+    with pytest.warns(UserWarning, match=r"vector/all: expected one number; got a tensor of shape \(1, 2\)"):
+        excite.watch(model, probes=[Vector()])

@@ -345,3 +345,153 @@ def test_public_names():
     assert {"PersistentExcitation", "Relative", "Stages", "ExciteError"} <= set(dir(excite))
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         excite.nope  # noqa: B018
+
+
+class Subtracts(nn.Module):
+    """Changes its input in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 1)
+
+    def forward(self, x):
+        x -= 0.5
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("layers", ["all", "input"])
+def test_a_model_that_changes_its_input_in_place_is_not_misled(layers):
+    model, x = Subtracts().double(), torch.randn(4, 5, dtype=torch.float64)
+    pe, kept = PersistentExcitation(model, 0.1, layers=layers), x.clone()
+    low, high = pe.extremes(x)
+    assert torch.equal(x, kept)
+    clean, reach = model.layer(x - 0.5).squeeze(1), 0.1 * model.layer.weight.abs().sum()
+    assert torch.allclose(high, clean + reach)
+    assert torch.allclose(low, clean - reach)
+
+
+def test_a_frozen_backbone_under_no_grad_is_left_out():
+    class Tuned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(5, 6), nn.Linear(6, 1)
+
+        def forward(self, x):
+            with torch.no_grad():
+                h = self.body(x)
+            return self.head(h)
+
+    pe = PersistentExcitation(Tuned(), 0.1)
+    assert set(pe.perturbations(torch.randn(4, 5))) == {"head"}
+    pe.loss(torch.randn(4, 5), Y).backward()
+
+
+def test_bounds_hold_behind_a_copy_and_in_tuples():
+    x = (torch.rand(4, 3, 4, 4) * 2 - 1).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 1))
+    _, high = PersistentExcitation(model, 5.0, bounds=(-1, 1)).perturbations(x)["1"]
+    assert (x.flatten(1) + high).abs().max() <= 1 + 1e-6
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 1)
+
+        def forward(self, x, scale):
+            return self.layer(x) * scale
+
+    pair = (torch.rand(4, 5), torch.ones(4, 1))
+    _, high = PersistentExcitation(Two(), 5.0, bounds=(-1, 1)).perturbations(pair)["layer"]
+    assert (pair[0] + high).abs().max() <= 1 + 1e-6
+
+
+def test_a_signal_that_all_samples_share_is_not_perturbed():
+    class Table(nn.Module):
+        def __init__(self, rows):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(rows, 3))
+            self.embed, self.head = nn.Linear(3, 5), nn.Linear(5, 1)
+
+        def forward(self, x):
+            return self.head(x + self.embed(self.table).mean(0))
+
+    for rows in (3, 4):
+        assert set(PersistentExcitation(Table(rows), 0.1).perturbations(torch.randn(4, 5))) == {"head"}
+
+
+def test_direct_calls_of_batch_norm_use_clean_statistics():
+    class Direct(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.norm, self.head = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)
+
+        def forward(self, x):
+            n = self.norm
+            h = torch.batch_norm(
+                self.layer(x), n.weight, n.bias, n.running_mean, n.running_var, self.training, 0.1, 1e-5, False
+            )
+            return self.head(h)
+
+    torch.manual_seed(0)
+    direct, x = Direct().double(), torch.randn(4, 5, dtype=torch.float64)
+    usual = nn.Sequential(direct.layer, nn.BatchNorm1d(6).double(), direct.head)
+    ours, theirs = (PersistentExcitation(m, 0.1).extremes(x) for m in (direct, usual))
+    assert torch.allclose(torch.stack(ours), torch.stack(theirs))
+
+
+class Gamble(nn.Module):
+    """Branches by chance, with numbers that torch does not draw."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.calls = nn.Linear(5, 1), nn.Linear(5, 1), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.a(x) if self.calls % 2 else self.b(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.drop, self.rnn, self.head = nn.Dropout(0.3), nn.LSTM(5, 4, 2, dropout=dropout), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.drop(self.rnn(x[None])[0][0]))
+
+
+MORE_BAD = {
+    "another path": (lambda: loss(Gamble()), "another path on the doubled batch"),
+    "dropout inside a kernel": (lambda: loss(Recurrent(0.5)), "dropout inside lstm"),
+    "no chosen layer with a radius": (
+        lambda: loss(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 1)), radius={"1": 0.1}, layers=["0"]),
+        "nothing would be perturbed.*affine layers: 0, 1",
+    ),
+    "a call that does not happen": (lambda: loss(radius={"weight#2": 0.1}), "nothing would be perturbed"),
+    "empty batch": (lambda: loss(x=torch.zeros(0, 5), y=torch.zeros(0)), "at least one sample"),
+    "lazy": (lambda: loss(nn.LazyLinear(1)), "not initialized yet"),
+    "bounds of the wrong shape": (lambda: loss(bounds=(torch.zeros(3), torch.ones(3))), "do not broadcast"),
+    "bounds in words": (lambda: loss(bounds=("a", "b")), "numbers or tensors"),
+    "batch norm on one": (
+        lambda: loss(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), torch.zeros(1, 5), Y[:1]),
+        "more than one value per channel",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MORE_BAD)
+def test_what_cannot_be_excited_is_refused_with_the_reason(case):
+    action, message = MORE_BAD[case]
+    with pytest.raises(ExciteError, match=message):
+        action()
+
+
+def test_recurrent_layers_without_dropout_work():
+    pe = PersistentExcitation(Recurrent(0.0), 0.1)
+    assert set(pe.perturbations(torch.randn(4, 5))) == {"head"}
+
+
+def test_numbers_of_numpy_are_radii():
+    import numpy as np
+
+    assert PersistentExcitation(nn.Linear(5, 1), np.float32(0.5)).radius == 0.5

@@ -37,7 +37,9 @@ def test_scalar_margin_is_the_distance_to_the_hyperplane(norm: str, threshold: f
     f = model(x).detach()[:, 0]
     y = (f > threshold).long()
     found = margins(model, x, y, norm=norm, threshold=threshold)
-    torch.testing.assert_close(found.values, (f - threshold).abs() / dual(model.weight[0].detach(), norm), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        found.values, (f - threshold).abs() / dual(model.weight[0].detach(), norm), rtol=1e-3, atol=0
+    )
     assert found.trusted
     assert not found.suspect.any()
 

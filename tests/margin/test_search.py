@@ -20,7 +20,9 @@ def decide(model: nn.Module, x: Tensor, output: str | int | None = None) -> Tens
     return (f[:, 0] > 0.5).long() if f.shape[1] == 1 else f.argmax(1)
 
 
-def check_real(model: nn.Module, x: Tensor, y: Tensor, norm: str, bounds: tuple[float, float] | None, pick: str | int | None = None) -> None:
+def check_real(
+    model: nn.Module, x: Tensor, y: Tensor, norm: str, bounds: tuple[float, float] | None, pick: str | int | None = None
+) -> None:
     found = margins(
         model, x, y, norm=norm, bounds=bounds, output=pick, perturbations=True, certify=False, restarts=2, steps=30
     )

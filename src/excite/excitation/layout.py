@@ -51,11 +51,6 @@ class Layout:
         return parts.movedim(0, self.axis + 1).reshape(like.shape)
 
 
-def is_plain(shape: torch.Size, batch: int) -> bool:
-    """Whether a clean tensor of this shape can only have the batch in front."""
-    return len(shape) > 0 and shape[0] == batch and batch not in shape[1:]
-
-
 def find_layout(clean: Tensor, doubled: Tensor, batch: int, what: str) -> Layout | None:
     """The layout under which `doubled`, from the batch twice in a row, is `clean` twice.
 

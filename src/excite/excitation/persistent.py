@@ -17,7 +17,7 @@ from excite.norms import parse_norm
 from excite.wiring.affine import Names
 from excite.wiring.calling import Batch, Pick, batch_size, call, check_finite, pick_output, tensors
 from excite.wiring.untouched import evaluating, untouched
-from excite.wiring.wrappers import eagerly, unwrap
+from excite.wiring.wrappers import eagerly, refuse_lazy, unwrap
 
 
 class PersistentExcitation:
@@ -175,13 +175,19 @@ class PersistentExcitation:
             )
         if self.bounds is None:
             return
-        for tensor in tensors(x)[:1]:
-            low, high = (torch.as_tensor(b, dtype=tensor.dtype, device=tensor.device) for b in self.bounds)
-            if bool((tensor < low).any()) or bool((tensor > high).any()):
-                raise InputError(
-                    f"expected inputs within bounds {self.bounds}; got values from {float(tensor.min()):g} to {float(tensor.max()):g}: "
-                    "scale the data or change the bounds"
-                )
+        first = tensors(x)[0]
+        low, high = (torch.as_tensor(b, dtype=first.dtype, device=first.device) for b in self.bounds)
+        try:
+            outside = bool((first < low).any()) or bool((first > high).any())
+        except RuntimeError as error:
+            raise InputError(
+                f"bounds: shapes {tuple(low.shape)} and {tuple(high.shape)} do not broadcast to inputs of shape {tuple(first.shape)}"
+            ) from error
+        if outside:
+            raise InputError(
+                f"expected inputs within bounds {self.bounds}; got values from {float(first.min()):g} to "
+                f"{float(first.max()):g}: scale the data or change the bounds"
+            )
 
     def _targets(self, y: Tensor, batch: int) -> Tensor:
         if not isinstance(y, Tensor):
@@ -213,6 +219,8 @@ def _check_bounds(bounds: object) -> Bounds | None:
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
         raise InputError(f"bounds: expected (low, high); got {bounds!r}")
     low, high = bounds
+    if not all(isinstance(b, Tensor | int | float) for b in bounds):
+        raise InputError(f"bounds: expected numbers or tensors; got {bounds!r}")
     if not bool((torch.as_tensor(low) < torch.as_tensor(high)).all()):
         raise InputError(f"bounds: expected low < high; got {bounds!r}")
     return low, high
@@ -220,10 +228,9 @@ def _check_bounds(bounds: object) -> Bounds | None:
 
 def _possible_layers(model: nn.Module) -> list[str]:
     """Names that affine calls of this model can have: paths of weights, and of modules whose weight is computed."""
+    refuse_lazy(model)
     names = Names(model)
-    weights = [
-        names.layer(p) for _, p in model.named_parameters() if p.dim() > 1 or isinstance(p, nn.UninitializedParameter)
-    ]
+    weights = [names.layer(p) for p in model.parameters() if p.dim() > 1]
     computed = [path for path, module in model.named_modules() if path and hasattr(module, "parametrizations")]
     if not weights and not computed:
         raise ModelError(

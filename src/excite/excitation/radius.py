@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -87,13 +88,12 @@ def _perturbs(radius: Radius) -> bool:
 
 
 def _check_number(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        if isinstance(value, Tensor) and value.numel() == 1:
-            value = value.item()
-        else:
-            raise InputError(
-                f"{what}: expected a number, a dict by layer name, excite.Relative or excite.Stages; got {value!r}"
-            )
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(
+            f"{what}: expected a number, a dict by layer name, excite.Relative or excite.Stages; got {value!r}"
+        )
     number = float(value)
     if not math.isfinite(number) or number < 0:
         raise InputError(f"{what}: expected a finite number of at least 0; got {number}")

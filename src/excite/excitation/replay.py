@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-from excite.errors import ModelError
-from excite.excitation.layout import Layout, find_layout, is_plain
+from excite.errors import InputError, ModelError
+from excite.excitation.layout import Layout, find_layout
 from excite.wiring.affine import AffineCall, AffineMode, Names
 from excite.wiring.untouched import RandomState
 
@@ -49,8 +49,8 @@ class Tape:
         self.batch = batch
         self.entries: list[Any] = []
         self.sites: list[Tensor] = []  # the clean tensor at every site, dropped once the layouts are known
-        self.shapes: list[torch.Size] = []
-        self.layouts: list[Layout | None] | None = None
+        self.shapes: list[tuple[str, torch.Size]] = []
+        self.layouts: list[Layout | None] = []
         self.random = False
         self.after: RandomState | None = None  # the random state when the clean pass had ended
 
@@ -58,11 +58,6 @@ class Tape:
         """Doubled passes draw numbers that nobody keeps: the random state is that after one ordinary forward."""
         if self.after is not None:
             self.after.restore()
-
-    @property
-    def plain(self) -> bool:
-        """Whether the batch stands in front at every site, so that no layout has to be found."""
-        return all(is_plain(shape, self.batch) for shape in self.shapes)
 
 
 class Pass(AffineMode):
@@ -87,24 +82,25 @@ class Pass(AffineMode):
         tape, at = self.tape, self._site
         self._site += 1
         if self.record:
-            tape.shapes.append(tensor.shape)
+            tape.shapes.append((what, tensor.shape))
             tape.sites.append(tensor.detach())
             return Layout()
-        if at >= len(tape.shapes):
-            raise ModelError(f"the model took another path on the doubled batch (at {what}): it cannot be excited")
+        if at >= len(tape.shapes) or tape.shapes[at][0] != what:
+            raise _another_path(f"it came to {what}")
         if self.calibrate:
             self._found.append(find_layout(tape.sites[at], tensor, tape.batch, what))
             return self._found[-1]
-        layout = Layout() if tape.layouts is None else tape.layouts[at]
-        clean = tape.shapes[at]
-        expected = list(clean)
+        layout, expected = tape.layouts[at], list(tape.shapes[at][1])
         if layout is not None:
             expected[layout.axis] *= 2
         if list(tensor.shape) != expected:
-            raise ModelError(
-                f"the model took another path on the doubled batch: {what} got shape {tuple(tensor.shape)}, expected {tuple(expected)}"
-            )
+            raise _another_path(f"{what} got shape {tuple(tensor.shape)}, expected {tuple(expected)}")
         return layout
+
+    def finish(self) -> None:
+        """Called after a doubled pass: it must have met all that the clean pass met."""
+        if (self._site, self._entry) != (len(self.tape.shapes), len(self.tape.entries)):
+            raise _another_path("it left out some of its calls")
 
     @property
     def layouts(self) -> list[Layout | None]:
@@ -117,9 +113,7 @@ class Pass(AffineMode):
 
     def _next(self, what: str) -> Any:
         if self._entry >= len(self.tape.entries):
-            raise ModelError(
-                f"the model drew other random numbers on the doubled batch (at {what}): it cannot be excited"
-            )
+            raise _another_path(f"{what} drew other random numbers")
         self._entry += 1
         return self.tape.entries[self._entry - 1]
 
@@ -136,6 +130,16 @@ class Pass(AffineMode):
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         handler = _HANDLERS.get(function)
         return function(*args, **kwargs) if handler is None else handler(self, function, args, kwargs)
+
+    def opaque(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before = torch.get_rng_state()
+        result = function(*args, **kwargs)
+        if not torch.equal(before, torch.get_rng_state()):
+            raise ModelError(
+                f"the dropout inside {function.__name__} cannot be repeated on the doubled batch: "
+                "set it to 0, or use nn.Dropout between recurrent layers"
+            )
+        return result
 
     def dropout(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = ("input", "p", "train" if function in (torch.dropout, torch.feature_dropout) else "training")
@@ -195,7 +199,18 @@ class Pass(AffineMode):
         return (weights * drawn) @ value
 
     def batch_norm(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+        names: tuple[str, ...] = (
+            "input",
+            "running_mean",
+            "running_var",
+            "weight",
+            "bias",
+            "training",
+            "momentum",
+            "eps",
+        )
+        if function is torch.batch_norm:
+            names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
         given = {**dict(zip(names, args)), **kwargs}
         if not given.get("training", False) or self.live_norm:
             if given.get("training", False):
@@ -204,6 +219,10 @@ class Pass(AffineMode):
         x = given["input"]
         if self.record:
             dims = [d for d in range(x.dim()) if d != 1]
+            if x.numel() <= x.shape[1]:
+                raise InputError(
+                    "batch normalization in training mode needs more than one value per channel: give larger batches"
+                )
             wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
             variance, mean = torch.var_mean(wide, dims, correction=0)
             self._keep((mean, variance))
@@ -249,6 +268,12 @@ class Pass(AffineMode):
         return call.run(call.input)
 
 
+def _another_path(how: str) -> ModelError:
+    return ModelError(
+        f"the model takes another path on the doubled batch ({how}): its branches must not depend on chance or on the batch"
+    )
+
+
 def find_layout_by_shape(clean: torch.Size, doubled: torch.Size, batch: int, what: str) -> Layout:
     axes = [a for a, n in enumerate(clean) if len(doubled) == len(clean) and doubled[a] == 2 * n]
     if len(axes) != 1 or clean[axes[0]] != batch:
@@ -280,5 +305,6 @@ _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.rrelu: Pass.rrelu,
     F.scaled_dot_product_attention: Pass.attention,
     F.batch_norm: Pass.batch_norm,
+    torch.batch_norm: Pass.batch_norm,
     F.instance_norm: Pass.instance_norm,
 }

@@ -21,7 +21,7 @@ from excite.excitation.replay import Pass, Tape
 from excite.excitation.steepest import steepest
 from excite.norms import Norm
 from excite.wiring.affine import AffineCall, Names
-from excite.wiring.calling import Batch, Pick, batch_size, call, doubled, pick_output
+from excite.wiring.calling import Batch, Pick, batch_size, call, doubled, own_copy, pick_output, tensors
 from excite.wiring.untouched import Buffers, RandomState, device_of
 from excite.wiring.wrappers import eagerly
 
@@ -112,15 +112,14 @@ class _CleanPass(Pass):
     def affine(self, call: AffineCall) -> Tensor:
         self.seen.append(call.name)
         input = call.input
-        if self._setting.chosen(call.name) and input.is_floating_point():
+        # Where gradients are off (a frozen backbone under no_grad) there is nothing to search.
+        if self._setting.chosen(call.name) and input.is_floating_point() and torch.is_grad_enabled():
             self.site_number[call.name] = len(self.tape.shapes)
             self.site(input, call.name)
-            if _is_whole(input, self._x):
+            if self._setting.bounds is not None and _is_whole(input, self._x):
                 self.on_x.add(call.name)
             # A node of its own, because other users of this signal (a skip connection) must not be counted.
-            input = (
-                input.view_as(input) if input.requires_grad else input.detach().requires_grad_(torch.is_grad_enabled())
-            )
+            input = input.view_as(input) if input.requires_grad else input.detach().requires_grad_()
             self.inputs[call.name] = input
         return call.run(input, frozen=True)
 
@@ -160,21 +159,20 @@ def search(
     batch, tape, buffers = batch_size(x), Tape(batch_size(x)), Buffers(model)
     try:
         with torch.inference_mode(False), torch.enable_grad(), eagerly(model):
-            found, gradients = _first_gradients(
-                model, names, _fresh(x, setting.at_input), setting, tape, buffers, known_layouts
-            )
+            found, gradients = _first_gradients(model, names, x, setting, tape, buffers, known_layouts)
             values = {}
             for name in list(gradients):
                 site, gradient = found.sites[name], gradients.pop(name)
                 up = site.step(None, gradient, setting, batch)
                 down = -up if site.bounds is None else site.step(None, -gradient, setting, batch)
                 values[name] = site.layout.join(up, down)
-            twice = doubled(_fresh(x, False))
             for _ in range(setting.steps - 1):
                 leaves = {name: value.requires_grad_() for name, value in values.items()}
                 at = Perturbations(leaves, found.sites, tape, found.chosen)
-                with _PerturbedPass(names, at, frozen=True):
-                    output = scalar(pick_output(call(model, _enter(twice, at)), setting.output), 2 * batch)
+                repeated = _PerturbedPass(names, at, frozen=True)
+                with repeated:
+                    output = scalar(pick_output(call(model, _enter(doubled(x), at)), setting.output), 2 * batch)
+                repeated.finish()
                 buffers.restore(thorough=False)
                 objective = output[:batch].sum() - output[batch:].sum()
                 gradients_now = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
@@ -196,8 +194,10 @@ def evaluate(model: nn.Module, names: Names, x: Batch, found: Perturbations, out
     """
     batch = found.tape.batch
     try:
-        with eagerly(model), _PerturbedPass(names, found, live_norm=True):
+        repeated = _PerturbedPass(names, found, live_norm=True)
+        with eagerly(model), repeated:
             both = scalar(pick_output(call(model, _enter(doubled(x), found)), output), 2 * batch)
+        repeated.finish()
     finally:
         found.tape.rewind()
     return both[batch:], both[:batch]
@@ -230,9 +230,13 @@ def _first_gradients(
 ) -> tuple[Perturbations, dict[str, Tensor]]:
     """The clean pass: sites, tape, and the gradient of the output with respect to the perturbations at zero."""
     random = torch.get_rng_state()
-    clean = _CleanPass(names, tape, setting, x)
+    entering = own_copy(x)
+    leaf = entering.requires_grad_() if setting.at_input and isinstance(entering, Tensor) else None
+    clean = _CleanPass(names, tape, setting, entering)
     with clean:
-        output = scalar(pick_output(call(model, x), setting.output), tape.batch)
+        # Not the leaf itself, so that a model may change its input in place.
+        returned = call(model, entering if leaf is None else leaf.clone())
+    output = scalar(pick_output(returned, setting.output), tape.batch)
     buffers.restore(thorough=False)
     tape.after = RandomState(device_of(model)) if tape.random else None
     if not tape.random and not torch.equal(random, torch.get_rng_state()):
@@ -243,7 +247,7 @@ def _first_gradients(
         raise ModelError(
             "the model has no affine layer (linear, convolution or product with a parameter): nothing to excite"
         )
-    inputs = {INPUT: x} if setting.at_input and isinstance(x, Tensor) else clean.inputs
+    inputs = clean.inputs if leaf is None else {INPUT: leaf}
     if not inputs:
         raise ModelError(
             f"none of the chosen layers has an input that can be perturbed; affine layers: {', '.join(clean.seen)}"
@@ -263,6 +267,11 @@ def _first_gradients(
         bounds = _shaped(setting.bounds, signal, x) if name == INPUT or name in clean.on_x else None
         sites[name] = Site(layout, radius, bounds, signal.detach() if bounds is not None else None)
         kept[name] = gradient
+    if not sites:
+        raise InputError(
+            "nothing would be perturbed: no chosen layer has a radius above 0 and an influence on the output; "
+            f"affine layers: {', '.join(clean.seen)}"
+        )
     return Perturbations({}, sites, tape, frozenset(clean.inputs)), kept
 
 
@@ -289,25 +298,16 @@ def _layouts(
 ) -> dict[str, Layout | None]:
     """Where the batch lies at every site; found once for each combination of shapes by one more forward pass."""
     tape = clean.tape
-    if tape.plain:
-        return {name: Layout() for name in clean.site_number}
     key = (tape.batch, tuple(tape.shapes))
     if key not in known:
         nothing = Perturbations({}, {}, tape, frozenset(clean.inputs))
         calibration = _PerturbedPass(names, nothing, frozen=True, calibrate=True)
         with torch.no_grad(), calibration:
-            call(model, doubled(_fresh(x, False)))
+            call(model, doubled(x))
+        calibration.finish()
         known[key] = calibration.layouts
     tape.layouts = known[key]
     return {name: tape.layouts[number] for name, number in clean.site_number.items()}
-
-
-def _fresh(x: Batch, leaf: bool) -> Batch:
-    """The batch outside any graph; `leaf`: ready to be differentiated."""
-    if not isinstance(x, Tensor):
-        return x
-    x = x.clone() if x.is_inference() else x.detach()
-    return x.requires_grad_() if leaf else x
 
 
 def _enter(twice: Batch, found: Perturbations) -> Batch:
@@ -317,20 +317,26 @@ def _enter(twice: Batch, found: Perturbations) -> Batch:
 
 
 def _is_whole(input: Tensor, x: Batch) -> bool:
-    """Whether a layer's input is the model's own input, perhaps flattened: bounds on x hold there too."""
-    return (
-        isinstance(x, Tensor)
-        and input.dtype == x.dtype
-        and input.numel() == x.numel()
-        and input.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    )
+    """Whether a layer's input is the model's own input, perhaps flattened or copied: bounds on x hold there too."""
+    first = tensors(x)[0]
+    if input.dtype != first.dtype or input.numel() != first.numel():
+        return False
+    same_memory = input.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    return same_memory or bool(torch.equal(input.detach().reshape(-1), first.detach().reshape(-1)))
 
 
 def _shaped(bounds: Bounds | None, signal: Tensor, x: Batch) -> Bounds | None:
     """Bounds that broadcast against the layer's input and against its doubled version."""
-    if bounds is None or not isinstance(x, Tensor) or not any(isinstance(b, Tensor) for b in bounds):
+    if bounds is None or not any(isinstance(b, Tensor) for b in bounds):
         return bounds
-    low, high = (torch.as_tensor(b, dtype=x.dtype, device=x.device).expand(1, *x.shape[1:]) for b in bounds)
+    x = tensors(x)[0]
+    try:
+        low, high = (torch.as_tensor(b, dtype=x.dtype, device=x.device).expand(1, *x.shape[1:]) for b in bounds)
+    except RuntimeError as error:
+        shapes = " and ".join(str(tuple(torch.as_tensor(b).shape)) for b in bounds)
+        raise InputError(
+            f"bounds: shapes {shapes} do not broadcast to one input of shape {tuple(x.shape[1:])}"
+        ) from error
     if signal.shape != x.shape:
         if signal.shape[0] != x.shape[0]:
             raise InputError("bounds given as tensors need a first layer that reads the input with the batch in front")

@@ -12,16 +12,18 @@ from excite.margin.room import Room, column, length
 from excite.margin.search import Found, Noise, nothing, to_boundary
 
 
-def from_others(decision: Decision, x: Tensor, room: Room, pool: Tensor, chosen: Tensor, noise: Noise) -> Found:
+def from_others(
+    decision: Decision, x: Tensor, room: Room, pool: Tensor, chosen: Tensor, noise: Noise, nearest: int = 5
+) -> Found:
     """Breaking perturbations that lead straight to other inputs, shrunk to the boundary.
 
     pool (M, ...) are inputs and chosen (M,) the classes the model decides for there: of those decided otherwise than
-    the label the nearest five are tried. If there are none, a few corners of the bounds or random directions.
+    the label the `nearest` are tried. If there are none, a few corners of the bounds or random directions.
     """
     found = nothing(x)
     apart = torch.cdist(x.flatten(1), pool.flatten(1), p=torch.inf if room.norm == "inf" else 2.0)
     apart = apart.masked_fill(chosen[None, :] == decision.labels[:, None], torch.inf)
-    for k in range(min(5, len(pool))):
+    for k in range(min(nearest, len(pool))):
         distance, which = apart.kthvalue(k + 1, dim=1)
         index = torch.nonzero(torch.isfinite(distance))[:, 0]
         _along(decision, x, room, room.clip(pool[which] - x), index, found)

@@ -47,12 +47,7 @@ class Task:
             slope = room.slope(room.open(ways[0][1].gradient, torch.zeros_like(x)))
             self.estimate[index] = ways[0][1].slack / slope
             for k in range(restarts):
-                decision, opening = ways[k % len(ways)]
-                plans = PLANS[room.norm]
-                plan = plans[k % len(plans)]
-                if k >= len(plans):
-                    plan = replace(plan, scatter=1.0)
-                radii = search(decision, x, room, plan, self.steps, opening, self.noise)
+                radii = self._search(k, x, room, *ways[k % len(ways)])
                 found.take(index, radii.radius, radii.d)
                 self.runs[k][index] = radii.radius
         self._recover(found)
@@ -60,6 +55,23 @@ class Task:
             part = to_boundary(self.decision.rows(index), self.x[index], self.room.rows(index), found.rows(index), 8)
             found.take(index, part.radius, part.d)
         return found
+
+    def _search(self, k: int, x: Tensor, room: Room, decision: Decision, opening: Opening) -> Found:
+        """The k-th independent search: the plans in turn, every fourth from the way to a point decided otherwise.
+
+        The others all start along the gradient at the point, which in few dimensions may lead to the wrong side.
+        """
+        plans = PLANS[room.norm]
+        plan = plans[k % len(plans)]
+        if k % 4 == 3:
+            start = from_others(decision, x, room, *self.pool(), self.noise, nearest=2)
+            if bool(torch.isfinite(start.radius).all()):
+                again = search(decision, x, room, plan, self.steps, start.d, self.noise)
+                again.take(torch.arange(len(x), device=x.device), start.radius, start.d)
+                return again
+        return search(
+            decision, x, room, replace(plan, scatter=1.0) if k >= len(plans) else plan, self.steps, opening, self.noise
+        )
 
     def _recover(self, found: Found) -> None:
         """Points that the search did not break: start again from the way to points decided otherwise."""

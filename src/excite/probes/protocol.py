@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from excite.errors import InputError
 from excite.wiring.affine import AffineCall, AffineMode, Names
-from excite.wiring.calling import Batch, call
+from excite.wiring.calling import Batch, call, own_copy
 from excite.wiring.untouched import evaluating
 
 Reduction = Literal["mean", "sum", "max", "min", "first"]
@@ -75,7 +75,7 @@ class Moment:
             raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
         recorder = _Recorder(Names(self.model))
         with torch.no_grad(), evaluating(self.model), recorder:
-            call(self.model, self.example)
+            call(self.model, own_copy(self.example))
         return recorder.signals
 
 
@@ -94,7 +94,8 @@ class _Recorder(AffineMode):
         self.signals: list[Signal] = []
 
     def visit(self, call: AffineCall) -> Tensor:
-        self.signals.append(Signal(call.name, call.input, call))
+        # A copy: the model may go on to change this tensor in place.
+        self.signals.append(Signal(call.name, call.input.clone(), call))
         return call.run(call.input)
 
 

@@ -163,8 +163,9 @@ class AffineMode(TorchFunctionMode):
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)
 
-    def opaque(self, function: str) -> None:
+    def opaque(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called for recurrent kernels, whose inner affine maps cannot be reached."""
+        return function(*args, **kwargs)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -177,7 +178,7 @@ class AffineMode(TorchFunctionMode):
         if call is not None:
             return self.visit(call)
         if getattr(func, "__name__", "") in _OPAQUE:
-            self.opaque(func.__name__)
+            return self.opaque(func, args, kwargs)
         return self.other(func, args, kwargs)
 
     def _recognise(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> AffineCall | None:

@@ -40,7 +40,14 @@ def batch_size(batch: Batch) -> int:
     first = tensors(batch)[0]
     if first.dim() == 0:
         raise InputError("expected inputs with a batch axis in front; got a tensor without axes")
+    if first.shape[0] == 0:
+        raise InputError(f"expected at least one sample; got an empty batch of shape {tuple(first.shape)}")
     return int(first.shape[0])
+
+
+def own_copy(batch: Batch) -> Batch:
+    """The batch outside any graph and in memory of its own: a model may change its input in place."""
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, batch)  # type: ignore[no-any-return]
 
 
 def doubled(batch: Batch) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,8 +60,9 @@ class _Recorder(AffineMode):
         self.seen.append(_Seen(call, tuple(call.input.shape), tuple(output.shape)))
         return output
 
-    def opaque(self, function: str) -> None:
-        self.hidden.append(function)
+    def opaque(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.hidden.append(function.__name__)
+        return super().opaque(function, args, kwargs)
 
 
 def record(model: nn.Module, batch: Batch, output: Pick) -> tuple[tuple[Layer, ...], tuple[str, ...]]:

@@ -15,7 +15,7 @@ from excite.wiring.exporting import ExportFailed, exported
 from excite.wiring.groups import Group, Site, assemble, names
 from excite.wiring.layers import Layer, record
 from excite.wiring.table import group_rows, layer_rows, render
-from excite.wiring.wrappers import unwrap
+from excite.wiring.wrappers import refuse_lazy, unwrap
 
 if TYPE_CHECKING:
     import networkx
@@ -75,6 +75,7 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
         raise InputError(f"expected a torch.nn.Module to trace; got {type(model).__name__}")
     check_finite(example, "values in the example")
     model = unwrap(model)
+    refuse_lazy(model)
     layers, notes = record(model, example, output)
     try:
         groups = assemble(follow(model, exported(model, example, output)))

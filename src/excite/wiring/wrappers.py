@@ -1,4 +1,4 @@
-"""Models inside wrappers: compiled, data-parallel."""
+"""Models that are not quite plain modules: compiled, data-parallel, lazy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
+
+from excite.errors import ModelError
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
@@ -26,3 +28,10 @@ def eagerly(model: nn.Module) -> AbstractContextManager[object]:
         stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         return stance
     return nullcontext()
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Lazy modules get their weights from the first batch: before that there is nothing to look at."""
+    lazy = [path for path, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise ModelError(f"parameter {lazy[0]!r} is not initialized yet: run the model once on a batch first")
