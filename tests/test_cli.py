@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from excite import cli, load_run
+from excite import PersistentExcitation, cli, load_run
 
 CONFIG = """
 epochs = 2
@@ -72,6 +72,9 @@ def test_train_margins_and_report_from_a_config(excite, trained, tmp_path):
     assert (tmp_path / "curve.png").stat().st_size > 5000
     checkpoint = next((tmp_path / "runs/first/checkpoints").glob("final-*"))
     assert excite("margins", checkpoint, "--points", "5")[0] == 0
+    summary = json.loads((tmp_path / "runs/first/artifacts/summary.json").read_text())
+    assert summary["arm"] == "first"
+    assert len(json.loads((tmp_path / "runs/first/artifacts/margins-inf-train.json").read_text())["values"]) == 40
     status, out, _ = excite("report", "runs/first", "--out", "page.html")
     assert status == 0
     assert "report: page.html" in out
@@ -101,6 +104,43 @@ def test_demo_continues_where_it_was(excite, tmp_path):
     assert len(made) == 3
     assert excite(*arguments)[0] == 0
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").glob("*/metrics.db")}
+
+
+def test_demo_does_not_pass_off_other_settings(excite):
+    arguments = ("demo", "--seeds", "1", "--workers", "1", "--out", "demo", "--no-open")
+    assert excite(*arguments, "--epochs", "1")[0] == 0
+    status, _, err = excite(*arguments, "--epochs", "2")
+    assert status == 1
+    assert "another config" in err
+
+
+def test_a_training_that_never_started_does_not_block_its_folder(excite, tmp_path):
+    (tmp_path / "first.toml").write_text(CONFIG.replace("radius = 0.05", "radius = 0.05\nbounds = [0, 1]"))
+    status, _, err = excite("train", "first.toml")
+    assert status == 1
+    assert "within bounds" in err
+    (tmp_path / "first.toml").write_text(CONFIG)
+    assert excite("train", "first.toml", "--no-margins")[0] == 0
+
+
+def test_an_interrupt_is_one_line_and_the_run_can_be_continued(excite, tmp_path, monkeypatch):
+    (tmp_path / "first.toml").write_text(CONFIG.replace("epochs = 2", "epochs = 6"))
+    step = PersistentExcitation.loss
+    calls = []
+
+    def interrupted(self, x, y):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return step(self, x, y)
+
+    monkeypatch.setattr(PersistentExcitation, "loss", interrupted)
+    status, _, err = excite("train", "first.toml", "--no-margins")
+    assert status == 130
+    assert "stopped; the same command continues" in err
+    assert load_run(tmp_path / "runs/first").status == "stopped"
+    assert excite("train", "first.toml", "--no-margins")[0] == 0
+    assert load_run(tmp_path / "runs/first").series("loss/step")[0].tolist() == list(range(1, 13))
 
 
 def test_trace_prints_the_table(excite):
@@ -140,6 +180,7 @@ BAD = {
     "no such module": (["trace", "nope:thing", "--shape", "3"], "cannot import 'nope'"),
     "no shape": (["trace", "papers-cnn", "--shape", "big"], "expected sizes such as 3x32x32"),
     "wrong shape": (["trace", "papers-cnn", "--shape", "5"], ""),
+    "odd figure": (["margins", "runs/first", "--figure", "a.xyz"], "ends in .png, .svg or .pdf"),
     "bad option": (["trace", "torch.nn:Linear", "--shape", "3", "--option", "x"], "expected name=value"),
 }
 

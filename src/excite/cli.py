@@ -30,18 +30,25 @@ data_app = typer.Typer(help="Data sets: list them, fetch and verify them.", no_a
 app.add_typer(data_app, name="data")
 console = Console(highlight=False, soft_wrap=False)
 _debug = False
+_INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line; what a user can cause ends in one line and a non-zero exit status."""
     try:
-        app()
-    except KeyboardInterrupt:
-        _fail("stopped; the same command continues where it was", 130)
+        status = app(standalone_mode=False) or 0
+        if status == _INTERRUPTED:  # how typer passes Ctrl-C on, depending on its version
+            raise KeyboardInterrupt
+        raise SystemExit(status)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped; the same command continues where it was", _INTERRUPTED)
     except ExciteError as error:
         _fail(str(error), 1, error)
     except Exception as error:
-        _fail(f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)", 1, error)
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # wrong usage: typer knows how to say it
+            error.show()
+            raise SystemExit(error.exit_code) from None
+        _fail(f"unexpected {type(error).__name__}: {error} (`excite --debug …` shows the traceback)", 1, error)
 
 
 def _fail(message: str, status: int, error: Exception | None = None) -> None:
@@ -159,8 +166,10 @@ def margins(
     """Margin curve of a saved model on the data it was trained for, with the evidence that the search worked."""
     from excite.measuring import load_model, measure
 
+    if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--figure: expected a name that ends in .png, .svg or .pdf; got {figure.name!r}")
+    saved = load_model(checkpoint)
     with _progress() as tell:
-        saved = load_model(checkpoint)
         found = measure(saved, norm=norm, most=points, steps=steps, progress=tell)
     for part, result in found.items():
         console.print(f"\n[bold]{'training' if part == 'train' else part} data[/bold]\n{result}", soft_wrap=True)

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from excite.config import TrainConfig, parse_config
-from excite.measuring import load_model, measure
+from excite.measuring import PARTS, artifact_name, load_model, measure
+from excite.runs import load_run
 from excite.training import train
 
 CLASSES = (8, 9)
@@ -43,7 +46,7 @@ class Task:
 
 def tasks(out: Path, seeds: int, epochs: int) -> list[Task]:
     found = []
-    for arm, excitation in ARMS.items():
+    for number, (arm, excitation) in enumerate(ARMS.items(), 1):
         for seed in range(seeds):
             settings = {
                 "data": {"name": "digits", "classes": list(CLASSES), "seed": seed},
@@ -55,15 +58,19 @@ def tasks(out: Path, seeds: int, epochs: int) -> list[Task]:
                 "seed": seed,
                 "watch": 20,
             }
-            folder = out / f"{arm.replace(' ', '-')}-{seed}"
+            folder = out / f"{number}-{arm.replace(' ', '-')}-{seed}"
             found.append(Task(arm, seed, folder, parse_config(settings)))
     return found
 
 
 def finished(task: Task) -> bool:
     """Whether the task's folder holds everything already, so that a stopped demo goes on where it was."""
-    needed = [f"artifacts/{name}.json" for name in ("margins-train", "margins-test", "summary")]
-    return all((task.folder / name).exists() for name in ["run.json", *needed])
+    if not (task.folder / "run.json").exists():
+        return False
+    with load_run(task.folder) as run:
+        same = run.config == task.config.model_dump(mode="json")
+        needed = [*(artifact_name("inf", part) for part in PARTS), "summary"]
+        return same and run.status == "done" and all((run.path / f"artifacts/{name}.json").exists() for name in needed)
 
 
 def perform(task: Task, tell: Callable[[str, str, float], None]) -> None:
@@ -74,7 +81,8 @@ def perform(task: Task, tell: Callable[[str, str, float], None]) -> None:
         tell(name, "training", _TRAINING / whole * done / max(total, 1))
 
     def measuring(phase: str, done: int, total: int) -> None:
-        tell(name, "measuring margins", (_TRAINING + _MEASURING * done / max(total, 1)) / whole)
+        before = 0.5 if phase.endswith("test") else 0.0
+        tell(name, "measuring margins", (_TRAINING + _MEASURING * (before + 0.5 * done / max(total, 1))) / whole)
 
     train(task.config, task.folder, progress=training).close()
     measure(load_model(task.folder), arm=task.arm, progress=measuring)
@@ -82,15 +90,17 @@ def perform(task: Task, tell: Callable[[str, str, float], None]) -> None:
 
 
 def perform_all(todo: list[Task], workers: int, tell: Callable[[str, str, float], None]) -> None:
-    """All tasks on worker processes of one thread each: small networks do not profit from more."""
+    """All tasks, on worker processes of one thread each."""
     if workers <= 1:
         for task in todo:
             perform(task, tell)
         return
     context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager, ProcessPoolExecutor(workers, context, initializer=_one_thread) as pool:
-        messages = manager.Queue()
-        running: set[Future[None]] = {pool.submit(_work, task, messages) for task in todo}
+    manager = SyncManager(ctx=context)
+    manager.start(_ignore_interrupts)
+    with manager, ProcessPoolExecutor(workers, context, initializer=_start_worker) as pool:
+        messages, stop = manager.Queue(), manager.Event()
+        running: set[Future[None]] = {pool.submit(_work, task, messages, stop) for task in todo}
         try:
             while running:
                 done, running = wait(running, timeout=0.1)
@@ -102,21 +112,30 @@ def perform_all(todo: list[Task], workers: int, tell: Callable[[str, str, float]
                 for future in done:
                     future.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            stop.set()  # workers end at their next message, and leave runs that can be continued
+            pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+def _ignore_interrupts() -> None:
+    # Ctrl-C reaches every process of the terminal; only the first one is to act on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _work(task: Task, messages: Any) -> None:
+def _start_worker() -> None:
+    _ignore_interrupts()
+    torch.set_num_threads(1)  # small networks do not profit from more
+
+
+def _work(task: Task, messages: Any, stop: Any) -> None:
     last = -1.0
 
     def tell(name: str, phase: str, share: float) -> None:
         nonlocal last
-        if share - last >= 0.02 or share >= 1:
+        if share - last >= 0.01 or share >= 1:
             last = share
             messages.put((name, phase, share))
+            if stop.is_set():
+                raise KeyboardInterrupt
 
     perform(task, tell)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from excite.data import Dataset
 from excite.errors import InputError, RunError
 from excite.margin import Margins, margins
+from excite.norms import parse_norm
 from excite.runs import Run, load_run
 from excite.training import load_trained
 from excite.wiring import trace
@@ -43,14 +45,14 @@ class SavedModel:
 def load_model(path: str | Path) -> SavedModel:
     """The newest model of a run folder, or the one in a checkpoint file of a run."""
     path = Path(path)
-    folder = path.parent.parent if path.is_file() else path
+    folder = path.resolve().parent.parent if path.is_file() else path
     with load_run(folder) as run:
         if not {"model", "data"} <= run.config.keys():
             raise RunError(
                 f"{folder} was not made by `excite train`: its config names no model and data to build again"
             )
         known = run.checkpoints()
-        chosen = [c for c in known if path in (folder, c.path)]
+        chosen = [c for c in known if path == folder or path.resolve() == c.path.resolve()]
         if not chosen:
             what = f"{path.name} is not a checkpoint" if path.is_file() else "there is no checkpoint"
             raise RunError(f"{what} in {folder}: there are {', '.join(c.path.name for c in known) or 'none'}")
@@ -70,26 +72,52 @@ def measure(
     progress: Progress | None = None,
     **options: Any,
 ) -> dict[str, Margins]:
-    """Margins of training and test points; with wiring and accuracies they are written into the run's artifacts."""
+    """Margins of training and test points; with wiring and accuracies they are written into the run's artifacts.
+
+    `arm` names the way of training in reports; a name given before is kept. Margins in each norm are kept beside each
+    other, and those of fewer points never replace those of more.
+    """
     if not saved.data.classes:
         raise InputError(f"{saved.data.name} is a regression: margins need classes")
+    kind = parse_norm(norm, ("inf", "2"))
     found: dict[str, Margins] = {}
     accuracy: dict[str, float] = {}
-    for i, part in enumerate(parts):
-        if progress is not None:
-            progress(f"margins, {part}", i, len(parts))
-        x, y = saved.points(part, most)
+    for part in parts:
+        x, y = saved.points(part)
         if not len(x):
             continue
+        accuracy[part] = _accuracy(saved, x, y)
+        tell = None if progress is None else partial(progress, f"margins, {part}")
+        x, y = saved.points(part, most)
         found[part] = margins(
-            saved.model, x, y, norm=norm, bounds=saved.data.bounds, threshold=saved.threshold, **options
+            saved.model, x, y, norm=kind, bounds=saved.data.bounds, threshold=saved.threshold, progress=tell, **options
         )
-        accuracy[part] = float((found[part].values > 0).double().mean())
-    if progress is not None:
-        progress("margins", len(parts), len(parts))
     with Run.open(saved.run, "a") as run:
         for part, result in found.items():
-            run.write_json(f"margins-{part}", result.to_dict())
+            name = artifact_name(kind, part)
+            if _kept_points(run, name) <= len(result):
+                run.write_json(name, result.to_dict())
         run.write_json("wiring", trace(saved.model, saved.data.x_train[:2]).rows())
-        run.write_json("summary", {"arm": arm or saved.run.name, "step": saved.step, "accuracy": accuracy})
+        known = run.read_json("summary") if _exists(run, "summary") else {}
+        name = arm or (known.get("arm") if isinstance(known, dict) else None) or saved.run.resolve().name
+        run.write_json("summary", {"arm": name, "step": saved.step, "accuracy": accuracy})
     return found
+
+
+def artifact_name(norm: str, part: str) -> str:
+    return f"margins-{norm}-{part}"
+
+
+def _exists(run: Run, name: str) -> bool:
+    return (run.path / "artifacts" / f"{name}.json").exists()
+
+
+def _kept_points(run: Run, name: str) -> int:
+    stored = run.read_json(name) if _exists(run, name) else {}
+    return len(stored.get("values", ())) if isinstance(stored, dict) else 0
+
+
+def _accuracy(saved: SavedModel, x: Tensor, y: Tensor) -> float:
+    with torch.no_grad():
+        outputs = torch.cat([saved.model(part).reshape(len(part)) for part in x.split(1000)])
+    return float(((outputs > saved.threshold).long() == y).double().mean())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from excite.fit import fit, make_model, squared_error
 from excite.fit.architectures import ARCHITECTURES, options_for
 from excite.probes import Distance, Every, Loss, Rank
 from excite.runs import Run, load_run
+from excite.runs.files import writing
 from excite.watching import watch
 
 Progress = Callable[[str, int, int], None]
@@ -39,6 +42,7 @@ def train(
     excitation = build_excitation(settings.excitation, model, data)
     optimizer = build_optimizer(settings, model)
     loss = excitation.loss if excitation is not None else squared_error(model)
+    _clear_unstarted(Path(run_path))
     with ExitStack() as stack:
         run = stack.enter_context(Run.create(run_path, settings.model_dump(mode="json"), resume=True))
         watching = None
@@ -62,6 +66,17 @@ def train(
             progress=progress,
         )
     return load_run(run_path)
+
+
+def _clear_unstarted(path: Path) -> None:
+    """Remove a run that ended before its first checkpoint: there is nothing in it to continue from."""
+    if not (path / "run.json").exists():
+        return
+    with load_run(path) as run:
+        unstarted = run.status in ("failed", "stopped") and not run.checkpoints()
+    if unstarted:
+        with writing(path):
+            shutil.rmtree(path)
 
 
 def load_trained(run: Run, step: int | None = None) -> tuple[nn.Module, TrainConfig, Dataset]:

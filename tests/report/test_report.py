@@ -27,7 +27,7 @@ WIRING = {
 def make_run(folder, arm, shift, seed=0, n=200, config=None, status="done"):
     """A run with made-up margins: test margins are training margins moved by `shift`."""
     rng = np.random.default_rng(seed)
-    with Run.create(folder, config or {"seed": seed, "radius": shift}) as run:
+    with Run.create(folder, config or {"seed": seed % 10, "radius": shift}) as run:
         for step in range(20):
             run.log(
                 step,
@@ -35,7 +35,7 @@ def make_run(folder, arm, shift, seed=0, n=200, config=None, status="done"):
             )
         for part, moved in (("train", 0.0), ("test", shift)):
             values = torch.tensor(np.maximum(rng.normal(1 - moved, 0.2, n), 0))
-            run.write_json(f"margins-{part}", Margins(values, "inf").to_dict())
+            run.write_json(f"margins-inf-{part}", Margins(values, "inf").to_dict())
         run.write_json("summary", {"arm": arm, "accuracy": {"train": 1.0, "test": 0.97}})
         run.write_json("wiring", WIRING)
         run.close(status, "because" if status == "failed" else None)
@@ -72,7 +72,7 @@ def made_up(shift, rng, runs=5, n=178):
     """An arm whose test margins are moved by about `shift` standard deviations, a little differently in every run."""
     moved = 1 - 0.2 * (shift + 0.075 * rng.normal(size=runs))
     pairs = [(rng.normal(1, 0.2, n), rng.normal(m, 0.2, n)) for m in moved]
-    return SimpleNamespace(name="made up", pairs=lambda: pairs)
+    return SimpleNamespace(name="made up", pairs=lambda: dict(enumerate(pairs)))
 
 
 @pytest.mark.slow
@@ -88,6 +88,22 @@ def test_different_gaps_are_told_apart():
     rng = np.random.default_rng(0)
     decided = sum(compare(made_up(0.0, rng), made_up(0.4, rng), 150).high < 0 for _ in range(60))
     assert decided >= 50
+
+
+def test_runs_are_paired_by_their_seed(tmp_path):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / f"a{seed}", "a", 0.1, seed)
+    for seed in (2, 1):
+        make_run(tmp_path / f"b{seed}", "b", 0.1, seed)
+    found = compare(*collect([tmp_path]))
+    assert found.runs == 2
+    assert found.difference == 0
+
+
+def test_margins_in_different_norms_are_not_compared(runs):
+    with Run.open(runs / "a0", "a") as run:
+        run.write_json("margins-2-train", Margins(torch.ones(5), "2").to_dict())
+    assert all(m.norm == "inf" for arm in collect([runs]) for one in arm.runs for m in one.margins.values())
 
 
 def test_doubts_are_said(tmp_path):
@@ -141,10 +157,10 @@ def test_bad_folders_are_refused(tmp_path, runs):
         write_report([tmp_path / "nothing"], tmp_path / "r.html")
     with pytest.raises(ExciteError, match="at least one run"):
         write_report([], tmp_path / "r.html")
-    (runs / "a0/artifacts/margins-test.json").write_text(json.dumps({"values": [1]}))
+    (runs / "a0/artifacts/margins-inf-test.json").write_text(json.dumps({"values": [1]}))
     with pytest.raises(RunError, match="does not hold margins"):
         write_report([runs], tmp_path / "r.html")
-    (runs / "a0/artifacts/margins-test.json").write_text("{broken")
+    (runs / "a0/artifacts/margins-inf-test.json").write_text("{broken")
     with pytest.raises(RunError):
         write_report([runs], tmp_path / "r.html")
     (tmp_path / "file").write_text("")

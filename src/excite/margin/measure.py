@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -46,6 +47,7 @@ def margins(
     perturbations: bool = False,
     batch: int | None = None,
     seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Margins:
     """For each point the size of the smallest perturbation found that changes the model's decision.
 
@@ -57,7 +59,7 @@ def margins(
     `restarts` independent searches of `steps` gradient steps each look at every point, and the smallest perturbation
     counts; by default three, or six for inputs of fewer than 1024 elements, which have more local minima for their size. `evidence=False` leaves out the checks of whether that worked. `certify`
     adds lower bounds where a Lipschitz constant is known, or from `lipschitz` if given (same norm for inputs and
-    outputs). `batch` points are searched at a time. The model, its mode, its gradients and the random state stay as
+    outputs). `batch` points are searched at a time; `progress(done, total)` is called as it goes. The model, its mode, its gradients and the random state stay as
     they are.
     """
     kind = parse_norm(norm, ("inf", "2"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -36,10 +37,11 @@ class Task:
         self.estimate = self.x.new_zeros(len(self.x))  # distance to the boundary by the gradient at the clean point
         self.lost = torch.zeros_like(self.right)  # not broken by gradients, but on the way to another point
 
-    def run(self, restarts: int) -> Found:
+    def run(self, restarts: int, progress: Callable[[int, int], None] | None = None) -> Found:
         found = nothing(self.x)
         found.radius[~self.right] = 0
         self.runs = [torch.full_like(found.radius, math.inf) for _ in range(restarts)]
+        done = 0
         cap = self.room.reach if self.room.low is not None else self.room.reach / 1e6
         for index in torch.nonzero(self.right)[:, 0].split(self.size):
             x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
@@ -50,6 +52,9 @@ class Task:
                 radii = self._search(k, x, room, *ways[k % len(ways)])
                 found.take(index, radii.radius, radii.d)
                 self.runs[k][index] = radii.radius
+                done += len(index)
+                if progress is not None:
+                    progress(done, restarts * int(self.right.sum()))
         self._recover(found)
         for index in torch.nonzero(self.right)[:, 0].split(self.size):
             part = to_boundary(self.decision.rows(index), self.x[index], self.room.rows(index), found.rows(index), 8)

@@ -15,6 +15,7 @@ from excite.margin import Margins
 from excite.report.curves import widest_gap
 from excite.runs import Run, load_run
 
+PARTS = ("train", "test")
 Values = npt.NDArray[np.float64]
 Series = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
@@ -55,14 +56,19 @@ class Arm:
         found = [np.asarray(run.margins[part].values.cpu()) for run in self.runs if part in run.margins]
         return np.concatenate(found) if found else None
 
-    def pairs(self) -> list[tuple[Values, Values]]:
-        """(training, test) margins of each run that has both."""
-        found = [run.margins for run in self.runs if {"train", "test"} <= run.margins.keys()]
-        return [(np.asarray(m["train"].values), np.asarray(m["test"].values)) for m in found]
+    def pairs(self) -> dict[object, tuple[Values, Values]]:
+        """(training, test) margins of each run that has both, by the run's seed, or by number if seeds repeat."""
+        found = [run for run in self.runs if {"train", "test"} <= run.margins.keys()]
+        seeds: list[object] = [run.config.get("seed") for run in found]
+        keys = seeds if len(set(seeds)) == len(seeds) and None not in seeds else range(len(found))
+        return {
+            key: (np.asarray(run.margins["train"].values), np.asarray(run.margins["test"].values))
+            for key, run in zip(keys, found)
+        }
 
     def gap(self) -> float | None:
         """Largest distance between the curves of training and test margins, points of all runs together."""
-        pairs = self.pairs()
+        pairs = list(self.pairs().values())
         if not pairs:
             return None
         train, test = (np.concatenate(values) for values in zip(*pairs))
@@ -82,16 +88,25 @@ def collect(paths: Iterable[str | Path]) -> list[Arm]:
     if not runs:
         raise InputError("report: expected at least one run folder")
     arms: dict[str, list[Seen]] = {}
+    norm = (
+        "inf" if any((path / f"artifacts/margins-inf-{part}.json").exists() for path in runs for part in PARTS) else "2"
+    )
     for path in dict.fromkeys(runs):
-        seen = _see(path)
+        seen = _see(path, norm)
         arms.setdefault(seen.arm, []).append(seen)
     return [Arm(name, tuple(members)) for name, members in arms.items()]
 
 
-def _see(path: Path) -> Seen:
+def _see(path: Path, norm: str) -> Seen:
     with load_run(path) as run:
         summary = _artifact(run, "summary") or {}
-        margins = {part: found for part in ("train", "test") if (found := _margins(run, part)) is not None}
+        accuracy = summary.get("accuracy") or {}
+        if not isinstance(accuracy, dict) or not all(isinstance(v, int | float) for v in accuracy.values()):
+            raise RunError(f"{run.path}/artifacts/summary.json is damaged: delete it and measure again")
+        wiring = _artifact(run, "wiring")
+        if wiring is not None and not all(isinstance(wiring.get(key), list) for key in ("layers", "groups")):
+            raise RunError(f"{run.path}/artifacts/wiring.json is damaged: delete it and measure again")
+        margins = {part: found for part in PARTS if (found := _margins(run, f"margins-{norm}-{part}")) is not None}
         return Seen(
             path=path,
             arm=str(summary.get("arm") or path.name),
@@ -101,8 +116,8 @@ def _see(path: Path) -> Seen:
             reason=run.reason,
             metrics={name: run.series(name) for name in run.names()},
             margins=margins,
-            accuracy={k: float(v) for k, v in (summary.get("accuracy") or {}).items() if v is not None},
-            wiring=_artifact(run, "wiring"),
+            accuracy={part: float(value) for part, value in accuracy.items()},
+            wiring=wiring,
         )
 
 
@@ -115,15 +130,15 @@ def _artifact(run: Run, name: str) -> dict[str, Any] | None:
     return found
 
 
-def _margins(run: Run, part: str) -> Margins | None:
-    found = _artifact(run, f"margins-{part}")
+def _margins(run: Run, name: str) -> Margins | None:
+    found = _artifact(run, name)
     if found is None:
         return None
     try:
         return Margins.from_dict(found)
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(
-            f"{run.path}/artifacts/margins-{part}.json does not hold margins ({error!r}): delete it and measure again"
+            f"{run.path}/artifacts/{name}.json does not hold margins ({error!r}): delete it and measure again"
         ) from error
 
 
