@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,9 @@ from rich.table import Table
 
 from excite._version import __version__
 from excite.errors import ExciteError, InputError
+
+if TYPE_CHECKING:
+    from excite.report import Report
 
 app = typer.Typer(
     help="See how robust and how complex a network becomes while it trains, and train it to be robust.",
@@ -110,7 +113,7 @@ def demo(
 ) -> None:
     """Train one small network three ways on handwritten digits, compare margins, write the report."""
     from excite.demo import finished, perform_all, tasks
-    from excite.report import write_report
+    from excite.report import make_report
 
     todo = tasks(out, seeds, epochs)
     if fresh:
@@ -126,10 +129,9 @@ def demo(
             tell(f"{phase} {name}", sum(shares.values()), len(todo))
 
         perform_all(left, workers, update)
-    path = write_report(
-        [task.folder for task in todo], out / "report.html", "Three ways to train: margins on digits 8 and 9"
-    )
-    _show([task.folder for task in todo])
+    shown = make_report([task.folder for task in todo])
+    path = shown.write(out / "report.html", "Three ways to train: margins on digits 8 and 9")
+    _show(shown)
     console.print(f"report: {path}", soft_wrap=True)
     _open(path, open_report)
 
@@ -143,6 +145,7 @@ def train(
     """Train from a config file. A run that is there already is continued from its last checkpoint."""
     from excite.config import load_config
     from excite.measuring import load_model, measure
+    from excite.report import make_report
     from excite.training import train as train_config
 
     settings = load_config(config)
@@ -151,7 +154,7 @@ def train(
         train_config(settings, folder, progress=tell).close()
         if margins and load_model(folder).data.classes:
             measure(load_model(folder), progress=tell)
-    _show([folder])
+    _show(make_report([folder]))
     console.print(f"run: {folder}", soft_wrap=True)
 
 
@@ -219,10 +222,11 @@ def report(
     open_report: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = False,
 ) -> None:
     """One self-contained HTML file on one or more runs: works offline, opens from disk."""
-    from excite.report import write_report
+    from excite.report import make_report
 
-    path = write_report(runs, out, title)
-    _show(runs)
+    shown = make_report(runs)
+    path = shown.write(out, title)
+    _show(shown)
     console.print(f"report: {path}", soft_wrap=True)
     _open(path, open_report)
 
@@ -253,13 +257,8 @@ def data_fetch(name: Annotated[str, typer.Argument(help="cifar10 or mnist.")]) -
     console.print(f"{name}: {path}", soft_wrap=True)
 
 
-def _show(paths: list[Path]) -> None:
-    """The final table: one row for each way of training."""
-    from excite.report.collect import collect
-    from excite.report.page import table
-    from excite.report.verdict import verdict
-
-    arms = collect(paths)
+def _show(report: Report) -> None:
+    """The final table, one row for each way of training, and what it means."""
     shown = Table(box=None, pad_edge=False, collapse_padding=True)
     headings = {
         "arm": "trained", "runs": "runs", "accuracy test": "test accuracy", "margin train": "median margin, train",
@@ -267,10 +266,10 @@ def _show(paths: list[Path]) -> None:
     }  # fmt: skip
     for key, heading in headings.items():
         shown.add_column(heading, justify="left" if key == "arm" else "right", overflow="fold")
-    for row in table(arms):
+    for row in report.rows:
         shown.add_row(*(row[key] for key in headings))
     console.print(shown)
-    for sentence in verdict(arms):
+    for sentence in report.sentences:
         console.print(f"• {sentence}", markup=False)
 
 

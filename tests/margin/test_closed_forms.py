@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from models import build
 from scipy.optimize import linprog
 from torch import Tensor, nn
 
 from excite.margin import margins
+from models import build
 
 DUAL = {"inf": 1.0, "2": 2.0}
 

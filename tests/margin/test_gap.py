@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import build
 from scipy.stats import ks_2samp
 
 from excite.errors import InputError
 from excite.margin import Evidence, Gap, Margins, margins
+from models import build
 
 
 def made(values: list[float], norm: str = "inf") -> Margins:

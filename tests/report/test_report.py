@@ -11,7 +11,7 @@ from scipy.stats import ks_2samp
 
 from excite import ExciteError, RunError
 from excite.margin import Margins
-from excite.report import write_report
+from excite.report import make_report
 from excite.report.collect import collect
 from excite.report.curves import chance_gap, curve, smooth, thin, widest_gap
 from excite.report.page import table
@@ -114,7 +114,7 @@ def test_doubts_are_said(tmp_path):
     with Run.create(tmp_path / "bare", {}) as run:
         run.log(0, {"loss/step": 1.0})
     assert "No margins were measured" in verdict(collect([tmp_path / "bare"]))[0]
-    assert "Loss" in write_report([tmp_path / "bare"], tmp_path / "bare.html").read_text()
+    assert "Loss" in make_report([tmp_path / "bare"]).write(tmp_path / "bare.html").read_text()
 
 
 @pytest.mark.parametrize("n", [1, 5, 200])
@@ -147,31 +147,31 @@ def test_curves_for_drawing():
 def test_names_from_runs_are_escaped(tmp_path):
     evil = "</script><img src=x onerror=alert(1)>"
     make_run(tmp_path / "run", evil, 0.1, config={evil: evil})
-    html = write_report([tmp_path / "run"], tmp_path / "r.html", evil).read_text()
+    html = make_report([tmp_path / "run"]).write(tmp_path / "r.html", evil).read_text()
     assert evil not in html
     assert "<img src=x" not in html
 
 
 def test_bad_folders_are_refused(tmp_path, runs):
     with pytest.raises(RunError, match="no run folder"):
-        write_report([tmp_path / "nothing"], tmp_path / "r.html")
+        make_report([tmp_path / "nothing"]).write(tmp_path / "r.html")
     with pytest.raises(ExciteError, match="at least one run"):
-        write_report([], tmp_path / "r.html")
+        make_report([]).write(tmp_path / "r.html")
     (runs / "a0/artifacts/margins-inf-test.json").write_text(json.dumps({"values": [1]}))
     with pytest.raises(RunError, match="does not hold margins"):
-        write_report([runs], tmp_path / "r.html")
+        make_report([runs]).write(tmp_path / "r.html")
     (runs / "a0/artifacts/margins-inf-test.json").write_text("{broken")
     with pytest.raises(RunError):
-        write_report([runs], tmp_path / "r.html")
+        make_report([runs]).write(tmp_path / "r.html")
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write"):
-        write_report([runs / "b0"], tmp_path / "file/r.html")
+        make_report([runs / "b0"]).write(tmp_path / "file/r.html")
     assert not (tmp_path / "r.html").exists()
 
 
 @pytest.mark.browser
 def test_the_report_in_a_browser(runs, tmp_path, browser_page):
-    path = write_report([runs], tmp_path / "report.html", "A title")
+    path = make_report([runs]).write(tmp_path / "report.html", "A title")
     browser_page.goto(path.as_uri())
     browser_page.wait_for_selector("#chart-margins .scatterlayer .trace")
     assert browser_page.title() == "A title"

@@ -1,5 +1,5 @@
 """What people look at: figures and the static report."""
 
-from excite.report.page import write_report
+from excite.report.page import Report, make_report
 
-__all__ = ["write_report"]
+__all__ = ["Report", "make_report"]

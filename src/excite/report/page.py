@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,32 @@ from excite.report.verdict import verdict
 from excite.runs.files import write_bytes, writing
 
 
-def write_report(paths: Iterable[str | Path], target: str | os.PathLike[str], title: str = "Excite report") -> Path:
-    """Write the report on the runs at `paths` (or in folders of runs) to `target`; returns its path."""
-    html = render(collect(paths), title)
-    path = Path(target)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, html.encode())
-    return path
+@dataclass(frozen=True)
+class Report:
+    """Runs, grouped into arms, and what they show."""
+
+    arms: tuple[Arm, ...]
+    rows: tuple[dict[str, str], ...]  # one an arm: accuracy, median margins, gap
+    sentences: tuple[str, ...]
+
+    def write(self, target: str | os.PathLike[str], title: str = "Excite report") -> Path:
+        """Write one self-contained HTML file to `target`; returns its path."""
+        path = Path(target)
+        html = _render(self, title)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, html.encode())
+        return path
 
 
-def render(arms: Sequence[Arm], title: str) -> str:
+def make_report(paths: Iterable[str | Path]) -> Report:
+    """The report on the runs at `paths`, or in folders of runs."""
+    arms = collect(paths)
+    return Report(tuple(arms), tuple(table(arms)), tuple(verdict(arms)))
+
+
+def _render(report: Report, title: str) -> str:
+    arms = report.arms
     environment = Environment(
         loader=PackageLoader("excite.report"),
         autoescape=True,
@@ -41,8 +57,8 @@ def render(arms: Sequence[Arm], title: str) -> str:
         title=title,
         version=__version__,
         plotly=get_plotlyjs(),
-        rows=table(arms),
-        sentences=verdict(arms),
+        rows=report.rows,
+        sentences=report.sentences,
         charts={
             "margins": _div(figures.margin_curves(arms), "margins"),
             "ranks": _div(figures.ranks(arms), "ranks"),

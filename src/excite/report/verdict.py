@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from excite.report.collect import Arm, Values
-from excite.report.curves import chance_gap, widest_gap
+from excite.report.curves import chance_gap
 
 
 @dataclass(frozen=True)
@@ -53,27 +53,33 @@ def compare(arm: Arm, against: Arm, resamples: int = 1000, seed: int = 0) -> Com
     if not runs:
         return None
     rng = np.random.default_rng(seed)
+    sides = _Resampled(ours), _Resampled(theirs)
     differences = np.empty(resamples)
     for i in range(resamples):
         chosen = rng.integers(runs, size=runs) if runs > 1 else np.zeros(1, np.int64)
-        differences[i] = _resampled(ours, chosen, rng) - _resampled(theirs, chosen, rng)
-    estimate = _gap(ours) - _gap(theirs)
+        differences[i] = sides[0].gap(chosen, rng) - sides[1].gap(chosen, rng)
+    estimate = sides[0].estimate - sides[1].estimate
     high, low = 2 * estimate - np.quantile(differences, [0.025, 0.975])
     return Comparison(arm.name, against.name, estimate, float(low), float(high), runs)
 
 
-def _gap(pairs: Sequence[tuple[Values, Values]]) -> float:
-    train, test = (np.concatenate(values) for values in zip(*pairs))
-    _, low, high = widest_gap(train, test)
-    return high - low
+class _Resampled:
+    """Gaps of resampled runs and points. Values become places on one sorted grid, so that a gap is a difference of counts."""
 
+    def __init__(self, pairs: Sequence[tuple[Values, Values]]):
+        grid = np.unique(np.concatenate([values for pair in pairs for values in pair]))
+        self.size = len(grid)
+        self.places = [tuple(np.searchsorted(grid, values) for values in pair) for pair in pairs]
+        self.estimate = self._gap(self.places)
 
-def _resampled(
-    pairs: Sequence[tuple[Values, Values]], chosen: npt.NDArray[np.int64], rng: np.random.Generator
-) -> float:
-    return _gap(
-        [(rng.choice(pairs[r][0], len(pairs[r][0])), rng.choice(pairs[r][1], len(pairs[r][1]))) for r in chosen]
-    )
+    def gap(self, chosen: npt.NDArray[np.int64], rng: np.random.Generator) -> float:
+        """The gap with the runs `chosen`, the points of each drawn with replacement."""
+        return self._gap([tuple(p[rng.integers(len(p), size=len(p))] for p in self.places[r]) for r in chosen])
+
+    def _gap(self, places: Sequence[tuple[npt.NDArray[np.int64], ...]]) -> float:
+        train, test = (np.concatenate(part) for part in zip(*places))
+        curves = [np.bincount(part, minlength=self.size).cumsum() / len(part) for part in (train, test)]
+        return float(np.abs(curves[0] - curves[1]).max())
 
 
 def verdict(arms: Sequence[Arm]) -> list[str]:
