@@ -116,7 +116,7 @@ def test_plot_draws_the_curve() -> None:
 
     matplotlib.use("Agg")
     ax = made([0.0, 0.1, 0.2, math.inf]).plot(label="four points")
-    x, y = ax.lines[0].get_data()
+    y = ax.lines[0].get_ydata()
     np.testing.assert_allclose(y[:5], [0.25, 0.25, 0.5, 0.75, 0.75])
     assert "misclassified" in ax.get_ylabel()
     assert made([math.inf]).plot(ax) is ax

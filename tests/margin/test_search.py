@@ -21,10 +21,16 @@ def decide(model: nn.Module, x: Tensor, output: str | int | None = None) -> Tens
 
 
 def check_real(
-    model: nn.Module, x: Tensor, y: Tensor, norm: str, bounds: tuple[float, float] | None, pick: str | int | None = None
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    norm: str,
+    bounds: tuple[float, float] | None,
+    pick: str | int | None = None,
+    evidence: bool = False,
 ) -> None:
     found = margins(
-        model, x, y, norm=norm, bounds=bounds, output=pick, perturbations=True, certify=False, restarts=2, steps=30
+        model, x, y, norm=norm, bounds=bounds, output=pick, perturbations=True, certify=False, evidence=evidence, steps=20
     )
     d = found.perturbations
     assert d is not None

@@ -61,6 +61,9 @@ PLANS: dict[Norm, tuple[Plan, ...]] = {
     ),
 }
 
+# Small steps around the best perturbation of all searches.
+POLISH = Plan((0.1, 0.002), 0.6, (0.02, 0.002), (0.002, 0.0003), 1.0, 1.0, 0.0)
+
 
 @dataclass
 class Found:

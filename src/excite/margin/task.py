@@ -12,7 +12,7 @@ from torch import Tensor
 from excite.margin.blind import from_others
 from excite.margin.decision import Decision
 from excite.margin.room import Room
-from excite.margin.search import PLANS, Found, Noise, Opening, nothing, search, to_boundary
+from excite.margin.search import PLANS, POLISH, Found, Noise, Opening, nothing, search, to_boundary
 
 _CLASSES = 10  # nearest classes whose first-order distance is worked out
 _POOL = 1000  # data points towards which points may be moved
@@ -56,9 +56,12 @@ class Task:
                 if progress is not None:
                     progress(done, restarts * int(self.right.sum()))
         self._recover(found)
-        for index in torch.nonzero(self.right)[:, 0].split(self.size):
-            part = to_boundary(self.decision.rows(index), self.x[index], self.room.rows(index), found.rows(index), 8)
-            found.take(index, part.radius, part.d)
+        for index in torch.nonzero(self.right & torch.isfinite(found.radius))[:, 0].split(self.size):
+            x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
+            near = search(decision, x, room, POLISH, max(2, 2 * self.steps // 5), found.d[index], self.noise)
+            found.take(index, near.radius, near.d)
+            line = to_boundary(decision, x, room, found.rows(index), rounds=8)
+            found.take(index, line.radius, line.d)
         return found
 
     def _search(self, k: int, x: Tensor, room: Room, decision: Decision, opening: Opening) -> Found:
@@ -131,7 +134,7 @@ def batch_size(x: Tensor) -> int:
 
 
 def default_restarts(x: Tensor) -> int:
-    return 6 if x[0].numel() < 1024 else 3
+    return 8 if x[0].numel() < 1024 else 3
 
 
 def _noise(seed: int) -> Noise:

@@ -45,7 +45,14 @@ def margin_curves(arms: Sequence[Arm]) -> go.Figure | None:
                 hovertemplate=f"largest distance {high - low:.3f}<extra></extra>",
             )  # fmt: skip
             figure.add_annotation(
-                x=at, y=(low + high) / 2, text=f"{high - low:.3f}", xshift=26, showarrow=False, row=1, col=column
+                x=at,
+                y=(low + high) / 2,
+                text=f"{high - low:.3f}",
+                xshift=30,
+                bgcolor="rgba(255,255,255,0.8)",
+                showarrow=False,
+                row=1,
+                col=column,
             )
         figure.update_xaxes(title_text="perturbation size ε", range=[0, widest], row=1, col=column)
     figure.update_yaxes(title_text="fraction misclassified within ε", tickformat=".0%", range=[0, 1.02], row=1, col=1)
