@@ -1,6 +1,9 @@
 """All benchmarks; writes docs/benchmarks.md.
 
-    python -m benchmarks [--data FOLDER]      # FOLDER with CIFAR-10, as EXCITE_DATA
+    python -m benchmarks [--data FOLDER] [--quick]
+
+FOLDER holds CIFAR-10 (by default EXCITE_DATA or the cache); without it digits are used. Takes about forty minutes on two
+cores; --quick takes ten, with fewer repeats and shorter trainings.
 """
 
 from __future__ import annotations
@@ -16,19 +19,22 @@ HEAD = """# Benchmarks
 Written by `make bench`. Ratios are of paired repeats in one run, because other work on a machine slows all contestants alike;
 medians, with quartiles.
 """
+QUICK = {"excitation": ["--repeats", "9"], "margins": ["--repeats", "1", "--epochs", "2"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="folder with CIFAR-10; by default EXCITE_DATA or the cache")
-    data = parser.parse_args().data
-    # A process each, so that one benchmark's threads and memory do not follow the other around.
+    parser.add_argument("--data", help="folder with CIFAR-10")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, shorter trainings")
+    options = parser.parse_args()
     parts = [HEAD]
-    for name, options in (("excitation", []), ("margins", ["--data", data] if data else [])):
-        command = [sys.executable, "-m", f"benchmarks.{name}", *options]
-        print(f"running {name} …", file=sys.stderr)
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        parts.append(done.stdout.strip() + f"\n\nCommand: `python -m benchmarks.{name}`\n")
+    # A process each, so that one benchmark's threads and memory do not follow the other around.
+    for name in ("excitation", "margins"):
+        shown = ["python", "-m", f"benchmarks.{name}", *(QUICK[name] if options.quick else [])]
+        data = ["--data", options.data] if options.data and name == "margins" else []
+        print(f"running {' '.join(shown)} …", file=sys.stderr)
+        done = subprocess.run([sys.executable, *shown[1:], *data], stdout=subprocess.PIPE, text=True, check=True)
+        parts.append(f"{done.stdout.strip()}\n\nCommand: `{' '.join(shown)}`\n")
     PAGE.write_text("\n".join(parts))
     print(f"wrote {PAGE}")
 

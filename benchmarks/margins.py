@@ -141,7 +141,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     name, x, y, x_test, y_test = images(options.data, options.points)
-    print(f"{name}: {len(x_test)} test images, infinity norm, bounds {BOUNDS}; {machine()}\n")
+    print(
+        f"## Margins beside Foolbox\n\n{name}: {len(x_test)} test images, infinity norm, bounds {BOUNDS}; {machine()}\n"
+    )
     for excited in (False, True):
         model = train(x, y, options.epochs, excited)
         what = f"every layer excited, radius {RADIUS}" if excited else "trained plainly"

@@ -39,19 +39,31 @@ def foolbox_margins(model: nn.Module, x: Tensor, y: Tensor, norm: str) -> Tensor
     return torch.where(wrong, 0.0, torch.where(broken, size, torch.inf)).double()
 
 
-def check_no_larger(model: nn.Module, x: Tensor, y: Tensor, norm: str) -> Margins:
+def check_no_larger(model: nn.Module, x: Tensor, y: Tensor, norm: str) -> tuple[Margins, Tensor]:
     theirs = foolbox_margins(model, x, y, norm)
     found = margins(model, x, y, norm=norm, bounds=BOUNDS, evidence=False, certify=False)
     assert torch.equal(found.values == 0, theirs == 0)
     assert (found.values <= 1.01 * theirs).double().mean() >= 0.95
-    assert found.median <= Margins(theirs, "inf").median * (1 + 1e-3)
-    return found
+    return found, theirs
 
 
 @pytest.mark.parametrize("norm", ["inf", "2"])
-@pytest.mark.parametrize("kind", ["mlp", "convolutional", "excited", "classes", "robust classes"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "mlp",
+        "convolutional",
+        pytest.param("excited", marks=pytest.mark.slow),
+        "classes",
+        pytest.param("robust classes", marks=pytest.mark.slow),
+    ],
+)
 def test_small_networks(kind: str, norm: str) -> None:
-    check_no_larger(*trained(kind), norm)
+    model, x, y = trained(kind)
+    found, theirs = check_no_larger(model, x, y, norm)
+    # A hundred points: their median is one or two of them, so compare the points, not the medians.
+    attacked = theirs > 0
+    assert (found.values / theirs)[attacked].median() <= 1 + 1e-3
 
 
 def blobs(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -83,5 +95,6 @@ def test_the_papers_network_plain_and_excited(excited: bool, norm: str) -> None:
             pe.loss(x[index], y[index]).backward()
             optimizer.step()
     x, y = blobs(150, generator)
-    found = check_no_larger(model.eval(), x, y, norm)
+    found, theirs = check_no_larger(model.eval(), x, y, norm)
+    assert found.median <= Margins(theirs, norm).median * (1 + 1e-3)
     assert (found.values > 0).double().mean() > 0.8

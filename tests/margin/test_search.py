@@ -30,7 +30,16 @@ def check_real(
     evidence: bool = False,
 ) -> None:
     found = margins(
-        model, x, y, norm=norm, bounds=bounds, output=pick, perturbations=True, certify=False, evidence=evidence, steps=20
+        model,
+        x,
+        y,
+        norm=norm,
+        bounds=bounds,
+        output=pick,
+        perturbations=True,
+        certify=False,
+        evidence=evidence,
+        steps=20,
     )
     d = found.perturbations
     assert d is not None
@@ -125,13 +134,11 @@ def test_works_inside_no_grad_and_inference_mode(context: type) -> None:
     torch.testing.assert_close(found.values, expected.values, rtol=0, atol=0)
 
 
-def test_same_seed_same_margins_and_the_batch_size_hardly_matters() -> None:
-    model, x = build("convolutional", batch=30)
+def test_same_seed_same_margins() -> None:
+    model, x = build("convolutional", batch=10)
     y = decide(model, x)
-    first, again = (margins(model, x, y, seed=3, certify=False) for _ in range(2))
-    torch.testing.assert_close(first.values, again.values, rtol=0, atol=0)
-    split = margins(model, x, y, seed=3, batch=7, certify=False, evidence=False)
-    assert ((split.values / first.values - 1).abs() < 0.05).double().mean() > 0.8
+    first, again = (margins(model, x, y, steps=20, evidence=False) for _ in range(2))
+    assert torch.equal(first.values, again.values)
 
 
 def test_labels_of_any_kind_and_shape_mean_the_same() -> None:

@@ -39,7 +39,7 @@ def margins(
     bounds: Bounds | None = None,
     threshold: float = 0.5,
     output: Pick = None,
-    steps: int = 50,
+    steps: int = 40,
     restarts: int | None = None,
     evidence: bool = True,
     certify: bool = True,
@@ -76,7 +76,7 @@ def margins(
         f = f.reshape(len(x)) if classes == 1 else f
         decision = Decision(model, output, threshold, checked_labels(y, x, classes), classes)
         task = Task(decision, x, room, f, size, steps, seed)
-        found = task.run(default_restarts(x) if restarts is None else checked_count("restarts", restarts, 1))
+        found = task.run(default_restarts(x) if restarts is None else checked_count("restarts", restarts, 1), progress)
         gathered = gather(task, found) if evidence else None
         task.firm(found)
     values = found.radius.double().cpu()
