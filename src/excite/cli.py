@@ -100,10 +100,10 @@ def _progress(one_bar: bool = False) -> Iterator[Tell]:
         yield tell
 
 
-@app.command(epilog="Example: excite demo --out runs/demo --seeds 5")
+@app.command(epilog="Example: excite demo --out runs/demo --seeds 8")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="Splits and initial weights, each trained three ways.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits and initial weights, each trained three ways.")] = 4,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training; fewer for a quick look.")] = 60,
     workers: Annotated[int, typer.Option(min=1, help="Trainings side by side.")] = 2,
     fresh: Annotated[
