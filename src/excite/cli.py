@@ -103,7 +103,7 @@ def _progress(one_bar: bool = False) -> Iterator[Tell]:
 @app.command(epilog="Example: excite demo --out runs/demo --seeds 8")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="Splits and initial weights, each trained three ways.")] = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits and initial weights, each trained three ways.")] = 3,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training; fewer for a quick look.")] = 60,
     workers: Annotated[int, typer.Option(min=1, help="Trainings side by side.")] = 2,
     fresh: Annotated[
