@@ -57,10 +57,11 @@ def margins(
     that nothing broke has +inf.
 
     `restarts` independent searches of `steps` gradient steps each look at every point, and the smallest perturbation
-    counts; by default three, or eight for inputs of fewer than 1024 elements, where local minima matter more. `evidence=False` leaves out the checks of whether that worked. `certify`
-    adds lower bounds where a Lipschitz constant is known, or from `lipschitz` if given (same norm for inputs and
-    outputs). `batch` points are searched at a time; `progress(done, total)` is called as it goes. The model, its mode, its gradients and the random state stay as
-    they are.
+    counts; by default three, or twelve for inputs of fewer than 1024 elements, where local minima matter more.
+    `evidence=False` leaves out the checks of whether that worked. `certify` adds lower bounds where a Lipschitz constant
+    is known, or from `lipschitz` if given (same norm for inputs and outputs). `batch` points are searched at a time;
+    `progress(done, total)` is called as it goes. The model, its mode, its gradients and the random state stay as they
+    are.
     """
     kind = parse_norm(norm, ("inf", "2"))
     steps = checked_count("steps", steps, 2)

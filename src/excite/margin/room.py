@@ -54,6 +54,13 @@ class Room:
             return gradient.sign()
         return gradient / column(length(gradient, "2").clamp_min(torch.finfo(gradient.dtype).tiny), gradient)
 
+    def graded(self, gradient: Tensor) -> Tensor:
+        """The gradient, scaled to a root mean square of one ("inf") or to length one."""
+        size = length(gradient, "2").clamp_min(torch.finfo(gradient.dtype).tiny)
+        if self.norm == "inf":
+            size = size / gradient.shape[1:].numel() ** 0.5
+        return gradient / column(size, gradient)
+
     def clip(self, d: Tensor) -> Tensor:
         """d cut to the bounds."""
         if self.low is None or self.high is None:

@@ -4,8 +4,8 @@ Each point has a radius of its own. Where the point is broken the radius shrinks
 fast minimum-norm attack (Pintor, Roli, Brendel, Biggio, NeurIPS 2021). What differs here:
 - the change of the radius is the distance |slack| / ‖gradient‖_dual to the boundary to first order, between an annealed
   least and largest relative change, instead of a fixed percentage;
-- steps are steepest in the norm of the search (signs for "inf") and relative to the radius, from more than the whole
-  radius, which jumps between corners of the ball, down to a fraction of a percent of it;
+- steps are steepest in the norm of the search (signs for "inf", except in one plan) and relative to the radius, from
+  more than the whole radius, which jumps between corners of the ball, down to a fraction of a percent of it;
 - where the gradient is exactly zero the step goes in a random direction.
 """
 
@@ -31,7 +31,8 @@ class Plan:
 
     stride: length of a step relative to the radius. memory: momentum of the normalized gradients.
     most, least: bounds on the relative change of the radius in a step. growth: the same before the point first breaks.
-    scatter: the first step starts from a random corner of the ball, times this.
+    scatter: the first step starts from a random corner of the ball, times this. graded: steps keep the proportions of the
+    gradient's coordinates, also for the norm "inf", where the steepest step keeps only their signs.
     """
 
     stride: tuple[float, float]
@@ -41,6 +42,7 @@ class Plan:
     growth: float
     power: float
     scatter: float
+    graded: bool = False
 
 
 # Plans that fail on different points, which is worth more than more steps: the independent searches go through them in
@@ -50,7 +52,7 @@ PLANS: dict[Norm, tuple[Plan, ...]] = {
     "inf": (
         Plan((1.5, 0.002), 0.0, (0.5, 0.03), (0.003, 0.002), 0.5, 0.7, 1.0),
         Plan((1.5, 0.01), 0.4, (0.8, 0.002), (0.01, 0.001), 1.0, 0.5, 0.0),
-        Plan((0.5, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 0.5),
+        Plan((0.5, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 0.5, graded=True),
         Plan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0),
     ),
     "2": (
@@ -182,7 +184,8 @@ class _State:
             d = room.direction(noise(d.shape, d)) * column(
                 plan.scatter * torch.minimum(self.radius, room.reach / 10), d
             )
-        d = d - room.direction(gradient) * column(stride * self.radius, d)
+        way = room.graded(gradient) if plan.graded else room.direction(gradient)
+        d = d - way * column(stride * self.radius, d)
         self.d = room.fit(d, self.radius)
 
     def leave(self) -> None:

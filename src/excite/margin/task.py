@@ -134,7 +134,7 @@ def batch_size(x: Tensor) -> int:
 
 
 def default_restarts(x: Tensor) -> int:
-    return 8 if x[0].numel() < 1024 else 3
+    return 12 if x[0].numel() < 1024 else 3
 
 
 def _noise(seed: int) -> Noise:
