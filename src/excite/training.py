@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from torch import Tensor, nn
 
 from excite.config import DataConfig, ExcitationConfig, TrainConfig, parse_config
 from excite.data import Dataset, load
-from excite.errors import InputError
+from excite.errors import InputError, ModelError, TrainingStopped
 from excite.excitation import PersistentExcitation, Relative, Stages
-from excite.fit import fit, make_model, squared_error
+from excite.excitation.radius import base_radius
+from excite.fit import make_model, squared_error
 from excite.fit.architectures import ARCHITECTURES, options_for
+from excite.fit.loop import Training, parse_every
+from excite.fit.randomness import own_randomness
+from excite.fit.together import OneStopped, fit_together
 from excite.probes import Distance, Every, Loss, Rank
 from excite.runs import Run, load_run
 from excite.runs.files import writing
@@ -36,36 +41,99 @@ def train(
     nothing is trained. `progress(phase, done, total)` is called as training goes.
     """
     settings = config if isinstance(config, TrainConfig) else parse_config(config)
+    with ExitStack() as stack:
+        training = _prepare(stack, settings, Path(run_path), progress)
+        with training.ending(), own_randomness(settings.seed, training.device):
+            training.begin()
+            training.train()
+    return load_run(run_path)
+
+
+def train_together(
+    configs: Sequence[TrainConfig], paths: Sequence[str | os.PathLike[str]], progress: Progress | None = None
+) -> list[Run]:
+    """Train configs that differ in their seeds only, all in one vectorised step, each into its own run folder.
+
+    The results are those of `train`, up to rounding. Networks that cannot be stacked (dropout, running statistics) are
+    trained one after the other. A training that cannot go on does not stop the others; it is reported at the end.
+    """
+    folders = [Path(path) for path in paths]
+    if len(configs) != len(folders):
+        raise InputError(f"expected a folder for each config; got {len(configs)} configs and {len(folders)} folders")
+    if len({_without_seeds(config) for config in configs}) > 1:
+        raise InputError("only trainings that differ in nothing but their seeds can be done together")
+    left, stopped = list(range(len(configs))), dict[int, TrainingStopped]()
+    while left:
+        try:
+            _attempt([configs[i] for i in left], [folders[i] for i in left], progress)
+            break
+        except OneStopped as error:
+            stopped[left.pop(error.index)] = error
+    if stopped:
+        first = next(iter(stopped))
+        raise TrainingStopped(f"{len(stopped)} of {len(configs)} trainings stopped; {folders[first]}: {stopped[first]}")
+    return [load_run(folder) for folder in folders]
+
+
+def _attempt(configs: Sequence[TrainConfig], folders: Sequence[Path], progress: Progress | None) -> None:
+    with ExitStack() as stack:
+        trainings = [_prepare(stack, config, folder, None) for config, folder in zip(configs, folders)]
+        for training in trainings:
+            stack.enter_context(training.ending())
+        stack.enter_context(own_randomness(configs[0].seed, trainings[0].device))
+        for training in trainings:
+            training.begin()
+        for step in sorted({training.step for training in trainings}):  # those that are equally far
+            group = [training for training in trainings if training.step == step]
+            group[0].progress = progress
+            try:
+                fit_together(group, partial(_losses, group[0]))
+            except ModelError:
+                for training in group:
+                    training.train()
+
+
+def _losses(training: Training, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of each sample, of a stacked model."""
+    excitation = training.excitation
+    if not isinstance(excitation, PersistentExcitation) or isinstance(base_radius(excitation.radius), Relative):
+        raise ModelError("radii relative to the layers are those of each network: train one by one")
+    stacked = excitation.of(model)
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        stacked.advance(excitation.progress)
+        return stacked.losses(x, y)
+
+    return losses
+
+
+def _without_seeds(config: TrainConfig) -> str:
+    same = config.model_copy(update={"seed": 0, "data": config.data.model_copy(update={"seed": 0})})
+    return same.model_dump_json()
+
+
+def _prepare(stack: ExitStack, settings: TrainConfig, path: Path, progress: Progress | None) -> Training:
+    """Everything that a training needs, with the run open and the watch attached as long as `stack` is."""
     device = find_device(settings.device)
     data = load_data(settings.data)
     model = build_model(settings, data).to(device)
     excitation = build_excitation(settings.excitation, model, data)
     optimizer = build_optimizer(settings, model)
     loss = excitation.loss if excitation is not None else squared_error(model)
-    _clear_unstarted(Path(run_path))
-    with ExitStack() as stack:
-        run = stack.enter_context(Run.create(run_path, settings.model_dump(mode="json"), resume=True))
-        watching = None
-        if settings.watch:
-            every = 10 if settings.watch is True else settings.watch
-            probes = [Loss(), Distance(Every(every)), Rank(Every(every))]
-            examples = data.x_train[:: max(1, len(data.x_train) // _EXAMPLES)][:_EXAMPLES].to(device)
-            watching = stack.enter_context(watch(model, examples, run, optimizer, probes))
-        fit(
-            model,
-            data,
-            loss,
-            optimizer,
-            epochs=settings.epochs,
-            batch=settings.batch,
-            seed=settings.seed,
-            run=run,
-            excitation=excitation,
-            watch=watching,
-            checkpoint_every=settings.checkpoint_every,
-            progress=progress,
-        )
-    return load_run(run_path)
+    _clear_unstarted(path)
+    run = stack.enter_context(Run.create(path, settings.model_dump(mode="json"), resume=True))
+    watching = None
+    if settings.watch:
+        every = 10 if settings.watch is True else settings.watch
+        probes = [Loss(), Distance(Every(every)), Rank(Every(every))]
+        examples = data.x_train[:: max(1, len(data.x_train) // _EXAMPLES)][:_EXAMPLES].to(device)
+        watching = stack.enter_context(watch(model, examples, run, optimizer, probes))
+    training = Training(
+        model, data, loss, optimizer, settings.epochs, settings.batch, settings.seed, run, excitation, watching, None,
+        progress,
+    )  # fmt: skip
+    training.every = parse_every(settings.checkpoint_every, training.per_epoch)
+    return training
 
 
 def _clear_unstarted(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from excite.excitation.search import INPUT, Bounds, Perturbations, Setting, eval
 from excite.norms import parse_norm
 from excite.wiring.affine import Names
 from excite.wiring.calling import Batch, Pick, batch_size, call, check_finite, pick_output, tensors
-from excite.wiring.untouched import evaluating, untouched
+from excite.wiring.untouched import capturing, evaluating, untouched
 from excite.wiring.wrappers import eagerly, refuse_lazy, unwrap
 
 
@@ -73,15 +74,19 @@ class PersistentExcitation:
 
         Running statistics and the random state move as in one ordinary forward.
         """
+        return self.losses(x, y).mean()
+
+    def losses(self, x: Batch, y: Tensor) -> Tensor:
+        """½(f(x;d1) − y)² + ½(f(x;d2) − y)² for each sample, (B,); `loss` is their mean."""
         self._check_input(x)
         target = self._targets(y, batch_size(x))
         if not self._perturbs():
             with eagerly(self.model):
                 clean = scalar(pick_output(call(self.model, x), self.output), batch_size(x))
-            return (clean - target.to(clean.dtype)).square().mean()
+            return (clean - target.to(clean.dtype)).square()
         low, high = self._extremes(x)
         target = target.to(low.dtype)
-        return 0.5 * ((high - target).square() + (low - target).square()).mean()
+        return 0.5 * ((high - target).square() + (low - target).square())
 
     def extremes(self, x: Batch) -> tuple[Tensor, Tensor]:
         """(f(x; argmin), f(x; argmax)), each (B,): what the loss compares with y. Changes nothing in the model.
@@ -117,6 +122,16 @@ class PersistentExcitation:
             raise InputError(f"advance: expected the fraction of training done, between 0 and 1; got {fraction!r}")
         self.progress = float(fraction)
 
+    def setting(self) -> tuple[float, ...]:
+        """What a step depends on besides its tensors: changes when the radius does."""
+        return tuple(self._radius_of(name)[0] for name in list(radius_names(self.radius)) or [INPUT])
+
+    def of(self, model: nn.Module) -> PersistentExcitation:
+        """The same excitation, as far advanced, of another model."""
+        other = copy.copy(self)
+        other.model, other._known_layouts = model, {}
+        return other
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep."""
         return {"progress": self.progress}
@@ -138,8 +153,7 @@ class PersistentExcitation:
 
     def _perturbs(self) -> bool:
         """Whether anything is perturbed now: not at radius 0, nor in the first of `Stages`."""
-        names = list(radius_names(self.radius)) or [INPUT]
-        return any(self._radius_of(name)[0] > 0 for name in names)
+        return any(self.setting())
 
     def _search(self, x: Batch) -> Perturbations:
         model = unwrap(self.model)
@@ -167,6 +181,8 @@ class PersistentExcitation:
                 raise unknown_layer(name, known)
 
     def _check_input(self, x: Batch) -> None:
+        if capturing():  # the same call was checked before it was captured
+            return
         check_finite(x)
         if self.layers == "input" and not (isinstance(x, Tensor) and x.is_floating_point()):
             kind = f"{x.dtype} values" if isinstance(x, Tensor) else f"a {type(x).__name__}"
@@ -197,7 +213,7 @@ class PersistentExcitation:
                 f"labels: expected shape ({batch},) or ({batch}, 1) for {batch} inputs; got {tuple(y.shape)}"
             )
         y = y.reshape(batch).detach()
-        if not bool(((y == 0) | (y == 1)).all()):
+        if not capturing() and not bool(((y == 0) | (y == 1)).all()):
             odd = y[(y != 0) & (y != 1)][0].item()
             raise InputError(f"labels: expected 0 and 1; got {odd}: map the two classes to 0 and 1")
         return y

@@ -100,6 +100,11 @@ def _check_number(value: object, what: str) -> float:
     return number
 
 
+def base_radius(radius: Radius) -> float | Mapping[str, float] | Relative:
+    """What the radius grows to."""
+    return radius.radius if isinstance(radius, Stages) else radius
+
+
 def radius_names(radius: Radius) -> Iterable[str]:
     """Layer names that the radius mentions."""
     if isinstance(radius, Stages):

@@ -7,7 +7,7 @@ weights and its metrics as one that was not.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from excite.errors import InputError, RunError, TrainingStopped
 from excite.fit.accuracy import Predict, accuracy, decisions
+from excite.fit.captured import CapturedStep
 from excite.fit.randomness import capture, own_randomness, restore
 from excite.fit.shuffle import Shuffle
+from excite.fit.step import Loss, Step
 from excite.runs.folder import Run, one_line
 from excite.wiring.calling import check_finite
 from excite.wiring.untouched import device_of
@@ -70,6 +72,7 @@ class Fitted:
     train_accuracy: float | None
     test_accuracy: float | None
     resumed_from: int | None  # the step of the checkpoint it continued from
+    why_not_captured: str | None = None  # why steps ran one kernel at a time instead of as a CUDA graph
 
 
 def fit(
@@ -87,6 +90,7 @@ def fit(
     checkpoint_every: int | str = "1 epoch",
     predict: Predict | None = None,
     progress: Progress | None = None,
+    capture: bool = True,
 ) -> Fitted:
     """Train `model` with `loss(x, y)`, a mean over the batch.
 
@@ -100,26 +104,17 @@ def fit(
         checkpoint_every: a number of steps, or text such as "10 steps" or "1 epoch".
         predict: x to labels, for the accuracies; by default that of `excitation`, else threshold 0.5 or argmax.
         progress: called as progress("training", steps done, steps in all).
+        capture: on a GPU, run each step as one CUDA graph where that is possible; `why_not_captured` says where not.
     """
-    training = _Training(model, data, loss, optimizer, epochs, batch, seed, run, excitation, watch, predict, progress)
+    training = Training(model, data, loss, optimizer, epochs, batch, seed, run, excitation, watch, predict, progress)
+    training.capture = capture
     training.every = parse_every(checkpoint_every, training.per_epoch)
-    try:
-        with own_randomness(seed, training.device):
-            return training.train()
-    except KeyboardInterrupt:
-        _end(run, "stopped", "interrupted: start it again to continue")
-        raise
-    except RunError as error:
-        _end(run, "failed", one_line(error))
-        if not training.started:  # the run could not be read: nothing was trained
-            raise
-        raise TrainingStopped(f"{error} (training stopped; {training.last_good()})") from error
-    except BaseException as error:
-        _end(run, "failed", one_line(error))
-        raise
+    with training.ending(), own_randomness(seed, training.device):
+        training.begin()
+        return training.train()
 
 
-class _Training:
+class Training:
     """The state of one training, and how it moves."""
 
     def __init__(
@@ -153,26 +148,82 @@ class _Training:
         self.resumed_from: int | None = None
         self.started = False
         self.last: dict[str, float] = {}
+        self.capture = True
         self._pending: list[Tensor] = []
         self._patience = _PENDING if self.device.type == "cuda" else 1
 
     def train(self) -> Fitted:
+        """All steps that are left after `begin`."""
+        step = self.make_step(self.loss, self.optimizer)
+        step.check = self.before_update
+        while self.epoch < self.epochs:
+            for at in self.open_epoch():
+                self.after_update(step(self.x[at], self.y[at]))
+            self.close_epoch()
+        return self.finish(step.why_not)
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Whatever ends the training early is said in the run."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            _end(self.run, "stopped", "interrupted: start it again to continue")
+            raise
+        except RunError as error:
+            _end(self.run, "failed", one_line(error))
+            if not self.started:  # the run could not be read: nothing was trained
+                raise
+            raise TrainingStopped(f"{error} (training stopped; {self.last_good()})") from error
+        except BaseException as error:
+            _end(self.run, "failed", one_line(error))
+            raise
+
+    # The parts of a training, for those who take several through the same steps.
+
+    def make_step(self, loss: Loss, optimizer: torch.optim.Optimizer, networks: int = 1) -> Step:
+        setting = getattr(self.excitation, "setting", lambda: None)
+        return (CapturedStep if self.capture else Step)(loss, optimizer, setting, networks)
+
+    def begin(self) -> None:
+        """Continue from the last checkpoint of the run, if there is one."""
         self._resume()
         self.started = True
         if self.resumed_from is None:
             self._measure_accuracy()
-        while self.epoch < self.epochs:
-            if self.excitation is not None:
-                self.excitation.advance(self.epoch / self.epochs)
-            for at in self.shuffle.epoch(self.device)[self.position :]:
-                self._step(at)
-                if self.step % self.every == 0 and self.position < self.per_epoch:
-                    self._checkpoint()
+
+    def open_epoch(self) -> list[Tensor]:
+        """The batches of indices that are left of this epoch."""
+        if self.excitation is not None:
+            self.excitation.advance(self.epoch / self.epochs)
+        return self.shuffle.epoch(self.device)[self.position :]
+
+    def before_update(self, loss: Tensor) -> None:
+        """On the CPU a loss that is not finite does not reach the weights; a GPU is not made to wait for it."""
+        if self._patience == 1:
+            self._record(loss)
             self._settle()
-            self._measure_accuracy()
-            self.epoch, self.position = self.epoch + 1, 0
-            if self.step % self.every == 0 and self.epoch < self.epochs:
-                self._checkpoint()
+
+    def after_update(self, loss: Tensor) -> None:
+        if self._patience > 1:
+            self._record(loss)
+            if len(self._pending) >= self._patience:
+                self._settle()
+        if self.watch is not None:
+            self.watch.step(loss)
+        if self.progress is not None:
+            self.progress("training", self.step, self.epochs * self.per_epoch)
+        if self.step % self.every == 0 and self.position < self.per_epoch:
+            self._checkpoint()
+
+    def close_epoch(self) -> None:
+        self._settle()
+        self._measure_accuracy()
+        self.epoch, self.position = self.epoch + 1, 0
+        if self.step % self.every == 0 and self.epoch < self.epochs:
+            self._checkpoint()
+
+    def finish(self, why_not_captured: str | None = None) -> Fitted:
         if self.resumed_from != self.step:
             if self.excitation is not None:
                 self.excitation.advance(1.0)
@@ -182,25 +233,13 @@ class _Training:
             self.run.flush()
             self.run.set_status("done")
         train, test = self.last.get("accuracy/train"), self.last.get("accuracy/test")
-        return Fitted(self.step, self.last["loss/step"], train, test, self.resumed_from)
+        return Fitted(self.step, self.last["loss/step"], train, test, self.resumed_from, why_not_captured)
 
-    def _step(self, at: Tensor) -> None:
-        self.optimizer.zero_grad()
-        loss = self.loss(self.x[at], self.y[at])
-        if loss.numel() != 1 or not loss.requires_grad:
-            raise InputError(f"expected a loss of one number with a gradient; got shape {tuple(loss.shape)}")
-        self._pending.append(loss.detach())
+    # Inside
+
+    def _record(self, loss: Tensor) -> None:
+        self._pending.append(loss)
         self.step, self.position = self.step + 1, self.position + 1
-        if self._patience == 1:
-            self._settle()  # before the step: a loss that is not finite does not reach the weights
-        loss.backward()
-        self.optimizer.step()
-        if len(self._pending) >= self._patience:
-            self._settle()
-        if self.watch is not None:
-            self.watch.step(loss.detach())
-        if self.progress is not None:
-            self.progress("training", self.step, self.epochs * self.per_epoch)
 
     def _settle(self) -> None:
         """Fetch, log and check the losses of the steps since the last time."""

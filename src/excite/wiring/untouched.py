@@ -35,13 +35,26 @@ class Buffers:
                 self._versions[i] = buffer._version
 
 
+def capturing() -> bool:
+    """Whether what runs now is being captured into a CUDA graph: then no value can be looked at, only computed with."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 class RandomState:
-    """The state of the global random generators that a model on `device` can draw from."""
+    """The state of the global random generators that a model on `device` can draw from.
+
+    A graph draws from a generator of its own that moves on with every replay: there is no state to take during capture.
+    """
 
     def __init__(self, device: torch.device):
-        self._cuda = device if device.type == "cuda" else None
+        self._cuda = device if device.type == "cuda" and not capturing() else None
         self._cpu_state = torch.get_rng_state()
         self._cuda_state = torch.cuda.get_rng_state(device) if self._cuda else None
+
+    def moved(self) -> bool:
+        """Whether somebody drew random numbers since."""
+        cuda = self._cuda_state is not None and not torch.equal(torch.cuda.get_rng_state(self._cuda), self._cuda_state)  # type: ignore[arg-type]
+        return cuda or not torch.equal(torch.get_rng_state(), self._cpu_state)
 
     def restore(self) -> None:
         torch.set_rng_state(self._cpu_state)

@@ -1,0 +1,43 @@
+"""One training step: gradients of the loss, then the optimizer's update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from excite.errors import InputError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Step:
+    """step(x, y): the loss before the update, detached: one number, or one for each of `networks` trained together.
+
+    `setting()` says what a step depends on besides its tensors, such as the radius. `check(loss)` is called before the
+    gradients: what it refuses does not reach the weights. `why_not` says why the step is not captured in a CUDA graph.
+    """
+
+    why_not: str | None = None
+
+    def __init__(
+        self,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        setting: Callable[[], Hashable] = lambda: None,
+        networks: int = 1,
+    ):
+        self.loss, self.optimizer, self.setting, self.networks = loss, optimizer, setting, networks
+        self.check: Callable[[Tensor], None] = lambda loss: None
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.loss(x, y)
+        if loss.numel() != self.networks or not loss.requires_grad:
+            wanted = "one number" if self.networks == 1 else f"{self.networks} numbers"
+            raise InputError(f"expected a loss of {wanted} with a gradient; got shape {tuple(loss.shape)}")
+        self.check(loss.detach())
+        loss.sum().backward()  # networks trained together share no weights: each has the gradient of its own loss
+        self.optimizer.step()
+        return loss.detach()
