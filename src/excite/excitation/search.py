@@ -74,9 +74,11 @@ class Site:
             here = signal if at is None else signal + at
             stuck = ((here >= high) & (gradient > 0)) | ((here <= low) & (gradient < 0))
             gradient = gradient.masked_fill(stuck, 0)
-        wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         samples = batch if at is None else 2 * batch
-        step = steepest(wide, setting.norm, self.layout, samples) * (self.radius / setting.steps)
+        # In the precision of the signal it is added to: a wider one would be rounded away, and costs twice the memory.
+        step = (steepest(gradient, setting.norm, self.layout, samples) * (self.radius / setting.steps)).to(
+            gradient.dtype
+        )
         after = step if at is None else at + step
         if signal is None or self.bounds is None:
             return after

@@ -18,6 +18,7 @@ def steepest(gradient: Tensor, norm: Norm, layout: Layout, samples: int) -> Tens
     if norm == "inf":
         return gradient.sign()
     rows = layout.by_sample(gradient, samples)
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     if norm == "2":
         # Scaled by the largest entry first: squares of tiny gradients underflow.
         largest = rows.abs().amax(1, keepdim=True)

@@ -1,0 +1,232 @@
+"""Excitation on a GPU: a captured step beside a plain one, many seeds at once, margins, a large network.
+
+    python -m benchmarks.gpu [--data FOLDER] [--epochs 40] [--seeds 10] [--points 12000] [--only PART ...]
+
+Parts: agreement, one, many, margins, resnet, memory. The authors' network and settings on CIFAR-10 planes against
+horses; needs the data. Prints tables in Markdown. Runs on a CPU too, for a try with small numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from excite.config import TrainConfig, parse_config
+from excite.data import Dataset, load
+from excite.excitation import PersistentExcitation
+from excite.fit.architectures import build
+from excite.fit.captured import CapturedStep
+from excite.fit.step import Step
+from excite.margin import margins
+from excite.training import train, train_together
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def config(epochs: int, seed: int, excited: bool = True) -> TrainConfig:
+    return parse_config({
+        "data": {"name": "cifar10", "classes": ["airplane", "horse"]},
+        "model": {"name": "papers-cnn"},
+        "excitation": {"radius": 0.02, "stages": 4} if excited else None,
+        "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "dampening": 0.9},
+        "epochs": epochs, "batch": 50, "seed": seed, "device": DEVICE, "watch": False, "checkpoint_every": "10 epochs",
+    })  # fmt: skip
+
+
+def now() -> float:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.9)
+
+
+def seconds_a_step(step: Callable[[], object], repeats: int) -> float:
+    """Median over five rounds."""
+    for _ in range(8):
+        step()
+    found = []
+    for _ in range(5):
+        start = now()
+        for _ in range(repeats):
+            step()
+        found.append((now() - start) / repeats)
+    return statistics.median(found)
+
+
+def agreement(data: Dataset, **_: Any) -> None:
+    """Losses of the first 50 steps, plain and captured, from the same weights on the same batches."""
+    found: dict[str, list[float]] = {}
+    x, y = data.x_train.to(DEVICE), data.y_train.to(DEVICE)
+    # A sign amplifies what atomic additions leave to chance: two plain runs differ as much as a plain and a captured one.
+    torch.backends.cudnn.deterministic = True
+    for name, kind in (("plain", Step), ("plain again", Step), ("captured", CapturedStep)):
+        model = build("papers-cnn").to(DEVICE)
+        pe = PersistentExcitation(model, 0.02)
+        step = kind(pe.loss, optimizer_of(model), pe.setting)
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+        found[name] = [float(step(x[at], y[at])) for at in order.split(50)[:50]]
+        print(f"{name}: {step.why_not or 'as a graph'}")
+    for name in ("plain again", "captured"):
+        apart = max(abs(a - b) / abs(a) for a, b in zip(found["plain"], found[name]))
+        print(f"first {len(found[name])} losses, largest relative difference of {name} to plain: {apart:.1e}")
+    torch.backends.cudnn.deterministic = False
+
+
+def one(data: Dataset, epochs: int, **_: Any) -> None:
+    """One seed, one method, the authors' training."""
+    x, y = data.x_train[:50].to(DEVICE), data.y_train[:50].to(DEVICE)
+    lines = ["| step, batch of 50 | plain, ms | captured, ms |", "|---|---|---|"]
+    for name, radius in (("without excitation", 0.0), ("4 search steps", 0.02)):
+        times = []
+        for kind in (Step, CapturedStep):
+            model = build("papers-cnn").to(DEVICE)
+            pe = PersistentExcitation(model, radius)
+            step = kind(pe.loss, optimizer_of(model), pe.setting)
+            times.append(seconds_a_step(lambda step=step: step(x, y), 50))  # type: ignore[misc]
+        lines.append(f"| {name} | {1000 * times[0]:.2f} | {1000 * times[1]:.2f} |")
+    print("\n".join(lines))
+    with tempfile.TemporaryDirectory() as folder:
+        start = now()
+        run = train(config(epochs, 0), Path(folder) / "run")
+        print(f"\n{epochs} epochs of {len(data.x_train)} images: {now() - start:.1f} s, data and checkpoints included")
+        print(f"test accuracy {run.series('accuracy/test')[1][-1]:.3f}")
+        run.close()
+
+
+def many(data: Dataset, epochs: int, seeds: int, **_: Any) -> None:
+    """Several seeds in one vectorised step."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = now()
+        runs = train_together([config(epochs, s) for s in range(seeds)], [Path(folder) / str(s) for s in range(seeds)])
+        print(f"{seeds} seeds together, {epochs} epochs: {now() - start:.1f} s")
+        print("test accuracies", " ".join(f"{run.series('accuracy/test')[1][-1]:.3f}" for run in runs))
+        for run in runs:
+            run.close()
+
+
+def margin_speed(data: Dataset, points: int, **_: Any) -> None:
+    """Margins of training and test images, evidence excluded."""
+    x = torch.cat([data.x_test, data.x_train])[:points].to(DEVICE)
+    y = torch.cat([data.y_test, data.y_train])[:points].to(DEVICE)
+    for name, excited in (("plain", False), ("excited", True)):
+        with tempfile.TemporaryDirectory() as folder:
+            train(config(4, 0, excited), Path(folder) / "run").close()
+            from excite.measuring import load_model
+
+            model = load_model(Path(folder) / "run").model.to(DEVICE)
+        margins(model, x[:100], y[:100], bounds=(-1, 1), evidence=False, certify=False)
+        start = now()
+        found = margins(model, x, y, bounds=(-1, 1), evidence=False, certify=False)
+        print(f"margins of {len(x)} images, {name} training: {now() - start:.1f} s; median {found.median:.4f}")
+
+
+class Block(nn.Module):
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first, self.second = (
+            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+        )
+        self.norm1, self.norm2 = nn.BatchNorm2d(after), nn.BatchNorm2d(after)
+        same = before == after and stride == 1
+        self.skip = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm2(self.second(F.relu(self.norm1(self.first(x))))) + self.skip(x))  # type: ignore[no-any-return]
+
+
+def resnet18(outputs: int = 1) -> nn.Module:
+    """ResNet-18 for images of 32 × 32."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    before = 64
+    for after, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Block(before, after, stride), Block(after, after, 1)]
+        before = after
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs))
+
+
+def resnet(data: Dataset, batch: int, **_: Any) -> None:
+    """ResNet-18, bfloat16, one search step, beside a plain step; captured and not."""
+    x, y = data.x_train[:batch].to(DEVICE), data.y_train[:batch].to(DEVICE)
+    x = x.contiguous(memory_format=torch.channels_last)
+    lines = ["| ResNet-18, bfloat16 | plain step, ms | one search step, ms | ratio |", "|---|---|---|---|"]
+    for name, kind in (("kernel by kernel", Step), ("captured", CapturedStep)):
+        times = []
+        for radius in (0.0, 0.001):
+            model = resnet18().to(DEVICE).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            pe = PersistentExcitation(model, radius, steps=1)
+
+            def loss(x: Tensor, y: Tensor, pe: PersistentExcitation = pe) -> Tensor:
+                with torch.autocast(DEVICE, torch.bfloat16):
+                    return pe.loss(x, y)
+
+            step = kind(loss, optimizer_of(model), pe.setting)
+            times.append(seconds_a_step(lambda step=step: step(x, y), 5))  # type: ignore[misc]
+            if step.why_not and kind is CapturedStep:
+                print(step.why_not)
+        lines.append(f"| {name} | {1000 * times[0]:.1f} | {1000 * times[1]:.1f} | {times[1] / times[0]:.2f} |")
+    print("\n".join(lines))
+
+
+def memory(data: Dataset, **_: Any) -> None:
+    """Peak memory of a step with excitation."""
+    if DEVICE != "cuda":
+        return
+    x, y = data.x_train[:50].to(DEVICE), data.y_train[:50].to(DEVICE)
+    peaks = {}
+    for name, kind in (("plain", Step), ("captured", CapturedStep)):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        model = build("papers-cnn").to(DEVICE)
+        pe = PersistentExcitation(model, 0.02)
+        step = kind(pe.loss, optimizer_of(model), pe.setting)
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(20):
+            step(x, y)
+        torch.cuda.synchronize()
+        peaks[name] = (torch.cuda.max_memory_allocated() - before) / 2**20
+        del model, pe, step
+    ratio = peaks["captured"] / peaks["plain"]
+    print(f"peak memory: plain {peaks['plain']:.1f} MiB, captured {peaks['captured']:.1f} MiB, ratio {ratio:.2f}")
+
+
+PARTS: dict[str, Callable[..., None]] = {
+    "agreement": agreement, "one": one, "many": many, "margins": margin_speed, "resnet": resnet, "memory": memory
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="folder that holds CIFAR-10; else EXCITE_DATA")
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--points", type=int, default=12_000)
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    options = parser.parse_args()
+    name = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
+    print(f"## On a GPU\n\n{name}, torch {torch.__version__.split('+')[0]}\n")
+    data = load("cifar10", classes=("airplane", "horse"), root=options.data)
+    for part in options.only:
+        print(f"\n### {(PARTS[part].__doc__ or part).strip()}\n", flush=True)
+        PARTS[part](data, epochs=options.epochs, seeds=options.seeds, points=options.points, batch=options.batch)
+
+
+if __name__ == "__main__":
+    main()
