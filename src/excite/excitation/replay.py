@@ -227,9 +227,8 @@ class Pass(AffineMode):
             mean, variance = self.tape.entries[-1]
         else:
             mean, variance = self._next("batch_norm")
-        return F.batch_norm(
-            x, mean, variance, given.get("weight"), given.get("bias"), False, 0.0, given.get("eps", 1e-5)
-        )
+        affine = given.get("weight"), given.get("bias")
+        return _FixedNorm.apply(x, mean, variance, *affine, given.get("eps", 1e-5))  # type: ignore[no-untyped-call]
 
     def instance_norm(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats")
@@ -265,6 +264,27 @@ class Pass(AffineMode):
 
     def affine(self, call: AffineCall) -> Tensor:
         return call.run(call.input)
+
+
+class _FixedNorm(torch.autograd.Function):
+    """Batch normalization with given statistics, whose gradient is for its input only: a product per channel.
+
+    The search needs no other gradient, and torch's own backward of this case is slow where channels come last.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        scale = (variance + eps).rsqrt()
+        ctx.save_for_backward(scale if weight is None else scale * weight)
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = ctx.saved_tensors
+        shape = [-1 if axis == 1 else 1 for axis in range(gradient.dim())]
+        return gradient * scale.to(gradient.dtype).reshape(shape), None, None, None, None, None
 
 
 def _statistics(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,8 @@ class CapturedStep(Step):
         self._plain: dict[Hashable, int] = {}
         self._now: Hashable = None
         self.why_not = _refusal(optimizer)
+        # One stream for plain steps and captures: each stream that multiplies matrices gets a workspace of its own.
+        self._stream = torch.cuda.Stream() if self.why_not is None else None
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         if self.why_not is not None:
@@ -61,16 +63,16 @@ class CapturedStep(Step):
 
     def _aside(self, x: Tensor, y: Tensor) -> Tensor:
         """A plain step on another stream, as a capture needs it."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        assert self._stream is not None
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             loss = super().__call__(x, y)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         return loss
 
     def _capture(self, x: Tensor, y: Tensor) -> _Graph | None:
         try:
-            return _Graph(super().__call__, x, y)
+            return _Graph(super().__call__, x, y, self._stream)
         except RuntimeError as error:  # whatever the model does that a graph cannot hold
             self.why_not = f"the step cannot be captured: {' '.join(str(error).split())[:200]}"
             self.optimizer.zero_grad()
@@ -81,10 +83,10 @@ class CapturedStep(Step):
 class _Graph:
     """A captured step with the tensors it reads and writes."""
 
-    def __init__(self, step: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor):
+    def __init__(self, step: Loss, x: Tensor, y: Tensor, stream: torch.cuda.Stream | None):
         self._x, self._y = x.clone(), y.clone()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=stream):
             self._loss = step(self._x, self._y)
 
     def replay(self, x: Tensor, y: Tensor) -> Tensor:
