@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from copy import deepcopy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def dual(w: Tensor, norm: str) -> Tensor:
 def deep_linear(*sizes: int, seed: int = 0, points: int = 20) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
     """A network without nonlinearities, points, labels and the slack of each."""
     torch.manual_seed(seed)
-    model = nn.Sequential(*(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:]))).double()
+    model = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes))).double()
     x = torch.randn(points, sizes[0], dtype=torch.float64)
     f = model(x).detach()[:, 0]
     return model, x, (f > 0.5).long(), (f - 0.5).abs()
@@ -252,6 +253,37 @@ def test_vanishing_gradients_are_seen_and_the_search_without_gradients_helps() -
         nn.Sequential(model.first, nn.Tanh(), model.last), x, y, threshold=0.0, layers="all", restarts=4, evidence=False
     )
     assert float((found.values / inner.values).median()) < 1.5
+
+
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(2 * x)
+
+
+@pytest.mark.parametrize("layers", ["all", ["layer"]])
+def test_small_batches_progress_and_a_layer_that_reads_x_changed(layers: str | list[str]) -> None:
+    torch.manual_seed(0)
+    model, x = Doubled().double(), torch.randn(10, 4, dtype=torch.float64)
+    f = model(x).detach()[:, 0]
+    seen: list[float] = []
+    found = margins(
+        model,
+        x,
+        (f > 0.5).long(),
+        layers=layers,
+        restarts=2,
+        batch=3,
+        progress=lambda done, all: seen.append(done / all),
+    )
+    # "all": x is doubled before the layer reads it, so that both may be perturbed
+    steep = model.layer.weight.detach().abs().sum() * (3 if layers == "all" else 1)
+    torch.testing.assert_close(found.values, (f - 0.5).abs() / steep, rtol=1e-3, atol=0)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
 
 
 def test_the_result_says_what_it_is_about_and_survives_a_file() -> None:

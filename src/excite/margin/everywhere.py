@@ -58,7 +58,7 @@ def measure_signals(sites: Sites, x: Tensor, norm: Norm, relative: bool, size: i
         signals = sites.signals(part)
         lengths = torch.stack([torch.linalg.vector_norm(s, 2.0, dim=1) for s in signals], 1)
         if norm == "inf":
-            lengths = lengths / torch.tensor([s.shape[1] for s in signals], device=x.device) ** 0.5
+            lengths = lengths / torch.tensor([s.shape[1] for s in signals], dtype=sites.dtype, device=x.device).sqrt()
         unit = lengths if relative else torch.ones_like(lengths)
         units.append(unit)
         sizes = torch.stack([torch.linalg.vector_norm(s, order, dim=1) for s in signals], 1)
