@@ -94,7 +94,8 @@ def measure(
         )
     with Run.open(saved.run, "a") as run:
         for part, result in found.items():
-            name = artifact_name(kind, part)
+            # margins of another kind lie beside those of the input, which reports compare
+            name = artifact_name(kind, part) if result.layers == "input" else f"layer-{artifact_name(kind, part)}"
             if _kept_points(run, name) <= len(result):
                 run.write_json(name, result.to_dict())
         run.write_json("wiring", trace(saved.model, saved.data.x_train[:2]).rows())

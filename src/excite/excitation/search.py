@@ -118,7 +118,7 @@ class _CleanPass(Pass):
         if self._setting.chosen(call.name) and input.is_floating_point() and torch.is_grad_enabled():
             self.site_number[call.name] = len(self.tape.shapes)
             self.site(input, call.name)
-            if self._setting.bounds is not None and _is_whole(input, self._x):
+            if self._setting.bounds is not None and is_whole(input, self._x):
                 self.on_x.add(call.name)
             # A node of its own, because other users of this signal (a skip connection) must not be counted.
             input = input.view_as(input) if input.requires_grad else input.detach().requires_grad_()
@@ -318,7 +318,7 @@ def _enter(twice: Batch, found: Perturbations) -> Batch:
     return found.sites[INPUT].moved(twice, found.values[INPUT])
 
 
-def _is_whole(input: Tensor, x: Batch) -> bool:
+def is_whole(input: Tensor, x: Batch) -> bool:
     """Whether a layer's input is the model's own input, perhaps flattened or copied: bounds on x hold there too."""
     first = tensors(x)[0]
     if input.dtype != first.dtype or input.numel() != first.numel():

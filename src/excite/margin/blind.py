@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -13,23 +13,36 @@ from excite.margin.search import Found, Noise, nothing, to_boundary
 
 
 def from_others(
-    decision: Decision, x: Tensor, room: Room, pool: Tensor, chosen: Tensor, noise: Noise, nearest: int = 5
+    decision: Decision,
+    x: Tensor,
+    room: Room,
+    pool: Tensor,
+    chosen: Tensor,
+    noise: Noise,
+    nearest: int = 5,
+    *,
+    at: Tensor | None = None,
+    lift: Callable[[Tensor], Tensor] | None = None,
 ) -> Found:
     """Breaking perturbations that lead straight to other inputs, shrunk to the boundary.
 
     pool (M, ...) are inputs and chosen (M,) the classes the model decides for there: of those decided otherwise than
     the label the `nearest` are tried. If there are none, a few corners of the bounds or random directions.
+    Where points are compared by something else than x, `at` is that (one row for each x, `pool` rows of the same) and
+    lift(change of it) the perturbation that makes the change.
     """
     found = nothing(x)
-    apart = torch.cdist(x.flatten(1), pool.flatten(1), p=torch.inf if room.norm == "inf" else 2.0)
+    at = x if at is None else at
+    apart = torch.cdist(at.flatten(1), pool.flatten(1), p=torch.inf if room.norm == "inf" else 2.0)
     apart = apart.masked_fill(chosen[None, :] == decision.labels[:, None], torch.inf)
     for k in range(min(nearest, len(pool))):
         distance, which = apart.kthvalue(k + 1, dim=1)
         index = torch.nonzero(torch.isfinite(distance))[:, 0]
-        _along(decision, x, room, room.clip(pool[which] - x), index, found)
+        way = pool[which] - at
+        _along(decision, x, room, room.clip(way if lift is None else lift(way)), index, found)
     index = torch.nonzero(torch.isinf(found.radius))[:, 0]
     for d in _extremes(x, room, noise) if len(index) else ():
-        _along(decision, x, room, d, index, found)
+        _along(decision, x, room, room.clip(d), index, found)
     return to_boundary(decision, x, room, found)
 
 
@@ -49,7 +62,7 @@ def _along(decision: Decision, x: Tensor, room: Room, d: Tensor, index: Tensor, 
 
 
 def _extremes(x: Tensor, room: Room, noise: Noise) -> Iterator[Tensor]:
-    if room.low is not None and room.high is not None:
+    if room.low is not None and room.high is not None and not room.partly:
         yield room.low
         yield room.high
         for _ in range(4):

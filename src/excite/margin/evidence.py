@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excite.margin.blind import blind_search, from_others
+from excite.margin.blind import blind_search
 from excite.margin.decision import Decision
 from excite.margin.room import Room
 from excite.margin.search import Found
@@ -115,7 +115,7 @@ def gather(task: Task, found: Found) -> tuple[Evidence, Tensor]:
 def _check(task: Task, found: Found, points: Tensor) -> None:
     for index in points.split(task.size):
         decision, x, room = _rows(task, index)
-        start = from_others(decision, x, room, *task.pool(), task.noise)
+        start = task.others(decision, index)
         blind = blind_search(decision, x, room, start, task.noise, _QUERIES)
         found.take(index, blind.radius, blind.d)
 

@@ -14,15 +14,34 @@ from excite.wiring.calling import check_finite
 Bounds = tuple[float | Tensor, float | Tensor]
 
 
-def checked_points(x: Any) -> Tensor:
+def checked_layers(layers: Any, relative: Any) -> str | tuple[str, ...]:
+    """ "input", "all" or names of layers."""
+    if not isinstance(relative, bool):
+        raise InputError(f"relative: expected True or False; got {relative!r}")
+    if isinstance(layers, str):
+        if layers not in ("input", "all"):
+            raise InputError(
+                f"layers: expected 'input', 'all' or a list of layer names; got {layers!r}: for one layer give [{layers!r}]"
+            )
+        if relative and layers == "input":
+            raise InputError("relative=True compares layers with each other: choose layers='all' or a list of names")
+        return layers
+    if not isinstance(layers, list | tuple) or not layers or not all(isinstance(name, str) for name in layers):
+        raise InputError(f"layers: expected 'input', 'all' or a list of at least one layer name; got {layers!r}")
+    return tuple(layers)
+
+
+def checked_points(x: Any, integers: bool = False) -> Tensor:
+    """The points, a copy; `integers`: token ids and the like will do, since x itself need not be perturbed."""
     if not isinstance(x, Tensor):
         raise InputError(f"expected the inputs x as one tensor (N, ...); got {type(x).__name__}: convert or stack them")
     if x.dim() == 0 or x.numel() == 0:
         raise InputError(f"expected at least one input, with a batch axis in front; got shape {tuple(x.shape)}")
-    if x.dtype not in (torch.float32, torch.float64):
+    whole = integers and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+    if x.dtype not in (torch.float32, torch.float64) and not whole:
         raise InputError(
             f"expected inputs in float32 or float64; got {x.dtype}: convert with x.float(). Integer inputs such as "
-            "token ids have no margin: give the model their embeddings instead"
+            "token ids have no margin: give the model their embeddings instead, or perturb later layers, layers='all'"
         )
     check_finite(x)
     return x.detach().clone()
@@ -32,6 +51,8 @@ def checked_bounds(bounds: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
     """(lowest, highest) as tensors that broadcast to x; x must lie between them."""
     if bounds is None:
         return None
+    if not x.is_floating_point():
+        raise InputError(f"bounds restrict inputs that are perturbed; got {x.dtype}, which are not: leave bounds out")
     try:
         low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device) for bound in bounds)
         low.expand_as(x), high.expand_as(x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,18 +12,22 @@ from torch import Tensor, nn
 from excite.errors import InputError
 from excite.margin.certify import certified_radii, check_against, known_constant
 from excite.margin.decision import Decision
-from excite.margin.evidence import gather
+from excite.margin.everywhere import layer_task
+from excite.margin.evidence import Evidence, gather
 from excite.margin.inputs import (
     Bounds,
     checked_bounds,
     checked_count,
     checked_labels,
+    checked_layers,
     checked_outputs,
     checked_points,
     checked_threshold,
 )
 from excite.margin.result import Margins
 from excite.margin.room import make_room
+from excite.margin.search import Found
+from excite.margin.sites import find_sites
 from excite.margin.task import Task, batch_size, default_restarts
 from excite.norms import parse_norm
 from excite.wiring.calling import Pick, pick_output
@@ -47,6 +51,8 @@ def margins(
     perturbations: bool = False,
     batch: int | None = None,
     seed: int = 0,
+    layers: str | Sequence[str] = "input",
+    relative: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Margins:
     """For each point the size of the smallest perturbation found that changes the model's decision.
@@ -62,29 +68,69 @@ def margins(
     is known, or from `lipschitz` if given (same norm for inputs and outputs). `batch` points are searched at a time;
     `progress(done, total)` is called as it goes. The model, its mode, its gradients and the random state stay as they
     are.
+
+    layers="all" lets perturbations enter at the input of every affine call as well, a list of names at those of these
+    layers only: the margin is then the least ε at which the decision changes with ‖d_k‖ ≤ ε at every layer k ("inf"),
+    or with √Σ‖d_k‖² ≤ ε ("2"); with `relative`, ‖d_k‖ is divided by the root mean square of that layer's input at that
+    point ("inf") or by its norm ("2"). `bounds` still restrict x only. For "all" no margin is larger than the input's.
+    Perturbations are then a dict by layer, "" for x itself where it has one of its own; nothing is certified.
     """
+    wanted = checked_layers(layers, relative)
     kind = parse_norm(norm, ("inf", "2"))
     steps = checked_count("steps", steps, 2)
     threshold = checked_threshold(threshold)
     if lipschitz is not None and not (isinstance(lipschitz, int | float) and 0 <= lipschitz < math.inf):
         raise InputError(f"expected lipschitz as a finite number of at least 0; got {lipschitz!r}")
+    if lipschitz is not None and wanted != "input":
+        raise InputError(
+            f"lipschitz={lipschitz:g} bounds changes of the input only: leave it out, or choose layers='input'"
+        )
     with evaluating(model), torch.inference_mode(False), torch.enable_grad():
-        x = checked_points(x)
-        room = make_room(x, kind, checked_bounds(bounds, x))
+        x = checked_points(x, integers=wanted != "input")
+        limits = checked_bounds(bounds, x)
         size = batch_size(x) if batch is None else checked_count("batch", batch, 1)
         f = _outputs(model, x, output, size)
         classes = checked_outputs(f, x)
         f = f.reshape(len(x)) if classes == 1 else f
         decision = Decision(model, output, threshold, checked_labels(y, x, classes), classes)
-        task = Task(decision, x, room, f, size, steps, seed)
-        found = task.run(default_restarts(x) if restarts is None else checked_count("restarts", restarts, 1), progress)
-        gathered = gather(task, found) if evidence else None
-        task.firm(found)
-    values = found.radius.double().cpu()
-    result = Margins(values, kind, perturbations=found.d if perturbations else None)
+        if wanted == "input":
+            task = Task(decision, x, make_room(x, kind, limits), f, size, steps, seed)
+            found, gathered = _carried_out(task, restarts, evidence, progress)
+        else:
+            sites = find_sites(model, x, wanted, output)
+            first: Found | None = None
+            if sites.entry is not None:
+                only = Task(decision, x, make_room(x, kind, limits), f, size, steps, seed)
+                first = _carried_out(only, restarts, evidence, _phase(progress, 0))[0]
+                progress = _phase(progress, 1)
+            task = layer_task(sites, decision, x, f, kind, limits, relative, steps, seed, batch, first)
+            found, gathered = _carried_out(task, restarts, evidence, progress)
+        kept = task.shaped(found.d) if perturbations else None
+    result = Margins(found.radius.double().cpu(), kind, perturbations=kept)
     if gathered is not None:
         result = replace(result, evidence=gathered[0], suspect=gathered[1].cpu())
+    if wanted != "input":
+        why = "no constant is known for changes inside the network" if certify else "not asked for"
+        names = tuple(site.name for site in sites.places)
+        return replace(result, layers=names, relative=relative, certified_why=why)
     return _certified(result, decision, f, x, lipschitz) if certify or lipschitz is not None else result
+
+
+def _carried_out(
+    task: Task, restarts: int | None, evidence: bool, progress: Callable[[int, int], None] | None
+) -> tuple[Found, tuple[Evidence, Tensor] | None]:
+    count = default_restarts(task.x) if restarts is None else checked_count("restarts", restarts, 1)
+    found = task.run(count, progress)
+    gathered = gather(task, found) if evidence else None
+    task.firm(found)
+    return found, gathered
+
+
+def _phase(progress: Callable[[int, int], None] | None, k: int) -> Callable[[int, int], None] | None:
+    """The progress of the k-th of two searches, as half of the whole."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(done + k * total, 2 * total)
 
 
 def _outputs(model: nn.Module, x: Tensor, output: Pick, size: int) -> Tensor:

@@ -28,6 +28,8 @@ class Margins:
     certified (N,): lower bounds, or None; `certified_why` says where they come from or why there are none.
     suspect (N,): points at which the search shows signs of failure. flags: the same for the model, a sentence each.
     perturbations: in the shape, type and device of the inputs, zero where misclassified or censored; None if not asked for.
+    layers: "input", or the layers whose inputs were perturbed (`perturbations` is then a dict by layer; "" is x itself).
+    relative: whether each layer's perturbation was measured by the size of that layer's input.
     evidence: None if not asked for; then nothing is known about whether the search worked.
     """
 
@@ -37,7 +39,9 @@ class Margins:
     certified_why: str = "not asked for"
     evidence: Evidence | None = None
     suspect: Tensor | None = None
-    perturbations: Tensor | None = None
+    perturbations: Tensor | dict[str, Tensor] | None = None
+    layers: str | tuple[str, ...] = "input"
+    relative: bool = False
 
     @property
     def censored(self) -> Tensor:
@@ -82,6 +86,8 @@ class Margins:
             raise InputError(f"expected other Margins; got {type(other).__name__}")
         if other.norm != self.norm:
             raise InputError(f"expected margins in the same norm; got {self.norm!r} and {other.norm!r}")
+        if ((other.layers == "input"), other.relative) != ((self.layers == "input"), self.relative):
+            raise InputError(f"expected margins of the same kind; got margins {self._where()} and {other._where()}")
         return ks_gap(self._array(), other._array(), level, resamples, seed)
 
     def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
@@ -101,7 +107,12 @@ class Margins:
             at = np.concatenate([[0.0], safe, [end]])
             most = np.searchsorted(safe, at, side="right") / len(self.values)
             ax.step(at, most, where="post", color=line.get_color(), linestyle="--", linewidth=0.8)
-        ax.set(xlabel=f"ε ({self.norm} norm)", ylabel="fraction misclassified within ε", ylim=(0, 1), xlim=(0, end))
+        ax.set(
+            xlabel=f"ε ({self.norm} norm{'' if self.layers == 'input' else ', ' + self._where()})",
+            ylabel="fraction misclassified within ε",
+            ylim=(0, 1),
+            xlim=(0, end),
+        )
         return ax
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,6 +128,8 @@ class Margins:
             "certified_why": self.certified_why,
             "evidence": None if self.evidence is None else self.evidence.to_dict(),
             "suspect": None if self.suspect is None else self.suspect.tolist(),
+            "layers": self.layers if isinstance(self.layers, str) else list(self.layers),
+            "relative": self.relative,
         }
 
     @classmethod
@@ -124,6 +137,7 @@ class Margins:
         def tensor(values: list[float | None]) -> Tensor:
             return torch.tensor([math.inf if v is None else v for v in values], dtype=torch.float64)
 
+        layers = stored.get("layers", "input")  # files of before there was a choice have none
         return cls(
             values=tensor(stored["values"]),
             norm=stored["norm"],
@@ -131,6 +145,8 @@ class Margins:
             certified_why=stored["certified_why"],
             evidence=None if stored["evidence"] is None else Evidence(**stored["evidence"]),
             suspect=None if stored["suspect"] is None else torch.tensor(stored["suspect"], dtype=torch.bool),
+            layers=layers if isinstance(layers, str) else tuple(layers),
+            relative=stored.get("relative", False),
         )
 
     def __len__(self) -> int:
@@ -139,8 +155,9 @@ class Margins:
     def __str__(self) -> str:
         n, wrong, never = len(self), int((self.values == 0).sum()), int(self.censored.sum())
         quarter, half, three = (_short(q) for q in (self.quantile(0.25), self.median, self.quantile(0.75)))
+        where = "" if self.layers == "input" else f" {self._where()}"
         lines = [
-            f"margins of {n} points in the norm {self.norm!r}: median {half}, quartiles {quarter} and {three}",
+            f"margins{where} of {n} points in the norm {self.norm!r}: median {half}, quartiles {quarter} and {three}",
             f"misclassified {wrong} ({wrong / n:.1%}), never broken {never} ({never / n:.1%})",
         ]
         if self.certified is not None:
@@ -156,6 +173,14 @@ class Margins:
         else:
             lines += ["not to be trusted, margins may be much smaller:", *(f"  {flag}" for flag in self.flags)]
         return "\n".join(lines)
+
+    def _where(self) -> str:
+        if isinstance(self.layers, str):
+            return f"at the {self.layers}"
+        hidden = [name for name in self.layers if name]
+        many = f"{len(hidden)} layer{'s' if len(hidden) != 1 else ''}"
+        many = many if len(hidden) == len(self.layers) else f"the input and {many}"
+        return f"at {many}{', relative to their signals' if self.relative else ''}"
 
     def _array(self) -> npt.NDArray[np.float64]:
         return np.asarray(self.values, dtype=np.float64)

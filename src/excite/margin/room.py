@@ -28,13 +28,20 @@ class Room:
     """The perturbations d of N points with low ≤ d ≤ high, measured in `norm`.
 
     `low` and `high` are None when there are no bounds. They are rounded inwards, so that x + d never leaves the bounds
-    in floating point either. `reach` (N,) is the norm of the largest perturbation worth looking at.
+    in floating point either. `reach` (N,) is the norm of the largest perturbation worth looking at. `partly`: some
+    coordinates have no bounds (infinite ones), so that there are no corners to go to.
     """
 
     norm: Norm
     low: Tensor | None
     high: Tensor | None
     reach: Tensor
+    partly: bool = False
+
+    @property
+    def cap(self) -> Tensor:
+        """(N,): the largest first radius; without bounds the reach is a million times what is usual."""
+        return self.reach if self.low is not None and not self.partly else self.reach / 1e6
 
     def rows(self, index: Tensor) -> Room:
         if self.low is None or self.high is None:

@@ -30,6 +30,7 @@ class Task:
     steps: int
     seed: int
     runs: list[Tensor] = field(default_factory=list)  # radii (N,) found by each independent search
+    start: Found | None = None  # perturbations known beforehand: one more search begins there
 
     def __post_init__(self) -> None:
         self.noise = _noise(self.seed)
@@ -42,19 +43,19 @@ class Task:
         found.radius[~self.right] = 0
         self.runs = [torch.full_like(found.radius, math.inf) for _ in range(restarts)]
         done = 0
-        cap = self.room.reach if self.room.low is not None else self.room.reach / 1e6
         for index in torch.nonzero(self.right)[:, 0].split(self.size):
             x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
-            ways = [_opened(choice, x, cap[index]) for choice in _choices(decision, x, room, self.f[index])]
+            ways = [_opened(choice, x, room.cap) for choice in _choices(decision, x, room, self.f[index])]
             slope = room.slope(room.open(ways[0][1].gradient, torch.zeros_like(x)))
             self.estimate[index] = ways[0][1].slack / slope
             for k in range(restarts):
-                radii = self._search(k, x, room, *ways[k % len(ways)])
+                radii = self._search(k, index, x, room, *ways[k % len(ways)])
                 found.take(index, radii.radius, radii.d)
                 self.runs[k][index] = radii.radius
                 done += len(index)
                 if progress is not None:
                     progress(done, restarts * int(self.right.sum()))
+        self._continue(found)
         self._recover(found)
         for index in torch.nonzero(self.right & torch.isfinite(found.radius))[:, 0].split(self.size):
             x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
@@ -64,7 +65,7 @@ class Task:
             found.take(index, line.radius, line.d)
         return found
 
-    def _search(self, k: int, x: Tensor, room: Room, decision: Decision, opening: Opening) -> Found:
+    def _search(self, k: int, index: Tensor, x: Tensor, room: Room, decision: Decision, opening: Opening) -> Found:
         """The k-th independent search: the plans in turn, every fourth from the way to a point decided otherwise.
 
         The others all start along the gradient at the point, which in few dimensions may lead to the wrong side.
@@ -72,7 +73,7 @@ class Task:
         plans = PLANS[room.norm]
         plan = plans[k % len(plans)]
         if k % 4 == 3:
-            start = from_others(decision, x, room, *self.pool(), self.noise, nearest=2)
+            start = self.others(decision, index, nearest=2)
             if bool(torch.isfinite(start.radius).all()):
                 again = search(decision, x, room, plan, self.steps, start.d, self.noise)
                 again.take(torch.arange(len(x), device=x.device), start.radius, start.d)
@@ -81,11 +82,27 @@ class Task:
             decision, x, room, replace(plan, scatter=1.0) if k >= len(plans) else plan, self.steps, opening, self.noise
         )
 
+    def _continue(self, found: Found) -> None:
+        """Search on from perturbations that were known beforehand."""
+        if self.start is None:
+            return
+        for index in torch.nonzero(self.right & torch.isfinite(self.start.radius))[:, 0].split(self.size):
+            x, room, decision, start = (
+                self.x[index],
+                self.room.rows(index),
+                self.decision.rows(index),
+                self.start.rows(index),
+            )
+            broken = decision.look(x + start.d)[1]
+            found.take(index[broken], start.radius[broken], start.d[broken])
+            near = search(decision, x, room, PLANS[room.norm][1], self.steps, start.d, self.noise)
+            found.take(index, near.radius, near.d)
+
     def _recover(self, found: Found) -> None:
         """Points that the search did not break: start again from the way to points decided otherwise."""
         for index in torch.nonzero(torch.isinf(found.radius))[:, 0].split(self.size):
             x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
-            start = from_others(decision, x, room, *self.pool(), self.noise)
+            start = self.others(decision, index)
             found.take(index, start.radius, start.d)
             broken = torch.isfinite(start.radius)
             self.lost[index] = broken
@@ -102,10 +119,19 @@ class Task:
                 )
                 found.take(index, again.radius, again.d)
 
-    def pool(self) -> tuple[Tensor, Tensor]:
-        """At most `_POOL` data points, evenly taken, and the classes decided for there."""
-        every = max(1, math.ceil(len(self.x) / _POOL))
-        return self.x[::every], self.decision.chosen(self.f[::every])
+    def others(self, decision: Decision, index: Tensor, nearest: int = 5) -> Found:
+        """Perturbations of the points `index` that lead to data points decided otherwise, as far as the boundary."""
+        pool, chosen = self.x[:: self.every], self.decision.chosen(self.f[:: self.every])
+        return from_others(decision, self.x[index], self.room.rows(index), pool, chosen, self.noise, nearest)
+
+    def shaped(self, d: Tensor) -> Tensor | dict[str, Tensor]:
+        """The perturbations as users get them."""
+        return d
+
+    @property
+    def every(self) -> int:
+        """Every how manyth data point others may be moved to: at most `_POOL`, evenly taken."""
+        return max(1, math.ceil(len(self.x) / _POOL))
 
     def firm(self, found: Found) -> None:
         """Make perturbations break the points by more than rounding, which differs with the size of the batch."""

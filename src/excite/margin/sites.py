@@ -1,0 +1,215 @@
+"""Where perturbations enter when a margin is about more than the input: the inputs of affine calls.
+
+All perturbations of one point lie side by side in one row, so that the search sees one vector per point whatever the
+shapes inside the model: N points have perturbations (N, width), and site k owns the columns `Site.columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite.errors import ModelError
+from excite.excitation.layout import Layout, find_layout
+from excite.excitation.radius import unknown_layer
+from excite.excitation.replay import Pass, Tape
+from excite.excitation.search import INPUT, is_whole
+from excite.wiring.affine import AffineCall, Names
+from excite.wiring.calling import Pick, pick_output
+from excite.wiring.wrappers import eagerly, unwrap
+
+_PROBED = 8  # points with which the sites are found
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place: the layer's name (`INPUT`, "", for the model's own input), where the samples lie in its signal and the
+    shape this has for one sample, which columns of the perturbations it owns, and whether the signal is x itself,
+    perhaps rearranged."""
+
+    name: str
+    layout: Layout
+    one: tuple[int, ...]
+    columns: slice
+    is_x: bool
+
+    def shape(self, n: int) -> torch.Size:
+        """The shape of the signal for n samples."""
+        return torch.Size(size * n if axis == self.layout.axis else size for axis, size in enumerate(self.one))
+
+    def join(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """Rows (n, columns) of one sample each as a tensor of the shape of the signal."""
+        if rows.numel() != shape.numel():
+            raise ModelError(
+                f"the input of layer {self.name!r} has shape {tuple(shape)}, which does not fit {rows.shape[1]} numbers for "
+                f"each of {len(rows)} points: the model must take the same path for every batch; leave that layer out "
+                "with layers=[...]"
+            )
+        return self.layout.from_samples(rows, rows.new_empty(1).expand(shape))
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The sites of a model, in order of execution; `entry` is the one at which any change of x can be made, if any."""
+
+    model: nn.Module
+    names: Names
+    places: tuple[Site, ...]
+    dtype: torch.dtype
+    entry: Site | None
+
+    @property
+    def width(self) -> int:
+        return int(self.places[-1].columns.stop)
+
+    def run(self, x: Tensor, parts: Sequence[Tensor]) -> Any:
+        """What the model returns for x (n, ...) with parts[k] (n, columns) added at site k."""
+        moves = {site.name: (site, part) for site, part in zip(self.places, parts)}
+        if INPUT in moves:
+            site, part = moves.pop(INPUT)
+            x = x + site.join(part, x.shape).to(x.dtype)
+        with eagerly(self.model), _Moved(self.names, len(x), moves):
+            return self.model(x)
+
+    def signals(self, x: Tensor, wanted: Sequence[Site] | None = None) -> list[Tensor]:
+        """(n, columns) for each of the wanted sites: what comes there when x goes in, by sample.
+
+        For a site that is x rearranged, this rearranges any tensor of the shape of x.
+        """
+        wanted = self.places if wanted is None else wanted
+        listener = _Heard(self.names, len(x), {site.name for site in wanted})
+        if any(site.name != INPUT for site in wanted):
+            with torch.no_grad(), eagerly(self.model), listener:
+                self.model(x.clone())
+        listener.heard[INPUT] = x
+        return [site.layout.by_sample(listener.heard[site.name], len(x)).to(self.dtype) for site in wanted]
+
+
+class _Moved(Pass):
+    """Adds the perturbations as the model runs."""
+
+    def __init__(self, names: Names, batch: int, moves: dict[str, tuple[Site, Tensor]]):
+        super().__init__(names, Tape(batch), record=True)
+        self._moves = moves
+
+    def affine(self, call: AffineCall) -> Tensor:
+        input = call.input
+        if call.name in self._moves:
+            site, part = self._moves[call.name]
+            input = input + site.join(part, input.shape).to(input.dtype)
+        return call.run(input)
+
+
+class _Heard(Pass):
+    """Keeps the inputs of the wanted calls."""
+
+    def __init__(self, names: Names, batch: int, wanted: set[str]):
+        super().__init__(names, Tape(batch), record=True)
+        self._wanted = wanted
+        self.heard: dict[str, Tensor] = {}
+
+    def affine(self, call: AffineCall) -> Tensor:
+        if call.name in self._wanted:
+            self.heard[call.name] = call.input.detach().clone()
+        return call.run(call.input)
+
+
+class _Probe(Pass):
+    """Gives the input of every call a node of its own. Calls that read x are cut off from it, so that a gradient that
+    still reaches x shows that something else reads it too."""
+
+    def __init__(self, names: Names, x: Tensor):
+        super().__init__(names, Tape(len(x)), record=True)
+        self._x = x
+        self.inputs: dict[str, Tensor] = {}
+        self.readers: set[str] = set()
+        self.seen: list[str] = []
+
+    def affine(self, call: AffineCall) -> Tensor:
+        self.seen.append(call.name)
+        input = call.input
+        if not input.is_floating_point() or not torch.is_grad_enabled():
+            return call.run(input)
+        if is_whole(input, self._x):
+            self.readers.add(call.name)
+        cut = call.name in self.readers or not input.requires_grad
+        self.inputs[call.name] = input = input.detach().requires_grad_() if cut else input.view_as(input)
+        return call.run(input)
+
+
+def find_sites(model: nn.Module, x: Tensor, layers: str | Sequence[str], output: Pick) -> Sites:
+    """The places named by `layers`, "all" or names of layers, where a perturbation can change the output.
+
+    With "all" these are the inputs of all affine calls, the set of Algorithm 1. If one call alone reads x, its
+    perturbation is that of x. Otherwise (a skip connection or a normalization reads x, or several calls do) x has a
+    perturbation of its own beside theirs, so that whatever a change of x can do is always possible.
+    """
+    model = unwrap(model)
+    names, x = Names(model), x[:_PROBED]
+    leaf = x.detach().clone().requires_grad_(x.is_floating_point())
+    entering = leaf.clone()
+    probe = _Probe(names, entering)
+    with eagerly(model), probe:
+        f = pick_output(model(entering), output)
+    _check_names(layers, probe.seen)
+    gradients = dict(zip([INPUT, *probe.inputs], _gradients(f, [leaf, *probe.inputs.values()])))
+    layouts = _layouts(model, names, x, list(probe.inputs))
+    useful = {name for name in probe.inputs if gradients[name] is not None and layouts[name] is not None}
+    readers = probe.readers & useful
+    alone = len(readers) == 1 and gradients[INPUT] is None
+    order = [name for name in probe.inputs if name in useful and _chosen(name, layers)]
+    if layers == "all" and not alone and (readers or gradients[INPUT] is not None):
+        order.insert(0, INPUT)
+    if not order:
+        raise ModelError(
+            "nothing could be perturbed: no chosen layer has an input of floating-point numbers, of each sample its own, "
+            f"with a gradient path to the output; affine layers: {', '.join(probe.seen) or 'none'}"
+        )
+    places: list[Site] = []
+    for name in order:
+        layout = Layout() if name == INPUT else layouts[name]
+        assert layout is not None
+        begin = places[-1].columns.stop if places else 0
+        shape = (x if name == INPUT else probe.inputs[name]).shape
+        one = tuple(size // len(x) if axis == layout.axis else size for axis, size in enumerate(shape))
+        columns = slice(begin, begin + shape.numel() // len(x))
+        places.append(Site(name, layout, one, columns, name == INPUT or name in probe.readers))
+    entry = next((site for site in places if site.name == INPUT or (alone and site.is_x)), None)
+    types = [x.dtype] if x.is_floating_point() else [probe.inputs[n].dtype for n in order]
+    dtype = torch.float64 if torch.float64 in types else torch.float32
+    return Sites(model, names, tuple(places), dtype, entry)
+
+
+def _chosen(name: str, layers: str | Sequence[str]) -> bool:
+    return layers == "all" or name in layers or name.split("#")[0] in layers
+
+
+def _check_names(layers: str | Sequence[str], seen: list[str]) -> None:
+    for name in [] if isinstance(layers, str) else layers:
+        if not any(name in (call, call.split("#")[0]) for call in seen):
+            raise unknown_layer(name, seen)
+
+
+def _gradients(f: Tensor, inputs: list[Tensor]) -> list[Tensor | None]:
+    """Whether there is a path: the values do not matter. None for each input that has none."""
+    live = [t for t in inputs if t.requires_grad]
+    if not f.requires_grad or not live:
+        return [None] * len(inputs)
+    found = iter(torch.autograd.grad(f.sum(), live, allow_unused=True))
+    return [next(found) if t.requires_grad else None for t in inputs]
+
+
+def _layouts(model: nn.Module, names: Names, x: Tensor, calls: list[str]) -> dict[str, Layout | None]:
+    once, twice = (_Heard(names, len(z), set(calls)) for z in (x, torch.cat([x, x])))
+    for z, listener in ((x, once), (torch.cat([x, x]), twice)):
+        with torch.no_grad(), eagerly(model), listener:
+            model(z.clone())
+    if once.heard.keys() != twice.heard.keys():
+        raise ModelError(
+            "the model calls other layers for a batch of another size: its branches must not depend on the batch"
+        )
+    return {name: find_layout(once.heard[name], twice.heard[name], len(x), name) for name in calls}
