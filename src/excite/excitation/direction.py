@@ -5,7 +5,8 @@
 For a fixed d the best v is the unit vector along f(x; d) − f(x); for a fixed v the best d of the linearised model is the
 steepest one for J'v. Taking turns between the two is the power method on the Jacobian J where D is one ball of the
 2-norm (v becomes its top left singular vector), and its analogue for other sets. Both halves of a turn only raise the
-objective as long as the model is linear on D. The start must not be d = 0, where ‖f(x; d) − f(x)‖ has no gradient.
+objective as long as the model is linear on D. It has to start from some v, since at d = 0 ‖f(x; d) − f(x)‖ has no
+gradient; the difference of the two nearest codes (`Codes.start`) is the best start found that costs no pass.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-def first_direction(output: Tensor) -> Tensor:
+def any_direction(output: Tensor) -> Tensor:
     """A fixed unit vector for each sample, like `output` (B, k): no entry stands out, none is zero, none are equal.
 
     The same for every sample, so that a point does not depend on its place in the batch; computed on the device.

@@ -135,8 +135,8 @@ class Nodes(Target):
         if returned.shape == (batch, nodes):
             return returned
         raise ModelError(
-            f"a hierarchy of {nodes + 1} classes needs one output per node, ({batch}, {nodes}); "
-            f"the model returned {tuple(returned.shape)}: give it {nodes} outputs, or pick them with output="
+            f"a hierarchy of {nodes + 1} classes needs one output per node, (B, {nodes}); "
+            f"the model returned {tuple(returned.shape)} for {batch} inputs: give it {nodes} outputs, or pick them with output="
         )
 
     def labels(self, y: object, batch: int) -> Tensor:

@@ -183,6 +183,7 @@ class PersistentExcitation:
             bounds=self.bounds,
             kind=self.kind,
             read=self._read,
+            start=self.target.start,
             turns=self.turns,
         )
         return search(model, Names(model), x, setting, self._known_layouts, direction)

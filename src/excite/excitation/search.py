@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError
-from excite.excitation.direction import along, first_direction, unit, wide
+from excite.excitation.direction import along, any_direction, unit, wide
 from excite.excitation.kinds import KINDS, Kind
 from excite.excitation.layout import Layout
 from excite.excitation.radius import root_mean_square
@@ -46,7 +46,8 @@ class Setting:
     at_input: bool = False  # perturb the model's own input instead
     bounds: Bounds | None = None  # on the model's own input
     kind: Kind = KINDS["additive"]
-    turns: int = 0  # in search of the direction, where there are several outputs and none is given
+    start: Callable[[Tensor], Tensor] = any_direction  # outputs (B, k) -> where the search for the direction begins
+    turns: int = 0  # of that search, where there are several outputs and no direction is given
 
 
 @dataclass(frozen=True)
@@ -287,11 +288,12 @@ def _first_gradients(
 ) -> tuple[Perturbations, dict[str, Tensor], Tensor | None]:
     """The sites, the gradient of v'f with respect to the perturbations at zero, and v (None for scalar outputs)."""
     tape, output, turns = clean.made_by.tape, clean.output, 0
-    if output.dim() == 2 and direction is None:
-        direction = first_direction(output) if output.shape[1] > 1 else torch.ones_like(output, dtype=wide(output))
-        turns = setting.turns if output.shape[1] > 1 else 0
-    elif direction is not None:
+    if direction is not None:
         direction = direction.to(output.device, wide(output))
+    elif output.dim() == 2 and output.shape[1] == 1:
+        direction = torch.ones_like(output, dtype=wide(output))
+    elif output.dim() == 2:
+        direction, turns = setting.start(output.detach()), setting.turns
     gradients = gradients_of(along(output, direction).sum(), clean.inputs, keep=turns > 0)
     layouts = find_layouts(model, names, x, clean.made_by, known_layouts)
     buffers.restore(thorough=False)
@@ -318,8 +320,7 @@ def _first_gradients(
         at = Perturbations(steps, sites, tape, frozenset(clean.made_by.inputs))
         with torch.no_grad():
             moved = repeat(model, names, own_copy(x), at, setting.read, buffers, copies=1)
-        assert direction is not None
-        direction = unit((moved - output.detach()).to(direction.dtype), direction)
+        direction = unit((moved - output.detach()).to(wide(output)), otherwise=any_direction(output))
         gradients = gradients_of(along(output, direction).sum(), inputs, keep=turn < turns - 1)
         for name, gradient in gradients.items():
             if gradient is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from excite.errors import InputError, ModelError
 from excite.excitation.codes import codes, nearest
+from excite.excitation.direction import any_direction, wide
 from excite.wiring.calling import Batch
 
 Loss = Literal["squared", "cross-entropy"]
@@ -42,6 +43,10 @@ class Target(ABC):
     @abstractmethod
     def decide(self, output: Tensor) -> Tensor:
         """Labels, (B,)."""
+
+    def start(self, output: Tensor) -> Tensor:
+        """Where the search for the direction v begins, (B, k), of unit length."""
+        return any_direction(output)
 
     def loss(self, excite: Excite, x: Batch, labels: Tensor) -> Tensor:
         """Batch mean of ½ errors(f(x; d1)) + ½ errors(f(x; d2))."""
@@ -115,6 +120,13 @@ class Codes(Target):
 
     def decide(self, output: Tensor) -> Tensor:
         return nearest(output, self.points(output))
+
+    def start(self, output: Tensor) -> Tensor:
+        """From the second nearest code to the nearest: along the decision at stake, and of length 1 as it is."""
+        output = output.to(wide(output))
+        points = self.points(output)
+        first, second = (output @ points.T).topk(2, 1).indices.unbind(1)
+        return points[first] - points[second]
 
     def points(self, output: Tensor) -> Tensor:
         """The codes on the device and in the precision of `output`; made once, not copied there at every step."""
