@@ -46,7 +46,7 @@ def test_the_search_uses_the_clean_pass_in_training_mode(name):
     torch.manual_seed(7)
     twins = fixed(copy.deepcopy(model), x)
     torch.manual_seed(7)
-    found = PersistentExcitation(model, 0.1, norm="2", classes=4).perturbations(x)
+    found = PersistentExcitation(model, 0.1, norm="2", classes=4, turns=2).perturbations(x)
     wanted = {id(m) for m in layers_of(model)}
     names = [n for n, m in model.named_modules() if id(m) in wanted]
     for i, twin in enumerate(twins):
@@ -55,6 +55,17 @@ def test_the_search_uses_the_clean_pass_in_training_mode(name):
         for half, sign in enumerate((-1, 1)):
             for layer, d in zip(names, extreme(twin, one, 0.1, "2", 4, sign, v)[1]):
                 assert torch.allclose(found[layer][half][i], d[0], rtol=1e-7, atol=1e-10), (layer, i, sign)
+
+
+@pytest.mark.parametrize("outputs", [4, 3])
+def test_without_turns_the_direction_is_that_of_the_two_nearest_codes(outputs):
+    model, x = classifier("linear", outputs)
+    low, high = PersistentExcitation(model, 0.1, classes=4, turns=0).extremes(x)
+    for i in range(len(x)):
+        v = two_nearest(model(x[i]).detach(), codes(4, outputs))
+        d = 0.1 * (model.weight.T @ v).sign()
+        assert torch.allclose(high[i], model(x[i] + d))
+        assert torch.allclose(low[i], model(x[i] - d))
 
 
 @pytest.mark.parametrize("name", ["transformer", "transformer-time-first", "convolutional"])
@@ -89,7 +100,7 @@ def test_two_turns_come_near_the_best_corner():
     for seed in range(20):
         torch.manual_seed(seed)
         model, x = nn.Linear(6, 5).double(), torch.randn(8, 6, dtype=torch.float64)
-        low, high = PersistentExcitation(model, 0.1, classes=5).extremes(x)
+        low, high = PersistentExcitation(model, 0.1, classes=5, turns=2).extremes(x)
         best = (corners @ model.weight.T).norm(dim=1).max()
         ratios.append(((high - low).norm(dim=1) / 2 / best).detach())
     ratios = torch.cat(ratios)
@@ -255,7 +266,7 @@ BAD = {
     "one class": (lambda: loss(classes=1), "at least 2; got 1"),
     "classes in words": (lambda: loss(classes="ten"), "got 'ten'"),
     "a threshold for classes": (lambda: loss(classes=3, threshold=0.5), "nearest code"),
-    "no turns": (lambda: loss(classes=3, turns=0), "turns.*at least 1"),
+    "a negative number of turns": (lambda: loss(classes=3, turns=-1), "turns.*at least 0"),
     "an unknown loss": (lambda: loss(loss="hinge"), "'squared' or 'cross-entropy'; got 'hinge'"),
     "a simplex of logits": (lambda: loss(2, classes=3, loss="cross-entropy", y=Y.clamp(max=2)), r"shape \(4, 3\); the model"),
     "a threshold for logits": (lambda: loss(1, loss="cross-entropy", threshold=0.5), "decide at 0; got 0.5"),

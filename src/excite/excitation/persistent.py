@@ -56,7 +56,8 @@ class PersistentExcitation:
             groups of classes or a `Hierarchy`. The loss is the batch mean of the sum of the binary losses on the path.
         loss: "squared", or "cross-entropy" on logits: ½ of it at d1 and ½ at d2.
         kind: "additive", or "multiplicative": inputs h become h·(1 + d), for radii below 1.
-        turns: how often the search for v turns between d and v, at one forward and one backward pass each.
+        turns: how often the search for v turns between d and v, at one forward and one backward pass of the batch each;
+            with 0, v leads from the second nearest code to the nearest.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class PersistentExcitation:
         hierarchy: str | Groups | Hierarchy | None = None,
         loss: Loss = "squared",
         kind: str = "additive",
-        turns: int = 2,
+        turns: int = 1,
     ):
         self.model = check_model(model)
         self.radius = check_radius(radius)
         self.kind = check_kind(kind, self.radius)
         self.norm = parse_norm(norm)
         self.steps = check_count(steps, "steps")
-        self.turns = check_count(turns, "turns")
+        self.turns = check_count(turns, "turns", least=0)
         self.layers = check_layers(layers)
         self.target = (
             choose_target(classes, threshold, loss)
