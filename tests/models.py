@@ -249,6 +249,16 @@ def build(name: str, batch: int = 4, seed: int = 0) -> tuple[nn.Module, Tensor]:
     return model, x
 
 
+def with_outputs(model: nn.Module, outputs: int, seed: int = 1) -> nn.Module:
+    """The model with another number of outputs: its last linear layer replaced."""
+    name, last = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    model.set_submodule(name, nn.Linear(last.in_features, outputs).to(last.weight))
+    torch.set_rng_state(state)
+    return model
+
+
 def state_of(model: nn.Module) -> dict[str, object]:
     """Everything that must not change: parameters, gradients, buffers, modes, hooks and the random state."""
     return {

@@ -14,7 +14,7 @@ from excite.errors import DataError, ExciteError, InputError, ModelError, RunErr
 
 if TYPE_CHECKING:
     from excite import lipschitz
-    from excite.excitation import PersistentExcitation, Relative, Stages
+    from excite.excitation import AdversarialTraining, Hierarchy, PersistentExcitation, Relative, Stages
     from excite.margin import Margins, margins
     from excite.runs import Run, load_run
     from excite.watching import Watch, watch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "trace": "excite.wiring", "Wiring": "excite.wiring",
     "PersistentExcitation": "excite.excitation", "Relative": "excite.excitation", "Stages": "excite.excitation",
+    "AdversarialTraining": "excite.excitation", "Hierarchy": "excite.excitation",
     "watch": "excite.watching", "Watch": "excite.watching",
     "load_run": "excite.runs", "Run": "excite.runs",
     "margins": "excite.margin", "Margins": "excite.margin",
@@ -44,8 +45,10 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AdversarialTraining",
     "DataError",
     "ExciteError",
+    "Hierarchy",
     "InputError",
     "Margins",
     "ModelError",

@@ -42,16 +42,37 @@ def forward(model: nn.Module, layers: list[nn.Module], x: Tensor, d: list[Tensor
 
 
 def extreme(
-    model: nn.Module, x: Tensor, radius: float, norm: str, steps: int, sign: int
+    model: nn.Module, x: Tensor, radius: float, norm: str, steps: int, sign: int, v: Tensor | None = None
 ) -> tuple[Tensor, list[Tensor]]:
-    """The output at the last iterate of `steps` steepest steps up (sign 1) or down (sign −1), for x of one sample."""
+    """The output at the last iterate of `steps` steepest steps up (sign 1) or down (sign −1), for x of one sample.
+
+    Of several outputs, the extreme is that of v'f.
+    """
     layers = layers_of(model)
     d: list[Tensor | None] = [None] * len(layers)
     for _ in range(steps):
         output = forward(model, layers, x, d)
-        gradients = torch.autograd.grad(output, d)
+        gradients = torch.autograd.grad(output if v is None else output @ v, d)
         d = [(p + sign * radius / steps * steepest(g, norm)).detach().requires_grad_() for p, g in zip(d, gradients)]
     return forward(model, layers, x, d), d
+
+
+def direction(model: nn.Module, x: Tensor, radius: float, norm: str, turns: int, start: Tensor) -> Tensor:
+    """v after `turns` times: the steepest d for J'v, then the unit vector along f(x; d) − f(x); x of one sample."""
+    layers, v = layers_of(model), start
+    for _ in range(turns):
+        d: list[Tensor | None] = [None] * len(layers)
+        clean = forward(model, layers, x, d)
+        gradients = torch.autograd.grad(clean @ v, d)
+        moved = forward(model, layers, x, [radius * steepest(g, norm) for g in gradients])
+        v = ((moved - clean) / (moved - clean).norm()).detach()
+    return v
+
+
+def two_nearest(output: Tensor, codes: Tensor) -> Tensor:
+    """From the second nearest code to the nearest, for one output."""
+    order = (output - codes).norm(dim=1).argsort()
+    return codes[order[0]] - codes[order[1]]
 
 
 class Multiply(nn.Module):

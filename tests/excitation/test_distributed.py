@@ -5,27 +5,37 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
-from excite import PersistentExcitation
+from excite import AdversarialTraining, PersistentExcitation
 from models import build
 
 Y = torch.tensor([0, 1, 1, 0])
+WAYS = {
+    "scalar": ("convolutional", lambda model: PersistentExcitation(model, 0.1)),
+    "classes": ("convolutional-classes", lambda model: PersistentExcitation(model, 0.1, classes=4)),
+    "hierarchy": (
+        "convolutional-classes",
+        lambda model: PersistentExcitation(model, 0.1, hierarchy=[[0, 1], 2, [3, 4]]),
+    ),
+    "adversarial": ("convolutional", lambda model: AdversarialTraining(model, 0.1, random_start=False)),
+}
 
 
 def worker(rank, size, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
-    model, x = build("convolutional")
-    pe = PersistentExcitation(DistributedDataParallel(model), {"0": 0.1, "3": 0.1, "7": 0.1, "9": 0.1})
-    loss = pe.loss(x[rank::size], Y[rank::size])
-    loss.backward()
-    if rank == 0:
-        torch.save([p.grad for p in model.parameters()], f"{folder}/gradients.pt")
+    for way, (name, make) in WAYS.items():
+        model, x = build(name)
+        excited = make(DistributedDataParallel(model))
+        excited.loss(x[rank::size], Y[rank::size]).backward()
+        if rank == 0:
+            torch.save([p.grad for p in model.parameters()], f"{folder}/{way}.pt")
     dist.destroy_process_group()
 
 
 def test_gradients_equal_those_of_one_process(tmp_path):
     mp.spawn(worker, (2, str(tmp_path)), nprocs=2)
-    model, x = build("convolutional")
-    PersistentExcitation(model, 0.1).loss(x, Y).backward()
-    for ours, theirs in zip(model.parameters(), torch.load(tmp_path / "gradients.pt")):
-        assert torch.allclose(ours.grad, theirs, rtol=1e-10, atol=1e-14)
+    for way, (name, make) in WAYS.items():
+        model, x = build(name)
+        make(model).loss(x, Y).backward()
+        for ours, theirs in zip(model.parameters(), torch.load(tmp_path / f"{way}.pt")):
+            assert torch.allclose(ours.grad, theirs, rtol=1e-10, atol=1e-14), way

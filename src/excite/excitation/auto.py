@@ -68,4 +68,6 @@ class Auto:
             getattr(self, name).fill_(state[name])
 
     def __repr__(self) -> str:
-        return f"Auto(factor={float(self.factor):.3g}, strain={float(self.strain):.2g}, spread={float(self.spread):.2g})"
+        return (
+            f"Auto(factor={float(self.factor):.3g}, strain={float(self.strain):.2g}, spread={float(self.spread):.2g})"
+        )

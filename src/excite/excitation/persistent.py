@@ -3,39 +3,62 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from excite.errors import InputError, ModelError
+from excite.errors import InputError
+from excite.excitation.checks import (
+    check_bounds,
+    check_count,
+    check_fraction,
+    check_input,
+    check_layers,
+    check_model,
+    possible_layers,
+)
+from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
+from excite.excitation.kinds import check_kind
 from excite.excitation.layout import Layout
 from excite.excitation.radius import Radius, check_radius, radius_names, radius_of, unknown_layer
-from excite.excitation.search import INPUT, Bounds, Perturbations, Setting, evaluate, scalar, search
+from excite.excitation.search import INPUT, Bounds, Perturbations, Setting, evaluate, search
+from excite.excitation.targets import Loss, choose_target
 from excite.norms import parse_norm
 from excite.wiring.affine import Names
-from excite.wiring.calling import Batch, Pick, batch_size, call, check_finite, pick_output, tensors
-from excite.wiring.untouched import capturing, evaluating, untouched
-from excite.wiring.wrappers import eagerly, refuse_lazy, unwrap
+from excite.wiring.calling import Batch, Pick, batch_size, call, pick_output
+from excite.wiring.untouched import evaluating, untouched
+from excite.wiring.wrappers import eagerly, unwrap
 
 
 class PersistentExcitation:
-    """A loss that excites every layer: the squared error at the two extreme perturbations of each sample.
+    """A loss that excites every layer: the error at the two extreme perturbations of each sample.
 
     For each sample x the search finds d1 = argmax f(x; d) and d2 = argmin f(x; d), where d_k is added to the input of
     affine call k and lies in the ball of `radius` in `norm`: `steps` steepest steps of length radius/steps from zero.
     The loss is the batch **mean** of ½(f(x;d1) − y)² + ½(f(x;d2) − y)²; at radius 0 that is the mean of (f − y)².
 
+    With `classes=m` the model has m outputs, or m − 1, and the labels are 0 … m − 1: the loss is the batch **mean** of
+    ½‖f(x;d1) − z_y‖² + ½‖f(x;d2) − z_y‖² with equidistant codes z, and the extremes are those of v'f(x; d), where v is the
+    unit direction in which the outputs of that sample can be moved most (section 7.1). For m = 2 and one output that is
+    the binary loss with targets −½ and ½ for 0 and 1, and threshold 0 for 0.5.
+
     Args:
-        model: any module with one scalar output per sample, (B,) or (B, 1).
+        model: any module with one scalar output per sample, (B,) or (B, 1); with `classes`, (B, m) or (B, m − 1).
         radius: a number, a dict by layer name (layers that are not named are not perturbed), `Relative` or `Stages`.
         norm: "inf", "2" or "1"; the ball of each layer and sample separately.
         layers: "all" (the input of every affine call), "input" (the model's input) or a list of layer names.
-        threshold: class 1 where f > threshold; 0.5 for targets 0 and 1.
+        threshold: class 1 where f > threshold; by default 0.5, for targets 0 and 1, and 0 for the cross-entropy.
         bounds: (low, high) of the model's input, numbers or tensors that broadcast to one sample.
         output: which part of what the model returns is f, if it returns a dict or a tuple.
+        classes: the number of classes, for more than one output.
+        hierarchy: binary classifiers in a tree instead of codes, one output per node, m − 1 in all: "balanced", nested
+            groups of classes or a `Hierarchy`. The loss is the batch mean of the sum of the binary losses on the path.
+        loss: "squared", or "cross-entropy" on logits: ½ of it at d1 and ½ at d2.
+        kind: "additive", or "multiplicative": inputs h become h·(1 + d), for radii below 1.
+        turns: how often the search for v turns between d and v, at one forward and one backward pass of the batch each;
+            with 0, v leads from the second nearest code to the nearest.
     """
 
     def __init__(
@@ -45,63 +68,72 @@ class PersistentExcitation:
         norm: str | float = "inf",
         steps: int = 4,
         layers: str | Sequence[str] = "all",
-        threshold: float = 0.5,
+        threshold: float | None = None,
         bounds: Bounds | None = None,
         output: Pick = None,
+        *,
+        classes: int | None = None,
+        hierarchy: str | Groups | Hierarchy | None = None,
+        loss: Loss = "squared",
+        kind: str = "additive",
+        turns: int = 1,
     ):
-        if not isinstance(model, nn.Module):
-            raise InputError(f"expected a torch.nn.Module; got {type(model).__name__}")
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise InputError(f"steps: expected a whole number of at least 1; got {steps!r}")
-        if not isinstance(threshold, int | float) or not math.isfinite(threshold):
-            raise InputError(f"threshold: expected a finite number; got {threshold!r}")
-        self.model = model
+        self.model = check_model(model)
         self.radius = check_radius(radius)
+        self.kind = check_kind(kind, self.radius)
         self.norm = parse_norm(norm)
-        self.steps = steps
-        self.layers = _check_layers(layers)
-        self.threshold = float(threshold)
-        self.bounds = _check_bounds(bounds)
+        self.steps = check_count(steps, "steps")
+        self.turns = check_count(turns, "turns", least=0)
+        self.layers = check_layers(layers)
+        self.target = (
+            choose_target(classes, threshold, loss)
+            if hierarchy is None
+            else Nodes(choose_hierarchy(hierarchy, classes), threshold, loss)
+        )
+        self.bounds = check_bounds(bounds)
         self.output = output
         self.progress = 0.0
         self._known_layouts: dict[object, list[Layout | None]] = {}
         if self.layers == "input" and radius_names(self.radius):
             raise InputError("layers='input' perturbs the model's input: give one radius instead of one per layer")
-        self._check_names(_possible_layers(unwrap(model)))
+        self._check_names(possible_layers(unwrap(model)))
 
     def loss(self, x: Batch, y: Tensor) -> Tensor:
-        """Batch mean of ½(f(x;d1) − y)² + ½(f(x;d2) − y)²: call `.backward()` on it. y: 0 or 1, (B,) or (B, 1).
+        """Batch mean of ½(f(x;d1) − y)² + ½(f(x;d2) − y)², or of what the target has for it: call `.backward()` on it.
 
-        Running statistics and the random state move as in one ordinary forward.
+        y: (B,) or (B, 1), 0 and 1 or the classes. Running statistics and the random state move as in one ordinary forward.
         """
         return self.losses(x, y).mean()
 
     def losses(self, x: Batch, y: Tensor) -> Tensor:
-        """½(f(x;d1) − y)² + ½(f(x;d2) − y)² for each sample, (B,); `loss` is their mean."""
+        """The loss of each sample, (B,); `loss` is their mean."""
         self._check_input(x)
-        target = self._targets(y, batch_size(x))
+        labels = self.target.labels(y, batch_size(x))
         if not self._perturbs():
             with eagerly(self.model):
-                clean = scalar(pick_output(call(self.model, x), self.output), batch_size(x))
-            return (clean - target.to(clean.dtype)).square()
-        low, high = self._extremes(x)
-        target = target.to(low.dtype)
-        return 0.5 * ((high - target).square() + (low - target).square())
+                clean = self._read(call(self.model, x), batch_size(x))
+            return self.target.errors(clean, labels)
+        return self.target.losses(self._extremes, x, labels)
 
     def extremes(self, x: Batch) -> tuple[Tensor, Tensor]:
         """(f(x; argmin), f(x; argmax)), each (B,): what the loss compares with y. Changes nothing in the model.
 
-        Differentiable in the weights where gradients are enabled, for losses of your own.
+        With `classes`, the outputs (B, m) or (B, m − 1) at the two extremes along v; with a hierarchy, each node's own
+        extremes, (B, m − 1). Differentiable in the weights where gradients are enabled, for losses of your own.
         """
         self._check_input(x)
         with untouched(unwrap(self.model)):
             if not self._perturbs():
-                clean = scalar(pick_output(call(self.model, x), self.output), batch_size(x))
+                clean = self._read(call(self.model, x), batch_size(x))
                 return clean, clean
-            return self._extremes(x)
+            return self.target.extremes(self._extremes, x)
 
     def perturbations(self, x: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         """(for the minimum, for the maximum) by layer, shaped like the layer's input; the model's own input is ""."""
+        if isinstance(self.target, Nodes):
+            raise InputError(
+                "perturbations: every node of a hierarchy has its own; pick one node's output with output="
+            )
         self._check_input(x)
         with untouched(unwrap(self.model)):
             found = self._search(x) if self._perturbs() else None
@@ -109,18 +141,15 @@ class PersistentExcitation:
 
     @torch.no_grad()
     def predict(self, x: Batch) -> Tensor:
-        """Labels 0 or 1, (B,): 1 where f > threshold, with the model in evaluation mode."""
+        """Labels, (B,), with the model in evaluation mode: 1 where f > threshold, the nearest code, or down the tree."""
         model = unwrap(self.model)
         self._check_input(x)
         with evaluating(model):
-            output = scalar(pick_output(call(model, x), self.output), batch_size(x))
-        return (output > self.threshold).long()
+            return self.target.decide(self._read(call(model, x), batch_size(x)))
 
     def advance(self, fraction: float) -> None:
         """Say that `fraction` of training is done, 0 to 1: moves the radius of `Stages`."""
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-            raise InputError(f"advance: expected the fraction of training done, between 0 and 1; got {fraction!r}")
-        self.progress = float(fraction)
+        self.progress = check_fraction(fraction)
 
     def setting(self) -> tuple[float, ...]:
         """What a step depends on besides its tensors: changes when the radius does."""
@@ -142,7 +171,7 @@ class PersistentExcitation:
     def __repr__(self) -> str:
         return (
             f"PersistentExcitation(radius={self.radius!r}, norm={self.norm!r}, steps={self.steps}, layers={self.layers!r}, "
-            f"threshold={self.threshold}, progress={self.progress})"
+            f"kind={self.kind.name!r}, {self.target!r}, progress={self.progress})"
         )
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -155,7 +184,7 @@ class PersistentExcitation:
         """Whether anything is perturbed now: not at radius 0, nor in the first of `Stages`."""
         return any(self.setting())
 
-    def _search(self, x: Batch) -> Perturbations:
+    def _search(self, x: Batch, direction: Tensor | None = None) -> Perturbations:
         model = unwrap(self.model)
         wanted = self.layers
         setting = Setting(
@@ -167,89 +196,27 @@ class PersistentExcitation:
             ),
             at_input=wanted == "input",
             bounds=self.bounds,
-            output=self.output,
+            kind=self.kind,
+            read=self._read,
+            start=self.target.start,
+            turns=self.turns,
         )
-        return search(model, Names(model), x, setting, self._known_layouts)
+        return search(model, Names(model), x, setting, self._known_layouts, direction)
 
-    def _extremes(self, x: Batch) -> tuple[Tensor, Tensor]:
-        return evaluate(self.model, Names(unwrap(self.model)), x, self._search(x), self.output)
+    def _extremes(self, x: Batch, direction: Tensor | None) -> tuple[Tensor, Tensor]:
+        found = self._search(x, direction)
+        both = evaluate(self.model, Names(unwrap(self.model)), x, found, self._read)
+        high, low = both.chunk(2)
+        return low, high
+
+    def _read(self, returned: Any, samples: int) -> Tensor:
+        return self.target.outputs(pick_output(returned, self.output), samples)
+
+    def _check_input(self, x: Batch) -> None:
+        check_input(x, self.layers == "input", self.bounds)
 
     def _check_names(self, known: list[str]) -> None:
         wanted = [] if isinstance(self.layers, str) else list(self.layers)
         for name in [*radius_names(self.radius), *wanted]:
             if name not in known and name.split("#")[0] not in known:
                 raise unknown_layer(name, known)
-
-    def _check_input(self, x: Batch) -> None:
-        if capturing():  # the same call was checked before it was captured
-            return
-        check_finite(x)
-        if self.layers == "input" and not (isinstance(x, Tensor) and x.is_floating_point()):
-            kind = f"{x.dtype} values" if isinstance(x, Tensor) else f"a {type(x).__name__}"
-            raise InputError(
-                f"layers='input' needs a tensor of floating-point numbers to perturb; got {kind}: choose layers='all'"
-            )
-        if self.bounds is None:
-            return
-        first = tensors(x)[0]
-        low, high = (torch.as_tensor(b, dtype=first.dtype, device=first.device) for b in self.bounds)
-        try:
-            outside = bool((first < low).any()) or bool((first > high).any())
-        except RuntimeError as error:
-            raise InputError(
-                f"bounds: shapes {tuple(low.shape)} and {tuple(high.shape)} do not broadcast to inputs of shape {tuple(first.shape)}"
-            ) from error
-        if outside:
-            raise InputError(
-                f"expected inputs within bounds {self.bounds}; got values from {float(first.min()):g} to "
-                f"{float(first.max()):g}: scale the data or change the bounds"
-            )
-
-    def _targets(self, y: Tensor, batch: int) -> Tensor:
-        if not isinstance(y, Tensor):
-            raise InputError(f"labels: expected a tensor of 0 and 1; got {type(y).__name__}")
-        if y.shape not in ((batch,), (batch, 1)):
-            raise InputError(
-                f"labels: expected shape ({batch},) or ({batch}, 1) for {batch} inputs; got {tuple(y.shape)}"
-            )
-        y = y.reshape(batch).detach()
-        if not capturing() and not bool(((y == 0) | (y == 1)).all()):
-            odd = y[(y != 0) & (y != 1)][0].item()
-            raise InputError(f"labels: expected 0 and 1; got {odd}: map the two classes to 0 and 1")
-        return y
-
-
-def _check_layers(layers: object) -> str | tuple[str, ...]:
-    if isinstance(layers, str):
-        if layers not in ("all", "input"):
-            raise InputError(f"layers: expected 'all', 'input' or a list of layer names; got {layers!r}")
-        return layers
-    if not isinstance(layers, Sequence) or not layers or not all(isinstance(name, str) for name in layers):
-        raise InputError(f"layers: expected 'all', 'input' or a list of at least one layer name; got {layers!r}")
-    return tuple(layers)
-
-
-def _check_bounds(bounds: object) -> Bounds | None:
-    if bounds is None:
-        return None
-    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-        raise InputError(f"bounds: expected (low, high); got {bounds!r}")
-    low, high = bounds
-    if not all(isinstance(b, Tensor | int | float) for b in bounds):
-        raise InputError(f"bounds: expected numbers or tensors; got {bounds!r}")
-    if not bool((torch.as_tensor(low) < torch.as_tensor(high)).all()):
-        raise InputError(f"bounds: expected low < high; got {bounds!r}")
-    return low, high
-
-
-def _possible_layers(model: nn.Module) -> list[str]:
-    """Names that affine calls of this model can have: paths of weights, and of modules whose weight is computed."""
-    refuse_lazy(model)
-    names = Names(model)
-    weights = [names.layer(p) for p in model.parameters() if p.dim() > 1]
-    computed = [path for path, module in model.named_modules() if path and hasattr(module, "parametrizations")]
-    if not weights and not computed:
-        raise ModelError(
-            "the model has no affine layer (linear, convolution or product with a parameter): nothing to excite"
-        )
-    return list(dict.fromkeys([*weights, *computed]))

@@ -65,12 +65,21 @@ class Pass(AffineMode):
 
     `live_norm`: batch normalization works as in an ordinary forward (the loss pass) instead of with clean statistics.
     `calibrate`: find the layouts by comparing with the clean tensors.
+    `copies`: how often the batch stands in a row, 2 for the doubled batch.
     """
 
     def __init__(
-        self, names: Names, tape: Tape, *, record: bool = False, live_norm: bool = False, calibrate: bool = False
+        self,
+        names: Names,
+        tape: Tape,
+        *,
+        record: bool = False,
+        live_norm: bool = False,
+        calibrate: bool = False,
+        copies: int = 2,
     ):
         super().__init__(names)
+        self.copies = copies
         self.tape, self.record, self.live_norm, self.calibrate = tape, record, live_norm, calibrate
         self._entry = self._site = 0
         self._grad = torch.is_grad_enabled()
@@ -92,7 +101,7 @@ class Pass(AffineMode):
             return self._found[-1]
         layout, expected = tape.layouts[at], list(tape.shapes[at][1])
         if layout is not None:
-            expected[layout.axis] *= 2
+            expected[layout.axis] *= self.copies
         if list(tensor.shape) != expected:
             raise _another_path(f"{what} got shape {tuple(tensor.shape)}, expected {tuple(expected)}")
         return layout
@@ -124,7 +133,7 @@ class Pass(AffineMode):
             self.tape.random = True
             return self._keep(draw(tensor).detach())  # type: ignore[no-any-return]
         mask = self._next(what)
-        return mask if layout is None else layout.join(mask, mask)
+        return mask if layout is None or self.copies == 1 else layout.join(mask, mask)
 
     # -- functions -----------------------------------------------------------------------------------------------
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

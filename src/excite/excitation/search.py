@@ -1,45 +1,53 @@
-"""Find the perturbations that make a scalar output largest and smallest, both at once.
+"""Find the perturbations that make an output largest and smallest, both at once.
 
-f(x; d) is the model with d_k added to the input of affine call k (equation 15 of the paper). At d = 0 the gradients for
-argmax and argmin are equal up to sign, so the first step of both searches costs one backward pass of the clean batch;
-the later steps run on the batch twice in a row, the first half going up and the second half going down. No step needs
-gradients for the weights, and every step frees its graph before the next, so memory does not grow with `steps`.
+f(x; d) is the model with d_k added to the input of affine call k (equation 15 of the paper), or multiplied into it. At
+d = 0 the gradients for argmax and argmin are equal up to sign, so the first step of both searches costs one backward pass
+of the clean batch; the later steps run on the batch twice in a row, the first half going up and the second half going
+down. No step needs gradients for the weights, and every step frees its graph before the next, so memory does not grow
+with `steps`. Several outputs are searched along one direction for each sample, v'f, which is found first (`direction`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError
+from excite.excitation.direction import along, any_direction, unit, wide
+from excite.excitation.kinds import KINDS, Kind
 from excite.excitation.layout import Layout
 from excite.excitation.radius import root_mean_square
 from excite.excitation.replay import Pass, Tape
 from excite.excitation.steepest import steepest
 from excite.norms import Norm
 from excite.wiring.affine import AffineCall, Names
-from excite.wiring.calling import Batch, Pick, batch_size, call, doubled, own_copy, pick_output, tensors
+from excite.wiring.calling import Batch, batch_size, call, doubled, own_copy, tensors
 from excite.wiring.untouched import Buffers, RandomState, device_of
 from excite.wiring.wrappers import eagerly
 
 INPUT = ""  # the name of the perturbation of the model's own input; no layer has it
 Bounds = tuple[float | Tensor, float | Tensor]
+Read = Callable[[Any, int], Tensor]  # (what the model returned, samples) -> outputs (B,) or (B, k)
 
 
 @dataclass(frozen=True)
 class Setting:
     """What is searched: the ball of `norm` and of `radius(layer)` around the input of each chosen affine call."""
 
-    radius: Callable[[str], tuple[float, bool]]  # layer -> (number, whether relative to the layer's input)
+    radius: Callable[[str], tuple[float | Tensor, bool]]  # layer -> (number, whether relative to the layer's input)
     norm: Norm
     steps: int
     chosen: Callable[[str], bool]  # layer -> whether it is perturbed
+    read: Read
     at_input: bool = False  # perturb the model's own input instead
     bounds: Bounds | None = None  # on the model's own input
-    output: Pick = None
+    kind: Kind = KINDS["additive"]
+    start: Callable[[Tensor], Tensor] = any_direction  # outputs (B, k) -> where the search for the direction begins
+    turns: int = 0  # of that search, where there are several outputs and no direction is given
 
 
 @dataclass(frozen=True)
@@ -53,36 +61,44 @@ class Site:
     radius: float | Tensor
     bounds: Bounds | None
     clean: Tensor | None
+    kind: Kind = KINDS["additive"]
 
     def moved(self, signal: Tensor, perturbation: Tensor) -> Tensor:
-        moved = signal + perturbation
+        moved = self.kind.moved(signal, perturbation)
         if self.bounds is not None:
             # Rounding may lead out of the bounds by one unit; put the value right without changing the gradient.
             moved = moved + (moved.detach().clamp(*self.bounds) - moved.detach())  # type: ignore[arg-type]
         return moved.to(signal.dtype)
 
-    def step(self, at: Tensor | None, gradient: Tensor, setting: Setting, batch: int) -> Tensor:
+    def step(self, at: Tensor | None, gradient: Tensor, norm: Norm, steps: int, samples: int) -> Tensor:
         """The perturbation after one steepest step of length radius/steps up the gradient; `at` None: the first step.
 
         `steps` of them from zero cannot leave the ball of `radius`, so there is nothing to project but onto the bounds.
         """
-        signal = self.clean
-        if signal is not None and at is not None:
-            signal = self.layout.join(signal, signal)
-        if signal is not None and self.bounds is not None:
-            low, high = self.bounds
-            here = signal if at is None else signal + at
-            stuck = ((here >= high) & (gradient > 0)) | ((here <= low) & (gradient < 0))
-            gradient = gradient.masked_fill(stuck, 0)
-        samples = batch if at is None else 2 * batch
         # In the precision of the signal it is added to: a wider one would be rounded away, and costs twice the memory.
-        step = (steepest(gradient, setting.norm, self.layout, samples) * (self.radius / setting.steps)).to(
-            gradient.dtype
-        )
-        after = step if at is None else at + step
+        step = (self.steepest(at, gradient, norm, samples) * (self.radius / steps)).to(gradient.dtype)
+        return self.within_bounds(step if at is None else at + step)
+
+    def steepest(self, at: Tensor | None, gradient: Tensor, norm: Norm, samples: int) -> Tensor:
+        """The unit step up the gradient, along what the bounds leave free."""
+        signal = self.clean
+        if signal is not None and self.bounds is not None:
+            if gradient.shape != signal.shape:
+                signal = self.layout.join(signal, signal)
+            low, high = self.bounds
+            here = signal if at is None else self.kind.moved(signal, at)
+            uphill = self.kind.slope(signal, gradient)
+            stuck = ((here >= high) & (uphill > 0)) | ((here <= low) & (uphill < 0))
+            gradient = gradient.masked_fill(stuck, 0)
+        return steepest(gradient, norm, self.layout, samples)
+
+    def within_bounds(self, perturbation: Tensor) -> Tensor:
+        signal = self.clean
         if signal is None or self.bounds is None:
-            return after
-        return (signal + after).clamp(*self.bounds) - signal  # type: ignore[arg-type]
+            return perturbation
+        if perturbation.shape != signal.shape:
+            signal = self.layout.join(signal, signal)
+        return self.kind.between(signal, self.kind.moved(signal, perturbation).clamp(*self.bounds))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -100,7 +116,7 @@ class Perturbations:
         return low, high
 
 
-class _CleanPass(Pass):
+class CleanPass(Pass):
     """Records, and hands out an alias of every chosen input: its gradient is that of the perturbation at zero."""
 
     def __init__(self, names: Names, tape: Tape, setting: Setting, x: Batch):
@@ -126,8 +142,8 @@ class _CleanPass(Pass):
         return call.run(input, frozen=True)
 
 
-class _PerturbedPass(Pass):
-    """Adds the perturbations on the doubled batch."""
+class PerturbedPass(Pass):
+    """Puts the perturbations in, on the doubled batch or on one copy of it."""
 
     def __init__(
         self,
@@ -137,8 +153,9 @@ class _PerturbedPass(Pass):
         frozen: bool = False,
         live_norm: bool = False,
         calibrate: bool = False,
+        copies: int = 2,
     ):
-        super().__init__(names, found.tape, live_norm=live_norm, calibrate=calibrate)
+        super().__init__(names, found.tape, live_norm=live_norm, calibrate=calibrate, copies=copies)
         self._at, self._frozen = found, frozen
 
     def affine(self, call: AffineCall) -> Tensor:
@@ -151,35 +168,42 @@ class _PerturbedPass(Pass):
 
 
 def search(
-    model: nn.Module, names: Names, x: Batch, setting: Setting, known_layouts: dict[object, list[Layout | None]]
+    model: nn.Module,
+    names: Names,
+    x: Batch,
+    setting: Setting,
+    known_layouts: dict[object, list[Layout | None]],
+    direction: Tensor | None = None,
 ) -> Perturbations:
     """argmax and argmin of the model's output over the perturbations: the last iterate, as the paper has it.
 
-    The model is left as it was, except that the random state moves as in one ordinary forward of `x`.
+    Of several outputs, (B, k), what is searched is v'f with v the rows of `direction`; by default the direction in which
+    f can be moved most. The model is left as it was, except that the random state moves as in one ordinary forward of `x`.
     `known_layouts` remembers, by the shapes met, where the batch lies inside the model.
     """
     batch, tape, buffers = batch_size(x), Tape(batch_size(x)), Buffers(model)
+    norm, steps = setting.norm, setting.steps
     try:
         with torch.inference_mode(False), torch.enable_grad(), eagerly(model):
-            found, gradients = _first_gradients(model, names, x, setting, tape, buffers, known_layouts)
+            clean = record(model, names, x, setting, tape, buffers)
+            found, gradients, v = _first_gradients(model, names, x, setting, clean, buffers, known_layouts, direction)
+            del clean
             values = {}
             for name in list(gradients):
                 site, gradient = found.sites[name], gradients.pop(name)
-                up = site.step(None, gradient, setting, batch)
-                down = -up if site.bounds is None else site.step(None, -gradient, setting, batch)
+                up = site.step(None, gradient, norm, steps, batch)
+                down = -up if site.bounds is None else site.step(None, -gradient, norm, steps, batch)
                 values[name] = site.layout.join(up, down)
-            for _ in range(setting.steps - 1):
+            for _ in range(steps - 1):
                 leaves = {name: value.requires_grad_() for name, value in values.items()}
                 at = Perturbations(leaves, found.sites, tape, found.chosen)
-                repeated = _PerturbedPass(names, at, frozen=True)
-                with repeated:
-                    output = scalar(pick_output(call(model, _enter(doubled(x), at)), setting.output), 2 * batch)
-                repeated.finish()
-                buffers.restore(thorough=False)
-                objective = output[:batch].sum() - output[batch:].sum()
+                output = repeat(model, names, doubled(x), at, setting.read, buffers)
+                objective = along(output[:batch], v).sum() - along(output[batch:], v).sum()
                 gradients_now = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
                 values = {
-                    name: leaf.detach() if g is None else found.sites[name].step(leaf.detach(), g, setting, batch)
+                    name: leaf.detach()
+                    if g is None
+                    else found.sites[name].step(leaf.detach(), g, norm, steps, 2 * batch)
                     for (name, leaf), g in zip(leaves.items(), gradients_now)
                 }
     finally:
@@ -188,57 +212,53 @@ def search(
     return Perturbations(values, found.sites, tape, found.chosen)
 
 
-def evaluate(model: nn.Module, names: Names, x: Batch, found: Perturbations, output: Pick) -> tuple[Tensor, Tensor]:
-    """(low, high): the outputs at the two perturbations, (B,) each, from one forward of the doubled batch.
+def evaluate(model: nn.Module, names: Names, x: Batch, found: Perturbations, read: Read, copies: int = 2) -> Tensor:
+    """The outputs at the perturbations, from one forward: of the doubled batch, or of one copy of the batch.
 
     An ordinary forward but for the perturbations and the dropout masks of the clean pass: differentiable in the
-    weights, batch normalization takes the statistics of the doubled batch and updates its running ones.
+    weights, batch normalization takes the statistics of this batch and updates its running ones.
     """
-    batch = found.tape.batch
     try:
-        repeated = _PerturbedPass(names, found, live_norm=True)
+        repeated = PerturbedPass(names, found, live_norm=True, copies=copies)
         with eagerly(model), repeated:
-            both = scalar(pick_output(call(model, _enter(doubled(x), found)), output), 2 * batch)
+            output = read(call(model, _enter(doubled(x) if copies == 2 else x, found)), copies * found.tape.batch)
         repeated.finish()
     finally:
         found.tape.rewind()
-    return both[batch:], both[:batch]
+    return output
 
 
-def scalar(output: Tensor, batch: int) -> Tensor:
-    """A scalar output per sample as (B,); anything else is refused."""
-    if output.shape == (batch,):
-        return output
-    if output.shape == (batch, 1):
-        return output.squeeze(1)
-    if output.dim() and output.shape[0] != batch:
-        raise ModelError(
-            f"expected one output per sample, ({batch},) or ({batch}, 1); the model returned {tuple(output.shape)}"
-        )
-    raise ModelError(
-        f"expected a scalar output per sample, ({batch},) or ({batch}, 1); the model returned {tuple(output.shape)}: "
-        "give the model one output, or pick one with output="
-    )
+def repeat(
+    model: nn.Module, names: Names, x: Batch, at: Perturbations, read: Read, buffers: Buffers, copies: int = 2
+) -> Tensor:
+    """The outputs of the fixed function of the search, at `at`; `x` is the batch `copies` times in a row."""
+    repeated = PerturbedPass(names, at, frozen=True, copies=copies)
+    with repeated:
+        output = read(call(model, _enter(x, at)), copies * at.tape.batch)
+    repeated.finish()
+    buffers.restore(thorough=False)
+    return output
 
 
-def _first_gradients(
-    model: nn.Module,
-    names: Names,
-    x: Batch,
-    setting: Setting,
-    tape: Tape,
-    buffers: Buffers,
-    known_layouts: dict[object, list[Layout | None]],
-) -> tuple[Perturbations, dict[str, Tensor]]:
-    """The clean pass: sites, tape, and the gradient of the output with respect to the perturbations at zero."""
+@dataclass(frozen=True)
+class Recorded:
+    """The clean pass: the outputs, and the inputs of the chosen layers with a graph between."""
+
+    output: Tensor
+    inputs: dict[str, Tensor]
+    made_by: CleanPass
+
+
+def record(model: nn.Module, names: Names, x: Batch, setting: Setting, tape: Tape, buffers: Buffers) -> Recorded:
+    """One forward of the batch that fills the tape."""
     random = torch.get_rng_state()
     entering = own_copy(x)
     leaf = entering.requires_grad_() if setting.at_input and isinstance(entering, Tensor) else None
-    clean = _CleanPass(names, tape, setting, entering)
+    clean = CleanPass(names, tape, setting, entering)
     with clean:
         # Not the leaf itself, so that a model may change its input in place.
         returned = call(model, entering if leaf is None else leaf.clone())
-    output = scalar(pick_output(returned, setting.output), tape.batch)
+    output = setting.read(returned, tape.batch)
     buffers.restore(thorough=False)
     tape.after = RandomState(device_of(model)) if tape.random else None
     if not tape.random and not torch.equal(random, torch.get_rng_state()):
@@ -254,62 +274,92 @@ def _first_gradients(
         raise ModelError(
             f"none of the chosen layers has an input that can be perturbed; affine layers: {', '.join(clean.seen)}"
         )
-    known = list(inputs.items())
-    gradients = _gradients(output, [tensor for _, tensor in known])
-    layouts = {INPUT: Layout()} if setting.at_input else _layouts(model, names, x, clean, known_layouts, setting)
+    return Recorded(output, inputs, clean)
+
+
+def _first_gradients(
+    model: nn.Module,
+    names: Names,
+    x: Batch,
+    setting: Setting,
+    clean: Recorded,
+    buffers: Buffers,
+    known_layouts: dict[object, list[Layout | None]],
+    direction: Tensor | None,
+) -> tuple[Perturbations, dict[str, Tensor], Tensor | None]:
+    """The sites, the gradient of v'f with respect to the perturbations at zero, and v (None for scalar outputs)."""
+    tape, output, turns = clean.made_by.tape, clean.output, 0
+    if direction is not None:
+        direction = direction.to(output.device, wide(output))
+    elif output.dim() == 2 and output.shape[1] == 1:
+        direction = torch.ones_like(output, dtype=wide(output))
+    elif output.dim() == 2:
+        direction, turns = setting.start(output.detach()), setting.turns
+    gradients = gradients_of(along(output, direction).sum(), clean.inputs, keep=turns > 0)
+    layouts = find_layouts(model, names, x, clean.made_by, known_layouts)
     buffers.restore(thorough=False)
     tape.sites.clear()
     sites, kept = {}, {}
-    for (name, signal), gradient in zip(known, gradients):
+    for name, signal in clean.inputs.items():
         number, relative = setting.radius(name)
-        layout = layouts[name]
-        if gradient is None or number == 0 or layout is None:
+        gradient, layout = gradients[name], layouts[name]
+        if gradient is None or layout is None or (not isinstance(number, Tensor) and number == 0):
             continue  # no influence on the output, not perturbed, or a signal that all samples share
         radius = number * root_mean_square(signal) if relative else number
-        bounds = _shaped(setting.bounds, signal, x) if name == INPUT or name in clean.on_x else None
-        sites[name] = Site(layout, radius, bounds, signal.detach() if bounds is not None else None)
-        kept[name] = gradient
+        bounds = _shaped(setting.bounds, signal, x) if name == INPUT or name in clean.made_by.on_x else None
+        sites[name] = Site(layout, radius, bounds, signal.detach() if bounds is not None else None, setting.kind)
+        kept[name] = setting.kind.slope(signal.detach(), gradient)
     if not sites:
         raise InputError(
             "nothing would be perturbed: no chosen layer has a radius above 0 and an influence on the output; "
-            f"affine layers: {', '.join(clean.seen)}"
+            f"affine layers: {', '.join(clean.made_by.seen)}"
         )
-    return Perturbations({}, sites, tape, frozenset(clean.inputs)), kept
+    inputs = {name: clean.inputs[name] for name in sites}
+    for turn in range(turns):
+        # The best d of the linearised model for this v, the whole radius at once; then the best v for this d.
+        steps = {name: sites[name].step(None, kept[name], setting.norm, 1, tape.batch) for name in sites}
+        at = Perturbations(steps, sites, tape, frozenset(clean.made_by.inputs))
+        with torch.no_grad():
+            moved = repeat(model, names, own_copy(x), at, setting.read, buffers, copies=1)
+        direction = unit((moved - output.detach()).to(wide(output)), otherwise=any_direction(output))
+        gradients = gradients_of(along(output, direction).sum(), inputs, keep=turn < turns - 1)
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                kept[name] = setting.kind.slope(inputs[name].detach(), gradient)
+    return Perturbations({}, sites, tape, frozenset(clean.made_by.inputs)), kept, direction
 
 
-def _gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-    if not output.requires_grad:
+def gradients_of(objective: Tensor, inputs: dict[str, Tensor], keep: bool = False) -> dict[str, Tensor | None]:
+    """The gradient with respect to each input, None where it has no influence; `keep` the graph for more of them."""
+    if not objective.requires_grad:
         raise ModelError(
             "the model's output has no gradient path to its layers (a detach, no_grad, argmax or rounding?)"
         )
-    gradients = torch.autograd.grad(output.sum(), inputs, allow_unused=True)
+    gradients = torch.autograd.grad(objective, list(inputs.values()), allow_unused=True, retain_graph=keep)
     if all(g is None for g in gradients):
         raise ModelError(
             "no gradient path leads from the chosen layers to the model's output (a detach or no_grad between?)"
         )
-    return gradients
+    return dict(zip(inputs, gradients))
 
 
-def _layouts(
-    model: nn.Module,
-    names: Names,
-    x: Batch,
-    clean: _CleanPass,
-    known: dict[object, list[Layout | None]],
-    setting: Setting,
+def find_layouts(
+    model: nn.Module, names: Names, x: Batch, clean: CleanPass, known: dict[object, list[Layout | None]]
 ) -> dict[str, Layout | None]:
     """Where the batch lies at every site; found once for each combination of shapes by one more forward pass."""
     tape = clean.tape
     key = (tape.batch, tuple(tape.shapes))
+    if key not in known and not tape.shapes:
+        known[key] = []  # the input is perturbed, and nothing inside is random
     if key not in known:
         nothing = Perturbations({}, {}, tape, frozenset(clean.inputs))
-        calibration = _PerturbedPass(names, nothing, frozen=True, calibrate=True)
+        calibration = PerturbedPass(names, nothing, frozen=True, calibrate=True)
         with torch.no_grad(), calibration:
             call(model, doubled(x))
         calibration.finish()
         known[key] = calibration.layouts
     tape.layouts = known[key]
-    return {name: tape.layouts[number] for name, number in clean.site_number.items()}
+    return {INPUT: Layout(), **{name: tape.layouts[number] for name, number in clean.site_number.items()}}
 
 
 def _enter(twice: Batch, found: Perturbations) -> Batch:

@@ -52,14 +52,19 @@ def own_copy(batch: Batch) -> Batch:
 
 def doubled(batch: Batch) -> Batch:
     """The batch after itself: (B, ...) becomes (2B, ...) in every tensor whose first axis is the batch."""
+    return repeated(batch, 2)
+
+
+def repeated(batch: Batch, times: int) -> Batch:
+    """The batch `times` times in a row: (B, ...) becomes (times·B, ...) in every tensor whose first axis is the batch."""
     size = batch_size(batch)
 
-    def double(leaf: Any) -> Any:
+    def repeat(leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == size:
-            return torch.cat([leaf, leaf])
+            return torch.cat([leaf] * times)
         return leaf
 
-    return tree_map(double, batch)  # type: ignore[no-any-return]
+    return tree_map(repeat, batch)  # type: ignore[no-any-return]
 
 
 def check_finite(batch: Batch, what: str = "inputs") -> None:

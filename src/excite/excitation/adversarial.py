@@ -1,0 +1,214 @@
+"""Adversarial training: the baseline that perturbs the input alone, up the loss (projected gradient steps).
+
+The search is that of excitation: the same passes, steepest steps and bounds, on one copy of the batch instead of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite.errors import InputError
+from excite.excitation.ball import project, random_point
+from excite.excitation.checks import (
+    check_bounds,
+    check_count,
+    check_fraction,
+    check_input,
+    check_model,
+    possible_layers,
+)
+from excite.excitation.layout import Layout
+from excite.excitation.radius import Stages, check_radius, radius_of
+from excite.excitation.replay import Tape
+from excite.excitation.search import (
+    INPUT,
+    Bounds,
+    Perturbations,
+    Setting,
+    Site,
+    evaluate,
+    find_layouts,
+    gradients_of,
+    record,
+    repeat,
+)
+from excite.excitation.targets import Loss, choose_target
+from excite.norms import parse_norm
+from excite.wiring.affine import Names
+from excite.wiring.calling import Pick, batch_size, call, own_copy, pick_output
+from excite.wiring.untouched import Buffers, evaluating, untouched
+from excite.wiring.wrappers import eagerly, unwrap
+
+
+class AdversarialTraining:
+    """The loss at the perturbation d of the input that makes it largest: the batch **mean** of error(f(x + d), y).
+
+    `steps` steepest steps up the error of each sample, each followed by a projection onto the ball of `radius` in `norm`
+    and onto `bounds`. One step with a random start is "fast" adversarial training. At radius 0 it is plain training, on
+    the scale of `PersistentExcitation` at radius 0.
+
+    Args:
+        model: one scalar output per sample, or with `classes=m` m outputs (or m − 1 for the squared error).
+        radius: a number, or `Stages` of a number.
+        step_size: by default 2.5·radius/steps; for one step 1.25·radius from a random start and the radius from zero.
+        random_start: uniform in the ball, from a generator of its own (`seed`), which the state dict keeps.
+        loss, classes, threshold, bounds, output: as in `PersistentExcitation`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        radius: float | Stages,
+        norm: str | float = "inf",
+        steps: int = 7,
+        step_size: float | None = None,
+        random_start: bool = True,
+        loss: Loss = "squared",
+        classes: int | None = None,
+        bounds: Bounds | None = None,
+        threshold: float | None = None,
+        output: Pick = None,
+        seed: int = 0,
+    ):
+        self.model = check_model(model)
+        possible_layers(unwrap(model))
+        self.radius = check_radius(radius)
+        full = self.radius.radius if isinstance(self.radius, Stages) else self.radius
+        if not isinstance(full, int | float):
+            raise InputError(f"radius: expected a number or Stages of a number for the input; got {radius!r}")
+        self.norm = parse_norm(norm)
+        self.steps = check_count(steps, "steps")
+        number = isinstance(step_size, int | float) and not isinstance(step_size, bool) and step_size > 0
+        if step_size is not None and not number:
+            raise InputError(f"step_size: expected a number above 0; got {step_size!r}")
+        self.step_size = step_size
+        self.random_start = random_start
+        self.target = choose_target(classes, threshold, loss)
+        self.bounds = check_bounds(bounds)
+        self.output = output
+        self.progress = 0.0
+        self._random = check_count(seed, "seed", least=0)
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._kept: Tensor | None = None
+        self._known_layouts: dict[object, list[Layout | None]] = {}
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Batch mean of the error at the perturbed inputs: call `.backward()` on it."""
+        check_input(x, True, self.bounds)
+        labels = self.target.labels(y, batch_size(x))
+        if self._radius() == 0:
+            with eagerly(self.model):
+                output = self._read(call(self.model, x), batch_size(x))
+        else:
+            found = self._search(x, labels)
+            output = evaluate(self.model, Names(unwrap(self.model)), x, found, self._read, copies=1)
+        return self.target.errors(output, labels).mean()
+
+    def perturbations(self, x: Tensor, y: Tensor) -> Tensor:
+        """d for each input, shaped like x. Changes nothing in the model; a random start moves on."""
+        check_input(x, True, self.bounds)
+        labels = self.target.labels(y, batch_size(x))
+        if self._radius() == 0:
+            return torch.zeros_like(x)
+        with untouched(unwrap(self.model)):
+            return self._search(x, labels).values[INPUT]
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """Labels, (B,), with the model in evaluation mode."""
+        model = unwrap(self.model)
+        check_input(x, True, self.bounds)
+        with evaluating(model):
+            return self.target.decide(self._read(call(model, x), batch_size(x)))
+
+    def advance(self, fraction: float) -> None:
+        """Say that `fraction` of training is done, 0 to 1: moves the radius of `Stages`."""
+        self.progress = check_fraction(fraction)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to keep."""
+        state = next((g.get_state() for g in self._generators.values()), self._kept)
+        return {"progress": self.progress, "random": state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.advance(state["progress"])
+        self._kept = state["random"]
+        self._generators.clear()
+
+    def __repr__(self) -> str:
+        return (
+            f"AdversarialTraining(radius={self.radius!r}, norm={self.norm!r}, steps={self.steps}, "
+            f"random_start={self.random_start}, {self.target!r}, progress={self.progress})"
+        )
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _radius(self) -> float:
+        return radius_of(self.radius, INPUT, self.progress)[0]
+
+    def _length(self, radius: float) -> float:
+        if self.step_size is not None:
+            return self.step_size
+        if self.steps > 1:
+            return 2.5 * radius / self.steps
+        return 1.25 * radius if self.random_start else radius
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            generator = torch.Generator(device).manual_seed(self._random)
+            if self._kept is not None:
+                generator.set_state(self._kept)
+            self._generators[device] = generator
+        return self._generators[device]
+
+    def _read(self, returned: Any, samples: int) -> Tensor:
+        return self.target.outputs(pick_output(returned, self.output), samples)
+
+    def _search(self, x: Tensor, labels: Tensor) -> Perturbations:
+        """Steps up the error, from the start that the recording pass runs at: its masks and statistics hold for all."""
+        model = unwrap(self.model)
+        names, radius, batch = Names(model), self._radius(), len(x)
+        setting = Setting(
+            radius=lambda _: (radius, False),
+            norm=self.norm,
+            steps=self.steps,
+            chosen=lambda _: False,
+            read=self._read,
+            at_input=True,
+        )
+        x = x.detach()
+        site = Site(Layout(), radius, self.bounds, x if self.bounds is not None else None)
+        tape, buffers = Tape(batch), Buffers(model)
+
+        def inside(d: Tensor) -> Tensor:
+            return site.within_bounds(project(d.flatten(1), self.norm, radius).reshape(x.shape))
+
+        def climb(d: Tensor, gradient: Tensor) -> Tensor:
+            return inside(d + self._length(radius) * site.steepest(d, gradient, self.norm, batch))
+
+        try:
+            with torch.inference_mode(False), torch.enable_grad(), eagerly(model):
+                d = torch.zeros_like(x)
+                if self.random_start:
+                    drawn = random_point(x.flatten(1), self.norm, radius, self._generator(x.device))
+                    d = site.within_bounds(drawn.reshape(x.shape))
+                start = site.moved(x, d)
+                clean = record(model, names, start, setting, tape, buffers)
+                errors = self.target.errors(clean.output, labels).sum()
+                first = gradients_of(errors, clean.inputs)[INPUT]
+                find_layouts(model, names, start, clean.made_by, self._known_layouts)
+                buffers.restore(thorough=False)
+                tape.sites.clear()
+                d = d if first is None else climb(d, first)
+                for _ in range(self.steps - 1):
+                    at = Perturbations({INPUT: d.requires_grad_()}, {INPUT: site}, tape, frozenset())
+                    output = repeat(model, names, own_copy(x), at, self._read, buffers, copies=1)
+                    gradient = gradients_of(self.target.errors(output, labels).sum(), at.values)[INPUT]
+                    d = d.detach() if gradient is None else climb(d.detach(), gradient)
+        finally:
+            buffers.restore(thorough=False)
+            tape.rewind()
+        return Perturbations({INPUT: d}, {INPUT: site}, tape, frozenset())

@@ -1,0 +1,95 @@
+"""What the user gives to the training methods, checked: model, steps, layers, bounds and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from excite.errors import InputError, ModelError
+from excite.excitation.search import Bounds
+from excite.wiring.affine import Names
+from excite.wiring.calling import Batch, check_finite, tensors
+from excite.wiring.untouched import capturing
+from excite.wiring.wrappers import refuse_lazy
+
+
+def check_model(model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"expected a torch.nn.Module; got {type(model).__name__}")
+    return model
+
+
+def check_count(number: object, what: str, least: int = 1) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise InputError(f"{what}: expected a whole number of at least {least}; got {number!r}")
+    return number
+
+
+def check_fraction(fraction: object) -> float:
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+        raise InputError(f"advance: expected the fraction of training done, between 0 and 1; got {fraction!r}")
+    return float(fraction)
+
+
+def check_input(x: Batch, at_input: bool, bounds: Bounds | None) -> None:
+    if capturing():  # the same call was checked before it was captured
+        return
+    check_finite(x)
+    if at_input and not (isinstance(x, Tensor) and x.is_floating_point()):
+        kind = f"{x.dtype} values" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise InputError(
+            f"layers='input' needs a tensor of floating-point numbers to perturb; got {kind}: choose layers='all'"
+        )
+    if bounds is None:
+        return
+    first = tensors(x)[0]
+    low, high = (torch.as_tensor(b, dtype=first.dtype, device=first.device) for b in bounds)
+    try:
+        outside = bool((first < low).any()) or bool((first > high).any())
+    except RuntimeError as error:
+        raise InputError(
+            f"bounds: shapes {tuple(low.shape)} and {tuple(high.shape)} do not broadcast to inputs of shape {tuple(first.shape)}"
+        ) from error
+    if outside:
+        raise InputError(
+            f"expected inputs within bounds {bounds}; got values from {float(first.min()):g} to "
+            f"{float(first.max()):g}: scale the data or change the bounds"
+        )
+
+
+def check_layers(layers: object) -> str | tuple[str, ...]:
+    if isinstance(layers, str):
+        if layers not in ("all", "input"):
+            raise InputError(f"layers: expected 'all', 'input' or a list of layer names; got {layers!r}")
+        return layers
+    if not isinstance(layers, Sequence) or not layers or not all(isinstance(name, str) for name in layers):
+        raise InputError(f"layers: expected 'all', 'input' or a list of at least one layer name; got {layers!r}")
+    return tuple(layers)
+
+
+def check_bounds(bounds: object) -> Bounds | None:
+    if bounds is None:
+        return None
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        raise InputError(f"bounds: expected (low, high); got {bounds!r}")
+    low, high = bounds
+    if not all(isinstance(b, Tensor | int | float) for b in bounds):
+        raise InputError(f"bounds: expected numbers or tensors; got {bounds!r}")
+    if not bool((torch.as_tensor(low) < torch.as_tensor(high)).all()):
+        raise InputError(f"bounds: expected low < high; got {bounds!r}")
+    return low, high
+
+
+def possible_layers(model: nn.Module) -> list[str]:
+    """Names that affine calls of this model can have: paths of weights, and of modules whose weight is computed."""
+    refuse_lazy(model)
+    names = Names(model)
+    weights = [names.layer(p) for p in model.parameters() if p.dim() > 1]
+    computed = [path for path, module in model.named_modules() if path and hasattr(module, "parametrizations")]
+    if not weights and not computed:
+        raise ModelError(
+            "the model has no affine layer (linear, convolution or product with a parameter): nothing to excite"
+        )
+    return list(dict.fromkeys([*weights, *computed]))

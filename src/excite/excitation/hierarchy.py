@@ -1,0 +1,230 @@
+"""A hierarchy of binary classifiers for m classes (section 7.1): m − 1 nodes in all, one output of the model each.
+
+A balanced hierarchy takes ⌈log2 m⌉ decisions at most. (⌈log2 m⌉ classifiers *in all* would be a bit code, whose bits have
+to be decided for classes they were not chosen for.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excite.errors import InputError, ModelError
+from excite.excitation.targets import (
+    Excite,
+    Loss,
+    Target,
+    binary_errors,
+    check_classes,
+    check_loss,
+    check_threshold,
+    class_labels,
+)
+from excite.wiring.calling import Batch, batch_size, repeated
+
+Groups = int | Sequence[Any]  # a class, or groups of groups
+
+
+class Hierarchy:
+    """Who is decided first: a binary tree whose leaves are the classes 0 … m − 1 and whose nodes are numbered from the root.
+
+    Args:
+        groups: nested lists or tuples of class numbers, such as [[0, 1, 8, 9], [2, 3, 4, 5, 6, 7]]. A list of more than
+            two groups is halved until pairs are left, in the order given.
+
+    Attributes:
+        classes: m.
+        depth: decisions of the longest path.
+        nodes: (classes to the left, classes to the right) of each node; output n of the model decides node n.
+    """
+
+    def __init__(self, groups: Groups):
+        self.nodes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self._children: list[list[int]] = []  # a node, or −1 − class
+        self._paths: dict[int, list[tuple[int, int]]] = {}  # class -> (node, side) from the root
+        found = sorted(_leaves(groups))
+        self.classes = len(found)
+        if self.classes < 2 or found != list(range(self.classes)):
+            raise InputError(f"hierarchy: expected every class from 0 on exactly once, at least two; got {groups!r}")
+        self._grow(groups, [])
+        self.depth = max(map(len, self._paths.values()))
+
+    @classmethod
+    def balanced(cls, classes: int) -> Hierarchy:
+        """Halves of the classes in their order: ⌈log2 m⌉ decisions at most."""
+        return cls(list(range(check_classes(classes))))
+
+    @classmethod
+    def by_means(cls, x: Tensor, y: Tensor, classes: int) -> Hierarchy:
+        """Classes whose means are near stay together as long as ⌈log2 m⌉ decisions allow.
+
+        Each group is ordered along the first principal axis of its class means and cut where the sum of squared distances
+        to the means of the two parts is smallest. x (N, ...), y (N,): training data.
+        """
+        labels = class_labels(y, len(x), check_classes(classes))
+        flat = x.detach().flatten(1).double()
+        absent = [c for c in range(classes) if not bool((labels == c).any())]
+        if absent:
+            raise InputError(f"hierarchy: no sample of class {absent[0]} in the data: give samples of every class")
+        return cls(_cut(torch.stack([flat[labels == c].mean(0) for c in range(classes)]), list(range(classes))))
+
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For each class and decision, (m, depth): the node, the side it takes (0 or 1), whether there is one."""
+        shape = self.classes, self.depth
+        node, side, used = torch.zeros(shape, dtype=torch.long), torch.zeros(shape), torch.zeros(shape)
+        for c, path in self._paths.items():
+            for k, (n, s) in enumerate(path):
+                node[c, k], side[c, k], used[c, k] = n, s, 1
+        return node, side, used
+
+    def descend(self, right: Tensor) -> Tensor:
+        """Classes, (B,), from the decisions of all nodes, (B, m − 1) of bool: True goes right."""
+        children = torch.tensor(self._children, device=right.device)  # (m − 1, 2)
+        at = right.new_zeros(len(right), dtype=torch.long)
+        for _ in range(self.depth):
+            node = at.clamp(min=0)
+            side = right.gather(1, node[:, None])[:, 0].long()
+            at = torch.where(at < 0, at, children[node, side])
+        return -1 - at
+
+    def __repr__(self) -> str:
+        return f"Hierarchy({self.classes} classes, depth {self.depth})"
+
+    def __str__(self) -> str:
+        return "\n".join(f"{n}: {_names(left)} | {_names(right)}" for n, (left, right) in enumerate(self.nodes))
+
+    def _grow(self, groups: Groups, path: list[tuple[int, int]]) -> int:
+        """Number the nodes below; returns the node, or −1 − class."""
+        while not isinstance(groups, int) and len(groups) == 1:
+            groups = groups[0]
+        if isinstance(groups, int):
+            self._paths[groups] = path
+            return -1 - groups
+        middle = (len(groups) + 1) // 2
+        halves = groups[:middle], groups[middle:]
+        number = len(self.nodes)
+        self.nodes.append((tuple(_leaves(halves[0])), tuple(_leaves(halves[1]))))
+        self._children.append([0, 0])
+        for side, half in enumerate(halves):
+            self._children[number][side] = self._grow(half, [*path, (number, side)])
+        return number
+
+
+class Nodes(Target):
+    """Each node a binary classifier: output n should be 0 for classes to the left of node n and 1 for those to the right.
+
+    The errors of a sample are the **sum** over the nodes on the path to its class; the other nodes are not asked. Excited,
+    each of these nodes has extremes of its own: the searches for the nodes on a path are stacked in one batch, sample by
+    decision. That is the binary method node by node, at `depth` times its cost, and not the m − 1 times that searching
+    every node would take. Paths are filled up to `depth` with decisions of weight 0, so that shapes do not depend on labels.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, threshold: float | None = None, loss: Loss = "squared"):
+        self.hierarchy = hierarchy
+        self.loss_name = check_loss(loss)
+        self.threshold = check_threshold(threshold, self.loss_name)
+        self._tables: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def outputs(self, returned: Tensor, batch: int) -> Tensor:
+        nodes = self.hierarchy.classes - 1
+        if nodes == 1 and returned.shape == (batch,):
+            returned = returned[:, None]
+        if returned.shape == (batch, nodes):
+            return returned
+        raise ModelError(
+            f"a hierarchy of {nodes + 1} classes needs one output per node, (B, {nodes}); "
+            f"the model returned {tuple(returned.shape)} for {batch} inputs: give it {nodes} outputs, or pick them with output="
+        )
+
+    def labels(self, y: object, batch: int) -> Tensor:
+        return class_labels(y, batch, self.hierarchy.classes)
+
+    def errors(self, output: Tensor, labels: Tensor) -> Tensor:
+        node, side, used = self._paths_of(labels)
+        return (binary_errors(output.gather(1, node), side, self.loss_name) * used.to(output.dtype)).sum(1)
+
+    def decide(self, output: Tensor) -> Tensor:
+        return self.hierarchy.descend(output > self.threshold)
+
+    def losses(self, excite: Excite, x: Batch, labels: Tensor) -> Tensor:
+        node, side, used = self._paths_of(labels)  # (B, depth)
+        low, high = self._stacked(excite, x, node)
+        errors = binary_errors(high, side, self.loss_name) + binary_errors(low, side, self.loss_name)
+        return 0.5 * (errors * used.to(errors.dtype)).sum(1)
+
+    def extremes(self, excite: Excite, x: Batch) -> tuple[Tensor, Tensor]:
+        """Every node's own extremes, (B, m − 1): without labels there is no path, so all nodes are searched."""
+        nodes = torch.arange(self.hierarchy.classes - 1).expand(batch_size(x), -1)
+        return self._stacked(excite, x, nodes)
+
+    def _stacked(self, excite: Excite, x: Batch, node: Tensor) -> tuple[Tensor, Tensor]:
+        """(low, high) of output `node[i, k]` of sample i, each (B, K), from one search over K batches in a row."""
+        batch, count = node.shape
+        column = node.T.reshape(-1, 1)  # (K·B, 1): decision by decision, as the batches lie
+        direction = torch.zeros(len(column), self.hierarchy.classes - 1, device=node.device).scatter_(1, column, 1.0)
+        low, high = excite(repeated(x, count), direction)
+        picked = [f.gather(1, column.to(f.device)).reshape(count, batch).T for f in (low, high)]
+        return picked[0], picked[1]
+
+    def _paths_of(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if labels.device not in self._tables:
+            node, side, used = (t.to(labels.device) for t in self.hierarchy.tables())
+            self._tables[labels.device] = node, side, used
+        node, side, used = self._tables[labels.device]
+        return node[labels], side[labels], used[labels]
+
+    def __repr__(self) -> str:
+        return f"hierarchy={self.hierarchy!r}, threshold={self.threshold}, loss={self.loss_name!r}"
+
+
+def choose_hierarchy(hierarchy: object, classes: int | None) -> Hierarchy:
+    """A `Hierarchy` from itself, from nested groups, or "balanced" for `classes` classes."""
+    if isinstance(hierarchy, str):
+        if hierarchy != "balanced" or classes is None:
+            raise InputError(
+                f"hierarchy: expected 'balanced' together with classes=, nested groups or a Hierarchy; got {hierarchy!r}"
+            )
+        return Hierarchy.balanced(classes)
+    if isinstance(hierarchy, list | tuple):
+        hierarchy = Hierarchy(hierarchy)
+    if not isinstance(hierarchy, Hierarchy):
+        raise InputError(f"hierarchy: expected 'balanced', nested groups or a Hierarchy; got {hierarchy!r}")
+    if classes is not None and classes != hierarchy.classes:
+        raise InputError(f"the hierarchy has {hierarchy.classes} classes; classes={classes} does not match")
+    return hierarchy
+
+
+def _leaves(groups: Groups) -> Iterator[int]:
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        yield groups
+    elif isinstance(groups, list | tuple) and groups:
+        for group in groups:
+            yield from _leaves(group)
+    else:
+        raise InputError(f"hierarchy: expected class numbers and lists of them, none empty; got {groups!r}")
+
+
+def _names(group: tuple[int, ...]) -> str:
+    return ", ".join(map(str, group))
+
+
+def _cut(means: Tensor, group: list[int]) -> Groups:
+    if len(group) == 1:
+        return group[0]
+    points = means[group]  # (n, features)
+    centred = points - points.mean(0)
+    axis = torch.linalg.svd(centred, full_matrices=False)[2][0]
+    order = (centred @ axis).argsort(stable=True).tolist()
+    # No part may need more decisions than are left: at most 2^(⌈log2 n⌉ − 1) classes in each.
+    largest = 2 ** ((len(group) - 1).bit_length() - 1)
+    places = range(len(group) - largest, largest + 1)
+
+    def spread(place: int) -> float:
+        parts = points[order[:place]], points[order[place:]]
+        return sum(float((part - part.mean(0)).square().sum()) for part in parts)
+
+    place = min(places, key=spread)
+    return [_cut(means, [group[i] for i in part]) for part in (order[:place], order[place:])]

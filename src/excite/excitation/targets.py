@@ -1,0 +1,223 @@
+"""What the outputs of a model mean: which labels there are, how far an output is from its label, what is decided.
+
+One class per reading: `Binary` (one output and a threshold), `Codes` (many classes, equidistant codes); the hierarchy of
+binary classifiers has its own file. The search only asks for `outputs`; `PersistentExcitation` for the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from excite.errors import InputError, ModelError
+from excite.excitation.codes import codes, nearest
+from excite.excitation.direction import any_direction, wide
+from excite.wiring.calling import Batch
+from excite.wiring.untouched import capturing
+
+Loss = Literal["squared", "cross-entropy"]
+# (x, direction for each sample or None) -> outputs at (argmin, argmax)
+Excite = Callable[[Batch, Tensor | None], tuple[Tensor, Tensor]]
+
+
+class Target(ABC):
+    """A reading of the outputs. `errors` is per sample: the loss at radius 0 is its mean over the batch."""
+
+    @abstractmethod
+    def outputs(self, returned: Tensor, batch: int) -> Tensor:
+        """What the model returned for `batch` samples as (B,) or (B, k); any other shape is refused."""
+
+    @abstractmethod
+    def labels(self, y: object, batch: int) -> Tensor:
+        """The labels as (B,); others than this target knows are refused."""
+
+    @abstractmethod
+    def errors(self, output: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each sample, (B,)."""
+
+    @abstractmethod
+    def decide(self, output: Tensor) -> Tensor:
+        """Labels, (B,)."""
+
+    def start(self, output: Tensor) -> Tensor:
+        """Where the search for the direction v begins, (B, k), of unit length."""
+        return any_direction(output)
+
+    def losses(self, excite: Excite, x: Batch, labels: Tensor) -> Tensor:
+        """½ errors(f(x; d1)) + ½ errors(f(x; d2)) of each sample, (B,)."""
+        low, high = excite(x, None)
+        return 0.5 * (self.errors(high, labels) + self.errors(low, labels))
+
+    def extremes(self, excite: Excite, x: Batch) -> tuple[Tensor, Tensor]:
+        return excite(x, None)
+
+
+class Binary(Target):
+    """One output f, labels 0 and 1, class 1 where f > threshold. Errors: (f − y)², or the binary cross-entropy of logits."""
+
+    def __init__(self, threshold: float | None = None, loss: Loss = "squared"):
+        self.loss_name = check_loss(loss)
+        self.threshold = check_threshold(threshold, self.loss_name)
+
+    def outputs(self, returned: Tensor, batch: int) -> Tensor:
+        return scalar(returned, batch)
+
+    def labels(self, y: object, batch: int) -> Tensor:
+        y = label_tensor(y, batch, "0 and 1")
+        if not capturing() and not bool(((y == 0) | (y == 1)).all()):
+            odd = y[(y != 0) & (y != 1)][0].item()
+            raise InputError(
+                f"labels: expected 0 and 1; got {odd}: map the two classes to 0 and 1, or give classes= for more"
+            )
+        return y
+
+    def errors(self, output: Tensor, labels: Tensor) -> Tensor:
+        return binary_errors(output, labels, self.loss_name)
+
+    def decide(self, output: Tensor) -> Tensor:
+        return (output > self.threshold).long()
+
+    def __repr__(self) -> str:
+        return f"threshold={self.threshold}, loss={self.loss_name!r}"
+
+
+class Codes(Target):
+    """m classes by m outputs, or by m − 1: errors ‖f − z_y‖² from the code of the label, decision for the nearest code.
+
+    With the cross-entropy as loss the m outputs are logits; they decide by their argmax either way.
+    """
+
+    def __init__(self, classes: int, loss: Loss = "squared"):
+        self.classes = check_classes(classes)
+        self.loss_name = check_loss(loss)
+        self._made: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+    def outputs(self, returned: Tensor, batch: int) -> Tensor:
+        m = self.classes
+        if m == 2 and returned.shape == (batch,):
+            returned = returned[:, None]
+        allowed = (m,) if self.loss_name == "cross-entropy" else (m, m - 1)
+        if returned.dim() == 2 and returned.shape[0] == batch and returned.shape[1] in allowed:
+            return returned
+        shapes = " or ".join(f"({batch}, {k})" for k in allowed)
+        raise ModelError(
+            f"classes={m} with the {self.loss_name} loss needs outputs of shape {shapes}; the model returned "
+            f"{tuple(returned.shape)}: give it {m} outputs, or pick them with output="
+        )
+
+    def labels(self, y: object, batch: int) -> Tensor:
+        return class_labels(y, batch, self.classes)
+
+    def errors(self, output: Tensor, labels: Tensor) -> Tensor:
+        if self.loss_name == "cross-entropy":
+            return F.cross_entropy(output, labels, reduction="none")
+        return (output - self.points(output)[labels]).square().sum(1)
+
+    def decide(self, output: Tensor) -> Tensor:
+        return nearest(output, self.points(output))
+
+    def start(self, output: Tensor) -> Tensor:
+        """From the second nearest code to the nearest: along the decision at stake, and of length 1 as it is."""
+        output = output.to(wide(output))
+        points = self.points(output)
+        first, second = (output @ points.T).topk(2, 1).indices.unbind(1)
+        return points[first] - points[second]
+
+    def points(self, output: Tensor) -> Tensor:
+        """The codes on the device and in the precision of `output`; made once, not copied there at every step."""
+        key = (output.shape[1], output.dtype, output.device)
+        if key not in self._made:
+            self._made[key] = codes(self.classes, output.shape[1]).to(output)
+        return self._made[key]
+
+    def __repr__(self) -> str:
+        return f"classes={self.classes}, loss={self.loss_name!r}"
+
+
+def binary_errors(output: Tensor, labels: Tensor, loss: Loss) -> Tensor:
+    """(f − y)², or −log of the probability that the logit f gives to y, entry by entry."""
+    labels = labels.to(output.dtype)
+    if loss == "squared":
+        return (output - labels).square()
+    return F.binary_cross_entropy_with_logits(output, labels, reduction="none")
+
+
+def scalar(output: Tensor, batch: int) -> Tensor:
+    """A scalar output per sample as (B,); anything else is refused."""
+    if output.shape == (batch,):
+        return output
+    if output.shape == (batch, 1):
+        return output.squeeze(1)
+    if output.dim() and output.shape[0] != batch:
+        raise ModelError(
+            f"expected one output per sample, ({batch},) or ({batch}, 1); the model returned {tuple(output.shape)}"
+        )
+    raise ModelError(
+        f"expected a scalar output per sample, ({batch},) or ({batch}, 1); the model returned {tuple(output.shape)}: "
+        "give classes= for many classes, give the model one output, or pick one with output="
+    )
+
+
+def label_tensor(y: object, batch: int, expected: str) -> Tensor:
+    if not isinstance(y, Tensor):
+        raise InputError(f"labels: expected a tensor of {expected}; got {type(y).__name__}")
+    if y.shape not in ((batch,), (batch, 1)):
+        raise InputError(f"labels: expected shape ({batch},) or ({batch}, 1) for {batch} inputs; got {tuple(y.shape)}")
+    return y.reshape(batch).detach()
+
+
+def class_labels(y: object, batch: int, classes: int) -> Tensor:
+    """Integer labels 0 … m − 1, (B,)."""
+    y = label_tensor(y, batch, f"whole numbers from 0 to {classes - 1}")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise InputError(f"labels: expected whole numbers from 0 to {classes - 1}; got {y.dtype}: use y.long()")
+    y = y.long()
+    outside = (y < 0) | (y >= classes)
+    if not capturing() and bool(outside.any()):
+        raise InputError(
+            f"labels: classes={classes} expects 0 to {classes - 1}; got {y[outside][0].item()}: "
+            "change classes=, or number the classes from 0"
+        )
+    return y
+
+
+def check_loss(loss: object) -> Loss:
+    if loss == "squared":
+        return "squared"
+    if loss == "cross-entropy":
+        return "cross-entropy"
+    raise InputError(f"loss: expected 'squared' or 'cross-entropy'; got {loss!r}")
+
+
+def check_classes(classes: object) -> int:
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
+        raise InputError(f"classes: expected a whole number of at least 2; got {classes!r}")
+    return classes
+
+
+def check_threshold(threshold: object, loss: Loss) -> float:
+    """0.5 for the targets 0 and 1 of the squared error; the logits of the cross-entropy decide at 0, and only there."""
+    if threshold is None:
+        return 0.5 if loss == "squared" else 0.0
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
+        raise InputError(f"threshold: expected a finite number; got {threshold!r}")
+    if loss == "cross-entropy" and threshold != 0:
+        raise InputError(f"threshold: the cross-entropy reads outputs as logits, which decide at 0; got {threshold}")
+    return float(threshold)
+
+
+def choose_target(classes: int | None, threshold: float | None, loss: Loss) -> Target:
+    """`Binary` without classes, `Codes` with them."""
+    if classes is None:
+        return Binary(threshold, loss)
+    if threshold is not None:
+        raise InputError(
+            f"threshold: classes={classes} decide for the nearest code; got {threshold!r}: leave it out, or leave out classes="
+        )
+    return Codes(classes, loss)
