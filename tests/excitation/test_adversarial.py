@@ -11,6 +11,7 @@ from excitation.literal import steepest
 from excite import AdversarialTraining, ExciteError, PersistentExcitation, Relative, Stages
 from excite.excitation.ball import project, random_point
 from excite.excitation.codes import codes
+from excite.runs.checkpoints import path_of, read, write
 from models import build, same_state, state_of, with_outputs
 
 NORMS = ["inf", "2", "1"]
@@ -103,7 +104,7 @@ def test_balls_and_bounds_are_kept(norm):
         assert (d.flatten(1).norm(p=float(norm), dim=1) <= 0.5 + 1e-12).all()
 
 
-def test_stages_radius_zero_and_the_state():
+def test_stages_radius_zero_and_the_state(tmp_path):
     model, x = build("mlp")
     at = AdversarialTraining(model, Stages(0.3, 2), steps=1)
     assert torch.equal(at.loss(x, Y), (model(x).flatten() - Y).square().mean())
@@ -112,6 +113,8 @@ def test_stages_radius_zero_and_the_state():
     state = at.state_dict()
     second = at.perturbations(x, Y)
     assert not torch.equal(first, second)
+    write(tmp_path, 1, {"excitation": state}, final=False, keep=1)  # through the file that runs keep
+    state = read(path_of(tmp_path, 1, False))[1]["excitation"]
     twin = AdversarialTraining(model, Stages(0.3, 2), steps=1, seed=9)
     twin.load_state_dict(state)
     assert torch.equal(twin.perturbations(x, Y), second)

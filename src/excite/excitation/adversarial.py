@@ -160,7 +160,7 @@ class AdversarialTraining:
         if device not in self._generators:
             generator = torch.Generator(device).manual_seed(self._random)
             if self._kept is not None:
-                generator.set_state(self._kept)
+                generator.set_state(self._kept.cpu())
             self._generators[device] = generator
         return self._generators[device]
 

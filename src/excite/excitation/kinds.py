@@ -21,7 +21,10 @@ class Kind(Protocol):
         """The perturbation that leads from the signal to `moved`."""
 
     def slope(self, signal: Tensor, gradient: Tensor) -> Tensor:
-        """From the gradient with respect to the signal to that with respect to the perturbation, and back in sign."""
+        """From the gradient with respect to the signal to that with respect to the perturbation, at zero.
+
+        Applied to the latter, it has the sign in which a step up the gradient moves the signal.
+        """
 
 
 class Additive:
