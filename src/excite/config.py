@@ -57,9 +57,9 @@ class ModelConfig(_Section):
 
 
 class ExcitationConfig(_Section):
-    """Persistent excitation: give `radius` (a number, or a table by layer) or `relative` (times the layer's RMS)."""
+    """Persistent excitation: give `radius` (a number, a table by layer, or "auto") or `relative` (times the layer's RMS)."""
 
-    radius: NotNegative | dict[str, NotNegative] | None = None
+    radius: Literal["auto"] | NotNegative | dict[str, NotNegative] | None = None
     relative: Positive | None = None
     norm: Annotated[Literal["inf", "2", "1"], BeforeValidator(_norm_name)] = "inf"
     steps: Count = 4

@@ -17,6 +17,7 @@ from excite.config import DataConfig, ExcitationConfig, TrainConfig, parse_confi
 from excite.data import Dataset, load
 from excite.errors import InputError, ModelError, TrainingStopped
 from excite.excitation import PersistentExcitation, Relative, Stages
+from excite.excitation.auto import Auto
 from excite.excitation.radius import base_radius
 from excite.fit import make_model, squared_error
 from excite.fit.architectures import ARCHITECTURES, options_for
@@ -96,7 +97,7 @@ def _attempt(configs: Sequence[TrainConfig], folders: Sequence[Path], progress: 
 def _losses(training: Training, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss of each sample, of a stacked model."""
     excitation = training.excitation
-    if not isinstance(excitation, PersistentExcitation) or isinstance(base_radius(excitation.radius), Relative):
+    if not isinstance(excitation, PersistentExcitation) or isinstance(base_radius(excitation.radius), Relative | Auto):
         raise ModelError("radii relative to the layers are those of each network: train one by one")
     stacked = excitation.of(model)
 

@@ -129,6 +129,10 @@ class AdversarialTraining:
         """Say that `fraction` of training is done, 0 to 1: moves the radius of `Stages`."""
         self.progress = check_fraction(fraction)
 
+    def setting(self) -> tuple[float, ...]:
+        """What a step depends on besides its tensors."""
+        return (self._radius(),)
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep."""
         state = next((g.get_state() for g in self._generators.values()), self._kept)
@@ -147,7 +151,7 @@ class AdversarialTraining:
 
     # -- inside --------------------------------------------------------------------------------------------------
     def _radius(self) -> float:
-        return radius_of(self.radius, INPUT, self.progress)[0]
+        return float(radius_of(self.radius, INPUT, self.progress)[0])
 
     def _length(self, radius: float) -> float:
         if self.step_size is not None:

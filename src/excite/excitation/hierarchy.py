@@ -6,6 +6,7 @@ to be decided for classes they were not chosen for.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -154,6 +155,11 @@ class Nodes(Target):
         low, high = self._stacked(excite, x, node)
         errors = binary_errors(high, side, self.loss_name) + binary_errors(low, side, self.loss_name)
         return 0.5 * (errors * used.to(errors.dtype)).sum(1)
+
+    def trivial(self, labels: Tensor) -> Tensor:
+        """As if both sides of every node were equally frequent."""
+        _, _, used = self._paths_of(labels)
+        return used.float().sum(1).mean() * (0.25 if self.loss_name == "squared" else math.log(2))
 
     def extremes(self, excite: Excite, x: Batch) -> tuple[Tensor, Tensor]:
         """Every node's own extremes, (B, m − 1): without labels there is no path, so all nodes are searched."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from excite.errors import InputError
+from excite.excitation.auto import Auto
 from excite.excitation.radius import Radius, Relative, Stages
 
 
@@ -67,9 +68,10 @@ def check_kind(kind: object, radius: Radius) -> Kind:
         raise InputError(f"kind: expected {' or '.join(map(repr, KINDS))}; got {kind!r}")
     if kind == "multiplicative":
         full = radius.radius if isinstance(radius, Stages) else radius
-        if isinstance(full, Relative):
+        if isinstance(full, Relative | Auto):
             raise InputError(
-                "multiplicative perturbations are relative to the signal already: give a number or a dict instead of Relative"
+                "multiplicative perturbations are relative to the signal already: give a number or a dict instead of "
+                f"{'Relative' if isinstance(full, Relative) else repr('auto')}"
             )
         largest = max(full.values()) if not isinstance(full, int | float) else full
         if largest >= 1:

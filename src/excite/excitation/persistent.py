@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError
+from excite.excitation.auto import Auto
 from excite.excitation.checks import (
     check_bounds,
     check_count,
@@ -28,7 +29,7 @@ from excite.excitation.targets import Loss, choose_target
 from excite.norms import parse_norm
 from excite.wiring.affine import Names
 from excite.wiring.calling import Batch, Pick, batch_size, call, pick_output
-from excite.wiring.untouched import evaluating, untouched
+from excite.wiring.untouched import device_of, evaluating, untouched
 from excite.wiring.wrappers import eagerly, unwrap
 
 
@@ -46,7 +47,8 @@ class PersistentExcitation:
 
     Args:
         model: any module with one scalar output per sample, (B,) or (B, 1); with `classes`, (B, m) or (B, m − 1).
-        radius: a number, a dict by layer name (layers that are not named are not perturbed), `Relative` or `Stages`.
+        radius: a number, a dict by layer name (layers that are not named are not perturbed), `Relative`, `Stages`, or
+            "auto": relative to each layer's input, grown while the fit holds (see `excite.excitation.auto`).
         norm: "inf", "2" or "1"; the ball of each layer and sample separately.
         layers: "all" (the input of every affine call), "input" (the model's input) or a list of layer names.
         threshold: class 1 where f > threshold; by default 0.5, for targets 0 and 1, and 0 for the cross-entropy.
@@ -64,7 +66,7 @@ class PersistentExcitation:
     def __init__(
         self,
         model: nn.Module,
-        radius: Radius,
+        radius: Radius | Literal["auto"],
         norm: str | float = "inf",
         steps: int = 4,
         layers: str | Sequence[str] = "all",
@@ -94,6 +96,7 @@ class PersistentExcitation:
         self.output = output
         self.progress = 0.0
         self._known_layouts: dict[object, list[Layout | None]] = {}
+        self._radii: dict[str, float | Tensor] = {}
         if self.layers == "input" and radius_names(self.radius):
             raise InputError("layers='input' perturbs the model's input: give one radius instead of one per layer")
         self._check_names(possible_layers(unwrap(model)))
@@ -113,7 +116,11 @@ class PersistentExcitation:
             with eagerly(self.model):
                 clean = self._read(call(self.model, x), batch_size(x))
             return self.target.errors(clean, labels)
-        return self.target.losses(self._extremes, x, labels)
+        return (
+            self._observed(x, labels)
+            if isinstance(self.radius, Auto)
+            else self.target.losses(self._extremes, x, labels)
+        )
 
     def extremes(self, x: Batch) -> tuple[Tensor, Tensor]:
         """(f(x; argmin), f(x; argmax)), each (B,): what the loss compares with y. Changes nothing in the model.
@@ -153,7 +160,9 @@ class PersistentExcitation:
 
     def setting(self) -> tuple[float, ...]:
         """What a step depends on besides its tensors: changes when the radius does."""
-        return tuple(self._radius_of(name)[0] for name in list(radius_names(self.radius)) or [INPUT])
+        if isinstance(self.radius, Auto):
+            return (1.0,)  # a tensor, which changes inside the step
+        return tuple(float(self._radius_of(name)[0]) for name in list(radius_names(self.radius)) or [INPUT])
 
     def of(self, model: nn.Module) -> PersistentExcitation:
         """The same excitation, as far advanced, of another model."""
@@ -163,10 +172,13 @@ class PersistentExcitation:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep."""
-        return {"progress": self.progress}
+        controller = self.radius.state_dict() if isinstance(self.radius, Auto) else None
+        return {"progress": self.progress, "auto": controller}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.advance(state["progress"])
+        if isinstance(self.radius, Auto) and state.get("auto") is not None:
+            self.radius.load_state_dict(state["auto"])
 
     def __repr__(self) -> str:
         return (
@@ -174,8 +186,33 @@ class PersistentExcitation:
             f"kind={self.kind.name!r}, {self.target!r}, progress={self.progress})"
         )
 
+    def radii(self) -> dict[str, float]:
+        """The radius of each layer in the last search; the model's own input is ""."""
+        return {layer: float(radius) for layer, radius in self._radii.items()}
+
+    def measured(self) -> dict[str, float]:
+        """What a run should keep of the excitation: with radius "auto" the controller's state and the radii it reached."""
+        if not isinstance(self.radius, Auto):
+            return {}
+        return {**self.radius.state_dict(), **{f"radius/{layer or 'input'}": r for layer, r in self.radii().items()}}
+
     # -- inside --------------------------------------------------------------------------------------------------
-    def _radius_of(self, layer: str) -> tuple[float, bool]:
+    def _observed(self, x: Batch, labels: Tensor) -> Tensor:
+        """The losses; the controller of the radius looks on."""
+        middle: list[Tensor] = []
+
+        def excite(x: Batch, direction: Tensor | None) -> tuple[Tensor, Tensor]:
+            low, high = self._extremes(x, direction)
+            middle.append((low.detach() + high.detach()) / 2)
+            return low, high
+
+        losses = self.target.losses(excite, x, labels)
+        if torch.is_grad_enabled() and isinstance(self.radius, Auto):
+            trivial, variance = self.target.trivial(labels), self.target.variance(middle[0])
+            self.radius.observe(losses.detach().mean() / trivial, None if variance is None else variance / trivial)
+        return losses
+
+    def _radius_of(self, layer: str) -> tuple[float | Tensor, bool]:
         return radius_of(
             self.radius, layer.split("#")[0] if layer not in radius_names(self.radius) else layer, self.progress
         )
@@ -201,7 +238,11 @@ class PersistentExcitation:
             start=self.target.start,
             turns=self.turns,
         )
-        return search(model, Names(model), x, setting, self._known_layouts, direction)
+        if isinstance(self.radius, Auto):
+            self.radius.to(device_of(model))
+        found = search(model, Names(model), x, setting, self._known_layouts, direction)
+        self._radii = {layer: site.radius for layer, site in found.sites.items()}
+        return found
 
     def _extremes(self, x: Batch, direction: Tensor | None) -> tuple[Tensor, Tensor]:
         found = self._search(x, direction)

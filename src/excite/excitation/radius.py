@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from excite.errors import InputError
+from excite.excitation.auto import Auto
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Stages:
             )
         if isinstance(self.radius, Stages):
             raise InputError("Stages inside Stages: give a number, a dict by layer name or Relative")
+        if isinstance(self.radius, str | Auto):
+            raise InputError("radius 'auto' grows by itself: leave Stages out")
         if not _perturbs(check_radius(self.radius)):
             raise InputError(
                 "Stages of radius 0 would never perturb anything: give a radius above 0, or radius=0 for plain training"
@@ -59,13 +62,15 @@ class Stages:
         return stage / (self.n - 1)
 
 
-Radius = float | Mapping[str, float] | Relative | Stages
+Radius = float | Mapping[str, float] | Relative | Stages | Auto
 
 
 def check_radius(radius: object) -> Radius:
     """The radius, refused if it is negative, not finite, of an unknown kind, or can never perturb (except a plain 0)."""
-    if isinstance(radius, Relative | Stages):
+    if isinstance(radius, Relative | Stages | Auto):
         return radius
+    if radius == "auto":
+        return Auto()
     if isinstance(radius, Mapping):
         for name, value in radius.items():
             if not isinstance(name, str):
@@ -78,7 +83,7 @@ def check_radius(radius: object) -> Radius:
         return dict(radius)
     if isinstance(radius, str):
         raise InputError(
-            f"radius {radius!r}: expected a number, a dict by layer name, excite.Relative or excite.Stages"
+            f"radius {radius!r}: expected 'auto', a number, a dict by layer name, excite.Relative or excite.Stages"
         )
     return _check_number(radius, "radius")
 
@@ -100,7 +105,7 @@ def _check_number(value: object, what: str) -> float:
     return number
 
 
-def base_radius(radius: Radius) -> float | Mapping[str, float] | Relative:
+def base_radius(radius: Radius) -> float | Mapping[str, float] | Relative | Auto:
     """What the radius grows to."""
     return radius.radius if isinstance(radius, Stages) else radius
 
@@ -112,9 +117,11 @@ def radius_names(radius: Radius) -> Iterable[str]:
     return radius.keys() if isinstance(radius, Mapping) else ()
 
 
-def radius_of(radius: Radius, layer: str, fraction: float) -> tuple[float, bool]:
+def radius_of(radius: Radius, layer: str, fraction: float) -> tuple[float | Tensor, bool]:
     """(number, whether it is relative to the layer's input) for one layer at `fraction` of training."""
     share = 1.0
+    if isinstance(radius, Auto):
+        return radius.factor, True
     if isinstance(radius, Stages):
         share, radius = radius.share(fraction), radius.radius
     if isinstance(radius, Relative):

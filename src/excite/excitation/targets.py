@@ -49,6 +49,14 @@ class Target(ABC):
         """Where the search for the direction v begins, (B, k), of unit length."""
         return any_direction(output)
 
+    @abstractmethod
+    def trivial(self, labels: Tensor) -> Tensor:
+        """The mean error of the best constant output on these labels: what a network that learned nothing has."""
+
+    def variance(self, output: Tensor) -> Tensor | None:
+        """The variance of the outputs over the batch, on the scale of `trivial`; None where no such scale is known."""
+        return None
+
     def losses(self, excite: Excite, x: Batch, labels: Tensor) -> Tensor:
         """½ errors(f(x; d1)) + ½ errors(f(x; d2)) of each sample, (B,)."""
         low, high = excite(x, None)
@@ -82,6 +90,14 @@ class Binary(Target):
 
     def decide(self, output: Tensor) -> Tensor:
         return (output > self.threshold).long()
+
+    def trivial(self, labels: Tensor) -> Tensor:
+        if self.loss_name == "cross-entropy":
+            return entropy(labels.long(), 2)
+        return labels.float().var(correction=0)
+
+    def variance(self, output: Tensor) -> Tensor | None:
+        return output.float().var(correction=0) if self.loss_name == "squared" else None
 
     def __repr__(self) -> str:
         return f"threshold={self.threshold}, loss={self.loss_name!r}"
@@ -122,6 +138,15 @@ class Codes(Target):
     def decide(self, output: Tensor) -> Tensor:
         return nearest(output, self.points(output))
 
+    def trivial(self, labels: Tensor) -> Tensor:
+        shares = F.one_hot(labels, self.classes).float().mean(0)
+        if self.loss_name == "cross-entropy":
+            return entropy(labels, self.classes)
+        return (1 - shares.square().sum()) / 2  # half the mean squared distance of two codes drawn at random
+
+    def variance(self, output: Tensor) -> Tensor | None:
+        return output.float().var(0, correction=0).sum() if self.loss_name == "squared" else None
+
     def start(self, output: Tensor) -> Tensor:
         """From the second nearest code to the nearest: along the decision at stake, and of length 1 as it is."""
         output = output.to(wide(output))
@@ -138,6 +163,13 @@ class Codes(Target):
 
     def __repr__(self) -> str:
         return f"classes={self.classes}, loss={self.loss_name!r}"
+
+
+def entropy(labels: Tensor, classes: int) -> Tensor:
+    """Of the shares of the classes, in nats: the cross-entropy of the best constant logits."""
+    shares = F.one_hot(labels, classes).float().mean(0)
+    terms: Tensor = torch.special.entr(shares)
+    return terms.sum()
 
 
 def binary_errors(output: Tensor, labels: Tensor, loss: Loss) -> Tensor:

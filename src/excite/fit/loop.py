@@ -219,6 +219,9 @@ class Training:
     def close_epoch(self) -> None:
         self._settle()
         self._measure_accuracy()
+        measured: dict[str, float] = getattr(self.excitation, "measured", dict)()
+        if measured:
+            self._log(self.step, {f"excitation/{name}": value for name, value in measured.items()})
         self.epoch, self.position = self.epoch + 1, 0
         if self.step % self.every == 0 and self.epoch < self.epochs:
             self._checkpoint()
