@@ -16,8 +16,9 @@ from excite.config import DataConfig, ExcitationConfig, TrainConfig, parse_confi
 from excite.data import Dataset, load
 from excite.errors import InputError
 from excite.excitation import PersistentExcitation, Relative, Stages
-from excite.fit import fit, make_model, squared_error
+from excite.fit import cross_entropy, fit, make_model, squared_error
 from excite.fit.architectures import ARCHITECTURES, options_for
+from excite.fit.augment import augmenting
 from excite.probes import Distance, Every, Loss, Rank
 from excite.runs import Run, load_run
 from excite.runs.files import writing
@@ -39,9 +40,9 @@ def train(
     device = find_device(settings.device)
     data = load_data(settings.data)
     model = build_model(settings, data).to(device)
-    excitation = build_excitation(settings.excitation, model, data)
+    excitation = build_excitation(settings.excitation, model, data) if settings.loss == "squared" else None
     optimizer = build_optimizer(settings, model)
-    loss = excitation.loss if excitation is not None else squared_error(model)
+    loss = build_loss(settings, model, excitation, data)
     _clear_unstarted(Path(run_path))
     with ExitStack() as stack:
         run = stack.enter_context(Run.create(run_path, settings.model_dump(mode="json"), resume=True))
@@ -116,7 +117,8 @@ def load_data(config: DataConfig) -> Dataset:
 def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
     options = dict(config.model.options)
     if config.model.name in ARCHITECTURES:
-        options = {**options_for(config.model.name, data.shape, 1), **options}
+        outputs = 2 if config.loss == "cross-entropy" else 1
+        options = {**options_for(config.model.name, data.shape, outputs), **options}
     return make_model(config.model.name, seed=config.seed, **options)
 
 
@@ -133,6 +135,22 @@ def build_excitation(config: ExcitationConfig | None, model: nn.Module, data: Da
         radius = Stages(radius, config.stages)
     bounds = None if config.bounds is None else (config.bounds[0], config.bounds[1])
     return PersistentExcitation(model, radius, config.norm, config.steps, config.layers, config.threshold, bounds)
+
+
+def build_loss(
+    config: TrainConfig, model: nn.Module, excitation: PersistentExcitation | None, data: Dataset
+) -> Callable[[Tensor, Tensor], Tensor]:
+    if config.loss == "cross-entropy":
+        if not data.classes:
+            raise InputError(f"loss 'cross-entropy' needs classes; {data.name} is a regression: choose 'squared'")
+        loss = cross_entropy(model)
+    else:
+        loss = excitation.loss if excitation is not None else squared_error(model)
+    if config.augment is None:
+        return loss
+    if len(data.shape) != 3:
+        raise InputError(f"augment needs images; {data.name} has points of shape {data.shape}: leave augment out")
+    return augmenting(loss, config.augment.flip, config.augment.shift)
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
