@@ -10,6 +10,7 @@ import torch
 
 from excite.config import parse_config
 from excite.errors import InputError, RunError
+from excite.measuring import load_model, measure
 from excite.runs import load_run
 from excite.training import find_device, load_trained, train
 
@@ -65,6 +66,35 @@ def test_an_interrupted_training_continues_to_the_same_weights(tmp_path: Path) -
     assert whole.frame().equals(run.frame())
 
 
+def test_augmented_data_continue_to_the_same_weights(tmp_path: Path) -> None:
+    digits = {"data": {"name": "digits", "classes": [3, 8], "train": 60, "test": 20}, "model": {"name": "small-cnn"}}
+    config = {**MOONS, **digits, "augment": {"shift": 1}, "loss": "cross-entropy", "checkpoint_every": 2}
+    whole = train(config, tmp_path / "whole").load_checkpoint()[1]["model"]
+
+    def interrupt(phase: str, done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", interrupt)
+    again = train(config, tmp_path / "run").load_checkpoint()[1]["model"]
+    assert all(torch.equal(whole[k], again[k]) for k in whole)
+    same = train({**config, "augment": None}, tmp_path / "same").load_checkpoint()[1]["model"]
+    assert not torch.equal(whole["0.weight"], same["0.weight"])
+
+
+def test_cross_entropy_has_two_outputs_and_measures(tmp_path: Path) -> None:
+    with train({**MOONS, "loss": "cross-entropy", "epochs": 10}, tmp_path / "run") as run:
+        assert run.load_checkpoint()[1]["model"]["3.bias"].shape == (2,)
+        last = run.series("accuracy/test")[1][-1]
+    saved = load_model(tmp_path / "run")
+    found = measure(saved, norm="2", most=10, steps=5, restarts=1)
+    assert len(found["test"]) == 10
+    with torch.no_grad():
+        right = (saved.model(saved.data.x_test).argmax(1) == saved.data.y_test).double().mean().item()
+    assert last == right == load_run(tmp_path / "run").read_json("summary")["accuracy"]["test"]
+
+
 @pytest.mark.parametrize(
     "excitation",
     [
@@ -93,6 +123,8 @@ def test_regression(tmp_path: Path) -> None:
     assert "accuracy/test" not in train(config, tmp_path / "run").names()
     with pytest.raises(InputError, match="regression"):
         train({**config, "excitation": {"radius": 0.1}}, tmp_path / "other")
+    with pytest.raises(InputError, match="choose 'squared'"):
+        train({**config, "loss": "cross-entropy"}, tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +139,8 @@ def test_regression(tmp_path: Path) -> None:
         ({"device": "abacus"}, "device 'abacus'"),
         ({"device": "meta"}, "device 'meta'"),
         ({"optimizer": {"name": "sgd", "lr": 0.1, "nesterov": True}}, "optimizer: "),
+        ({"augment": {}}, "augment needs images"),
+        ({"model": {"name": "papers-cnn", "options": {"dropout": 1}}, "data": {"name": "moons"}}, "choose 'mlp'"),
         ({"checkpoint_every": "often"}, "checkpoint_every"),
         ({"epoch": 3}, "did you mean 'epochs'"),
     ],

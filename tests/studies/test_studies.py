@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from excite import studies, tasks, training
+from excite import cli, studies, tasks, training
 from excite.data.sources import SOURCES, Archive, File
 from excite.errors import DataError, InputError, TrainingStopped
+from excite.measuring import measure
 from excite.runs import load_run
 from excite.studies.numbers import Numbers
 from excite.studies.planes_and_horses import SCALES
@@ -37,7 +39,7 @@ def fake_images(count: int, rng: np.random.Generator) -> bytes:
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder with 40 training and 16 test images, and scales to match."""
+    """A cache folder with 40 training and 16 test images, scales to match, and a short search for margins."""
     rng = np.random.default_rng(0)
     contents = {f"data_batch_{i}.bin": fake_images(8, rng) for i in range(1, 6)}
     contents["test_batch.bin"] = fake_images(16, rng)
@@ -51,6 +53,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EXCITE_DATA", str(tmp_path / "data"))
     small = replace(SCALES["quick"], train=20, test=12, epochs=4, batch=5, seeds=2, points=4, lr=0.1)
     monkeypatch.setitem(SCALES, "quick", replace(small, sizes={"half the data": 10, "twice the data": 40}))
+    quickly = partial(measure, steps=3, restarts=1, evidence=False, certify=False)
+    monkeypatch.setattr(tasks, "measure", quickly)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -87,35 +91,84 @@ def test_a_study_writes_its_runs_figure_numbers_and_page(tiny: Path) -> None:
         assert str(verdict) in str(result)
 
 
-def test_what_is_finished_is_not_done_again(tiny: Path) -> None:
+def test_what_is_finished_is_not_done_again(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = studies.run("margin-losses", seeds=1, workers=1)
     before = made(first.folder)
+    monkeypatch.setattr(tasks, "measure", measure)
     more = studies.run("margin-losses", seeds=2, workers=1)
     after = made(first.folder)
     assert {name: after[name] for name in before} == before
     assert len(after) == 4
-    assert more.numbers[0] == first.numbers[0]
-    outputs = {n.arm: load_run(first.folder / f"{n.arm.replace(' ', '-')}-0").load_checkpoint()[1]["model"]["11.weight"].shape[0] for n in first.numbers}  # fmt: skip
-    assert outputs == {"squared error": 1, "cross-entropy": 2}
+    assert more.numbers[0].gap == first.numbers[0].gap
+    assert math.isnan(more.numbers[0].suspect_test)  # measured without evidence the first time, and left like that
+    assert 0 <= more.numbers[1].suspect_test <= 1
+    for found in more.numbers:
+        with load_run(more.folder / f"{found.arm.replace(' ', '-')}-{found.seed}") as run:
+            outputs = run.load_checkpoint()[1]["model"]["11.weight"].shape[0]
+            assert outputs == (2 if found.arm == "cross-entropy" else 1)
+            assert found.accuracy_test == run.series("accuracy/test")[1][-1]
+
+
+def test_a_stopped_study_continues_to_the_same_numbers(tiny: Path) -> None:
+    whole = studies.run("margin-losses", seeds=1, workers=1, out=tiny / "whole")
+
+    def interrupt(what: str, done: float, of: float) -> None:
+        if what.startswith("training cross-entropy") and done > 1.3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        studies.run("margin-losses", seeds=1, workers=1, out=tiny / "out", progress=interrupt)
+    assert load_run(tiny / "out/cross-entropy-0").status == "stopped"
+    before = made(tiny / "out")["squared-error-0"]
+    again = studies.run("margin-losses", seeds=1, workers=1, out=tiny / "out")
+    assert made(tiny / "out")["squared-error-0"] == before
+    assert [n.plain() for n in again.numbers] == [n.plain() for n in whole.numbers]
+
+
+def test_the_command(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "excite",
+        "study",
+        "run",
+        "margin-losses",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "--out",
+        "out",
+        "--docs",
+        "pages",
+    ]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    out = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert "undecided: training by squared error" in out
+    assert "out/results.md" in out
+    assert (tiny / "pages/margin-losses.md").exists()
 
 
 def test_a_failed_training_leaves_the_others_and_is_tried_again(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real: Callable[..., Any] = training.train
 
     def fails_once(config: Any, path: Any, progress: Any = None) -> Any:
-        if Path(path).name == "radius-0.010-0":
+        if Path(path).name == "squared-error-0":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return real(config, path, progress)
 
     monkeypatch.setattr(training, "train", fails_once)
-    with pytest.raises(TrainingStopped, match=r"radius-0.010-0: out of memory.*3 of 4 trainings are finished") as error:
-        studies.run("margin-radii", seeds=1, workers=1)
+    with pytest.raises(
+        TrainingStopped, match=r"squared-error-0: out of memory.*1 of 2 trainings are finished"
+    ) as error:
+        studies.run("margin-losses", seeds=1, workers=1)
     assert "\n" not in str(error.value)
-    folder = tiny / "runs/studies/margin-radii-quick"
+    folder = tiny / "runs/studies/margin-losses-quick"
     before = made(folder)
-    assert len(before) == 3
+    assert len(before) == 1
     monkeypatch.setattr(training, "train", real)
-    assert len(studies.run("margin-radii", seeds=1, workers=1).numbers) == 4
+    assert len(studies.run("margin-losses", seeds=1, workers=1).numbers) == 2
     assert {name: made(folder)[name] for name in before} == before
 
 
