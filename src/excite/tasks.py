@@ -81,6 +81,13 @@ def finished(task: Task) -> bool:
         return _trained(run, task) and _measured(run, task)
 
 
+def _is_trained(task: Task) -> bool:
+    if not (task.folder / "run.json").exists():
+        return False
+    with load_run(task.folder) as run:
+        return _trained(run, task)
+
+
 def _trained(run: Run, task: Task) -> bool:
     """A run that is done is done, on whichever device."""
     wanted = task.config.model_dump(mode="json")
@@ -150,14 +157,15 @@ def _groups(todo: Sequence[Task]) -> list[list[Task]]:
 def _perform_group(group: list[Task], tell: Tell) -> list[Failure]:
     """Tasks that differ in their seed only: trained together where that is possible, measured one by one."""
     together: Any = getattr(training, "train_together", None)
-    if together is not None and len(group) > 1:
+    untrained = [task for task in group if not _is_trained(task)]
+    if together is not None and len(untrained) > 1:
 
         def progress(phase: str, done: int, total: int) -> None:
-            for task in group:
+            for task in untrained:
                 tell(task.folder.name, "training", _TRAINING / (_TRAINING + _MEASURING) * done / max(total, 1))
 
         try:
-            for run in together([task.config for task in group], [task.folder for task in group], progress):
+            for run in together([task.config for task in untrained], [task.folder for task in untrained], progress):
                 run.close()
         except (ExciteError, torch.OutOfMemoryError):
             torch.cuda.empty_cache()  # one by one below: what is trained already is not trained again, and each error has its task

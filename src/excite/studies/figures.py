@@ -22,7 +22,7 @@ PARTS = {"train": "training images", "test": "test images"}
 Curves = Mapping[str, Sequence[Mapping[str, Margins]]]  # by arm, one entry a seed, by part
 
 
-def margin_figure(curves: Curves, title: str) -> Figure:
+def margin_figure(curves: Curves, title: str, task: str) -> Figure:
     """The percentage misclassified within ε against ε: left training images, right test images, one curve an arm.
 
     Lines are means over seeds, bands reach from the lowest to the highest seed.
@@ -46,7 +46,12 @@ def margin_figure(curves: Curves, title: str) -> Figure:
     bands = f"lines: means over {count} seeds, bands: lowest to highest seed" if count > 1 else "one seed"
     figure.suptitle(f"{title}\n", fontsize=13)
     figure.text(
-        0.5, 0.925, f"{bands}; a perturbation of 1.0 turns white into grey", ha="center", fontsize=9, color="#444"
+        0.5,
+        0.925,
+        f"{task}; {bands}; a perturbation of 1.0 turns white into grey",
+        ha="center",
+        fontsize=9,
+        color="#444",
     )
     return figure
 

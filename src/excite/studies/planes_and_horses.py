@@ -23,12 +23,12 @@ SCALES: dict[str, Scale] = {
         batch=50,
         lr=0.5,
         seeds=3,
-        points=200,
+        points=100,
         sizes={"half the data": 500, "twice the data": 2000},
         every_arm=False,
         words=(
             "1,000 training and 1,000 test images instead of 10,000 and 2,000, 12 epochs instead of 40, learning rate 0.5 "
-            "instead of 0.1 for squared error, 3 seeds instead of 10, margins of 200 training and 200 test images"
+            "instead of 0.1 for squared error, 3 seeds instead of 10, margins of 100 training and 100 test images"
         ),
     ),
     "paper": Scale(

@@ -162,7 +162,7 @@ def _write(result: StudyResult, curves: Curves, todo: list[Task], docs: Path | N
     study, folder = result.study, result.folder
     extra = {arm.name for arm in study.arms(study.scales[result.scale]) if arm.extra}
     shown = {arm: seeds for arm, seeds in curves.items() if arm not in extra}
-    drawn = margin_figure(shown, study.title)
+    drawn = margin_figure(shown, study.title, f"CIFAR-10, planes against horses, scale {result.scale}")
     everything = gap_figure(result.numbers, study.title) if len(shown) < len(curves) else None
     places = [(folder, "results.md", "figure", "arms")]
     if docs is not None:
