@@ -38,6 +38,7 @@ class Task:
     folder: Path
     config: TrainConfig
     points: int | None = None  # at most this many training and test points are measured
+    certify: bool = True  # lower bounds on the margins too
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _measure(task: Task, tell: Tell) -> None:
         tell(task.folder.name, "measuring margins", share)
 
     saved = load_model(task.folder).to(training.find_device(task.config.device))
-    measure(saved, arm=task.arm, most=task.points, progress=progress)
+    measure(saved, arm=task.arm, most=task.points, certify=task.certify, progress=progress)
     tell(task.folder.name, "done", 1.0)
 
 

@@ -53,7 +53,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EXCITE_DATA", str(tmp_path / "data"))
     small = replace(SCALES["quick"], train=20, test=12, epochs=4, batch=5, seeds=2, points=4, lr=0.1)
     monkeypatch.setitem(SCALES, "quick", replace(small, sizes={"half the data": 10, "twice the data": 40}))
-    quickly = partial(measure, steps=3, restarts=1, evidence=False, certify=False)
+    quickly = partial(measure, steps=3, restarts=1, evidence=False)
     monkeypatch.setattr(tasks, "measure", quickly)
     monkeypatch.chdir(tmp_path)
     return tmp_path
