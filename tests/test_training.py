@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,16 @@ def test_the_same_config_continues_and_another_is_refused(tmp_path: Path) -> Non
     with pytest.raises(RunError, match="batch: 25 there, 30 now"):
         train({**MOONS, "batch": 30}, tmp_path / "run")
     assert load_run(tmp_path / "run").status == "done"
+
+
+def test_a_run_made_before_a_setting_existed_is_the_same_run(tmp_path: Path) -> None:
+    train({**MOONS, "epochs": 1}, tmp_path / "run").close()
+    stored = json.loads((tmp_path / "run/config.json").read_text())
+    del stored["loss"], stored["augment"]
+    (tmp_path / "run/config.json").write_text(json.dumps(stored))
+    train({**MOONS, "epochs": 1}, tmp_path / "run").close()
+    with pytest.raises(RunError, match="loss: None there, 'cross-entropy' now"):
+        train({**MOONS, "epochs": 1, "loss": "cross-entropy"}, tmp_path / "run")
 
 
 def test_an_interrupted_training_continues_to_the_same_weights(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from excite import training
-from excite.config import TrainConfig
-from excite.errors import ExciteError, RunError, TrainingStopped
+from excite.config import TrainConfig, parse_config
+from excite.errors import ExciteError, InputError, RunError, TrainingStopped
 from excite.measuring import PARTS, artifact_name, load_model, measure
 from excite.runs import Run, load_run
 from excite.runs.folder import one_line
@@ -91,8 +91,11 @@ def _is_trained(task: Task) -> bool:
 
 def _trained(run: Run, task: Task) -> bool:
     """A run that is done is done, on whichever device."""
-    wanted = task.config.model_dump(mode="json")
-    return run.status == "done" and {**run.config, "device": None} == {**wanted, "device": None}
+    try:
+        made = parse_config(run.config)
+    except InputError:
+        return False
+    return run.status == "done" and made.model_copy(update={"device": task.config.device}) == task.config
 
 
 def _measured(run: Run, task: Task) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def train(
     loss = build_loss(settings, model, excitation, data)
     _clear_unstarted(Path(run_path))
     with ExitStack() as stack:
-        run = stack.enter_context(Run.create(run_path, settings.model_dump(mode="json"), resume=True))
+        run = stack.enter_context(Run.create(run_path, _as_stored(settings, Path(run_path)), resume=True))
         watching = None
         if settings.watch:
             every = 10 if settings.watch is True else settings.watch
@@ -67,6 +67,15 @@ def train(
             progress=progress,
         )
     return load_run(run_path)
+
+
+def _as_stored(settings: TrainConfig, path: Path) -> dict[str, Any]:
+    """The settings, in the words of the run at `path` if they mean the same: one made before a key was added lacks it."""
+    if (path / "run.json").exists():
+        with load_run(path) as run, suppress(InputError):
+            if parse_config(run.config) == settings:
+                return run.config
+    return settings.model_dump(mode="json")
 
 
 def _clear_unstarted(path: Path) -> None:
