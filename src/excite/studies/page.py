@@ -59,6 +59,10 @@ def page(result: StudyResult, image: str, more: str | None = None) -> str:
         "",
         "A claim holds if the whole interval lies on the claimed side, fails if it lies on the other, and is undecided else or",
         "where a network decides by chance. Effects are paired by seed; intervals are Student's t.",
+        *(
+            ["Scale `quick` is a first look: so few images and seeds decide large effects only."]
+            * (scale.name == "quick")
+        ),
         "",
     ]
     notes = list(dict.fromkeys(note for v in result.verdicts for note in v.notes))

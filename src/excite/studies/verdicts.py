@@ -32,7 +32,7 @@ class Verdict:
 
     @property
     def wanted(self) -> str:
-        return f"above {self.claim.above:g}" if self.claim.above is not None else f"below {self.claim.below:g}"
+        return f"above {self.claim.above:.3g}" if self.claim.above is not None else f"below {self.claim.below:.3g}"
 
     @property
     def numbers(self) -> str:
