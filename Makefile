@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: venv demo test test-all lint types format bench lock clean
+.PHONY: venv demo test test-all lint types format bench studies lock clean
 
 venv: $(READY)
 
@@ -43,6 +43,13 @@ format: venv
 # Speed, side by side with peers, as ratios measured in one run; docs/benchmarks.md is its output.
 bench: venv
 	$(BIN)/python -m benchmarks
+
+# The results pages under docs/results; what is trained already under runs/studies is not trained again.
+SCALE ?= quick
+studies: venv
+	for name in margin-losses margin-radii margin-layers; do \
+		$(BIN)/excite study run $$name --scale $(SCALE) --workers $(WORKERS) --docs docs/results || exit 1; \
+	done
 
 # Exact versions of what is installed now; local suffixes such as +cpu are dropped.
 lock: venv

@@ -162,8 +162,35 @@ def test_data_list_and_a_wrong_name(excite):
     assert "imagenet" in err
 
 
+def test_study_list_shows_the_claims(excite):
+    status, out, _ = excite("study", "list")
+    assert status == 0
+    for text in (
+        "margin-losses",
+        "margin-radii",
+        "margin-layers",
+        "quick, paper",
+        "figure 4",
+        "figure 6",
+        "every layer",
+    ):
+        assert text in out
+
+
 @pytest.mark.parametrize(
-    "command", [[], ["demo"], ["train"], ["margins"], ["trace"], ["report"], ["data", "fetch"], ["data", "list"]]
+    "command",
+    [
+        [],
+        ["demo"],
+        ["train"],
+        ["margins"],
+        ["trace"],
+        ["report"],
+        ["data", "fetch"],
+        ["data", "list"],
+        ["study", "list"],
+        ["study", "run"],
+    ],
 )
 def test_help_has_an_example(excite, command):
     status, out, _ = excite(*command, "--help")
@@ -181,17 +208,21 @@ BAD = {
     "no shape": (["trace", "papers-cnn", "--shape", "big"], "expected sizes such as 3x32x32"),
     "wrong shape": (["trace", "papers-cnn", "--shape", "5"], ""),
     "odd figure": (["margins", "runs/first", "--figure", "a.xyz"], "ends in .png, .svg or .pdf"),
+    "unknown study": (["study", "run", "margin-loss"], "did you mean 'margin-losses'"),
+    "unknown scale": (["study", "run", "margin-losses", "--scale", "big"], "expected 'quick' or 'paper'"),
+    "no data": (["study", "run", "margin-losses"], "run `excite data fetch cifar10`"),
     "bad option": (["trace", "torch.nn:Linear", "--shape", "3", "--option", "x"], "expected name=value"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_a_non_zero_status(excite, tmp_path, case, request):
+def test_bad_input_is_one_line_and_a_non_zero_status(excite, tmp_path, case, request, monkeypatch):
     command, message = BAD[case]
     if "runs/first" in command:
         request.getfixturevalue("trained")
     (tmp_path / "bad.toml").write_text(CONFIG.replace("epochs", "epoch"))
     (tmp_path / "foreign").mkdir()
+    monkeypatch.setenv("EXCITE_DATA", str(tmp_path / "foreign"))
     status, _, err = excite(*command)
     assert status == 1
     assert message in err

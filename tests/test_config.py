@@ -47,6 +47,9 @@ def test_the_shortest_config() -> None:
         ("excitation", {"relative": 0.05, "layers": "input"}),
         ("optimizer", {"name": "adamw", "betas": [0.8, 0.9]}),
         ("optimizer", {"name": "sgd", "lr": 1, "momentum": 0.9, "dampening": 0.9, "nesterov": False}),
+        ("loss", "cross-entropy"),
+        ("augment", {"flip": False, "shift": 2}),
+        ("augment", {}),
         ("checkpoint_every", 10),
         ("watch", 5),
         ("watch", False),
@@ -102,6 +105,12 @@ BAD = [
     ("data/options", {"omega": "x"}, "'data.options.omega'", "a number"),
     ("data", "digits", "'data'", "a table"),
     ("checkpoint_every", "often", "'checkpoint_every'", "a whole number or text such as '10 steps' or '1 epoch'"),
+    ("loss", "hinge", "'loss'", "'squared' or 'cross-entropy'"),
+    ("augment", True, "'augment'", "a table"),
+    ("augment/flipp", True, "'augment.flipp'", "did you mean 'flip'"),
+    ("augment", {"flip": "False"}, "'augment.flip'", "expected true or false"),
+    ("augment", {"shift": -1}, "'augment.shift'", "at least 0"),
+    ("augment", {"flip": False, "shift": 0}, "'augment'", "nothing is augmented"),
     ("seed", -1, "'seed'", "at least 0"),
 ]
 
@@ -115,6 +124,11 @@ def test_a_bad_config_is_one_line_that_names_the_key(path: str, value: Any, key:
     assert key in message
     assert match in message
     assert "\n" not in message
+
+
+def test_cross_entropy_is_not_excited() -> None:
+    with pytest.raises(InputError, match="loss = 'squared' where there is excitation"):
+        parse_config({**BASE, "loss": "cross-entropy", "excitation": {"radius": 0.1}})
 
 
 TOML = """

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from excite.config import parse_config
 from excite.errors import InputError, RunError
+from excite.measuring import load_model, measure
 from excite.runs import load_run
 from excite.training import find_device, load_trained, train
 
@@ -48,6 +50,16 @@ def test_the_same_config_continues_and_another_is_refused(tmp_path: Path) -> Non
     assert load_run(tmp_path / "run").status == "done"
 
 
+def test_a_run_made_before_a_setting_existed_is_the_same_run(tmp_path: Path) -> None:
+    train({**MOONS, "epochs": 1}, tmp_path / "run").close()
+    stored = json.loads((tmp_path / "run/config.json").read_text())
+    del stored["loss"], stored["augment"]
+    (tmp_path / "run/config.json").write_text(json.dumps(stored))
+    train({**MOONS, "epochs": 1}, tmp_path / "run").close()
+    with pytest.raises(RunError, match="loss: None there, 'cross-entropy' now"):
+        train({**MOONS, "epochs": 1, "loss": "cross-entropy"}, tmp_path / "run")
+
+
 def test_an_interrupted_training_continues_to_the_same_weights(tmp_path: Path) -> None:
     config = {**MOONS, "excitation": {"radius": 0.05, "stages": 3}, "checkpoint_every": 2}
     whole = train(config, tmp_path / "whole")
@@ -63,6 +75,35 @@ def test_an_interrupted_training_continues_to_the_same_weights(tmp_path: Path) -
     one, two = (r.load_checkpoint()[1]["model"] for r in (whole, run))
     assert all(torch.equal(one[k], two[k]) for k in one)
     assert whole.frame().equals(run.frame())
+
+
+def test_augmented_data_continue_to_the_same_weights(tmp_path: Path) -> None:
+    digits = {"data": {"name": "digits", "classes": [3, 8], "train": 60, "test": 20}, "model": {"name": "small-cnn"}}
+    config = {**MOONS, **digits, "augment": {"shift": 1}, "loss": "cross-entropy", "checkpoint_every": 2}
+    whole = train(config, tmp_path / "whole").load_checkpoint()[1]["model"]
+
+    def interrupt(phase: str, done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", interrupt)
+    again = train(config, tmp_path / "run").load_checkpoint()[1]["model"]
+    assert all(torch.equal(whole[k], again[k]) for k in whole)
+    same = train({**config, "augment": None}, tmp_path / "same").load_checkpoint()[1]["model"]
+    assert not torch.equal(whole["0.weight"], same["0.weight"])
+
+
+def test_cross_entropy_has_two_outputs_and_measures(tmp_path: Path) -> None:
+    with train({**MOONS, "loss": "cross-entropy", "epochs": 10}, tmp_path / "run") as run:
+        assert run.load_checkpoint()[1]["model"]["3.bias"].shape == (2,)
+        last = run.series("accuracy/test")[1][-1]
+    saved = load_model(tmp_path / "run")
+    found = measure(saved, norm="2", most=10, steps=5, restarts=1)
+    assert len(found["test"]) == 10
+    with torch.no_grad():
+        right = (saved.model(saved.data.x_test).argmax(1) == saved.data.y_test).double().mean().item()
+    assert last == right == load_run(tmp_path / "run").read_json("summary")["accuracy"]["test"]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +134,8 @@ def test_regression(tmp_path: Path) -> None:
     assert "accuracy/test" not in train(config, tmp_path / "run").names()
     with pytest.raises(InputError, match="regression"):
         train({**config, "excitation": {"radius": 0.1}}, tmp_path / "other")
+    with pytest.raises(InputError, match="choose 'squared'"):
+        train({**config, "loss": "cross-entropy"}, tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +150,8 @@ def test_regression(tmp_path: Path) -> None:
         ({"device": "abacus"}, "device 'abacus'"),
         ({"device": "meta"}, "device 'meta'"),
         ({"optimizer": {"name": "sgd", "lr": 0.1, "nesterov": True}}, "optimizer: "),
+        ({"augment": {}}, "augment needs images"),
+        ({"model": {"name": "papers-cnn", "options": {"dropout": 1}}, "data": {"name": "moons"}}, "choose 'mlp'"),
         ({"checkpoint_every": "often"}, "checkpoint_every"),
         ({"epoch": 3}, "did you mean 'epochs'"),
     ],

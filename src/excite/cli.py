@@ -1,4 +1,4 @@
-"""The command line: `excite demo | train | margins | trace | report | data`."""
+"""The command line: `excite demo | study | train | margins | trace | report | data`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: list them, fetch and verify them.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+study_app = typer.Typer(
+    help="Experiments of the papers: list them, run them.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(study_app, name="study")
 console = Console(highlight=False, soft_wrap=False)
 _debug = False
 _INTERRUPTED = 130
@@ -112,23 +116,17 @@ def demo(
     open_report: Annotated[bool, typer.Option("--open/--no-open", help="Open the report in a browser.")] = True,
 ) -> None:
     """Train one small network three ways on handwritten digits, compare margins, write the report."""
-    from excite.demo import finished, perform_all, tasks
+    from excite.demo import tasks
     from excite.report import make_report
+    from excite.tasks import complete
 
     todo = tasks(out, seeds, epochs)
     if fresh:
         for task in todo:
             if (task.folder / "run.json").exists():
                 shutil.rmtree(task.folder)
-    left = [task for task in todo if not finished(task)]
     with _progress(one_bar=True) as tell:
-        shares = {task.folder.name: 0.0 if task in left else 1.0 for task in todo}
-
-        def update(name: str, phase: str, share: float) -> None:
-            shares[name] = share
-            tell(f"{phase} {name}", sum(shares.values()), len(todo))
-
-        perform_all(left, workers, update)
+        complete(todo, workers, tell)
     shown = make_report([task.folder for task in todo])
     path = shown.write(out / "report.html", "Three ways to train: margins on digits 8 and 9")
     _show(shown)
@@ -229,6 +227,46 @@ def report(
     _show(shown)
     console.print(f"report: {path}", soft_wrap=True)
     _open(path, open_report)
+
+
+@study_app.command("list", epilog="Example: excite study list")
+def study_list() -> None:
+    """The studies, and the claims each of them tests."""
+    from excite.studies import STUDIES
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    for heading in ("name", "claims", "scales"):
+        shown.add_column(heading, overflow="fold")
+    for name, study in STUDIES.items():
+        claims = [f"• {claim.text}" for claim in study.claims(study.scales["quick"])]
+        shown.add_row(name, "\n".join([f"{study.title}: {study.figure}", *claims]), ", ".join(study.scales))
+    console.print(shown, markup=False)
+
+
+@study_app.command("run", epilog="Example: excite study run margin-layers --scale quick --workers 2")
+def study_run(
+    name: Annotated[str, typer.Argument(help="A name from `excite study list`.")],
+    scale: Annotated[
+        str, typer.Option(help="quick (minutes on two cores) or paper (the authors' settings).")
+    ] = "quick",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Trainings of each arm; by default the scale's own.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; by default runs/studies/NAME-SCALE.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU for scale paper.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Trainings side by side on the CPU.")] = 2,
+    arms: Annotated[
+        str | None, typer.Option(help="figure: the papers' curves; all: the other arms too (default for paper).")
+    ] = None,
+    docs: Annotated[Path | None, typer.Option(help="Also write the results page and its images here.")] = None,
+) -> None:
+    """Run an experiment of the papers and judge its claims. What is finished already is not done again."""
+    from excite.studies import run
+
+    with _progress(one_bar=True) as tell:
+        result = run(name, scale, seeds, out, device, workers, tell, arms=arms, docs=docs)
+    print(result)
+    console.print(f"results: {result.folder / 'results.md'}, {result.figure}", soft_wrap=True)
 
 
 @data_app.command("list", epilog="Example: excite data list")

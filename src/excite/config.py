@@ -92,12 +92,27 @@ class AdamConfig(_Section):
     weight_decay: NotNegative = 0.0
 
 
+class AugmentConfig(_Section):
+    """Random changes of every batch of images: see `excite.fit.augment`."""
+
+    flip: bool = True
+    shift: Annotated[int, Field(ge=0)] = 4
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> AugmentConfig:
+        if not self.flip and not self.shift:
+            raise ValueError("flip = true or a shift of at least 1, else nothing is augmented")
+        return self
+
+
 class TrainConfig(_Section):
-    """One training. Without `excitation` it is plain: radius 0, the mean of (f − y)²."""
+    """One training. Without `excitation` it is plain: radius 0, the mean of (f − y)², or cross-entropy on two outputs."""
 
     data: DataConfig
     model: ModelConfig
+    loss: Literal["squared", "cross-entropy"] = "squared"
     excitation: ExcitationConfig | None = None
+    augment: AugmentConfig | None = None
     optimizer: Annotated[SGDConfig | AdamConfig, Field(discriminator="name")]
     epochs: Count
     batch: Count
@@ -105,6 +120,12 @@ class TrainConfig(_Section):
     device: str = "cpu"
     checkpoint_every: Count | Annotated[str, Field(pattern=r"^[1-9]\d* (step|epoch)s?$")] = "1 epoch"
     watch: bool | Count = True
+
+    @model_validator(mode="after")
+    def _squared_when_excited(self) -> TrainConfig:
+        if self.excitation is not None and self.loss != "squared":
+            raise ValueError("loss = 'squared' where there is excitation, or no excitation")
+        return self
 
 
 def load_config(path: str | os.PathLike[str]) -> TrainConfig:
@@ -198,7 +219,9 @@ def _path(problem: Any, values: Any) -> list[str]:
 
 
 def _known_keys(path: list[str], values: Mapping[str, Any]) -> list[str]:
-    sections: dict[str, type[BaseModel]] = {"data": DataConfig, "model": ModelConfig, "excitation": ExcitationConfig}
+    sections: dict[str, type[BaseModel]] = {
+        "data": DataConfig, "model": ModelConfig, "excitation": ExcitationConfig, "augment": AugmentConfig
+    }  # fmt: skip
     if not path:
         return list(TrainConfig.model_fields)
     if path[0] == "optimizer":

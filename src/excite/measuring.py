@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from excite.data import Dataset
 from excite.errors import InputError, RunError
+from excite.fit.accuracy import accuracy as share_right
+from excite.fit.accuracy import decisions
 from excite.margin import Margins, margins
 from excite.norms import parse_norm
 from excite.runs import Run, load_run
@@ -40,6 +42,10 @@ class SavedModel:
             chosen = torch.linspace(0, len(x) - 1, most).round().long()
             x, y = x[chosen], y[chosen]
         return x, y
+
+    def to(self, device: torch.device | str) -> SavedModel:
+        """Model and data on `device`; margins come back on the CPU from anywhere."""
+        return replace(self, model=self.model.to(device), data=self.data.to(device))
 
 
 def load_model(path: str | Path) -> SavedModel:
@@ -80,13 +86,14 @@ def measure(
     if not saved.data.classes:
         raise InputError(f"{saved.data.name} is a regression: margins need classes")
     kind = parse_norm(norm, ("inf", "2"))
+    decide = decisions(saved.model, saved.threshold)
     found: dict[str, Margins] = {}
     accuracy: dict[str, float] = {}
     for part in parts:
         x, y = saved.points(part)
         if not len(x):
             continue
-        accuracy[part] = _accuracy(saved, x, y)
+        accuracy[part] = share_right(saved.model, decide, x, y)
         tell = None if progress is None else partial(progress, f"margins, {part}")
         x, y = saved.points(part, most)
         found[part] = margins(
@@ -116,9 +123,3 @@ def _exists(run: Run, name: str) -> bool:
 def _kept_points(run: Run, name: str) -> int:
     stored = run.read_json(name) if _exists(run, name) else {}
     return len(stored.get("values", ())) if isinstance(stored, dict) else 0
-
-
-def _accuracy(saved: SavedModel, x: Tensor, y: Tensor) -> float:
-    with torch.no_grad():
-        outputs = torch.cat([saved.model(part).reshape(len(part)) for part in x.split(1000)])
-    return float(((outputs > saved.threshold).long() == y).double().mean())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from excite.errors import InputError, ModelError, TrainingStopped
 from excite.excitation import PersistentExcitation, Relative, Stages
 from excite.excitation.auto import Auto
 from excite.excitation.radius import base_radius
-from excite.fit import make_model, squared_error
+from excite.fit import cross_entropy, make_model, squared_error
 from excite.fit.architectures import ARCHITECTURES, options_for
+from excite.fit.augment import augmented
 from excite.fit.loop import Training, parse_every
 from excite.fit.randomness import own_randomness
 from excite.fit.together import OneStopped, fit_together
@@ -97,6 +98,8 @@ def _attempt(configs: Sequence[TrainConfig], folders: Sequence[Path], progress: 
 def _losses(training: Training, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss of each sample, of a stacked model."""
     excitation = training.excitation
+    if training.transform is not None:
+        raise ModelError("each network draws its own augmented data: train one by one")
     if not isinstance(excitation, PersistentExcitation) or isinstance(base_radius(excitation.radius), Relative | Auto):
         raise ModelError("radii relative to the layers are those of each network: train one by one")
     stacked = excitation.of(model)
@@ -118,11 +121,11 @@ def _prepare(stack: ExitStack, settings: TrainConfig, path: Path, progress: Prog
     device = find_device(settings.device)
     data = load_data(settings.data)
     model = build_model(settings, data).to(device)
-    excitation = build_excitation(settings.excitation, model, data)
+    excitation = build_excitation(settings.excitation, model, data) if settings.loss == "squared" else None
     optimizer = build_optimizer(settings, model)
-    loss = excitation.loss if excitation is not None else squared_error(model)
+    loss = build_loss(settings, model, excitation, data)
     _clear_unstarted(path)
-    run = stack.enter_context(Run.create(path, settings.model_dump(mode="json"), resume=True))
+    run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True))
     watching = None
     if settings.watch:
         every = 10 if settings.watch is True else settings.watch
@@ -134,7 +137,17 @@ def _prepare(stack: ExitStack, settings: TrainConfig, path: Path, progress: Prog
         progress,
     )  # fmt: skip
     training.every = parse_every(settings.checkpoint_every, training.per_epoch)
+    training.transform = build_transform(settings, data)
     return training
+
+
+def _as_stored(settings: TrainConfig, path: Path) -> dict[str, Any]:
+    """The settings, in the words of the run at `path` if they mean the same: one made before a key was added lacks it."""
+    if (path / "run.json").exists():
+        with load_run(path) as run, suppress(InputError):
+            if parse_config(run.config) == settings:
+                return run.config
+    return settings.model_dump(mode="json")
 
 
 def _clear_unstarted(path: Path) -> None:
@@ -185,7 +198,8 @@ def load_data(config: DataConfig) -> Dataset:
 def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
     options = dict(config.model.options)
     if config.model.name in ARCHITECTURES:
-        options = {**options_for(config.model.name, data.shape, 1), **options}
+        outputs = 2 if config.loss == "cross-entropy" else 1
+        options = {**options_for(config.model.name, data.shape, outputs), **options}
     return make_model(config.model.name, seed=config.seed, **options)
 
 
@@ -202,6 +216,25 @@ def build_excitation(config: ExcitationConfig | None, model: nn.Module, data: Da
         radius = Stages(radius, config.stages)
     bounds = None if config.bounds is None else (config.bounds[0], config.bounds[1])
     return PersistentExcitation(model, radius, config.norm, config.steps, config.layers, config.threshold, bounds)
+
+
+def build_loss(
+    config: TrainConfig, model: nn.Module, excitation: PersistentExcitation | None, data: Dataset
+) -> Callable[[Tensor, Tensor], Tensor]:
+    if config.loss == "cross-entropy":
+        if not data.classes:
+            raise InputError(f"loss 'cross-entropy' needs classes; {data.name} is a regression: choose 'squared'")
+        return cross_entropy(model)
+    return excitation.loss if excitation is not None else squared_error(model)
+
+
+def build_transform(config: TrainConfig, data: Dataset) -> Callable[[Tensor], Tensor] | None:
+    """What is done to the points of every batch before the step."""
+    if config.augment is None:
+        return None
+    if len(data.shape) != 3:
+        raise InputError(f"augment needs images; {data.name} has points of shape {data.shape}: leave augment out")
+    return partial(augmented, flip=config.augment.flip, shift=config.augment.shift)
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:

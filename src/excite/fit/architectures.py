@@ -17,12 +17,19 @@ from excite.fit.randomness import seeded_weights
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "leaky-relu": nn.LeakyReLU, "tanh": nn.Tanh}
 
 
-def papers_cnn(channels: int = 3, outputs: int = 1) -> nn.Module:
-    """The authors' network for planes and horses; images of 32×32."""
+def papers_cnn(channels: int = 3, outputs: int = 1, dropout: float = 0.0) -> nn.Module:
+    """The authors' network for planes and horses; images of 32×32.
+
+    With `dropout` above 0 the units of the two fully connected hidden layers are dropped with that probability.
+    """
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise InputError(f"papers-cnn: expected dropout of at least 0 and less than 1; got {dropout!r}")
+    first, second = ([nn.Dropout(dropout)] if dropout else [] for _ in range(2))
     return nn.Sequential(
         nn.Conv2d(channels, 12, 5), nn.LeakyReLU(), nn.MaxPool2d(2),
         nn.Conv2d(12, 32, 5), nn.LeakyReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(800, 240), nn.LeakyReLU(), nn.Linear(240, 192), nn.LeakyReLU(), nn.Linear(192, outputs),
+        nn.Linear(800, 240), nn.LeakyReLU(), *first,
+        nn.Linear(240, 192), nn.LeakyReLU(), *second, nn.Linear(192, outputs),
     )  # fmt: skip
 
 

@@ -149,6 +149,7 @@ class Training:
         self.started = False
         self.last: dict[str, float] = {}
         self.capture = True
+        self.transform: Callable[[Tensor], Tensor] | None = None
         self._pending: list[Tensor] = []
         self._patience = _PENDING if self.device.type == "cuda" else 1
 
@@ -158,7 +159,7 @@ class Training:
         step.check = self.before_update
         while self.epoch < self.epochs:
             for at in self.open_epoch():
-                self.after_update(step(self.x[at], self.y[at]))
+                self.after_update(step(*self.batch(at)))
             self.close_epoch()
         return self.finish(step.why_not)
 
@@ -197,6 +198,11 @@ class Training:
         if self.excitation is not None:
             self.excitation.advance(self.epoch / self.epochs)
         return self.shuffle.epoch(self.device)[self.position :]
+
+    def batch(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.x[at]
+        # Outside the step: random numbers of the CPU would be frozen into a captured one.
+        return x if self.transform is None else self.transform(x), self.y[at]
 
     def before_update(self, loss: Tensor) -> None:
         """On the CPU a loss that is not finite does not reach the weights; a GPU is not made to wait for it."""

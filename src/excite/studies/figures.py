@@ -1,0 +1,101 @@
+"""Figures of a study: margin curves in the papers' form, and the gap of every arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from excite.margin import Margins
+from excite.runs.files import writing
+from excite.studies.numbers import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Colours that people with colour-blindness tell apart (Okabe and Ito), and dashes for those who print in grey.
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), ":")
+PARTS = {"train": "training images", "test": "test images"}
+Curves = Mapping[str, Sequence[Mapping[str, Margins]]]  # by arm, one entry a seed, by part
+
+
+def margin_figure(curves: Curves, title: str, task: str) -> Figure:
+    """The percentage misclassified within ε against ε: left training images, right test images, one curve an arm.
+
+    Lines are means over seeds, bands reach from the lowest to the highest seed.
+    """
+    from matplotlib.figure import Figure
+
+    at = np.linspace(0, _widest(curves), 400)
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for axis, (part, words) in zip(axes, PARTS.items()):
+        for number, (arm, seeds) in enumerate(curves.items()):
+            share = 100 * np.stack([margins[part].within(at) for margins in seeds])  # (seeds, places)
+            colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+            axis.plot(at, share.mean(0), color=colour, linestyle=dashes, linewidth=2, label=arm)
+            axis.fill_between(at, share.min(0), share.max(0), color=colour, alpha=0.15, linewidth=0)
+        axis.set(title=words, xlabel="size ε of the perturbation (infinity norm)", xlim=(0, at[-1]), ylim=(0, 100))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("% misclassified within ε\n(lower is more robust)")
+    axes[1].legend(loc="lower right", framealpha=0.9)
+    count = max(len(found) for found in curves.values())
+    bands = f"lines: means over {count} seeds, bands: lowest to highest seed" if count > 1 else "one seed"
+    figure.suptitle(f"{title}\n", fontsize=13)
+    figure.text(
+        0.5,
+        0.925,
+        f"{task}; {bands}; a perturbation of 1.0 turns white into grey",
+        ha="center",
+        fontsize=9,
+        color="#444",
+    )
+    return figure
+
+
+def gap_figure(numbers: Sequence[Numbers], title: str) -> Figure:
+    """For every arm the gap and the median test margin: a dot a seed, a bar at the mean."""
+    from matplotlib.figure import Figure
+
+    arms = list(dict.fromkeys(found.arm for found in numbers))
+    figure = Figure(figsize=(10, 1.4 + 0.42 * len(arms)), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    panels = (("gap", "gap between training and test curves\n(smaller: training tells more about test)"),
+              ("margin_test", "median margin of test images\n(larger is more robust)"))  # fmt: skip
+    for axis, (name, words) in zip(axes, panels):
+        for row, arm in enumerate(arms):
+            values = [float(getattr(found, name)) for found in numbers if found.arm == arm]
+            axis.plot(values, [row] * len(values), "o", color=COLOURS[2], alpha=0.5, markeredgewidth=0)
+            axis.plot([float(np.mean(values))], [row], "|", color=COLOURS[0], markersize=16, markeredgewidth=2)
+        axis.set(xlabel=words, xlim=(0, None))
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(arms)), arms)
+    axes[0].invert_yaxis()
+    figure.suptitle(f"{title}: a dot a seed, the bar is the mean", fontsize=12)
+    return figure
+
+
+def save(figure: Figure, path: Path, *kinds: str) -> None:
+    """Write `path` with each of the endings; the same figure gives the same bytes."""
+    import matplotlib
+
+    with writing(path), matplotlib.rc_context({"svg.hashsalt": "excite"}):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for kind in kinds:
+            undated = {"Date": None} if kind == "svg" else {"Software": None}
+            figure.savefig(path.with_suffix(f".{kind}"), dpi=110, metadata=undated)
+
+
+def _widest(curves: Curves) -> float:
+    """Where the curves end: nine points of ten are misclassified in every arm, as far as they can be."""
+    ends = [0.0]
+    for seeds in curves.values():
+        for part in PARTS:
+            values = np.concatenate([np.asarray(margins[part].values) for margins in seeds])
+            finite = np.sort(values[np.isfinite(values)])
+            if len(finite):
+                ends.append(float(finite[min(int(0.9 * len(values)), len(finite) - 1)]))
+    return max(ends) or 1.0

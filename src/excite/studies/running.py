@@ -1,0 +1,201 @@
+"""Run a study: train what is missing, measure, judge the claims, draw the figure, write it all down."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from excite.config import parse_config
+from excite.errors import InputError
+from excite.runs.environment import environment
+from excite.runs.files import write_bytes, write_json, writing
+from excite.studies import margin_layers, margin_losses, margin_radii
+from excite.studies.figures import Curves, gap_figure, margin_figure, save
+from excite.studies.numbers import Numbers, read_numbers
+from excite.studies.page import page, table
+from excite.studies.study import Scale, Study
+from excite.studies.verdicts import Verdict, judge
+from excite.tasks import Task, complete
+from excite.training import find_device, load_data
+
+STUDIES: dict[str, Study] = {
+    study.STUDY.name: study.STUDY for study in (margin_losses, margin_radii, margin_layers)
+}  # fmt: skip
+Progress = Callable[[str, float, float], None]
+_VERSIONS = ("excite", "python", "torch", "numpy")
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study found. Its files are in `folder`: runs, figure.png and .svg, numbers.json, results.md."""
+
+    study: Study
+    scale: str
+    seeds: tuple[int, ...]
+    numbers: tuple[Numbers, ...]
+    verdicts: tuple[Verdict, ...]
+    folder: Path
+    command: str
+    versions: dict[str, str]
+
+    @property
+    def figure(self) -> Path:
+        return self.folder / "figure.png"
+
+    @property
+    def flags(self) -> list[str]:
+        """What speaks against margins, by arm; one line for each kind of evidence."""
+        return sorted({f"{found.arm}, {flag}" for found in self.numbers for flag in found.flags})
+
+    def __str__(self) -> str:
+        rows = table(self.numbers)
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, *map(str, self.verdicts)])
+
+
+def run(
+    name: str,
+    scale: str = "quick",
+    seeds: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    workers: int = 2,
+    progress: Progress | None = None,
+    *,
+    arms: str | None = None,
+    docs: str | os.PathLike[str] | None = None,
+) -> StudyResult:
+    """Run a study of the papers, or what is left of it: finished trainings are not done again.
+
+    Args:
+        name: one of `STUDIES`.
+        scale: "quick" or "paper".
+        seeds: how many; the scale's own number by default.
+        out: folder for runs, figure, numbers.json and results.md; runs/studies/NAME-SCALE by default.
+        device: "cpu", "cuda"; by default the GPU for scale "paper" if there is one.
+        workers: trainings side by side on the CPU.
+        progress: called as progress(what is going on, tasks done, tasks in all).
+        arms: "figure" for the curves of the papers' figure, "all" for the others too; by default all at scale "paper".
+        docs: also write the results page and its images into this folder.
+    """
+    study = find_study(name)
+    size = find_scale(study, scale)
+    count = size.seeds if seeds is None else _count(seeds)
+    chosen = _which(study, size, arms)
+    folder = Path(out) if out is not None else Path("runs/studies") / f"{study.name}-{size.name}"
+    if device is None:
+        device = "cuda" if size.name == "paper" and torch.cuda.is_available() else "cpu"
+    find_device(device)
+    todo = tasks(study, size, count, folder, device, chosen == "all")
+    load_data(todo[0].config.data)  # says how to fetch them, before anything starts
+    complete(todo, workers, progress)
+    command = _command(study, size, count, chosen)
+    result, curves = _gather(study, size, todo, folder, command)
+    _write(result, curves, todo, Path(docs) if docs is not None else None)
+    return result
+
+
+def tasks(study: Study, scale: Scale, seeds: int, folder: Path, device: str = "cpu", extra: bool = False) -> list[Task]:
+    """Every training of a study, arm by arm."""
+    return [
+        Task(
+            arm.name,
+            seed,
+            folder / f"{arm.name.replace(',', '').replace(' ', '-')}-{seed}",
+            parse_config({**arm.config, "seed": seed, "device": device}, f"{study.name}, {arm.name}"),
+            scale.points,
+            certify=False,  # the figures show what was found; bounds would cost as much again
+        )
+        for arm in study.arms(scale)
+        if extra or not arm.extra
+        for seed in range(seeds)
+    ]
+
+
+def find_study(name: str) -> Study:
+    if name not in STUDIES:
+        near = difflib.get_close_matches(str(name), STUDIES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(STUDIES)}"
+        raise InputError(f"unknown study {name!r}: {hint}")
+    return STUDIES[name]
+
+
+def find_scale(study: Study, scale: str) -> Scale:
+    if scale not in study.scales:
+        raise InputError(f"scale: expected {' or '.join(map(repr, study.scales))}; got {scale!r}")
+    return study.scales[scale]
+
+
+def _count(seeds: object) -> int:
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise InputError(f"seeds: expected a whole number of at least 1; got {seeds!r}")
+    return seeds
+
+
+def _which(study: Study, scale: Scale, arms: str | None) -> str:
+    if arms not in (None, "figure", "all"):
+        raise InputError(f"arms: expected 'figure' or 'all'; got {arms!r}")
+    extra = any(arm.extra for arm in study.arms(scale))
+    return arms or ("all" if extra and scale.every_arm else "figure")
+
+
+def _gather(study: Study, scale: Scale, todo: list[Task], folder: Path, command: str) -> tuple[StudyResult, Curves]:
+    numbers: list[Numbers] = []
+    curves: dict[str, list[Any]] = {}
+    for task in todo:
+        found, margins = read_numbers(task.arm, task.seed, task.folder)
+        numbers.append(found)
+        curves.setdefault(task.arm, []).append(margins)
+    verdicts = [verdict for claim in study.claims(scale) if (verdict := judge(claim, numbers)) is not None]
+    seeds = tuple(dict.fromkeys(task.seed for task in todo))
+    versions = {name: str(version) for name, version in environment().items() if name in _VERSIONS}
+    return StudyResult(study, scale.name, seeds, tuple(numbers), tuple(verdicts), folder, command, versions), curves
+
+
+def _write(result: StudyResult, curves: Curves, todo: list[Task], docs: Path | None) -> None:
+    study, folder = result.study, result.folder
+    extra = {arm.name for arm in study.arms(study.scales[result.scale]) if arm.extra}
+    shown = {arm: seeds for arm, seeds in curves.items() if arm not in extra}
+    drawn = margin_figure(shown, study.title, f"CIFAR-10, planes against horses, scale {result.scale}")
+    everything = gap_figure(result.numbers, study.title) if len(shown) < len(curves) else None
+    places = [(folder, "results.md", "figure", "arms")]
+    if docs is not None:
+        places.append((docs, f"{study.name}.md", f"images/{study.name}", f"images/{study.name}-arms"))
+    for place, text, image, more in places:
+        save(drawn, place / image, "png", *(["svg"] if place == folder else []))
+        if everything is not None:
+            save(everything, place / more, "png")
+        written = page(result, f"{image}.png", f"{more}.png" if everything is not None else None)
+        with writing(place):
+            place.mkdir(parents=True, exist_ok=True)
+        write_bytes(place / text, written.encode())
+    configs = {task.arm: task.config.model_dump(mode="json", exclude={"seed", "device"}) for task in todo}
+    write_json(
+        folder / "numbers.json",
+        {
+            "study": study.name,
+            "scale": result.scale,
+            "figure": study.figure,
+            "command": result.command,
+            "verdicts": [verdict.plain() for verdict in result.verdicts],
+            "numbers": [found.plain() for found in result.numbers],
+            "settings": {"points": study.scales[result.scale].points, "seeds": result.seeds, "arms": configs},
+            "versions": result.versions,
+        },
+    )
+
+
+def _command(study: Study, scale: Scale, seeds: int, arms: str) -> str:
+    words = ["excite study run", study.name, "--scale", scale.name]
+    if seeds != scale.seeds:
+        words += ["--seeds", str(seeds)]
+    if arms != _which(study, scale, None):
+        words += ["--arms", arms]
+    return " ".join(words)
