@@ -59,6 +59,7 @@ def settings(scale: Scale, **changes: Any) -> dict[str, Any]:
         "epochs": scale.epochs,
         "batch": scale.batch,
         "watch": False,
+        "checkpoint_every": f"{max(1, scale.epochs // 4)} epochs",
         **changes,
     }
 
