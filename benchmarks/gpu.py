@@ -1,6 +1,6 @@
 """Excitation on a GPU: a captured step beside a plain one, many seeds at once, margins, a large network.
 
-    python -m benchmarks.gpu [--data FOLDER] [--epochs 40] [--seeds 10] [--points 12000] [--only PART ...]
+    python -m benchmarks.gpu [--data FOLDER] [--epochs 40] [--seeds 10] [--points 12000] [--only PART ...] > docs/benchmarks-gpu.md
 
 Parts: agreement, one, many, margins, resnet, memory. The authors' network and settings on CIFAR-10 planes against
 horses; needs the data. Prints tables in Markdown. Runs on a CPU too, for a try with small numbers.
@@ -77,7 +77,8 @@ def agreement(data: Dataset, **_: Any) -> None:
         step = kind(pe.loss, optimizer_of(model), pe.setting)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).to(DEVICE)
         found[name] = [float(step(x[at], y[at])) for at in order.split(50)[:50]]
-        print(f"{name}: {step.why_not or 'as a graph'}")
+        if kind is CapturedStep and step.why_not is not None:
+            print(f"not captured: {step.why_not}")
     for name in ("plain again", "captured"):
         apart = max(abs(a - b) / abs(a) for a, b in zip(found["plain"], found[name]))
         print(f"first {len(found[name])} losses, largest relative difference of {name} to plain: {apart:.1e}")
@@ -198,7 +199,7 @@ def peak(network: str, kind: type[Step], queue: Any) -> None:
     queue.put(torch.cuda.max_memory_allocated() / 2**20)
 
 
-def memory(**_: Any) -> None:
+def memory(data: Dataset | None, **_: Any) -> None:
     """Peak memory of a step with excitation, 4 search steps, float32."""
     if DEVICE != "cuda":
         return
@@ -230,11 +231,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     options = parser.parse_args()
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
-    print(f"## On a GPU\n\n{name}, torch {torch.__version__.split('+')[0]}\n")
+    print(
+        f"# Benchmarks on a GPU\n\n{name}, torch {torch.__version__.split('+')[0]}. Command: `python -m benchmarks.gpu`\n"
+    )
     needs_data = set(options.only) != {"memory"}
     data = load("cifar10", classes=("airplane", "horse"), root=options.data) if needs_data else None
     for part in options.only:
-        print(f"\n### {(PARTS[part].__doc__ or part).strip()}\n", flush=True)
+        print(f"\n## {(PARTS[part].__doc__ or part).strip()}\n", flush=True)
         PARTS[part](data, epochs=options.epochs, seeds=options.seeds, points=options.points, batch=options.batch)
 
 

@@ -89,7 +89,7 @@ BAD = [
     ("optimizer", {"name": "adam", "betas": [0.9]}, "'optimizer.betas'", "2 values"),
     ("optimizer", {"name": "adam", "betas": [0.9, 1.5]}, "'optimizer.betas.1'", "less than 1"),
     ("excitation", {"radius": -0.1}, "'excitation.radius'", "at least 0"),
-    ("excitation", {"radius": "0.1"}, "'excitation.radius'", "expected a number or a table; got '0.1'"),
+    ("excitation", {"radius": "0.1"}, "'excitation.radius'", "expected 'auto' or a number or a table; got '0.1'"),
     ("excitation", {"radius": {"0": "x"}}, "'excitation.radius.0'", "expected a number; got 'x'"),
     ("excitation", {"radius": float("inf")}, "'excitation.radius'", "finite"),
     ("excitation", {}, "'excitation'", "either radius or relative"),
@@ -127,8 +127,10 @@ def test_a_bad_config_is_one_line_that_names_the_key(path: str, value: Any, key:
 
 
 def test_cross_entropy_is_not_excited() -> None:
-    with pytest.raises(InputError, match="loss = 'squared' where there is excitation"):
-        parse_config({**BASE, "loss": "cross-entropy", "excitation": {"radius": 0.1}})
+    with pytest.raises(InputError, match="either excitation or adversarial"):
+        parse_config({**BASE, "adversarial": {"radius": 0.1}, "excitation": {"radius": 0.1}})
+    with pytest.raises(InputError, match="did you mean 'steps'"):
+        parse_config({**BASE, "adversarial": {"radius": 0.1, "step": 3}})
 
 
 TOML = """

@@ -141,7 +141,6 @@ def test_regression(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"data": {"name": "digits"}}, "choose two"),
         ({"data": {"name": "digit"}}, "did you mean 'digits'"),
         ({"model": {"name": "papers-cnn"}}, "choose 'mlp'"),
         ({"model": {"name": "mpl"}}, "did you mean 'mlp'"),
@@ -188,3 +187,42 @@ def test_fit_runs_and_data_work_without_the_rest(tmp_path: Path) -> None:
         [sys.executable, "-c", LEAN, str(tmp_path / "run")], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout == "[1, 2]\nset()\n", done.stderr
+
+
+DIGITS: dict[str, Any] = {
+    "data": {"name": "digits", "classes": [0, 1, 2, 3], "train": 200, "test": 80},
+    "model": {"name": "small-cnn"},
+    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+    "epochs": 8,
+    "batch": 20,
+    "watch": False,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss": "cross-entropy"},
+        {"excitation": {"radius": 0.01}},
+        {"excitation": {"radius": "auto"}},
+        {"excitation": {"radius": 0.05, "kind": "multiplicative"}, "loss": "cross-entropy"},
+        {"adversarial": {"radius": 0.05, "steps": 3, "bounds": [-1, 1]}, "loss": "cross-entropy"},
+        {"adversarial": {"radius": 0.05, "steps": 1, "stages": 2}},
+    ],
+    ids=["plain", "cross-entropy", "excited", "auto", "multiplicative", "adversarial", "fast"],
+)
+def test_many_classes_train_and_are_measured(tmp_path: Path, changes: dict[str, Any]) -> None:
+    from excite.measuring import load_model, measure
+
+    with train({**DIGITS, **changes}, tmp_path / "run") as run:
+        assert run.series("accuracy/test")[1][-1] > 0.7
+    found = measure(load_model(tmp_path / "run"), most=20, evidence=False)
+    assert found["test"].median > 0
+
+
+@pytest.mark.parametrize("method", ["excitation", "adversarial"])
+def test_a_regression_is_not_excited(tmp_path: Path, method: str) -> None:
+    config = {**DIGITS, "data": {"name": "frequencies"}, "model": {"name": "mlp"}, method: {"radius": 0.1}}
+    with pytest.raises(InputError, match=f"{method} needs classes"):
+        train(config, tmp_path / "run")

@@ -64,6 +64,7 @@ class ExcitationConfig(_Section):
     norm: Annotated[Literal["inf", "2", "1"], BeforeValidator(_norm_name)] = "inf"
     steps: Count = 4
     layers: Literal["all", "input"] | list[str] = "all"
+    kind: Literal["additive", "multiplicative"] = "additive"
     stages: Annotated[int, Field(ge=2)] | None = None
     bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
     threshold: Number = 0.5
@@ -73,6 +74,18 @@ class ExcitationConfig(_Section):
         if (self.radius is None) == (self.relative is None):
             raise ValueError("either radius or relative")
         return self
+
+
+class AdversarialConfig(_Section):
+    """Adversarial training, the baseline: the input alone is perturbed, up the loss."""
+
+    radius: NotNegative
+    norm: Annotated[Literal["inf", "2", "1"], BeforeValidator(_norm_name)] = "inf"
+    steps: Count = 7
+    step_size: Positive | None = None
+    random_start: bool = True
+    stages: Annotated[int, Field(ge=2)] | None = None
+    bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
 
 
 class SGDConfig(_Section):
@@ -106,12 +119,16 @@ class AugmentConfig(_Section):
 
 
 class TrainConfig(_Section):
-    """One training. Without `excitation` it is plain: radius 0, the mean of (f − y)², or cross-entropy on two outputs."""
+    """One training. Without `excitation` and `adversarial` it is plain.
+
+    The model has one output for two classes and squared error, else one for each class.
+    """
 
     data: DataConfig
     model: ModelConfig
     loss: Literal["squared", "cross-entropy"] = "squared"
     excitation: ExcitationConfig | None = None
+    adversarial: AdversarialConfig | None = None
     augment: AugmentConfig | None = None
     optimizer: Annotated[SGDConfig | AdamConfig, Field(discriminator="name")]
     epochs: Count
@@ -122,9 +139,9 @@ class TrainConfig(_Section):
     watch: bool | Count = True
 
     @model_validator(mode="after")
-    def _squared_when_excited(self) -> TrainConfig:
-        if self.excitation is not None and self.loss != "squared":
-            raise ValueError("loss = 'squared' where there is excitation, or no excitation")
+    def _one_method(self) -> TrainConfig:
+        if self.excitation is not None and self.adversarial is not None:
+            raise ValueError("either excitation or adversarial")
         return self
 
 
@@ -220,7 +237,8 @@ def _path(problem: Any, values: Any) -> list[str]:
 
 def _known_keys(path: list[str], values: Mapping[str, Any]) -> list[str]:
     sections: dict[str, type[BaseModel]] = {
-        "data": DataConfig, "model": ModelConfig, "excitation": ExcitationConfig, "augment": AugmentConfig
+        "data": DataConfig, "model": ModelConfig, "excitation": ExcitationConfig, "augment": AugmentConfig,
+        "adversarial": AdversarialConfig,
     }  # fmt: skip
     if not path:
         return list(TrainConfig.model_fields)

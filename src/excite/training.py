@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite.config import DataConfig, ExcitationConfig, TrainConfig, parse_config
+from excite.config import DataConfig, TrainConfig, parse_config
 from excite.data import Dataset, load
 from excite.errors import InputError, ModelError, TrainingStopped
-from excite.excitation import PersistentExcitation, Relative, Stages
+from excite.excitation import AdversarialTraining, PersistentExcitation, Relative, Stages
 from excite.excitation.auto import Auto
 from excite.excitation.radius import base_radius
-from excite.fit import cross_entropy, make_model, squared_error
+from excite.fit import make_model, squared_error
 from excite.fit.architectures import ARCHITECTURES, options_for
 from excite.fit.augment import augmented
 from excite.fit.loop import Training, parse_every
@@ -121,9 +121,10 @@ def _prepare(stack: ExitStack, settings: TrainConfig, path: Path, progress: Prog
     device = find_device(settings.device)
     data = load_data(settings.data)
     model = build_model(settings, data).to(device)
-    excitation = build_excitation(settings.excitation, model, data) if settings.loss == "squared" else None
+    excitation = build_excitation(settings, model, data)
     optimizer = build_optimizer(settings, model)
-    loss = build_loss(settings, model, excitation, data)
+    loss = excitation.loss if excitation is not None else squared_error(model)
+    transform = build_transform(settings, data)
     _clear_unstarted(path)
     run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True))
     watching = None
@@ -137,7 +138,7 @@ def _prepare(stack: ExitStack, settings: TrainConfig, path: Path, progress: Prog
         progress,
     )  # fmt: skip
     training.every = parse_every(settings.checkpoint_every, training.per_epoch)
-    training.transform = build_transform(settings, data)
+    training.transform = transform
     return training
 
 
@@ -187,45 +188,55 @@ def load_data(config: DataConfig) -> Dataset:
     classes = None if config.classes is None else tuple(config.classes)
     sizes = {"train": config.train, "test": config.test}
     low, high = config.scale
-    data = load(config.name, classes=classes, seed=config.seed, scale=(low, high), **sizes, **config.options)  # type: ignore[arg-type]
-    if len(data.classes) > 2:
-        raise InputError(
-            f"data: training needs two classes; {data.name} gives {len(data.classes)}: choose two, as in classes = [3, 8]"
-        )
-    return data
+    return load(config.name, classes=classes, seed=config.seed, scale=(low, high), **sizes, **config.options)  # type: ignore[arg-type]
 
 
 def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
     options = dict(config.model.options)
     if config.model.name in ARCHITECTURES:
-        outputs = 2 if config.loss == "cross-entropy" else 1
-        options = {**options_for(config.model.name, data.shape, outputs), **options}
+        options = {**options_for(config.model.name, data.shape, _classes(config, data) or 1), **options}
     return make_model(config.model.name, seed=config.seed, **options)
 
 
-def build_excitation(config: ExcitationConfig | None, model: nn.Module, data: Dataset) -> PersistentExcitation | None:
-    """Without a config: radius 0, which is plain training with the mean of (f − y)². None for regression."""
+def _classes(config: TrainConfig, data: Dataset) -> int | None:
+    """The number of outputs, one for each class; None for one output and a threshold."""
+    return len(data.classes) if len(data.classes) > 2 or config.loss == "cross-entropy" else None
+
+
+def build_excitation(
+    config: TrainConfig, model: nn.Module, data: Dataset
+) -> PersistentExcitation | AdversarialTraining | None:
+    """What makes the loss. Without excitation that is radius 0: plain training on the same scale. None for regression."""
+    excitation, adversarial = config.excitation, config.adversarial
     if not data.classes:
-        if config is not None:
-            raise InputError(f"excitation needs labels 0 and 1; {data.name} is a regression: leave excitation out")
-        return None
-    if config is None:
-        return PersistentExcitation(model, 0.0)
-    radius: Any = Relative(config.relative) if config.relative is not None else config.radius
-    if config.stages is not None:
-        radius = Stages(radius, config.stages)
-    bounds = None if config.bounds is None else (config.bounds[0], config.bounds[1])
-    return PersistentExcitation(model, radius, config.norm, config.steps, config.layers, config.threshold, bounds)
-
-
-def build_loss(
-    config: TrainConfig, model: nn.Module, excitation: PersistentExcitation | None, data: Dataset
-) -> Callable[[Tensor, Tensor], Tensor]:
-    if config.loss == "cross-entropy":
-        if not data.classes:
+        for name, given in (("excitation", excitation), ("adversarial", adversarial)):
+            if given is not None:
+                raise InputError(f"{name} needs classes; {data.name} is a regression: leave {name} out")
+        if config.loss == "cross-entropy":
             raise InputError(f"loss 'cross-entropy' needs classes; {data.name} is a regression: choose 'squared'")
-        return cross_entropy(model)
-    return excitation.loss if excitation is not None else squared_error(model)
+        return None
+    target: dict[str, Any] = {"classes": _classes(config, data), "loss": config.loss}
+    if adversarial is not None:
+        reach: Any = adversarial.radius
+        return AdversarialTraining(
+            model, reach if adversarial.stages is None else Stages(reach, adversarial.stages), adversarial.norm,
+            adversarial.steps, adversarial.step_size, adversarial.random_start, bounds=_pair(adversarial.bounds),
+            seed=config.seed, **target,
+        )  # fmt: skip
+    if excitation is None:
+        return PersistentExcitation(model, 0.0, **target)
+    radius: Any = Relative(excitation.relative) if excitation.relative is not None else excitation.radius
+    if excitation.stages is not None:
+        radius = Stages(radius, excitation.stages)
+    threshold = excitation.threshold if target["classes"] is None else None
+    return PersistentExcitation(
+        model, radius, excitation.norm, excitation.steps, excitation.layers, threshold, _pair(excitation.bounds),
+        kind=excitation.kind, **target,
+    )  # fmt: skip
+
+
+def _pair(bounds: list[float] | None) -> tuple[float, float] | None:
+    return None if bounds is None else (bounds[0], bounds[1])
 
 
 def build_transform(config: TrainConfig, data: Dataset) -> Callable[[Tensor], Tensor] | None:

@@ -243,7 +243,7 @@ def test_scale_paper_is_what_the_authors_did(name: str, tmp_path: Path) -> None:
         elif task.arm != "adaptive optimizer":
             optimizer = config.optimizer.model_dump()
             assert (config.batch, *(optimizer[k] for k in ("lr", "momentum", "dampening"))) == (50, 0.1, 0.9, 0.9)
-        if config.excitation is not None:
+        if config.excitation is not None and config.excitation.radius != "auto":
             assert (config.excitation.steps, config.excitation.stages, config.excitation.norm) == (4, 4, "inf")
 
 

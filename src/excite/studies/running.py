@@ -13,9 +13,9 @@ import torch
 
 from excite.config import parse_config
 from excite.errors import InputError
-from excite.runs.environment import environment
+from excite.runs import load_run
 from excite.runs.files import write_bytes, write_json, writing
-from excite.studies import margin_layers, margin_losses, margin_radii
+from excite.studies import margin_auto, margin_layers, margin_losses, margin_radii
 from excite.studies.figures import Curves, gap_figure, margin_figure, save
 from excite.studies.numbers import Numbers, read_numbers
 from excite.studies.page import page, table
@@ -25,7 +25,7 @@ from excite.tasks import Task, complete
 from excite.training import find_device, load_data
 
 STUDIES: dict[str, Study] = {
-    study.STUDY.name: study.STUDY for study in (margin_losses, margin_radii, margin_layers)
+    study.STUDY.name: study.STUDY for study in (margin_losses, margin_radii, margin_layers, margin_auto)
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
 _VERSIONS = ("excite", "python", "torch", "numpy")
@@ -155,8 +155,19 @@ def _gather(study: Study, scale: Scale, todo: list[Task], folder: Path, command:
         curves.setdefault(task.arm, []).append(margins)
     verdicts = [verdict for claim in study.claims(scale) if (verdict := judge(claim, numbers)) is not None]
     seeds = tuple(dict.fromkeys(task.seed for task in todo))
-    versions = {name: str(version) for name, version in environment().items() if name in _VERSIONS}
+    versions = _versions(todo)
     return StudyResult(study, scale.name, seeds, tuple(numbers), tuple(verdicts), folder, command, versions), curves
+
+
+def _versions(todo: list[Task]) -> dict[str, str]:
+    """What the trainings were made with, on which machine."""
+    found: dict[str, dict[str, None]] = {}
+    for task in todo:
+        with load_run(task.folder) as run:
+            for name in _VERSIONS:
+                if name in run.environment:
+                    found.setdefault(name, {})[str(run.environment[name])] = None
+    return {name: ", ".join(values) for name, values in found.items()}
 
 
 def _write(result: StudyResult, curves: Curves, todo: list[Task], docs: Path | None) -> None:
