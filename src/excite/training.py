@@ -255,6 +255,8 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
     options = config.optimizer.model_dump(exclude={"name"})
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
+    if config.optimizer.name != "sgd" and parameters[0].is_cuda:
+        options["capturable"] = True  # its step counts stay on the GPU, so that the step can be captured
     kinds: dict[str, type[torch.optim.Optimizer]] = {
         "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW
     }  # fmt: skip
