@@ -1,5 +1,19 @@
-"""What people look at: figures and the static report."""
+"""What people look at: curves, verdicts in words, and one self-contained page."""
 
-from excite.report.page import Report, make_report
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from excite.report.page import Report, make_report
 
 __all__ = ["Report", "make_report"]
+
+
+def __getattr__(name: str) -> Any:
+    # Only the page needs plotly; curves and their distances are also used where there is none.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from excite.report import page
+
+    return getattr(page, name)
