@@ -172,12 +172,12 @@ class PersistentExcitation:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep."""
-        controller = self.radius.state_dict() if isinstance(self.radius, Auto) else None
-        return {"progress": self.progress, "auto": controller}
+        state: dict[str, Any] = {"progress": self.progress}
+        return {**state, "auto": self.radius.state_dict()} if isinstance(self.radius, Auto) else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.advance(state["progress"])
-        if isinstance(self.radius, Auto) and state.get("auto") is not None:
+        if isinstance(self.radius, Auto) and "auto" in state:
             self.radius.load_state_dict(state["auto"])
 
     def __repr__(self) -> str:
