@@ -6,7 +6,7 @@ Not an experiment of the papers: section 7.2 asks for magnitudes that differ fro
 from __future__ import annotations
 
 from excite.studies.planes_and_horses import BOUNDS, RADIUS, SCALES, excited, settings
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.study import Arm, Claim, Scale, Study, gap_claim
 
 PLAIN, INPUT, ALL, AUTO = "plain", "input excited", "every layer excited", "radius auto"
 _SOURCE = "Persistency of excitation, section 7.2; the rule is Excite's own"
@@ -23,14 +23,7 @@ def arms(scale: Scale) -> list[Arm]:
 
 def claims(scale: Scale) -> list[Claim]:
     return [
-        Claim(
-            "radii that nobody tuned end with a smaller gap than the input excited alone",
-            _SOURCE,
-            "gap of the curves, radius auto minus input excited",
-            (INPUT, AUTO),
-            lambda n: n[AUTO].gap - n[INPUT].gap,
-            below=0.0,
-        ),
+        gap_claim("radii that nobody tuned end with a smaller gap than the input excited alone", _SOURCE, AUTO, INPUT),
         Claim(
             "and cost less than two points of test accuracy",
             _SOURCE,

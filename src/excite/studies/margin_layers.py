@@ -9,7 +9,7 @@ of epochs stays the same.
 from __future__ import annotations
 
 from excite.studies.planes_and_horses import HIDDEN, RADIUS, SCALES, excited, settings, with_images
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.study import Arm, Claim, Scale, Study, gap_claim
 
 PLAIN, INPUT, ALL = "plain", "input excited", "every layer excited"
 _FIGURE = "Persistency of excitation, section 6, figure 6; Richness of hidden activations, figure 2"
@@ -51,21 +51,17 @@ def _of_the_figure() -> list[Claim]:
             lambda n: n[INPUT].margin_test / n[PLAIN].margin_test - 1 if n[PLAIN].margin_test else float("nan"),
             below=0.1,
         ),
-        Claim(
+        gap_claim(
             "with every layer perturbed training margins say more about test margins than with the input perturbed alone",
             _FIGURE,
-            "gap of the curves, every layer excited minus input excited",
-            (INPUT, ALL),
-            lambda n: n[ALL].gap - n[INPUT].gap,
-            below=0.0,
+            ALL,
+            INPUT,
         ),
-        Claim(
+        gap_claim(
             "with every layer perturbed training margins say more about test margins than after plain training",
             _FIGURE,
-            "gap of the curves, every layer excited minus plain",
-            (PLAIN, ALL),
-            lambda n: n[ALL].gap - n[PLAIN].gap,
-            below=0.0,
+            ALL,
+            PLAIN,
         ),
     ]
 
@@ -73,13 +69,11 @@ def _of_the_figure() -> list[Claim]:
 def _in_words(scale: Scale) -> list[Claim]:
     fewer, more = (PLAIN, "twice the data") if "twice the data" in scale.sizes else ("5,000 images", PLAIN)
     found = [
-        Claim(
+        gap_claim(
             f"{what} does less for the gap than perturbing every layer",
             f"Richness of hidden activations, section 5, {where}",
-            f"gap of the curves, every layer excited minus {arm}",
-            (arm, ALL),
-            lambda n, arm=arm: n[ALL].gap - n[arm].gap,  # type: ignore[misc]
-            below=0.0,
+            ALL,
+            arm,
         )
         for arm, what, where in (
             ("dropout", "dropout", "Dropout"),
@@ -96,21 +90,19 @@ def _in_words(scale: Scale) -> list[Claim]:
             lambda n: (n[fewer].gap - n[more].gap) - (n[PLAIN].gap - n[ALL].gap),
             below=0.0,
         ),
-        Claim(
+        gap_claim(
             "an adaptive optimizer leaves a wider gap than gradient descent",
             "Persistency of excitation, section 7.3, trade-off between training speed and generalization",
-            "gap of the curves, adaptive optimizer minus plain",
-            (PLAIN, "adaptive optimizer"),
-            lambda n: n["adaptive optimizer"].gap - n[PLAIN].gap,
-            above=0.0,
+            "adaptive optimizer",
+            PLAIN,
+            wider=True,
         ),
-        Claim(
+        gap_claim(
             "perturbing the hidden layers alone leaves a wider gap than perturbing the input too",
             "the papers do not say; Algorithm 1 perturbs both",
-            "gap of the curves, hidden layers excited minus every layer excited",
-            (ALL, "hidden layers excited"),
-            lambda n: n["hidden layers excited"].gap - n[ALL].gap,
-            above=0.0,
+            "hidden layers excited",
+            ALL,
+            wider=True,
         ),
     ]
 

@@ -35,6 +35,13 @@ class Claim:
     below: float | None = None
 
 
+def gap_claim(text: str, source: str, arm: str, than: str, *, wider: bool = False) -> Claim:
+    """The gap between training and test curves is smaller in one arm than in another, or `wider`."""
+    bounds = {"above": 0.0} if wider else {"below": 0.0}
+    measure = f"gap of the curves, {arm} minus {than}"
+    return Claim(text, source, measure, (than, arm), lambda n: n[arm].gap - n[than].gap, **bounds)
+
+
 @dataclass(frozen=True)
 class Scale:
     """How large a study is. Sizes are training and test images; `points` of each have their margins measured."""
