@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
-from excite.errors import InputError, ModelError
-from excite.fit import build, cross_entropy
+from excite.errors import InputError
+from excite.fit import build
 from excite.fit.augment import augmented
 
 
@@ -57,14 +56,6 @@ def test_draws_come_from_the_global_state() -> None:
 def test_points_are_refused() -> None:
     with pytest.raises(InputError, match=r"expected images of shape \(B, C, H, W\); got \(3, 2\)"):
         augmented(torch.zeros(3, 2))
-
-
-def test_cross_entropy_is_a_mean_and_needs_two_outputs() -> None:
-    model, x, y = nn.Linear(3, 2), torch.rand(6, 3), torch.arange(6) % 2
-    expected = -torch.log_softmax(model(x), 1)[torch.arange(6), y].sum() / 6
-    torch.testing.assert_close(cross_entropy(model)(x, y), expected)
-    with pytest.raises(ModelError, match=r"one output per class.*got \(6, 1\)"):
-        cross_entropy(nn.Linear(3, 1))(x, y)
 
 
 def test_dropout_starts_from_the_same_weights() -> None:

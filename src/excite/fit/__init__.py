@@ -4,14 +4,13 @@ from excite.fit.accuracy import accuracy
 from excite.fit.architectures import ARCHITECTURES, build
 from excite.fit.factories import import_factory, make_model
 from excite.fit.loop import Fitted, fit
-from excite.fit.losses import cross_entropy, squared_error
+from excite.fit.losses import squared_error
 
 __all__ = [
     "ARCHITECTURES",
     "Fitted",
     "accuracy",
     "build",
-    "cross_entropy",
     "fit",
     "import_factory",
     "make_model",

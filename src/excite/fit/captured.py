@@ -8,7 +8,8 @@ again. What cannot be captured runs plainly, and `why_not` says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,21 +20,16 @@ _WARM = 3  # plain steps before a capture: libraries choose their algorithms, op
 _SEEN = 8  # steps of one shape that are worth a capture
 
 
+@dataclass(eq=False)
 class CapturedStep(Step):
     """A step that becomes a CUDA graph after a few plain ones; on the CPU it stays plain."""
 
-    def __init__(
-        self,
-        loss: Loss,
-        optimizer: torch.optim.Optimizer,
-        setting: Callable[[], Hashable] = lambda: None,
-        networks: int = 1,
-    ):
-        super().__init__(loss, optimizer, setting, networks)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._graphs: dict[Hashable, _Graph] = {}
         self._plain: dict[Hashable, int] = {}
         self._now: Hashable = None
-        self.why_not = _refusal(optimizer)
+        self.why_not = _refusal(self.optimizer)
         # One stream for plain steps and captures: each stream that multiplies matrices gets a workspace of its own.
         self._stream = torch.cuda.Stream() if self.why_not is None else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from excite.errors import InputError
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
+@dataclass(eq=False)
 class Step:
     """step(x, y): the loss before the update, detached: one number, or one for each of `networks` trained together.
 
@@ -19,17 +21,14 @@ class Step:
     gradients: what it refuses does not reach the weights. `why_not` says why the step is not captured in a CUDA graph.
     """
 
-    why_not: str | None = None
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    setting: Callable[[], Hashable] = lambda: None
+    networks: int = 1
 
-    def __init__(
-        self,
-        loss: Loss,
-        optimizer: torch.optim.Optimizer,
-        setting: Callable[[], Hashable] = lambda: None,
-        networks: int = 1,
-    ):
-        self.loss, self.optimizer, self.setting, self.networks = loss, optimizer, setting, networks
+    def __post_init__(self) -> None:
         self.check: Callable[[Tensor], None] = lambda loss: None
+        self.why_not: str | None = None
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimizer.zero_grad()
