@@ -153,6 +153,8 @@ def test_without_a_run_or_an_example_it_still_works():
         warnings.simplefilter("error")
         with excite.watch(model) as watch:
             train(model, x, watch, 70)
+    assert watch.steps == 70
+    assert "rank" not in {probe.name for probe in watch.probes}
 
 
 def test_a_restart_continues_the_count(tmp_path):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from excite import ExciteError, Hierarchy, PersistentExcitation
+from excitation.refusing import refusing
+from excite import Hierarchy, PersistentExcitation
 from models import build, with_outputs
 
 Y = torch.tensor([0, 4, 2, 3])
@@ -142,8 +143,4 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_with_the_reason(case):
-    action, message = BAD[case]
-    with pytest.raises(ExciteError, match=message):
-        action()
+test_bad_input_is_refused_with_the_reason = refusing(BAD)
