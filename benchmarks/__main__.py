@@ -16,7 +16,7 @@ from pathlib import Path
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Written by `make bench`. Ratios are of paired repeats in one run, because other work on a machine slows all contestants alike;
+Written by `{command}`. Ratios are of paired repeats in one run, because other work on a machine slows all contestants alike;
 medians, with quartiles.
 """
 QUICK = {"excitation": ["--repeats", "9"], "margins": ["--repeats", "1", "--epochs", "2"]}
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--data", help="folder with CIFAR-10")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, shorter trainings")
     options = parser.parse_args()
-    parts = [HEAD]
+    parts = [HEAD.format(command="python -m benchmarks --quick" if options.quick else "make bench")]
     # A process each, so that one benchmark's threads and memory do not follow the other around.
     for name in ("excitation", "margins"):
         shown = ["python", "-m", f"benchmarks.{name}", *(QUICK[name] if options.quick else [])]
