@@ -1,6 +1,8 @@
 """`excite.watch` in a plain loop."""
 
+import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -188,6 +190,8 @@ def worker(rank, size, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
     model = torch.nn.Linear(2, 1)
     probes = [PerProcess(r) for r in ("mean", "sum", "max", "min", "first")]
+    while rank > 0 and not (Path(folder) / "run" / "run.json").exists():
+        time.sleep(0.01)  # a late process finds the run of the first one there already
     with excite.watch(model, run=f"{folder}/run", probes=[*probes, Loss()]) as watch:
         for step in range(3):
             watch.step(float(rank + step))

@@ -214,9 +214,10 @@ def watch(
             raise InputError(f"watch: two probes are called {name!r}: give each its own name")
     owns = not isinstance(run, Run)
     if owns and run is not None:
-        if (Path(run) / "run.json").exists():  # type: ignore[arg-type]
-            raise RunError(f"{run} holds a run already: choose another folder, or give an open Run to continue it")
+        # Only the first process writes, and only it looks: to the others its new run would seem an old one.
         first = rank_and_size()[0] == 0
+        if first and (Path(run) / "run.json").exists():  # type: ignore[arg-type]
+            raise RunError(f"{run} holds a run already: choose another folder, or give an open Run to continue it")
         settings = {"watch": {"probes": names, "model": type(unwrap(model)).__name__}}
         run = Run.create(run, settings) if first else None  # type: ignore[arg-type]
     try:
