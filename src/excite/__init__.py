@@ -13,7 +13,7 @@ from excite._version import __version__
 from excite.errors import DataError, ExciteError, InputError, ModelError, RunError, TrainingStopped
 
 if TYPE_CHECKING:
-    from excite import lipschitz, studies
+    from excite import bounds, lipschitz, studies
     from excite.excitation import AdversarialTraining, Hierarchy, PersistentExcitation, Relative, Stages
     from excite.margin import Margins, margins
     from excite.runs import Run, load_run
@@ -27,7 +27,7 @@ _WHERE = {
     "watch": "excite.watching", "Watch": "excite.watching",
     "load_run": "excite.runs", "Run": "excite.runs",
     "margins": "excite.margin", "Margins": "excite.margin",
-    "lipschitz": "", "studies": "",
+    "bounds": "", "lipschitz": "", "studies": "",
 }  # fmt: skip
 
 
@@ -61,6 +61,7 @@ __all__ = [
     "Watch",
     "Wiring",
     "__version__",
+    "bounds",
     "lipschitz",
     "load_run",
     "margins",
