@@ -47,7 +47,7 @@ class DataConfig(_Section):
 
 
 class ModelConfig(_Section):
-    """A built-in name ("small-cnn", "papers-cnn", "mlp", "linear") or "module:factory", with options for it.
+    """A built-in name ("small-cnn", "papers-cnn", "resnet", "mlp", "linear") or "module:factory", with options for it.
 
     What follows from the data (channels, inputs, size, outputs) is filled in for built-in names.
     """
@@ -131,6 +131,8 @@ class TrainConfig(_Section):
     adversarial: AdversarialConfig | None = None
     augment: AugmentConfig | None = None
     optimizer: Annotated[SGDConfig | AdamConfig, Field(discriminator="name")]
+    schedule: Literal["constant", "one-cycle"] = "constant"  # of the learning rate: see `excite.fit.schedule`
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the passes; weights stay in float32
     epochs: Count
     batch: Count
     seed: Annotated[int, Field(ge=0)] = 0

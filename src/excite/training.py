@@ -24,6 +24,7 @@ from excite.fit.architectures import ARCHITECTURES, options_for
 from excite.fit.augment import augmented
 from excite.fit.loop import Training, parse_every
 from excite.fit.randomness import own_randomness
+from excite.fit.schedule import OneCycle
 from excite.fit.together import OneStopped, fit_together
 from excite.probes import Distance, Every, Loss, Rank
 from excite.runs import Run, load_run
@@ -100,6 +101,8 @@ def _losses(training: Training, model: nn.Module) -> Callable[[Tensor, Tensor], 
     excitation = training.excitation
     if training.transform is not None:
         raise ModelError("each network draws its own augmented data: train one by one")
+    if training.schedule is not None:
+        raise ModelError("learning rates that move are not known to the step of several networks: train one by one")
     if not isinstance(excitation, PersistentExcitation) or isinstance(base_radius(excitation.radius), Relative | Auto):
         raise ModelError("radii relative to the layers are those of each network: train one by one")
     stacked = excitation.of(model)
@@ -121,9 +124,13 @@ def _prepare(stack: ExitStack, settings: TrainConfig, path: Path, progress: Prog
     device = find_device(settings.device)
     data = load_data(settings.data)
     model = build_model(settings, data).to(device)
+    if _channels_last(settings, data):
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     excitation = build_excitation(settings, model, data)
     optimizer = build_optimizer(settings, model)
     loss = excitation.loss if excitation is not None else squared_error(model)
+    if settings.precision == "bfloat16":
+        loss = partial(_in_bfloat16, loss, device.type)
     transform = build_transform(settings, data)
     _clear_unstarted(path)
     run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True))
@@ -139,6 +146,7 @@ def _prepare(stack: ExitStack, settings: TrainConfig, path: Path, progress: Prog
     )  # fmt: skip
     training.every = parse_every(settings.checkpoint_every, training.per_epoch)
     training.transform = transform
+    training.schedule = OneCycle(optimizer) if settings.schedule == "one-cycle" else None
     return training
 
 
@@ -221,7 +229,7 @@ def build_excitation(
         return AdversarialTraining(
             model, reach if adversarial.stages is None else Stages(reach, adversarial.stages), adversarial.norm,
             adversarial.steps, adversarial.step_size, adversarial.random_start, bounds=_pair(adversarial.bounds),
-            seed=config.seed, **target,
+            **target,
         )  # fmt: skip
     if excitation is None:
         return PersistentExcitation(model, 0.0, **target)
@@ -241,11 +249,23 @@ def _pair(bounds: list[float] | None) -> tuple[float, float] | None:
 
 def build_transform(config: TrainConfig, data: Dataset) -> Callable[[Tensor], Tensor] | None:
     """What is done to the points of every batch before the step."""
+    layout = torch.channels_last if _channels_last(config, data) else torch.contiguous_format
     if config.augment is None:
-        return None
+        return None if layout == torch.contiguous_format else lambda x: x.contiguous(memory_format=layout)
     if len(data.shape) != 3:
         raise InputError(f"augment needs images; {data.name} has points of shape {data.shape}: leave augment out")
-    return partial(augmented, flip=config.augment.flip, shift=config.augment.shift)
+    flip, shift = config.augment.flip, config.augment.shift
+    return lambda x: augmented(x, flip, shift).contiguous(memory_format=layout)
+
+
+def _channels_last(config: TrainConfig, data: Dataset) -> bool:
+    """The layout in which convolutions in half precision are fast."""
+    return config.precision == "bfloat16" and len(data.shape) == 3
+
+
+def _in_bfloat16(loss: Callable[[Tensor, Tensor], Tensor], device: str, x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast(device, torch.bfloat16):
+        return loss(x, y)
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -257,6 +277,8 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
         options["betas"] = tuple(options["betas"])
     if config.optimizer.name != "sgd" and parameters[0].is_cuda:
         options["capturable"] = True  # its step counts stay on the GPU, so that the step can be captured
+    if config.optimizer.name == "sgd" and config.schedule != "constant" and parameters[0].is_cuda:
+        options["fused"] = True  # the one kind that takes its rate from the GPU
     kinds: dict[str, type[torch.optim.Optimizer]] = {
         "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW
     }  # fmt: skip

@@ -79,7 +79,8 @@ def test_at_most_the_loss_of_both_extremes_of_the_input():
 @pytest.mark.parametrize("steps", [1, 3])
 def test_it_changes_nothing_and_counts_one_forward(name, steps):
     model, x = build(name)
-    at, before = AdversarialTraining(model, 0.1, steps=steps, bounds=(-9, 9)), state_of(model)
+    at = AdversarialTraining(model, 0.1, steps=steps, bounds=(-9, 9), random_start=False)
+    before = state_of(model)
     at.perturbations(x, Y)
     at.predict(x)
     assert same_state(before, state_of(model))
@@ -111,13 +112,14 @@ def test_stages_radius_zero_and_the_state(tmp_path):
     assert torch.equal(at.loss(x, Y), (model(x).flatten() - Y).square().mean())
     at.advance(0.5)
     first = at.perturbations(x, Y)
-    state = at.state_dict()
+    state, random = at.state_dict(), torch.get_rng_state()
     second = at.perturbations(x, Y)
     assert not torch.equal(first, second)
     write(tmp_path, 1, {"excitation": state}, final=False, keep=1)  # through the file that runs keep
     state = read(path_of(tmp_path, 1, False))[1]["excitation"]
-    twin = AdversarialTraining(model, Stages(0.3, 2), steps=1, seed=9)
+    twin = AdversarialTraining(model, Stages(0.3, 2), steps=1)
     twin.load_state_dict(state)
+    torch.set_rng_state(random)  # starts are drawn from the global random state, which trainings keep
     assert torch.equal(twin.perturbations(x, Y), second)
 
 
@@ -168,3 +170,25 @@ BAD = {
 
 
 test_bad_input_is_refused_with_the_reason = refusing(BAD)
+
+
+@pytest.mark.parametrize("outputs", [3, 2])
+def test_the_margin_loss_is_positive_exactly_where_the_decision_is_wrong(outputs):
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, outputs)).double()
+    x, y = torch.randn(60, 4, dtype=torch.float64), torch.randint(3, (60,))
+    at = AdversarialTraining(model, 0.0, loss="margin", classes=3)
+    wrong = at.predict(x) != y
+    scores = model(x) @ codes(3, outputs).T
+    others = [max(scores[i, j] for j in range(3) if j != y[i]) - scores[i, y[i]] for i in range(60)]
+    assert torch.allclose(at.loss(x, y), torch.stack(others).mean())
+    assert torch.equal(torch.stack(others) > 0, wrong)
+
+
+def test_the_margin_loss_of_one_output_is_its_distance_past_the_threshold():
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.ones_(model.weight)
+    at = AdversarialTraining(model, 0.25, steps=3, random_start=False, loss="margin")
+    x, y = torch.tensor([[0.1], [0.9]], dtype=torch.float64), torch.tensor([0, 1])
+    assert torch.allclose(at.perturbations(x, y), torch.tensor([[0.25], [-0.25]], dtype=torch.float64))
+    assert at.loss(x, y).item() == pytest.approx(-0.15)

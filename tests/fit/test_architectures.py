@@ -11,7 +11,7 @@ from excite.errors import InputError
 from excite.fit import ARCHITECTURES, build, import_factory, make_model
 from excite.fit.architectures import options_for
 
-SHAPES = {"papers-cnn": (3, 32, 32), "small-cnn": (1, 8, 8), "mlp": (2, 3), "linear": (5,)}
+SHAPES = {"papers-cnn": (3, 32, 32), "small-cnn": (1, 8, 8), "resnet": (1, 8, 8), "mlp": (2, 3), "linear": (5,)}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -32,7 +32,8 @@ def test_weights_come_from_the_seed_alone(name: str) -> None:
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(one[k], two[k]) for k in one)
     other = build(name, seed=6, **options).state_dict()
-    assert not any(torch.equal(one[k], other[k]) for k in one)
+    drawn = [k for k in one if one[k].unique().numel() > 1]  # batch normalization starts from constants
+    assert drawn and not any(torch.equal(one[k], other[k]) for k in drawn)
 
 
 def test_the_papers_network_has_the_papers_sizes() -> None:
@@ -101,3 +102,15 @@ def test_bad_options_of_a_factory_are_refused(user_module: str) -> None:
     with pytest.raises(InputError, match="could not make a model"):
         make_model(f"{user_module}:make", widht=3)
     assert callable(import_factory(f"{user_module}:make"))
+
+
+def test_resnets_have_the_sizes_they_say():
+    model = build("resnet", outputs=10)
+    assert sum(p.numel() for p in model.parameters()) == 2_777_674
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    large = build("resnet", outputs=10, stages=4)
+    assert sum(p.numel() for p in large.parameters()) == 11_173_962  # ResNet-18 for 32×32 images
+    small = build("resnet", channels=1, outputs=3, width=4, stages=2, blocks=1)
+    assert small(torch.randn(2, 1, 8, 8)).shape == (2, 3)
+    with pytest.raises(InputError, match="expected width of at least 1"):
+        build("resnet", width=0)

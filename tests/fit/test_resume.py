@@ -55,7 +55,7 @@ def compare(whole: Path, broken: Path) -> None:
     step, state = one.load_checkpoint()
     again, other = two.load_checkpoint()
     assert step == again == STEPS
-    for part in state:
+    for part in state.keys() - {"seconds"}:
         assert same(state[part], other[part]), part
     first, second = one.frame(), two.frame()
     assert first[["step", "name"]].equals(second[["step", "name"]])

@@ -6,7 +6,7 @@ The search is that of excitation: the same passes, steepest steps and bounds, on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from excite.excitation.checks import (
     check_model,
     possible_layers,
 )
+from excite.excitation.direction import wide
 from excite.excitation.layout import Layout
 from excite.excitation.radius import Stages, check_radius, radius_of
 from excite.excitation.replay import Tape
@@ -55,8 +56,10 @@ class AdversarialTraining:
         model: one scalar output per sample, or with `classes=m` m outputs (or m − 1 for the squared error).
         radius: a number, or `Stages` of a number.
         step_size: by default 2.5·radius/steps; for one step 1.25·radius from a random start and the radius from zero.
-        random_start: uniform in the ball, from a generator of its own (`seed`), which the state dict keeps.
-        loss, classes, threshold, bounds, output: as in `PersistentExcitation`.
+        random_start: uniform in the ball, drawn from torch's global random state.
+        loss: as in `PersistentExcitation`, or "margin" for an attack on a trained model: how far the largest other output is
+            above that of the label, so that a positive error is a wrong decision.
+        classes, threshold, bounds, output: as in `PersistentExcitation`.
     """
 
     def __init__(
@@ -67,12 +70,11 @@ class AdversarialTraining:
         steps: int = 7,
         step_size: float | None = None,
         random_start: bool = True,
-        loss: Loss = "squared",
+        loss: Loss | Literal["margin"] = "squared",
         classes: int | None = None,
         bounds: Bounds | None = None,
         threshold: float | None = None,
         output: Pick = None,
-        seed: int = 0,
     ):
         self.model = check_model(model)
         possible_layers(unwrap(model))
@@ -87,13 +89,11 @@ class AdversarialTraining:
             raise InputError(f"step_size: expected a number above 0; got {step_size!r}")
         self.step_size = step_size
         self.random_start = random_start
-        self.target = choose_target(classes, threshold, loss)
+        self.target = choose_target(classes, threshold, "squared" if loss == "margin" else loss)
+        self._errors = self.target.confusion if loss == "margin" else self.target.errors
         self.bounds = check_bounds(bounds)
         self.output = output
         self.progress = 0.0
-        self._random = check_count(seed, "seed", least=0)
-        self._generators: dict[torch.device, torch.Generator] = {}
-        self._kept: Tensor | None = None
         self._known_layouts: dict[object, list[Layout | None]] = {}
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -104,9 +104,9 @@ class AdversarialTraining:
             with eagerly(self.model):
                 output = self._read(call(self.model, x), batch_size(x))
         else:
-            found = self._search(x, labels)
+            found = self._search(x, labels, self._start(x))
             output = evaluate(self.model, Names(unwrap(self.model)), x, found, self._read, copies=1)
-        return self.target.errors(output, labels).mean()
+        return self._errors(output, labels).mean()
 
     def perturbations(self, x: Tensor, y: Tensor) -> Tensor:
         """d for each input, shaped like x. Changes nothing in the model; a random start moves on."""
@@ -114,8 +114,9 @@ class AdversarialTraining:
         labels = self.target.labels(y, batch_size(x))
         if self._radius() == 0:
             return torch.zeros_like(x)
+        start = self._start(x)
         with untouched(unwrap(self.model)):
-            return self._search(x, labels).values[INPUT]
+            return self._search(x, labels, start).values[INPUT]
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
@@ -135,13 +136,10 @@ class AdversarialTraining:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep."""
-        state = next((g.get_state() for g in self._generators.values()), self._kept)
-        return {"progress": self.progress, "random": state}
+        return {"progress": self.progress}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.advance(state["progress"])
-        self._kept = state["random"]
-        self._generators.clear()
 
     def __repr__(self) -> str:
         return (
@@ -160,18 +158,17 @@ class AdversarialTraining:
             return 2.5 * radius / self.steps
         return 1.25 * radius if self.random_start else radius
 
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            generator = torch.Generator(device).manual_seed(self._random)
-            if self._kept is not None:
-                generator.set_state(self._kept.cpu())
-            self._generators[device] = generator
-        return self._generators[device]
-
     def _read(self, returned: Any, samples: int) -> Tensor:
-        return self.target.outputs(pick_output(returned, self.output), samples)
+        output = self.target.outputs(pick_output(returned, self.output), samples)
+        return output.to(wide(output))  # errors of outputs in half precision would be rounded to three digits
 
-    def _search(self, x: Tensor, labels: Tensor) -> Perturbations:
+    def _start(self, x: Tensor) -> Tensor:
+        if not self.random_start:
+            return torch.zeros_like(x)
+        drawn: Tensor = random_point(x.detach().flatten(1), self.norm, self._radius()).reshape(x.shape)
+        return drawn
+
+    def _search(self, x: Tensor, labels: Tensor, d: Tensor) -> Perturbations:
         """Steps up the error, from the start that the recording pass runs at: its masks and statistics hold for all."""
         model = unwrap(self.model)
         names, radius, batch = Names(model), self._radius(), len(x)
@@ -195,13 +192,10 @@ class AdversarialTraining:
 
         try:
             with torch.inference_mode(False), torch.enable_grad(), eagerly(model):
-                d = torch.zeros_like(x)
-                if self.random_start:
-                    drawn = random_point(x.flatten(1), self.norm, radius, self._generator(x.device))
-                    d = site.within_bounds(drawn.reshape(x.shape))
+                d = site.within_bounds(d)
                 start = site.moved(x, d)
                 clean = record(model, names, start, setting, tape, buffers)
-                errors = self.target.errors(clean.output, labels).sum()
+                errors = self._errors(clean.output, labels).sum()
                 first = gradients_of(errors, clean.inputs)[INPUT]
                 find_layouts(model, names, start, clean.made_by, self._known_layouts)
                 buffers.restore(thorough=False)
@@ -210,7 +204,7 @@ class AdversarialTraining:
                 for _ in range(self.steps - 1):
                     at = Perturbations({INPUT: d.requires_grad_()}, {INPUT: site}, tape, frozenset())
                     output = repeat(model, names, own_copy(x), at, self._read, buffers, copies=1)
-                    gradient = gradients_of(self.target.errors(output, labels).sum(), at.values)[INPUT]
+                    gradient = gradients_of(self._errors(output, labels).sum(), at.values)[INPUT]
                     d = d.detach() if gradient is None else climb(d.detach(), gradient)
         finally:
             buffers.restore(thorough=False)

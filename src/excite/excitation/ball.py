@@ -23,8 +23,8 @@ def project(rows: Tensor, norm: Norm, radius: float) -> Tensor:
     return torch.where(length <= radius, rows, rows.sign() * (rows.abs() - level).clamp(min=0))
 
 
-def random_point(like: Tensor, norm: Norm, radius: float, generator: torch.Generator) -> Tensor:
-    """A point drawn uniformly from the ball, for each row of (B, n)."""
+def random_point(like: Tensor, norm: Norm, radius: float, generator: torch.Generator | None = None) -> Tensor:
+    """A point drawn uniformly from the ball, for each row of (B, n); from the global random state without a generator."""
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, device=like.device, dtype=like.dtype)

@@ -21,6 +21,7 @@ from excite.excitation.checks import (
     possible_layers,
 )
 from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
+from excite.excitation.direction import wide
 from excite.excitation.kinds import check_kind
 from excite.excitation.layout import Layout
 from excite.excitation.radius import Radius, check_radius, radius_names, radius_of, unknown_layer
@@ -251,7 +252,8 @@ class PersistentExcitation:
         return low, high
 
     def _read(self, returned: Any, samples: int) -> Tensor:
-        return self.target.outputs(pick_output(returned, self.output), samples)
+        output = self.target.outputs(pick_output(returned, self.output), samples)
+        return output.to(wide(output))  # errors of outputs in half precision would be rounded to three digits
 
     def _check_input(self, x: Batch) -> None:
         check_input(x, self.layers == "input", self.bounds)

@@ -91,6 +91,10 @@ class Binary(Target):
     def decide(self, output: Tensor) -> Tensor:
         return (output > self.threshold).long()
 
+    def confusion(self, output: Tensor, labels: Tensor) -> Tensor:
+        """How far the output is on the wrong side of the threshold, (B,): positive where the decision is wrong."""
+        return (self.threshold - output) * (2 * labels.to(output.dtype) - 1)
+
     def trivial(self, labels: Tensor) -> Tensor:
         if self.loss_name == "cross-entropy":
             return entropy(labels.long(), 2)
@@ -137,6 +141,12 @@ class Codes(Target):
 
     def decide(self, output: Tensor) -> Tensor:
         return nearest(output, self.points(output))
+
+    def confusion(self, output: Tensor, labels: Tensor) -> Tensor:
+        """How far the best other class is above the label's, (B,): positive where the decision is wrong."""
+        scores = output @ self.points(output).T  # codes are equally long: the nearest has the largest product
+        own = F.one_hot(labels, self.classes).bool()
+        return scores.masked_fill(own, -math.inf).amax(1) - scores.gather(1, labels[:, None]).squeeze(1)
 
     def trivial(self, labels: Tensor) -> Tensor:
         shares = F.one_hot(labels, self.classes).float().mean(0)
@@ -244,7 +254,7 @@ def check_threshold(threshold: object, loss: Loss) -> float:
     return float(threshold)
 
 
-def choose_target(classes: int | None, threshold: float | None, loss: Loss) -> Target:
+def choose_target(classes: int | None, threshold: float | None, loss: Loss) -> Binary | Codes:
     """`Binary` without classes, `Codes` with them."""
     if classes is None:
         return Binary(threshold, loss)

@@ -13,6 +13,7 @@ from torch import nn
 
 from excite.errors import InputError
 from excite.fit.randomness import seeded_weights
+from excite.fit.resnet import resnet
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "leaky-relu": nn.LeakyReLU, "tanh": nn.Tanh}
 
@@ -66,8 +67,10 @@ def linear(inputs: int, outputs: int = 1) -> nn.Module:
 
 
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
-    "papers-cnn": papers_cnn, "small-cnn": small_cnn, "mlp": mlp, "linear": linear
+    "papers-cnn": papers_cnn, "small-cnn": small_cnn, "resnet": resnet, "mlp": mlp, "linear": linear
 }  # fmt: skip
+
+_IMAGES = ("papers-cnn", "small-cnn", "resnet")
 
 
 def build(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
@@ -92,7 +95,7 @@ def build(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
 
 def options_for(name: str, shape: Sequence[int], outputs: int) -> dict[str, int]:
     """The options of a built-in network that follow from the shape of one point and the number of outputs."""
-    if name in ("papers-cnn", "small-cnn"):
+    if name in _IMAGES:
         if len(shape) != 3 or shape[1] != shape[2] or (name == "papers-cnn" and shape[1] != 32):
             wanted = "32×32 images" if name == "papers-cnn" else "square images"
             raise InputError(f"{name} takes {wanted}; the data has points of shape {tuple(shape)}: choose 'mlp'")

@@ -7,6 +7,7 @@ weights and its metrics as one that was not.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +19,7 @@ from excite.errors import InputError, RunError, TrainingStopped
 from excite.fit.accuracy import Predict, accuracy, decisions
 from excite.fit.captured import CapturedStep
 from excite.fit.randomness import capture, own_randomness, restore
+from excite.fit.schedule import OneCycle
 from excite.fit.shuffle import Shuffle
 from excite.fit.step import Loss, Step
 from excite.runs.folder import Run, one_line
@@ -150,6 +152,8 @@ class Training:
         self.last: dict[str, float] = {}
         self.capture = True
         self.transform: Callable[[Tensor], Tensor] | None = None
+        self.schedule: OneCycle | None = None
+        self._spent, self._since = 0.0, time.perf_counter()  # seconds of training before the last checkpoint, and now
         self._pending: list[Tensor] = []
         self._patience = _PENDING if self.device.type == "cuda" else 1
 
@@ -159,6 +163,8 @@ class Training:
         step.check = self.before_update
         while self.epoch < self.epochs:
             for at in self.open_epoch():
+                if self.schedule is not None:
+                    self.schedule(self.step, self.epochs * self.per_epoch)
                 self.after_update(step(*self.batch(at)))
             self.close_epoch()
         return self.finish(step.why_not)
@@ -189,7 +195,7 @@ class Training:
     def begin(self) -> None:
         """Continue from the last checkpoint of the run, if there is one."""
         self._resume()
-        self.started = True
+        self.started, self._since = True, time.perf_counter()
         if self.resumed_from is None:
             self._measure_accuracy()
 
@@ -232,7 +238,7 @@ class Training:
         if self.step % self.every == 0 and self.epoch < self.epochs:
             self._checkpoint()
 
-    def finish(self, why_not_captured: str | None = None) -> Fitted:
+    def finish(self, why_not_captured: str | None = None, together: int = 1) -> Fitted:
         if self.resumed_from != self.step:
             if self.excitation is not None:
                 self.excitation.advance(1.0)
@@ -240,9 +246,16 @@ class Training:
         self.optimizer.zero_grad()
         if self.run is not None:
             self.run.flush()
+            taken = {"seconds": self.seconds, "together": together, "why_not_captured": why_not_captured}
+            self.run.write_json("time", {"device": _device_name(self.device), **taken})
             self.run.set_status("done")
         train, test = self.last.get("accuracy/train"), self.last.get("accuracy/test")
         return Fitted(self.step, self.last["loss/step"], train, test, self.resumed_from, why_not_captured)
+
+    @property
+    def seconds(self) -> float:
+        """What training has taken so far, in all its pieces."""
+        return self._spent + time.perf_counter() - self._since
 
     # Inside
 
@@ -299,6 +312,7 @@ class Training:
             "settings": self.settings,
             "progress": {"epoch": self.epoch, "position": self.position},
             "last": self.last,
+            "seconds": self.seconds,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "excitation": None if self.excitation is None else self.excitation.state_dict(),
@@ -336,10 +350,15 @@ class Training:
             watch.load_state_dict(state["watch"])
         self.shuffle.load_state_dict(state["shuffle"])
         self.last = dict(state["last"])
+        self._spent = float(state.get("seconds", 0.0))
         self.step, self.resumed_from = step, step
         self.epoch, self.position = state["progress"]["epoch"], state["progress"]["position"]
         self.run.rewind(step)
         restore(state["random"], self.device)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def parse_every(every: int | str, per_epoch: int) -> int:

@@ -57,7 +57,7 @@ def fit_together(trainings: Sequence[Training], losses: Callable[[nn.Module], Lo
                 shared = True
             _for_each(trainings, Training.after_update, found.unbind())
         _for_each(trainings, Training.close_epoch)
-    return [t.finish(step.why_not) for t in trainings]
+    return [t.finish(step.why_not, count) for t in trainings]
 
 
 def stack_optimizers(stacked: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:

@@ -1,0 +1,37 @@
+"""The learning rate over a training, from its share that is done: nothing to keep in a checkpoint.
+
+constant    the optimizer's own
+one-cycle   linearly up to the optimizer's own in the first fifth, then linearly down to nothing
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+RISE = 0.2
+
+
+def one_cycle(share: float) -> float:
+    """The factor on the learning rate when `share` of training is done, 0 to 1."""
+    return min(share / RISE, (1 - share) / (1 - RISE))
+
+
+class OneCycle:
+    """Sets the rates of an optimizer before each step. On a GPU they become tensors, so that a captured step sees them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer = optimizer
+        self.peaks = [float(group["lr"]) for group in optimizer.param_groups]
+
+    def __call__(self, step: int, steps: int) -> None:
+        """Before step number `step` of `steps`, counted from 0; no step has rate zero."""
+        factor = one_cycle((step + 1) / (steps + 1))
+        for group, peak in zip(self.optimizer.param_groups, self.peaks):
+            device = group["params"][0].device
+            if device.type != "cuda":
+                group["lr"] = peak * factor
+            elif isinstance(group["lr"], Tensor) and group["lr"].device == device:
+                group["lr"].fill_(peak * factor)
+            else:
+                group["lr"] = torch.tensor(peak * factor, device=device)
