@@ -200,7 +200,7 @@ def test_on_a_gpu_the_seeds_of_an_arm_are_trained_together(tiny: Path, monkeypat
     assert tasks._groups(todo) == [todo[:2], todo[2:]]
     assert tasks._perform_group(todo[:2], lambda *a: None) == []
     assert calls == [["squared-error-0", "squared-error-1"]]
-    assert all(tasks.finished(task) for task in todo[:2])
+    assert all(task.finished() for task in todo[:2])
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_hidden_layers_are_all_but_the_first() -> None:
 
 
 def numbers(arm: str, seed: int, margin: float, accuracy: float = 0.9, flags: tuple[str, ...] = ()) -> Numbers:
-    return Numbers(arm, seed, 1.0, accuracy, margin, margin, 0.1, 0, 0, 0, 0, flags)
+    return Numbers(arm, seed, {"margin_train": margin, "margin_test": margin}, flags, by_chance=accuracy < 0.6)
 
 
 def claim(**limit: float) -> Claim:
@@ -289,7 +289,7 @@ def test_networks_that_decide_by_chance_settle_nothing_and_flags_are_told() -> N
     settled = judge(claim(above=0.0), found)
     assert settled is not None
     assert (settled.word, settled.notes) == ("holds", ())
-    chance = judge(claim(above=0.0), [*found[:-1], replace(found[-1], accuracy_test=0.5)])
+    chance = judge(claim(above=0.0), [*found[:-1], replace(found[-1], by_chance=True)])
     assert chance is not None
     assert chance.word == "undecided"
     assert "hardly better than by chance" in str(chance)

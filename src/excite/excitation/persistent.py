@@ -20,8 +20,8 @@ from excite.excitation.checks import (
     check_model,
     possible_layers,
 )
-from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
 from excite.excitation.direction import wide
+from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
 from excite.excitation.kinds import check_kind
 from excite.excitation.layout import Layout
 from excite.excitation.radius import Radius, check_radius, radius_names, radius_of, unknown_layer

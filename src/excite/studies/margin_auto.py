@@ -5,14 +5,15 @@ Not an experiment of the papers: section 7.2 asks for magnitudes that differ fro
 
 from __future__ import annotations
 
-from excite.studies.planes_and_horses import BOUNDS, RADIUS, SCALES, excited, settings
-from excite.studies.study import Arm, Claim, Scale, Study, gap_claim
+from excite.studies.by_margins import ByMargins, TrainingScale
+from excite.studies.planes_and_horses import BOUNDS, RADIUS, SCALES, TASK, excited, settings
+from excite.studies.study import Arm, Claim, Study, gap_claim
 
 PLAIN, INPUT, ALL, AUTO = "plain", "input excited", "every layer excited", "radius auto"
 _SOURCE = "Persistency of excitation, section 7.2; the rule is Excite's own"
 
 
-def arms(scale: Scale) -> list[Arm]:
+def arms(scale: TrainingScale) -> list[Arm]:
     return [
         Arm(PLAIN, settings(scale)),
         Arm(INPUT, settings(scale, excitation=excited(RADIUS, "input"))),
@@ -21,7 +22,7 @@ def arms(scale: Scale) -> list[Arm]:
     ]
 
 
-def claims(scale: Scale) -> list[Claim]:
+def claims(scale: TrainingScale) -> list[Claim]:
     return [
         gap_claim("radii that nobody tuned end with a smaller gap than the input excited alone", _SOURCE, AUTO, INPUT),
         Claim(
@@ -47,6 +48,8 @@ STUDY = Study(
     "margin-auto",
     "A radius that nobody tuned",
     "section 7.2 of Persistency of Excitation for Robustness of Neural Networks",
+    TASK,
+    ByMargins(),
     SCALES,
     arms,
     claims,

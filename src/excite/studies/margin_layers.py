@@ -8,14 +8,15 @@ of epochs stays the same.
 
 from __future__ import annotations
 
-from excite.studies.planes_and_horses import HIDDEN, RADIUS, SCALES, excited, settings, with_images
-from excite.studies.study import Arm, Claim, Scale, Study, gap_claim
+from excite.studies.by_margins import ByMargins, TrainingScale
+from excite.studies.planes_and_horses import HIDDEN, RADIUS, SCALES, TASK, excited, settings, with_images
+from excite.studies.study import Arm, Claim, Study, gap_claim
 
 PLAIN, INPUT, ALL = "plain", "input excited", "every layer excited"
 _FIGURE = "Persistency of excitation, section 6, figure 6; Richness of hidden activations, figure 2"
 
 
-def arms(scale: Scale) -> list[Arm]:
+def arms(scale: TrainingScale) -> list[Arm]:
     dropout = {"name": "papers-cnn", "options": {"dropout": 0.5}}
     return [
         Arm(PLAIN, settings(scale)),
@@ -29,7 +30,7 @@ def arms(scale: Scale) -> list[Arm]:
     ]
 
 
-def claims(scale: Scale) -> list[Claim]:
+def claims(scale: TrainingScale) -> list[Claim]:
     return [*_of_the_figure(), *_in_words(scale)]
 
 
@@ -66,7 +67,7 @@ def _of_the_figure() -> list[Claim]:
     ]
 
 
-def _in_words(scale: Scale) -> list[Claim]:
+def _in_words(scale: TrainingScale) -> list[Claim]:
     fewer, more = (PLAIN, "twice the data") if "twice the data" in scale.sizes else ("5,000 images", PLAIN)
     found = [
         gap_claim(
@@ -111,6 +112,8 @@ STUDY = Study(
     "margin-layers",
     "The input excited alone, or every layer",
     "figure 6 of Persistency of Excitation for Robustness of Neural Networks",
+    TASK,
+    ByMargins(),
     SCALES,
     arms,
     claims,

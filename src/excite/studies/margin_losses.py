@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from excite.studies.by_margins import ByMargins, TrainingScale
 from excite.studies.numbers import Numbers
-from excite.studies.planes_and_horses import SCALES, cross_entropy, settings
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.planes_and_horses import SCALES, TASK, cross_entropy, settings
+from excite.studies.study import Arm, Claim, Study
 
 LARGE = 16 / 255  # 8/255 of pixels in [0, 1], the size CIFAR-10 networks are usually asked to stand
 _SOURCE = "Persistency of excitation, section 6, figure 4"
 
 
-def arms(scale: Scale) -> list[Arm]:
+def arms(scale: TrainingScale) -> list[Arm]:
     return [Arm("squared error", settings(scale)), Arm("cross-entropy", cross_entropy(scale))]
 
 
-def claims(scale: Scale) -> list[Claim]:
+def claims(scale: TrainingScale) -> list[Claim]:
     return [claim(arm) for arm in ("squared error", "cross-entropy") for claim in (_small, _smaller)]
 
 
@@ -49,6 +50,8 @@ STUDY = Study(
     "margin-losses",
     "Margins after plain training, by squared error and by cross-entropy",
     "figure 4 of Persistency of Excitation for Robustness of Neural Networks",
+    TASK,
+    ByMargins(),
     SCALES,
     arms,
     claims,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from excite.studies.planes_and_horses import SCALES, excited, settings
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.by_margins import ByMargins, TrainingScale
+from excite.studies.planes_and_horses import SCALES, TASK, excited, settings
+from excite.studies.study import Arm, Claim, Study
 
 RADII = (0.005, 0.010, 0.020)
 _SOURCE = "Persistency of excitation, section 6, figure 5"
 _SMALL, _MIDDLE, _LARGE = (f"radius {radius:.3f}" for radius in RADII)
 
 
-def arms(scale: Scale) -> list[Arm]:
+def arms(scale: TrainingScale) -> list[Arm]:
     grown = [Arm(f"radius {radius:.3f}", settings(scale, excitation=excited(radius))) for radius in RADII]
     return [Arm("plain", settings(scale)), *grown]
 
 
-def claims(scale: Scale) -> list[Claim]:
+def claims(scale: TrainingScale) -> list[Claim]:
     return [
         Claim(
             "a small perturbation of every layer, 0.005, makes the margin of training images larger",
@@ -48,6 +49,8 @@ STUDY = Study(
     "margin-radii",
     "Every layer excited, with three radii",
     "figure 5 of Persistency of Excitation for Robustness of Neural Networks",
+    TASK,
+    ByMargins(),
     SCALES,
     arms,
     claims,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,40 +13,30 @@ from excite.studies.numbers import Numbers
 if TYPE_CHECKING:
     from excite.studies.running import StudyResult
 
-COLUMNS = {
-    "accuracy_train": ("accuracy, training", "{:.1%}"),
-    "accuracy_test": ("test", "{:.1%}"),
-    "margin_train": ("median margin, training", "{:.4f}"),
-    "margin_test": ("test", "{:.4f}"),
-    "gap": ("gap", "{:.3f}"),
-    "censored_test": ("never broken, test", "{:.1%}"),
-    "suspect_test": ("suspect, test", "{:.1%}"),
-}
 
-
-def table(numbers: Sequence[Numbers]) -> list[list[str]]:
+def table(numbers: Sequence[Numbers], columns: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Headings, then one row an arm: means over seeds, with the range where there are several."""
-    rows = [["trained", *(heading for heading, _ in COLUMNS.values()), "trusted"]]
+    rows = [["", *(heading for heading, _ in columns.values()), "trusted"]]
     for arm in dict.fromkeys(found.arm for found in numbers):
         runs = [found for found in numbers if found.arm == arm]
-        cells = [_mean([getattr(run, name) for run in runs], form) for name, (_, form) in COLUMNS.items()]
+        cells = [_mean([run.values.get(name) for run in runs], form) for name, (_, form) in columns.items()]
         rows.append([arm, *cells, f"{sum(not run.flags for run in runs)} of {len(runs)}"])
     return rows
 
 
-def page(result: StudyResult, image: str, more: str | None = None) -> str:
-    """The page, with the figure at `image` and the figure of all arms at `more`."""
+def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bool) -> str:
+    """The page. `images`: a sentence and the address of each figure, the study's own first."""
     study, scale = result.study, result.study.scales[result.scale]
+    method = study.method
+    (sentence, image), *others = images.values()
     lines = [
         f"# {study.title}",
         "",
-        f"*Study `{study.name}` at scale `{scale.name}`: {study.figure}. CIFAR-10, planes against horses.*",
+        f"*Study `{study.name}` at scale `{scale.name}`: {study.figure}. {study.task}.*",
         "",
-        f"![Margin curves: {study.title}]({image})",
+        f"![{sentence}]({image})",
         "",
-        "Each curve is the share of images that some perturbation of at most that size gets misclassified, so it starts at the",
-        "error and rises with ε; the lower it is, the more robust the network. Lines are means over seeds, bands reach from the",
-        "lowest to the highest seed. Training tells about test where the left and the right curve of a colour are alike.",
+        method.below_figure,
         "",
         "## Verdicts",
         "",
@@ -67,50 +57,31 @@ def page(result: StudyResult, image: str, more: str | None = None) -> str:
     ]
     notes = list(dict.fromkeys(note for v in result.verdicts for note in v.notes))
     lines += [*(f"- {note}" for note in notes), *([""] if notes else [])]
-    rows = table(result.numbers)
+    rows = table(result.numbers, method.columns)
     lines += ["## Numbers", "", "| " + " | ".join(rows[0]) + " |", "| --- |" + " ---: |" * (len(rows[0]) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in rows[1:]]
-    lines += [
-        "",
-        "Means over seeds, and the range. Accuracies are of all training and test images, the rest of those measured. The gap is",
-        f"the largest vertical distance between the two curves; two sets of {scale.points} images from one distribution would show",
-        f"about {_chance(scale.points):.3f}. *Never broken*: no perturbation within the pixel range was found. *Suspect*: the search for the",
-        "margin shows signs of failure at these images. *Trusted*: networks for which nothing speaks against the margins.",
-        "",
-    ]
-    if more is not None:
-        lines += ["## All arms", "", f"![Gap and test margin of all arms]({more})", ""]
+    lines += ["", method.below_table(scale), ""]
+    for sentence, image in others:
+        lines += [f"## {sentence}", "", f"![{sentence}]({image})", ""]
     if result.flags:
-        lines += ["What speaks against margins:", "", *(f"- {flag}" for flag in result.flags), ""]
+        lines += ["What speaks against these numbers:", "", *(f"- {flag}" for flag in result.flags), ""]
     lines += ["## Settings", "", f"- Scale `{scale.name}`: {scale.words}.", *(f"- {note}" for note in study.notes)]
-    lines += [
-        f"- Seeds {', '.join(map(str, result.seeds))}: initial weights and the order of the images. The images are the same.",
-        "- Margins are found by a minimum-norm search in the infinity norm within [−1, 1]; see [Margins](../margins.md)."
-        if image.startswith("images/")
-        else "- Margins are found by a minimum-norm search in the infinity norm within [−1, 1].",
-        f"- Versions: {', '.join(f'{name} {version}' for name, version in result.versions.items())}.",
-        "",
-        "## Command",
-        "",
-        "```",
-        "excite data fetch cifar10",
-        result.command,
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
+    lines += [f"- Seeds {', '.join(map(str, result.seeds))}.", *(f"- {line}" for line in method.settings)]
+    lines += [f"- Versions: {', '.join(f'{name} {version}' for name, version in result.versions.items())}.", ""]
+    fetch = [f"excite data fetch {name}" for name in method.data]
+    lines += ["## Command", "", "```", *fetch, result.command, "```", ""]
+    text = "\n".join(lines)
+    # Outside the documentation its other pages are not there.
+    return text if in_docs else text.replace("; see [Margins](../margins.md)", "").replace("](../", "](")
 
 
-def _mean(values: Sequence[float], form: str) -> str:
-    if not all(math.isfinite(value) for value in values):
+def _mean(values: Sequence[float | None], form: str) -> str:
+    found = [value for value in values if value is not None]
+    if len(found) < len(values):
+        return "–"
+    if not all(math.isfinite(value) for value in found):
         return "not reached"
-    text = form.format(float(np.mean(values)))
-    if len(values) == 1 or form.format(min(values)) == form.format(max(values)):
+    text = form.format(float(np.mean(found)))
+    if len(found) == 1 or form.format(min(found)) == form.format(max(found)):
         return text
-    return f"{text} ({form.format(min(values))}–{form.format(max(values))})"
-
-
-def _chance(points: int) -> float:
-    from excite.report.curves import chance_gap
-
-    return chance_gap(points, points)
+    return f"{text} ({form.format(min(found))}–{form.format(max(found))})"

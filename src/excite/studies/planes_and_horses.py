@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from excite.studies.study import Scale
+from excite.studies.by_margins import TrainingScale
 
 RADIUS = 0.02
 HIDDEN = ["3", "7", "9", "11"]  # the affine layers of "papers-cnn" behind the first
 BOUNDS = [-1.0, 1.0]
 
-SCALES: dict[str, Scale] = {
-    "quick": Scale(
+TASK = "CIFAR-10, planes against horses"
+SCALES: dict[str, TrainingScale] = {
+    "quick": TrainingScale(
         name="quick",
         train=1000,
         test=1000,
@@ -31,7 +32,7 @@ SCALES: dict[str, Scale] = {
             "instead of 0.1 for squared error, 3 seeds instead of 10, margins of 100 training and 100 test images"
         ),
     ),
-    "paper": Scale(
+    "paper": TrainingScale(
         name="paper",
         train=None,
         test=None,
@@ -50,7 +51,7 @@ SCALES: dict[str, Scale] = {
 }
 
 
-def settings(scale: Scale, **changes: Any) -> dict[str, Any]:
+def settings(scale: TrainingScale, **changes: Any) -> dict[str, Any]:
     """A plain training by squared error at this scale, with `changes`."""
     return {
         "data": {"name": "cifar10", "classes": ["airplane", "horse"], "train": scale.train, "test": scale.test},
@@ -69,12 +70,12 @@ def excited(radius: float, layers: str | list[str] = "all") -> dict[str, Any]:
     return {"radius": radius, "layers": layers, "steps": 4, "stages": 4, "bounds": BOUNDS}
 
 
-def cross_entropy(scale: Scale) -> dict[str, Any]:
+def cross_entropy(scale: TrainingScale) -> dict[str, Any]:
     """The authors' twin: two outputs, single images, small steps."""
     optimizer = {"name": "sgd", "lr": 1e-3, "momentum": 0.9}
     return settings(scale, loss="cross-entropy", batch=1, optimizer=optimizer)
 
 
-def with_images(scale: Scale, count: int) -> dict[str, Any]:
+def with_images(scale: TrainingScale, count: int) -> dict[str, Any]:
     base = settings(scale)
     return {**base, "data": {**base["data"], "train": count}}

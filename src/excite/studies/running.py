@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,18 +13,16 @@ from typing import Any
 
 import torch
 
-from excite.config import parse_config
 from excite.errors import InputError
-from excite.runs import load_run
 from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import margin_auto, margin_layers, margin_losses, margin_radii
-from excite.studies.figures import Curves, gap_figure, margin_figure, save
-from excite.studies.numbers import Numbers, read_numbers
+from excite.studies.figures import save
+from excite.studies.numbers import Numbers
 from excite.studies.page import page, table
 from excite.studies.study import Scale, Study
 from excite.studies.verdicts import Verdict, judge
-from excite.tasks import Task, complete
-from excite.training import find_device, load_data
+from excite.tasks import Work, complete
+from excite.training import find_device
 
 STUDIES: dict[str, Study] = {
     study.STUDY.name: study.STUDY for study in (margin_losses, margin_radii, margin_layers, margin_auto)
@@ -54,7 +54,7 @@ class StudyResult:
         return sorted({f"{found.arm}, {flag}" for found in self.numbers for flag in found.flags})
 
     def __str__(self) -> str:
-        rows = table(self.numbers)
+        rows = table(self.numbers, self.study.method.columns)
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, *map(str, self.verdicts)])
@@ -94,25 +94,18 @@ def run(
         device = "cuda" if size.name == "paper" and torch.cuda.is_available() else "cpu"
     find_device(device)
     todo = tasks(study, size, count, folder, device, chosen == "all")
-    load_data(todo[0].config.data)  # says how to fetch them, before anything starts
+    study.method.check(todo)
     complete(todo, workers, progress)
     command = _command(study, size, count, chosen)
-    result, curves = _gather(study, size, todo, folder, command)
-    _write(result, curves, todo, Path(docs) if docs is not None else None)
+    result, details = _gather(study, size, todo, folder, command)
+    _write(result, details, Path(docs) if docs is not None else None)
     return result
 
 
-def tasks(study: Study, scale: Scale, seeds: int, folder: Path, device: str = "cpu", extra: bool = False) -> list[Task]:
-    """Every training of a study, arm by arm."""
+def tasks(study: Study, scale: Scale, seeds: int, folder: Path, device: str = "cpu", extra: bool = False) -> list[Work]:
+    """Everything a study has to do, arm by arm."""
     return [
-        Task(
-            arm.name,
-            seed,
-            folder / f"{arm.name.replace(',', '').replace(' ', '-')}-{seed}",
-            parse_config({**arm.config, "seed": seed, "device": device}, f"{study.name}, {arm.name}"),
-            scale.points,
-            certify=False,  # the figures show what was found; bounds would cost as much again
-        )
+        study.method.work(study.name, arm, scale, seed, folder / f"{arm.slug}-{seed}", device)
         for arm in study.arms(scale)
         if extra or not arm.extra
         for seed in range(seeds)
@@ -130,7 +123,8 @@ def find_study(name: str) -> Study:
 def find_scale(study: Study, scale: str) -> Scale:
     if scale not in study.scales:
         raise InputError(f"scale: expected {' or '.join(map(repr, study.scales))}; got {scale!r}")
-    return study.scales[scale]
+    found: Scale = study.scales[scale]
+    return found
 
 
 def _count(seeds: object) -> int:
@@ -146,48 +140,49 @@ def _which(study: Study, scale: Scale, arms: str | None) -> str:
     return arms or ("all" if extra and scale.every_arm else "figure")
 
 
-def _gather(study: Study, scale: Scale, todo: list[Task], folder: Path, command: str) -> tuple[StudyResult, Curves]:
+def _gather(
+    study: Study, scale: Scale, todo: list[Work], folder: Path, command: str
+) -> tuple[StudyResult, dict[str, list[Any]]]:
     numbers: list[Numbers] = []
-    curves: dict[str, list[Any]] = {}
+    details: dict[str, list[Any]] = {}
     for task in todo:
-        found, margins = read_numbers(task.arm, task.seed, task.folder)
+        found, detail = study.method.read(task)
         numbers.append(found)
-        curves.setdefault(task.arm, []).append(margins)
+        details.setdefault(task.arm, []).append(detail)
     verdicts = [verdict for claim in study.claims(scale) if (verdict := judge(claim, numbers)) is not None]
     seeds = tuple(dict.fromkeys(task.seed for task in todo))
     versions = _versions(todo)
-    return StudyResult(study, scale.name, seeds, tuple(numbers), tuple(verdicts), folder, command, versions), curves
+    return StudyResult(study, scale.name, seeds, tuple(numbers), tuple(verdicts), folder, command, versions), details
 
 
-def _versions(todo: list[Task]) -> dict[str, str]:
-    """What the trainings were made with, on which machine."""
+def _versions(todo: list[Work]) -> dict[str, str]:
+    """What everything was made with, on which machine."""
     found: dict[str, dict[str, None]] = {}
     for task in todo:
-        with load_run(task.folder) as run:
-            for name in _VERSIONS:
-                if name in run.environment:
-                    found.setdefault(name, {})[str(run.environment[name])] = None
+        made = json.loads((task.folder / "environment.json").read_text())
+        for name in _VERSIONS:
+            if name in made:
+                found.setdefault(name, {})[str(made[name])] = None
     return {name: ", ".join(values) for name, values in found.items()}
 
 
-def _write(result: StudyResult, curves: Curves, todo: list[Task], docs: Path | None) -> None:
+def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None) -> None:
     study, folder = result.study, result.folder
-    extra = {arm.name for arm in study.arms(study.scales[result.scale]) if arm.extra}
-    shown = {arm: seeds for arm, seeds in curves.items() if arm not in extra}
-    drawn = margin_figure(shown, study.title, f"CIFAR-10, planes against horses, scale {result.scale}")
-    everything = gap_figure(result.numbers, study.title) if len(shown) < len(curves) else None
-    places = [(folder, "results.md", "figure", "arms")]
+    scale = study.scales[result.scale]
+    drawn = study.method.figures(study, scale, details, result.numbers)
+    first = next(iter(drawn))
+    places = [(folder, "results.md", {name: name for name in drawn})]
     if docs is not None:
-        places.append((docs, f"{study.name}.md", f"images/{study.name}", f"images/{study.name}-arms"))
-    for place, text, image, more in places:
-        save(drawn, place / image, "png", *(["svg"] if place == folder else []))
-        if everything is not None:
-            save(everything, place / more, "png")
-        written = page(result, f"{image}.png", f"{more}.png" if everything is not None else None)
+        tail = {name: "" if name == first else f"-{name}" for name in drawn}
+        places.append((docs, f"{study.name}.md", {name: f"images/{study.name}{tail[name]}" for name in drawn}))
+    for place, text, names in places:
+        for name, (_, figure) in drawn.items():
+            save(figure, place / names[name], "png", *(["svg"] if place == folder else []))
+        images = {name: (sentence, f"{names[name]}.png") for name, (sentence, _) in drawn.items()}
         with writing(place):
             place.mkdir(parents=True, exist_ok=True)
-        write_bytes(place / text, written.encode())
-    configs = {task.arm: task.config.model_dump(mode="json", exclude={"seed", "device"}) for task in todo}
+        write_bytes(place / text, page(result, images, place == docs).encode())
+    settings = {arm.name: arm.config for arm in study.arms(scale) if arm.name in details}
     write_json(
         folder / "numbers.json",
         {
@@ -197,7 +192,7 @@ def _write(result: StudyResult, curves: Curves, todo: list[Task], docs: Path | N
             "command": result.command,
             "verdicts": [verdict.plain() for verdict in result.verdicts],
             "numbers": [found.plain() for found in result.numbers],
-            "settings": {"points": study.scales[result.scale].points, "seeds": result.seeds, "arms": configs},
+            "settings": {"scale": dataclasses.asdict(scale), "seeds": result.seeds, "arms": settings},
             "versions": result.versions,
         },
     )

@@ -1,21 +1,30 @@
-"""What a study is: ways of training to compare (arms), at two scales, and claims that the comparison can settle."""
+"""What a study is: ways of doing something (arms), at two scales, and claims that comparing them can settle."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from excite.studies.numbers import Numbers
+from excite.tasks import Work
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of training: the settings of a `TrainConfig` without seed and device."""
+    """One way, and its settings; for a training those of a `TrainConfig` without seed and device."""
 
     name: str
     config: Mapping[str, Any]
     extra: bool = False  # not a curve of the papers' figure
+
+    @property
+    def slug(self) -> str:
+        return self.name.replace(",", "").replace("/", "-").replace(" ", "-")
 
 
 @dataclass(frozen=True)
@@ -42,21 +51,46 @@ def gap_claim(text: str, source: str, arm: str, than: str, *, wider: bool = Fals
     return Claim(text, source, measure, (than, arm), lambda n: n[arm].gap - n[than].gap, **bounds)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large a study is. Sizes are training and test images; `points` of each have their margins measured."""
+    """How large a study is. Each kind of study adds what it needs."""
 
     name: str
-    train: int | None  # None: all there are
-    test: int | None
-    epochs: int
-    batch: int
-    lr: float
     seeds: int
-    points: int
-    sizes: Mapping[str, int]  # arms with other numbers of training images
-    every_arm: bool  # whether extra arms belong to it without being asked for
     words: str
+    every_arm: bool = False  # whether extra arms belong to it without being asked for
+
+
+class Method(Protocol):
+    """How the arms of a study become numbers, and numbers a page."""
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """Data sets to fetch first."""
+
+    @property
+    def columns(self) -> Mapping[str, tuple[str, str]]:
+        """Of the table: heading and format, by name of the number."""
+
+    @property
+    def below_figure(self) -> str: ...
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Lines for the page."""
+
+    def work(self, study: str, arm: Arm, scale: Any, seed: int, folder: Path, device: str) -> Work: ...
+    def check(self, work: Sequence[Work]) -> None:
+        """Say what is missing (data), before anything starts."""
+
+    def read(self, work: Work) -> tuple[Numbers, Any]:
+        """The numbers of finished work, and what figures need beyond them."""
+
+    def figures(
+        self, study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    ) -> dict[str, tuple[str, Figure]]:
+        """By short name, a sentence and the figure; the first is the study's own. `details` by arm, one a seed."""
+
+    def below_table(self, scale: Any) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +98,9 @@ class Study:
     name: str
     title: str
     figure: str  # which figure of which paper it remakes
-    scales: Mapping[str, Scale]
-    arms: Callable[[Scale], list[Arm]]
-    claims: Callable[[Scale], list[Claim]]
+    task: str  # on what
+    method: Method
+    scales: Mapping[str, Any]  # name -> Scale
+    arms: Callable[[Any], list[Arm]]
+    claims: Callable[[Any], list[Claim]]
     notes: tuple[str, ...] = ()

@@ -15,7 +15,6 @@ from excite.studies.numbers import Numbers
 from excite.studies.study import Claim
 
 Word = Literal["holds", "fails", "undecided"]
-CHANCE = 0.6  # below this test accuracy, of two classes, a network decides hardly better than by chance
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def judge(claim: Claim, numbers: Sequence[Numbers]) -> Verdict | None:
     effects = np.array([claim.effect(arms) for arms in pairs])
     low, high = t_interval(effects)
     notes = _notes(claim, pairs)
-    by_chance = any(arms[name].accuracy_test < CHANCE for arms in pairs for name in claim.arms)
+    by_chance = any(arms[name].by_chance for arms in pairs for name in claim.arms)
     word: Word = "undecided" if by_chance else _word(claim, low, high)
     return Verdict(claim, word, float(effects.mean()), low, high, len(pairs), notes)
 
@@ -92,7 +91,7 @@ def _notes(claim: Claim, pairs: Sequence[Mapping[str, Numbers]]) -> tuple[str, .
     notes = []
     for name in claim.arms:
         runs = [arms[name] for arms in pairs]
-        chance = sum(run.accuracy_test < CHANCE for run in runs)
+        chance = sum(run.by_chance for run in runs)
         if chance:
             notes.append(f"{name}: {chance} of {len(runs)} networks decide hardly better than by chance.")
         doubtful = sum(bool(run.flags) for run in runs)

@@ -1,0 +1,122 @@
+"""Studies that train networks and compare margin curves of training and test images, as the papers' figures do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from excite.config import parse_config
+from excite.errors import RunError
+from excite.margin import Margins
+from excite.measuring import PARTS, artifact_name
+from excite.runs import load_run
+from excite.studies.figures import gap_figure, margin_figure
+from excite.studies.numbers import Numbers
+from excite.studies.study import Arm, Scale, Study
+from excite.tasks import MarginsTaken, Task, Work
+from excite.training import load_data
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CHANCE = 0.6  # below this test accuracy, of two classes, a network decides hardly better than by chance
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingScale(Scale):
+    """Sizes are training and test images; `points` of each have their margins measured."""
+
+    train: int | None  # None: all there are
+    test: int | None
+    epochs: int
+    batch: int
+    lr: float
+    points: int
+    sizes: Mapping[str, int]  # arms with other numbers of training images
+
+
+class ByMargins:
+    data = ("cifar10",)
+    columns: Mapping[str, tuple[str, str]] = {
+        "accuracy_train": ("accuracy, training", "{:.1%}"),
+        "accuracy_test": ("test", "{:.1%}"),
+        "margin_train": ("median margin, training", "{:.4f}"),
+        "margin_test": ("test", "{:.4f}"),
+        "gap": ("gap", "{:.3f}"),
+        "censored_test": ("never broken, test", "{:.1%}"),
+        "suspect_test": ("suspect, test", "{:.1%}"),
+    }
+    below_figure = (
+        "Each curve is the share of images that some perturbation of at most that size gets misclassified, so it starts at the\n"
+        "error and rises with ε; the lower it is, the more robust the network. Lines are means over seeds, bands reach from the\n"
+        "lowest to the highest seed. Training tells about test where the left and the right curve of a colour are alike."
+    )
+    settings = (
+        "Seeds draw the initial weights and the order of the images. The images are the same.",
+        "Margins are found by a minimum-norm search in the infinity norm within [−1, 1]; see [Margins](../margins.md).",
+    )
+
+    def work(self, study: str, arm: Arm, scale: TrainingScale, seed: int, folder: Path, device: str) -> Task:
+        config = parse_config({**arm.config, "seed": seed, "device": device}, f"{study}, {arm.name}")
+        # Not certified: the figures show what was found, and bounds would cost as much again.
+        return Task(arm.name, seed, folder, config, MarginsTaken(scale.points, certify=False))
+
+    def check(self, work: Sequence[Work]) -> None:
+        assert isinstance(work[0], Task)
+        load_data(work[0].config.data)  # says how to fetch them
+
+    def read(self, work: Work) -> tuple[Numbers, dict[str, Margins]]:
+        """The numbers, and the margins by part. Accuracies are of all images, the rest of those that were measured."""
+        with load_run(work.folder) as run:
+            try:
+                accuracy = run.read_json("summary")["accuracy"]
+                margins = {part: Margins.from_dict(run.read_json(artifact_name("inf", part))) for part in PARTS}
+                right = {part: float(accuracy[part]) for part in PARTS}
+            except (KeyError, TypeError, ValueError) as error:
+                raise RunError(
+                    f"the artifacts of {work.folder} are damaged ({error!r}): delete them and start again"
+                ) from error
+        train, test = margins["train"], margins["test"]
+        values = {
+            "accuracy_train": right["train"],
+            "accuracy_test": right["test"],
+            "margin_train": train.median,  # infinite where more than half of the points were never broken
+            "margin_test": test.median,
+            "gap": train.gap(test, resamples=1).value,  # largest vertical distance between the two curves
+            "censored_train": _share(train.censored),  # points that were never broken
+            "censored_test": _share(test.censored),
+            "suspect_train": _share(train.suspect),  # points at which the search shows signs of failure
+            "suspect_test": _share(test.suspect),
+        }
+        flags = tuple(f"{part}: {flag}" for part in PARTS for flag in margins[part].flags)
+        return Numbers(work.arm, work.seed, values, flags, right["test"] < CHANCE), margins
+
+    def figures(
+        self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    ) -> dict[str, tuple[str, Figure]]:
+        extra = {arm.name for arm in study.arms(scale) if arm.extra}
+        shown = {arm: seeds for arm, seeds in details.items() if arm not in extra}
+        curves = margin_figure(shown, study.title, f"{study.task}, scale {scale.name}")
+        found = {"figure": (f"Margin curves: {study.title}", curves)}
+        if len(shown) < len(details):
+            found["arms"] = ("Gap and test margin of all arms", gap_figure(numbers, study.title))
+        return found
+
+    def below_table(self, scale: TrainingScale) -> str:
+        from excite.report.curves import chance_gap
+
+        return (
+            "Means over seeds, and the range. Accuracies are of all training and test images, the rest of those measured. The gap is\n"
+            f"the largest vertical distance between the two curves; two sets of {scale.points} images from one distribution would show\n"
+            f"about {chance_gap(scale.points, scale.points):.3f}. *Never broken*: no perturbation within the pixel range was found. *Suspect*: the search for the\n"
+            "margin shows signs of failure at these images. *Trusted*: networks for which nothing speaks against the margins."
+        )
+
+
+def _share(of: Tensor | None) -> float:
+    return math.nan if of is None else float(of.double().mean())

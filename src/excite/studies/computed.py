@@ -1,0 +1,107 @@
+"""Studies whose arms are functions: settings and a seed in, numbers out. Small experiments that need no run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from excite.errors import RunError
+from excite.runs.environment import environment
+from excite.runs.files import write_json, writing
+from excite.studies.numbers import Numbers
+from excite.studies.study import Arm, Study
+from excite.tasks import Tell, Work
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Report = Callable[[float], None]  # the share that is done
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one arm gave for one seed. `detail` is what figures need, ready for JSON."""
+
+    values: Mapping[str, float]
+    detail: Any = None
+    flags: tuple[str, ...] = ()
+
+
+# (settings of the arm, seed, progress) -> outcome; a function of a module, so that worker processes find it
+Compute = Callable[[Mapping[str, Any], int, Report], Outcome]
+Draw = Callable[[Study, Any, Mapping[str, list[Any]], Sequence[Numbers]], "dict[str, tuple[str, Figure]]"]
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Its folder holds result.json and environment.json once it is done."""
+
+    arm: str
+    seed: int
+    folder: Path
+    settings: Mapping[str, Any]
+    compute: Compute
+
+    def finished(self) -> bool:
+        try:
+            stored = json.loads((self.folder / "result.json").read_text())
+            return bool(stored["settings"] == json.loads(json.dumps(dict(self.settings))))
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def perform(self, tell: Tell) -> None:
+        name = self.folder.name
+        found = self.compute(self.settings, self.seed, lambda share: tell(name, "computing", share))
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / "environment.json", environment())
+        write_json(
+            self.folder / "result.json",
+            {
+                "settings": dict(self.settings),
+                "values": dict(found.values),
+                "detail": found.detail,
+                "flags": found.flags,
+            },
+        )
+        tell(name, "done", 1.0)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The method of such a study."""
+
+    compute: Compute
+    columns: Mapping[str, tuple[str, str]]
+    draw: Draw
+    below_figure: str
+    words: str  # below the table
+    settings: tuple[str, ...] = ()
+    data: tuple[str, ...] = field(default=())
+
+    def work(self, study: str, arm: Arm, scale: Any, seed: int, folder: Path, device: str) -> Computation:
+        return Computation(arm.name, seed, folder, arm.config, self.compute)
+
+    def check(self, work: Sequence[Work]) -> None:
+        pass
+
+    def read(self, work: Work) -> tuple[Numbers, Any]:
+        try:
+            stored = json.loads((work.folder / "result.json").read_text())
+            values = {name: float("nan") if value is None else float(value) for name, value in stored["values"].items()}
+            return Numbers(work.arm, work.seed, values, tuple(stored["flags"])), stored["detail"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{work.folder / 'result.json'} is damaged ({error!r}): delete it and start again"
+            ) from error
+
+    def figures(
+        self, study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    ) -> dict[str, tuple[str, Figure]]:
+        return self.draw(study, scale, details, numbers)
+
+    def below_table(self, scale: Any) -> str:
+        return self.words
