@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ class Arm:
 
     @property
     def slug(self) -> str:
-        return self.name.replace(",", "").replace("/", "-").replace(" ", "-")
+        return re.sub(r"[^\w.]+", "-", self.name)
 
 
 @dataclass(frozen=True)
