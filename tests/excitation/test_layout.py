@@ -19,6 +19,7 @@ def test_join_split_and_rows_fit_together(before, after, outer, inner, batch):
     shape = (*before, outer * batch * inner, *after)
     first, second = torch.randn(shape), torch.randn(shape)
     both = layout.join(first, second)
+    assert torch.equal(layout.mirrored(first), layout.join(first, -first))
     assert torch.equal(layout.split(both)[0], first)
     assert torch.equal(layout.split(both)[1], second)
     rows = layout.by_sample(both, 2 * batch)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError
-from excite.excitation import PersistentExcitation, Stages
+from excite.excitation import AdversarialTraining, PersistentExcitation, Stages
 from excite.fit import build
 from excite.fit.captured import CapturedStep
+from excite.fit.schedule import OneCycle
 from excite.fit.step import Step
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -46,6 +47,34 @@ def test_a_captured_step_is_the_plain_step(
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     plain, captured = (losses(kind, "cuda", radius=radius, layers=layers) for kind in (Step, CapturedStep))
     torch.testing.assert_close(captured, plain, rtol=1e-5, atol=1e-7)
+
+
+@on_a_gpu
+def test_random_starts_are_drawn_anew_in_every_replay() -> None:
+    torch.manual_seed(0)
+    model = build("small-cnn").cuda()
+    at = AdversarialTraining(model, 0.3, steps=1, step_size=0.01)
+    step = CapturedStep(at.loss, torch.optim.SGD(model.parameters(), lr=1e-30), at.setting)
+    x, y = torch.rand(20, 1, 8, 8, device="cuda"), torch.arange(20, device="cuda") % 2
+    found = [float(step(x, y)) for _ in range(12)]
+    assert step.why_not is None
+    assert len(set(found)) == len(found)
+
+
+@on_a_gpu
+def test_rates_that_move_reach_a_captured_step() -> None:
+    weights = []
+    for kind in (Step, CapturedStep):
+        model = nn.Linear(2, 1, bias=False).cuda()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, nesterov=True, fused=True)
+        schedule, step = OneCycle(optimizer), kind(lambda x, y, m=model: (m(x) * y).sum(), optimizer)
+        for number in range(20):
+            schedule(number, 20)
+            step(torch.ones(1, 2, device="cuda"), torch.ones(1, 1, device="cuda"))
+        assert step.why_not is None
+        weights.append(model.weight.detach())
+    torch.testing.assert_close(*weights)
 
 
 @on_a_gpu

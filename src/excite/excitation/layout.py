@@ -31,6 +31,22 @@ class Layout:
         doubled = torch.cat(parts, self.axis + 1)
         return doubled.reshape(*shape[: self.axis], 2 * n, *shape[self.axis + 1 :])
 
+    def mirrored(self, first: Tensor) -> Tensor:
+        """`first` and its negative, as `join` lays them out, without the negative standing in memory by itself."""
+        if self.outer != 1:
+            return self.join(first, -first)
+        n = first.shape[self.axis]
+        last = first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last)
+        doubled = torch.empty(
+            [2 * size if axis == self.axis else size for axis, size in enumerate(first.shape)],
+            dtype=first.dtype,
+            device=first.device,
+            memory_format=torch.channels_last if last else torch.contiguous_format,
+        )
+        doubled.narrow(self.axis, 0, n).copy_(first)
+        torch.neg(first, out=doubled.narrow(self.axis, n, n))
+        return doubled
+
     def split(self, doubled: Tensor) -> tuple[Tensor, Tensor]:
         n = doubled.shape[self.axis]
         parts = doubled.unflatten(self.axis, (self.outer, 2, n // (2 * self.outer)))

@@ -192,8 +192,11 @@ def search(
             for name in list(gradients):
                 site, gradient = found.sites[name], gradients.pop(name)
                 up = site.step(None, gradient, norm, steps, batch)
-                down = -up if site.bounds is None else site.step(None, -gradient, norm, steps, batch)
-                values[name] = site.layout.join(up, down)
+                values[name] = (
+                    site.layout.mirrored(up)
+                    if site.bounds is None
+                    else site.layout.join(up, site.step(None, -gradient, norm, steps, batch))
+                )
             for _ in range(steps - 1):
                 leaves = {name: value.requires_grad_() for name, value in values.items()}
                 at = Perturbations(leaves, found.sites, tape, found.chosen)

@@ -35,7 +35,7 @@ SCALES: dict[str, RobustnessScale] = {
         chance=0.2,
         seeds=1,
         words=(
-            "500 training images, 8 epochs, a residual network of 6,000 weights, 100 training and 100 test images attacked once with "
+            "500 training images, 8 epochs, a residual network of 5,000 weights, 100 training and 100 test images attacked once with "
             "10 steps, one seed: it shows that everything runs, and decides nothing"
         ),
     ),
