@@ -13,12 +13,9 @@ from excite.studies.study import Arm, Claim, Study, gap_claim
 
 SQUARED, ENTROPY = "plain, squared error", "plain, cross-entropy"
 ONE, SEVEN = "adversarial, one step", "adversarial, seven steps"
-INPUT, LITTLE, MORE, AUTO = (
-    "input excited",
-    "every layer, 0.5 % of its signal",
-    "every layer, 2 % of its signal",
-    "radius auto",
-)
+INPUT, EVERY, AUTO = "input excited", "every layer, 2 % of its signal", "radius auto"
+SGD = {"name": "sgd", "lr": 0.2, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+ADAM = {"name": "adamw", "lr": 0.004, "weight_decay": 0.05}
 SCALES: dict[str, RobustnessScale] = {
     "quick": RobustnessScale(
         name="quick",
@@ -65,24 +62,30 @@ _OWN = "not in the papers"
 def arms(scale: RobustnessScale) -> list[Arm]:
     eight, bounds = in_pixels(8), [-1.0, 1.0]
     return [
-        Arm(SQUARED, settings(scale)),
-        Arm(ENTROPY, settings(scale, loss="cross-entropy")),
-        Arm(ONE, settings(scale, loss="cross-entropy", adversarial={"radius": eight, "steps": 1, "bounds": bounds})),
-        Arm(SEVEN, settings(scale, loss="cross-entropy", adversarial={"radius": eight, "steps": 7, "bounds": bounds})),
-        Arm(INPUT, settings(scale, excitation={"radius": eight, "layers": "input", "bounds": bounds})),
-        Arm(LITTLE, settings(scale, excitation={"relative": 0.005, "bounds": bounds})),
-        Arm(MORE, settings(scale, excitation={"relative": 0.02, "bounds": bounds})),
-        Arm(AUTO, settings(scale, excitation={"radius": "auto", "bounds": bounds})),
+        Arm(SQUARED, squared(scale)),
+        Arm(ENTROPY, entropy(scale)),
+        Arm(ONE, entropy(scale, adversarial={"radius": eight, "steps": 1, "bounds": bounds})),
+        Arm(SEVEN, entropy(scale, adversarial={"radius": eight, "steps": 7, "bounds": bounds})),
+        Arm(INPUT, squared(scale, excitation={"radius": eight, "layers": "input", "bounds": bounds})),
+        Arm(EVERY, squared(scale, excitation={"relative": 0.02, "bounds": bounds})),
+        Arm(AUTO, squared(scale, excitation={"radius": "auto", "bounds": bounds})),
     ]
 
 
+def squared(scale: RobustnessScale, **changes: Any) -> dict[str, Any]:
+    return settings(scale, loss="squared", optimizer=ADAM, **changes)
+
+
+def entropy(scale: RobustnessScale, **changes: Any) -> dict[str, Any]:
+    return settings(scale, loss="cross-entropy", optimizer=SGD, **changes)
+
+
 def settings(scale: RobustnessScale, **changes: Any) -> dict[str, Any]:
-    """Plain training by squared error, with `changes`."""
+    """What all arms share, with `changes`."""
     return {
         "data": {"name": "cifar10", "train": scale.train, "test": scale.test},
         "model": dict(scale.model),
         "augment": {"flip": True, "shift": 4},
-        "optimizer": {"name": "sgd", "lr": 0.2, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": True},
         "schedule": "one-cycle",
         "precision": scale.precision,
         "epochs": scale.epochs,
@@ -103,13 +106,13 @@ def claims(scale: RobustnessScale) -> list[Claim]:
             lambda n: n[AUTO].clean_test - n[INPUT].clean_test,
             above=-0.02,
         ),
-        gap_claim("every layer excited a little ends with a smaller gap than plain training", _OWN, LITTLE, SQUARED),
+        gap_claim("every layer excited ends with a smaller gap than plain training", _OWN, EVERY, SQUARED),
         Claim(
             "seven steps of adversarial training stand 8/255 on test images better than excitation of every layer does",
             _OWN,
             "robust test accuracy at 8/255, seven steps minus the best of the arms with every layer excited",
-            (SEVEN, LITTLE, MORE, AUTO),
-            lambda n: n[SEVEN].robust8_test - max(n[arm].robust8_test for arm in (LITTLE, MORE, AUTO)),
+            (SEVEN, EVERY, AUTO),
+            lambda n: n[SEVEN].robust8_test - max(n[arm].robust8_test for arm in (EVERY, AUTO)),
             above=0.0,
         ),
         Claim(
@@ -136,7 +139,9 @@ STUDY = Study(
         "Adversarial training and the input excited: 8/255 of the pixel range. Every layer: relative to the root mean square of "
         "each layer's input. Radius auto: [the rule](../excitation.md), no other setting.",
         "Excitation by the squared error to equidistant codes, four search steps; adversarial training by cross-entropy.",
-        "Images flipped and shifted by up to 4 pixels; stochastic gradient descent, learning rate up to 0.2 and down again, "
-        "momentum 0.9, weight decay 0.0005.",
+        "Images flipped and shifted by up to 4 pixels; one cycle of the learning rate. Cross-entropy: gradient descent, rate 0.2, "
+        "momentum 0.9, weight decay 0.0005. With these settings the squared error does not get past 76 % test accuracy at any of "
+        "the rates tried (0.2, 0.05, 0.01), because its curvature in the last layer is that of the features; it has AdamW, rate 0.004, "
+        "decay 0.05 instead, chosen on plain training (0.001 was worse).",
     ),
 )

@@ -96,7 +96,7 @@ def _notes(claim: Claim, pairs: Sequence[Mapping[str, Numbers]]) -> tuple[str, .
             notes.append(f"{name}: {chance} of {len(runs)} networks decide hardly better than by chance.")
         doubtful = sum(bool(run.flags) for run in runs)
         if doubtful:
-            notes.append(f"{name}: the margins of {doubtful} of {len(runs)} networks are not to be trusted.")
+            notes.append(f"{name}: the numbers of {doubtful} of {len(runs)} networks are not to be trusted.")
     return tuple(notes)
 
 
