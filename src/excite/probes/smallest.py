@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -53,15 +54,29 @@ class Smallest:
 
 
 def smallest_eigenvalues(
-    matrices: Iterable[Tensor], tolerance: float | None = None, accuracy: float = 1e-5
+    matrices: Iterable[Tensor],
+    tolerance: float | None = None,
+    accuracy: float = 1e-5,
+    *,
+    points: Iterable[int] | None = None,
 ) -> list[Smallest]:
-    """`smallest_eigenvalue` of matrices that are alike, such as those of the units of one layer: each helps the next."""
+    """`smallest_eigenvalue` of matrices that are alike, such as those of the units of one layer: each helps the next.
+
+    `points` says of how many outer products each is the sum: with fewer than D, the smallest eigenvalue is exactly zero.
+    """
     found: list[Smallest] = []
-    guess: float | None = 0.0
-    for matrix in matrices:
-        found.append(one := smallest_eigenvalue(matrix, tolerance, accuracy, guess=guess))
-        ratio = _GUESS * one.value / one.largest if one.excited else None
-        guess = min(guess, ratio) if guess and ratio else ratio
+    ratio, excited = 0.0, True  # the smallest ratio of eigenvalues so far; how the last one turned out
+    for matrix, count in zip(matrices, repeat(None) if points is None else points):
+        few = count is not None and count < len(matrix)
+        guess = None if few or not excited else _GUESS * ratio
+        one = smallest_eigenvalue(matrix, tolerance, accuracy, guess=guess)
+        if few:
+            one = replace(one, value=0.0, error=0.0, rank=min(one.rank, count or 0))
+        else:
+            excited = one.excited
+            if excited:
+                ratio = min(ratio or 1.0, one.value / one.largest)
+        found.append(one)
     return found
 
 

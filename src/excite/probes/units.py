@@ -92,12 +92,7 @@ class UnitSums:
 
     def decide(self, tolerance: float, accuracy: float) -> list[Smallest]:
         self._flush()
-        found = smallest_eigenvalues(self.sums, tolerance, accuracy)
-        # Fewer points than columns: the smallest eigenvalue is zero, whatever rounding says.
-        return [
-            one if n >= self.width else Smallest(0.0, 0.0, one.largest, min(one.rank, int(n)), self.width, one.sure)
-            for one, n in zip(found, self.points)
-        ]
+        return smallest_eigenvalues(self.sums, tolerance, accuracy, points=self.points.tolist())
 
 
 class UnitFactors:
