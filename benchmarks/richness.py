@@ -61,14 +61,17 @@ def _peak(job: str, x: Tensor, threads: int) -> float:
 
 
 def matrices(x: Tensor, layer: int = 7) -> tuple[list[Tensor], list[int]]:
-    """The second moments of the points that activate each of the 240 units of the 800-wide layer."""
+    """The sums of outer products of the points that activate each unit of the 800-wide layer, and how many these are."""
     model = build("papers-cnn", seed=0).eval()
     with torch.no_grad():
         h = torch.cat([model[:layer](part) for part in x.split(BATCH)])
         active = model[layer](h) > 0
     h = h.double()
-    points = [h[active[:, k]] for k in range(active.shape[1])]
-    return [p.T @ p for p in points], [len(p) for p in points]
+    return [second(h[mine]) for mine in active.T], active.sum(0).tolist()
+
+
+def second(rows: Tensor) -> Tensor:
+    return rows.T @ rows
 
 
 def loop(stack: list[Tensor]) -> list[Tensor]:
@@ -132,7 +135,7 @@ def main() -> None:
     rich = torch.randn(options.points, 800, dtype=torch.float64, generator=generator).relu()
     side = torch.randn(800, 240, dtype=torch.float64, generator=generator)
     active = (rich - rich.mean(0)) @ side > 0
-    stack = [(lambda mine: mine.T @ mine)(rich[active[:, k]]) for k in range(240)]
+    stack = [second(rich[mine]) for mine in active.T]
     print(compared(stack, active.sum(0).tolist(), options.repeats, "of rich activations"), flush=True)
 
 

@@ -35,7 +35,7 @@ class Moments:
         device: torch.device | None = None,
         block: int | None = None,
     ):
-        device = home(device or torch.device("cpu"))
+        self.device = device = home(device or torch.device("cpu"))
         self.width, self.count = width, 0
         self.exact = width <= exact
         zeros = {"dtype": torch.float64, "device": device}

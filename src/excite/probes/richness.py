@@ -126,7 +126,7 @@ def judge(
     }
     for jobs in _passes(layers, memory * 10**6):
         sums = {
-            name: UnitSums(part, layer.units or 0, layer.moments.width, layer.groups)
+            name: UnitSums(part, layer.units or 0, layer.moments.width, layer.groups, layer.moments.device)
             for name, part in jobs.items()
             for layer in (by_name[name],)
         }
@@ -173,10 +173,6 @@ def _passes(layers: Sequence[Layer], memory: int) -> list[dict[str, range]]:
                 passes.append({})
                 left = memory
             stop = min(units, start + max(1, left // each))
-            if layer.name in passes[-1]:
-                passes.append({})
-                left = memory
-                continue
             passes[-1][layer.name] = range(start, stop)
             left -= each * (stop - start)
             start = stop
