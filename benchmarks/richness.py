@@ -3,17 +3,17 @@
     python -m benchmarks.richness [--data FOLDER] [--images 10000] [--repeats 5] [--units]
 
 Images of CIFAR-10 if the data is in FOLDER or in EXCITE_DATA, else random ones; the papers' network, untrained. Memory is
-that of a process of its own, above the same process that only runs the model. --units judges every unit of the whole
-network on all images as well, which takes minutes.
+the peak of a process of its own, above its peak while it only runs the model (Linux only). --units judges every unit of
+the whole network on all images as well, which takes minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import statistics
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -47,17 +47,21 @@ def layers(x: Tensor, units: bool = False) -> None:
     richness(build("papers-cnn", seed=0), x, units=units, batch=BATCH)
 
 
-def peak(job: str, x: Tensor, threads: int) -> float:
-    """Largest memory of a fresh process that does one job, in MB."""
+def above_forward(job: str, x: Tensor, threads: int) -> float:
+    """The largest memory of a process while it does a job, above that while it runs the model only, in MB."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak, (job, x, threads))
+        return pool.apply(_above_forward, (job, x, threads))
 
 
-def _peak(job: str, x: Tensor, threads: int) -> float:
+def _above_forward(job: str, x: Tensor, threads: int) -> float:
     torch.set_num_threads(threads)
-    x = x.clone()
-    {"forward": forward, "layers": layers, "units": lambda x: layers(x, units=True)}[job](x)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    peaks = []
+    for run in (forward, forward, {"layers": layers, "units": lambda x: layers(x, units=True)}[job]):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is held now
+        run(x)
+        status = Path("/proc/self/status").read_text()
+        peaks.append(int(status.split("VmHWM:")[1].split()[0]) / 1e3)
+    return peaks[2] - peaks[1]
 
 
 def matrices(x: Tensor, layer: int = 7) -> tuple[list[Tensor], list[int]]:
@@ -114,15 +118,14 @@ def main() -> None:
     print(f"## Richness of activations\n\nPapers' network, {len(x)} images ({name}); {machine()}\n")
     times = race({"forward": lambda: forward(x), "richness": lambda: layers(x)}, options.repeats, warm=1)
     middle, low, high = ratio(times["richness"], times["forward"])
-    base = peak("forward", x, options.threads)
-    above = peak("layers", x, options.threads) - base
+    above = above_forward("layers", x, options.threads)
     print("| | seconds | over forward passes alone | memory above them |\n|---|---|---|---|")
     print(f"| forward passes | {statistics.median(times['forward']):.2f} | 1 | |")
     spread = f"{middle:.2f} ({low:.2f}–{high:.2f})"
     print(f"| richness of all layers | {statistics.median(times['richness']):.2f} | {spread} | {above:.0f} MB |")
     if options.units:
         start = time.perf_counter()
-        above = peak("units", x, options.threads) - base
+        above = above_forward("units", x, options.threads)
         print(f"| and every unit judged | {time.perf_counter() - start:.0f} | | {above:.0f} MB |")
     print(f"\nSmallest eigenvalues of the 240 units of the 800-wide layer, {options.points} images\n")
     print(

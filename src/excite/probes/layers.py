@@ -44,7 +44,6 @@ class LayerRichness:
     def row(self, k: int = 10) -> dict[str, Any]:
         """One line of the table. Ranks over the width, eigenvalues over the largest; ends of ranges for sketches."""
         c = self.covariance
-        largest = max(float(c.largest), float(self.second.largest) * 1e-300) or 1.0
         found = {
             "layer": self.layer,
             "width": self.width,
@@ -56,7 +55,7 @@ class LayerRichness:
             "rank": c.rank,
             "rank_share": c.rank.over(self.width),
             f"explained_by_{k}": c.explained(k),
-            "smallest": c.smallest.over(largest),
+            "smallest": c.smallest.over(float(c.largest) or 1.0),
             "second_rank": self.second.rank,
             "second_smallest": self.second.smallest.over(float(self.second.largest) or 1.0),
         }
