@@ -28,7 +28,7 @@ def richness(
     exact: int = EXACT,
     sketch: int = SKETCH,
     tolerance: float | None = None,
-    accuracy: float = 1e-5,
+    accuracy: float = 1e-4,
     batch: int = 250,
     memory: int = 128,
     inputs: Inputs | None = None,
@@ -47,7 +47,7 @@ def richness(
         patches: so many patches of each image, chosen by `seed`; None takes all, "whole" the images as one vector each.
         exact: up to this width matrices are kept exactly; beyond, a sketch of `sketch` rows with its error bound.
         tolerance: eigenvalues up to tolerance · largest count as zero; by default `smallest.default_tolerance`.
-        accuracy: of the units' smallest eigenvalues, over their largest.
+        accuracy: of the units' smallest eigenvalues, over their largest; at least a tenth of the value in any case.
         batch: how many points go through the model at once where `data` is not a loader.
     """
     _check(model, patches, exact=exact, sketch=sketch, memory=memory)

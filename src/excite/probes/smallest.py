@@ -56,7 +56,7 @@ class Smallest:
 def smallest_eigenvalues(
     matrices: Iterable[Tensor],
     tolerance: float | None = None,
-    accuracy: float = 1e-5,
+    accuracy: float = 1e-4,
     *,
     points: Iterable[int] | None = None,
 ) -> list[Smallest]:
@@ -81,7 +81,7 @@ def smallest_eigenvalues(
 
 
 def smallest_eigenvalue(
-    matrix: Tensor, tolerance: float | None = None, accuracy: float = 1e-5, *, guess: float | None = 0.0
+    matrix: Tensor, tolerance: float | None = None, accuracy: float = 1e-4, *, guess: float | None = 0.0
 ) -> Smallest:
     """Of a positive semidefinite matrix (D, D), in float64; only its lower triangle is read.
 
@@ -100,7 +100,7 @@ def smallest_eigenvalue(
     a = matrix.detach().to("cpu", torch.float64).contiguous().numpy().T
     if not np.isfinite(np.trace(a)):
         raise InputError("smallest_eigenvalue: expected finite values")
-    if not a.any():
+    if np.trace(a) <= 0:  # positive semidefinite: all zero
         return Smallest(0.0, 0.0, 0.0, 0, width)
     if width <= _SMALL:
         return from_eigenvalues(np.linalg.eigvalsh(a, UPLO="U"), tolerance)
