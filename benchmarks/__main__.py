@@ -19,7 +19,11 @@ HEAD = """# Benchmarks
 Written by `{command}`. Ratios are of paired repeats in one run, because other work on a machine slows all contestants alike;
 medians, with quartiles.
 """
-QUICK = {"excitation": ["--repeats", "9"], "margins": ["--repeats", "1", "--epochs", "2"]}
+QUICK = {
+    "excitation": ["--repeats", "9"],
+    "margins": ["--repeats", "1", "--epochs", "2"],
+    "richness": ["--repeats", "3", "--points", "2000"],
+}
 
 
 def main() -> None:
@@ -29,9 +33,9 @@ def main() -> None:
     options = parser.parse_args()
     parts = [HEAD.format(command="python -m benchmarks --quick" if options.quick else "make bench")]
     # A process each, so that one benchmark's threads and memory do not follow the other around.
-    for name in ("excitation", "margins"):
+    for name in ("excitation", "margins", "richness"):
         shown = ["python", "-m", f"benchmarks.{name}", *(QUICK[name] if options.quick else [])]
-        data = ["--data", options.data] if options.data and name == "margins" else []
+        data = ["--data", options.data] if options.data and name != "excitation" else []
         print(f"running {' '.join(shown)} …", file=sys.stderr)
         done = subprocess.run([sys.executable, *shown[1:], *data], stdout=subprocess.PIPE, text=True, check=True)
         parts.append(f"{done.stdout.strip()}\n\nCommand: `{' '.join(shown)}`\n")

@@ -2,15 +2,12 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from excite import InputError
-from excite.probes import Rank, effective_rank
+from excite.probes import Rank, effective_rank, richness
 from excite.probes.protocol import Moment
-from excite.probes.rank import seen_by
 from models import CASES, build, same_state, state_of
 
 
@@ -44,27 +41,6 @@ def test_effective_rank_at_its_ends():
             effective_rank(bad)
 
 
-CONVOLUTIONS = [
-    nn.Conv2d(3, 4, 3),
-    nn.Conv2d(3, 4, (2, 3), stride=(2, 1), padding=(1, 2), dilation=(2, 1)),
-    nn.Conv2d(3, 4, 3, padding="same"),
-    nn.Conv2d(3, 4, (4, 2), padding="same", dilation=(1, 3)),
-    nn.Conv1d(3, 5, 3, stride=2, padding=1),
-    nn.Conv3d(3, 2, 2, padding=1),
-]
-
-
-@pytest.mark.parametrize("conv", CONVOLUTIONS, ids=str)
-def test_patches_times_the_weight_are_the_convolution(conv):
-    conv = conv.double()
-    x = torch.randn(2, 3, *[7, 6, 5][: conv.weight.dim() - 2], dtype=torch.float64)
-    (signal,) = Moment(conv, 0, example=x).signals
-    rows = seen_by(signal, 10**6)
-    expected = (conv(x) - conv.bias.reshape(1, -1, *[1] * (x.dim() - 2))).movedim(1, -1).reshape(-1, conv.out_channels)
-    assert torch.allclose(rows @ conv.weight.flatten(1).T, expected)
-    assert len(seen_by(signal, 5)) <= 5
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_layer_of_every_model_has_a_rank(name):
     model, x = build(name, batch=6)
@@ -72,12 +48,31 @@ def test_every_layer_of_every_model_has_a_rank(name):
     before = state_of(model)
     values = Rank().measure(Moment(model, 0, example=x))
     assert same_state(before, state_of(model))
-    assert len(values) == 2 * CASES[name].layers
+    assert len(values) == 5 * CASES[name].layers
     assert all(v >= 0 and math.isfinite(v) for v in values.values())
-    assert all(v <= 1 + 1e-9 for k, v in values.items() if k.startswith("share"))
+    assert all(v <= 1 + 1e-9 for k, v in values.items() if k.startswith(("share", "smallest")))
+    for key in values:
+        quantity, _, layer = key.partition("/")
+        if quantity == "numerical":  # each kind of rank is at most the next
+            assert values[f"participation/{layer}"] <= values[f"effective/{layer}"] * (1 + 1e-9)
+            assert values[f"effective/{layer}"] <= values[key] * (1 + 1e-6)
 
 
-def test_linear_rows_are_the_activations():
-    model, x = build("mlp")
-    signals = Moment(model, 0, example=x).signals
-    assert torch.equal(seen_by(signals[1], 100), F.relu(model[0](x)))
+def test_the_probe_agrees_with_the_function_on_data():
+    model, x = build("convolutional", batch=40)
+    values = Rank(units=True, most_rows=10**6).measure(Moment(model, 0, example=x))
+    found = richness(model, x, patches=None, units=True)
+    for one in found:
+        assert values[f"effective/{one.layer}"] == pytest.approx(float(one.covariance.effective_rank), rel=1e-9)
+        assert values[f"participation/{one.layer}"] == pytest.approx(
+            float(one.covariance.participation_ratio), rel=1e-9
+        )
+        assert values[f"numerical/{one.layer}"] == float(one.covariance.rank)
+        assert values[f"deficient/{one.layer}"] == len(one.units.deficient) / len(one.units)
+
+
+def test_at_most_so_many_rows():
+    model, x = build("transformer", batch=6)
+    few, many = (Rank(most_rows=n).measure(Moment(model, 0, example=x)) for n in (5, 100))
+    assert few["numerical/head"] <= 4
+    assert many["numerical/encoder.layers.0.linear1"] > 4

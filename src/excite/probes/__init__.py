@@ -1,22 +1,38 @@
 """Quantities measured during training, one file each."""
 
 from excite.probes.distance import Distance, distance
+from excite.probes.layers import LayerRichness, Richness
 from excite.probes.loss import Loss
+from excite.probes.moments import Moments
 from excite.probes.protocol import Every, Moment, PowersOfTwo, Probe, Schedule
 from excite.probes.rank import Rank, effective_rank
+from excite.probes.richness import richness
+from excite.probes.smallest import Smallest, smallest_eigenvalue, smallest_eigenvalues
+from excite.probes.spectrum import Between, Spectrum
+from excite.probes.units import Units
 
 __all__ = [
+    "Between",
     "Distance",
     "Every",
+    "LayerRichness",
     "Loss",
     "Moment",
+    "Moments",
     "PowersOfTwo",
     "Probe",
     "Rank",
+    "Richness",
     "Schedule",
+    "Smallest",
+    "Spectrum",
+    "Units",
     "default_probes",
     "distance",
     "effective_rank",
+    "richness",
+    "smallest_eigenvalue",
+    "smallest_eigenvalues",
 ]
 
 

@@ -1,16 +1,19 @@
-"""How many directions the input of a layer uses."""
+"""How many directions the input of a layer uses, while a network trains."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from excite.errors import InputError
+from excite.probes.moments import Moments
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Signal, Values
+from excite.probes.seen import Seen, seen
+from excite.probes.smallest import default_tolerance
+from excite.probes.spectrum import Spectrum
+from excite.probes.units import UnitSums
 
 
 def effective_rank(rows: Tensor) -> float:
@@ -20,82 +23,73 @@ def effective_rank(rows: Tensor) -> float:
     """
     if rows.dim() != 2:
         raise InputError(f"effective_rank: expected rows (N, D); got shape {tuple(rows.shape)}")
-    rows = rows.detach().double()
-    size = rows.abs().amax() if rows.numel() else rows.new_zeros(())
-    if not bool(torch.isfinite(size)):
-        raise InputError("effective_rank: expected finite values")
-    rows = rows - rows.mean(0, keepdim=True)
-    # The smaller of the two Gram matrices has the same eigenvalues other than zero.
-    gram = rows.T @ rows if rows.shape[1] <= rows.shape[0] else rows @ rows.T
-    eigenvalues = torch.linalg.eigvalsh(gram).clamp(min=0)
-    total = eigenvalues.sum()
-    # What is left of equal rows after subtracting their mean is rounding, not variance.
-    if float(total) <= rows.numel() * (torch.finfo(rows.dtype).eps * float(size)) ** 2:
-        return 0.0
-    shares = eigenvalues / total
-    return math.exp(float(torch.special.entr(shares).sum()))
+    return float(_covariance(rows).effective_rank)
 
 
-def seen_by(signal: Signal, most_rows: int) -> Tensor:
-    """The vectors that a layer's weight multiplies, as rows: patches for convolutions, at most `most_rows` of them.
-
-    Rows left out are left out evenly, without drawing random numbers.
-    """
-    x, call = signal.input, signal.call
-    weight = call.weight
-    if call.kind == "linear":
-        at_front = getattr(call.function, "__name__", "") not in ("linear",) and call.weight_at == 0
-        rows = (x.transpose(-2, -1) if at_front else x).reshape(-1, x.shape[-2 if at_front else -1])
-        return rows[:: _stride(len(rows), most_rows)]
-    if "transpose" in call.function.__name__:
-        return x.movedim(1, -1).reshape(-1, x.shape[1])[:: _stride(x.numel() // x.shape[1], most_rows)]
-    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given: dict[str, Any] = {**dict(zip(names, call.args)), **call.kwargs}
-    spatial = weight.dim() - 2
-    stride, dilation = (_tuple(given.get(key, 1), spatial) for key in ("stride", "dilation"))
-    padding = _padding(given.get("padding", 0), weight.shape[2:], dilation)
-    x = F.pad(x, [side for pair in reversed(padding) for side in pair])
-    for axis, (size, step, gap) in enumerate(zip(weight.shape[2:], stride, dilation)):
-        x = x.unfold(axis + 2, gap * (size - 1) + 1, step)[..., ::gap]
-    # (B, C, positions..., kernel...) -> (B·positions, C·kernel)
-    rows = x.movedim(1, 1 + spatial).flatten(0, spatial)
-    return rows[:: _stride(len(rows), most_rows)].flatten(1)
-
-
-def _stride(count: int, most: int) -> int:
-    return max(1, math.ceil(count / most))
-
-
-def _tuple(value: Any, n: int) -> tuple[int, ...]:
-    return (value,) * n if isinstance(value, int) else tuple(value) * (n if len(value) == 1 else 1)
-
-
-def _padding(value: Any, kernel: torch.Size, dilation: tuple[int, ...]) -> list[tuple[int, int]]:
-    if value == "same":
-        totals = [gap * (size - 1) for size, gap in zip(kernel, dilation)]
-        return [(total // 2, total - total // 2) for total in totals]
-    sides = (0,) * len(kernel) if value == "valid" else _tuple(value, len(kernel))
-    return [(side, side) for side in sides]
+def _covariance(rows: Tensor) -> Spectrum:
+    """Exact: by the rows' inner products where there are fewer rows than columns."""
+    moments = Moments(rows.shape[1], exact=rows.shape[1], device=rows.device, block=len(rows) + 1)
+    moments.add(rows)
+    return moments.covariance()
 
 
 class Rank(Probe):
-    """`rank/effective/layer`: effective rank of each layer's input on the example; `rank/share/layer`: over its width.
+    """Of each layer's input on the example (patches, for convolutions), from the eigenvalues λ of its covariance:
 
-    Channels of a grouped convolution count together. At most `most_rows` rows a layer.
+    `rank/effective/layer` exp of the entropy of λ/Σλ, `rank/share/layer` the same over the width,
+    `rank/participation/layer` (Σλ)²/Σλ², `rank/numerical/layer` how many λ are not zero to rounding,
+    `rank/smallest/layer` the smallest λ over the largest; with `units=True` also `rank/deficient/layer`, the share of
+    the layer's units that the example does not excite (see `probes.units`).
+
+    Channels of a grouped convolution count together. At most `most_rows` rows a layer; `excite.probes.richness` takes
+    all the data instead.
     """
 
     name = "rank"
     reduction = "mean"
 
-    def __init__(self, schedule: Schedule | None = None, most_rows: int = 1024):
+    def __init__(self, schedule: Schedule | None = None, most_rows: int = 1024, units: bool = False):
         super().__init__(schedule or Every(50))
-        self.most_rows = most_rows
+        self.most_rows, self.units = most_rows, units
 
     def measure(self, now: Moment) -> Values:
         values: dict[str, float] = {}
         for signal in now.signals:
-            if signal.input.is_floating_point():
-                rows = seen_by(signal, self.most_rows)
-                values[f"effective/{signal.layer}"] = rank = effective_rank(rows)
-                values[f"share/{signal.layer}"] = rank / rows.shape[1]
+            if not signal.input.is_floating_point():
+                continue
+            what = self._seen(signal)
+            spectrum = _covariance(what.rows)
+            rank = float(spectrum.effective_rank)
+            found = {
+                "effective": rank,
+                "share": rank / spectrum.width,
+                "participation": float(spectrum.participation_ratio),
+                "numerical": float(spectrum.rank),
+                "smallest": float(spectrum.smallest) / float(spectrum.largest) if spectrum.total else 0.0,
+            }
+            if what.active is not None:
+                found["deficient"] = _deficient(what)
+            values |= {f"{quantity}/{signal.layer}": value for quantity, value in found.items()}
         return values
+
+    def _seen(self, signal: Signal) -> Seen:
+        """Linear layers are thinned out evenly, convolutions by patches."""
+        items = signal.input.shape[0]
+        with torch.no_grad():
+            output = signal.call.run(signal.input) if self.units else None
+            what = seen(signal.call, signal.input, output, max(1, self.most_rows // max(1, items)))
+        step = max(1, math.ceil(len(what.rows) / self.most_rows))
+        active = None if what.active is None else what.active[::step]
+        return Seen(what.rows[::step], what.of, what.owner[::step], what.items, active, what.groups)
+
+
+def _deficient(what: Seen) -> float:
+    """The share of units that these rows do not excite."""
+    count = what.active.shape[1]  # type: ignore[union-attr]
+    bad = 0
+    for unit in range(count):  # one matrix at a time
+        one = UnitSums(range(unit, unit + 1), count, what.rows.shape[1], what.groups, what.rows.device)
+        one.add(what)
+        (verdict,) = one.decide(default_tolerance(one.width, what.rows.dtype), accuracy=1.0)
+        bad += not verdict.excited
+    return bad / count

@@ -1,0 +1,149 @@
+"""What the weight of a layer multiplies, as rows: activations for linear layers, patches for convolutions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from excite.wiring.affine import AffineCall
+
+Patches = int | Literal["whole"] | None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Rows (R, D) that a weight multiplies, out of `of` there are; the rest is None where it is not known.
+
+    `active` (R, units) says where the unit's output before the nonlinearity is positive, `owner` (R,) which item of the
+    call's batch a row belongs to. With `groups` above 1 unit k sees columns D/groups · ⌊k · groups / units⌋ and on.
+    """
+
+    rows: Tensor
+    of: int
+    owner: Tensor
+    items: int
+    active: Tensor | None = None
+    groups: int = 1
+
+
+def seen(
+    call: AffineCall,
+    input: Tensor,
+    output: Tensor | None = None,
+    patches: Patches = None,
+    *,
+    first: int = 0,
+    seed: int = 0,
+) -> Seen:
+    """What `call` sees of `input`; `active` only if its `output` is given.
+
+    Patches: so many of each item, None for all of them, "whole" for the items themselves, flattened. Which ones depends
+    on the seed and on the item's number, counted from `first`, alone.
+    """
+    if call.kind == "linear":
+        rows, result = _linear(call, input, output)
+        items = len(input) if input.dim() > 1 else 1
+        owner = torch.arange(len(rows)) * items // max(1, len(rows))
+        return Seen(rows, len(rows), owner, items, None if result is None else result > 0)
+    axes = call.weight.dim() - 2
+    transposed = "transpose" in call.function.__name__
+    if input.dim() == axes + 1:  # one image without a batch axis
+        input, output = input[None], None if output is None else output[None]
+    items = len(input)
+    if patches == "whole":
+        return Seen(input.flatten(1), items, torch.arange(items), items)
+    # (B, C, ...) -> (B, positions..., C · kernel...)
+    windows = input.movedim(1, -1) if transposed else _windows(call, input)
+    places = windows.shape[1 : 1 + axes]
+    at = _places(items, math.prod(places), patches, first, seed)
+    owner = torch.arange(items).repeat_interleave(at.shape[1])
+    index = tuple(i.to(input.device) for i in (owner, *map(torch.from_numpy, np.unravel_index(at.reshape(-1), places))))
+    active = None if output is None or transposed else output.movedim(1, -1)[index] > 0
+    groups = 1 if transposed else call.weight.shape[0] and input.shape[1] // call.weight.shape[1]
+    of = items * math.prod(places)
+    return Seen(windows[index].flatten(1), of, owner, items, active, groups)
+
+
+def _places(items: int, places: int, patches: int | None, first: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """(items, n) places out of `places`: one at random in each of n equal stretches, every place as likely as another."""
+    if patches is None or patches >= places:
+        return np.broadcast_to(np.arange(places), (items, places))
+    draw = np.arange(patches, dtype=np.uint64)
+    item = np.arange(first, first + items, dtype=np.uint64)[:, None]
+    uniform = _mixed(_mixed(_mixed(np.uint64(seed % 2**64)) ^ item) ^ draw) / 2.0**64
+    return np.asarray(np.minimum((draw + uniform) * (places / patches), places - 1), dtype=np.int64)
+
+
+def _mixed(x: Any) -> Any:
+    """The finalizer of SplitMix64: neighbouring numbers become unrelated ones."""
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+def _linear(call: AffineCall, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    name = getattr(call.function, "__name__", "")
+    if name == "einsum":
+        return _einsum(call, x, out)
+    if (
+        name != "linear" and x.dim() > 1 and _place(call.weight_at) < _place(call.input_at)
+    ):  # W @ x: columns are samples
+        x, out = x.transpose(-2, -1), None if out is None or out.dim() < 2 else out.transpose(-2, -1)
+    rows = x.reshape(-1, x.shape[-1])
+    if call.weight.dim() > 2:  # a stack of weights: what a unit sees depends on the sample
+        out = None
+    return rows, None if out is None else out.reshape(len(rows), -1)
+
+
+def _einsum(call: AffineCall, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Axes that are summed over go last. Without a plain equation: the last axis."""
+    terms = str(call.args[0]).replace(" ", "").replace("->", ",").split(",")
+    plain = len(terms) == 3 and "." not in "".join(terms) and "->" in str(call.args[0])
+    if not plain:
+        return x.reshape(-1, x.shape[-1]), None
+    mine, theirs = (terms[_place(at) - 1] for at in (call.input_at, call.weight_at))
+    summed = [a for a in mine if a not in terms[2]]
+    kept = [a for a in mine if a in terms[2]]
+    rows = x.permute([mine.index(a) for a in kept + summed]).reshape(
+        -1, math.prod(x.shape[mine.index(a)] for a in summed)
+    )
+    if out is None or any(a in theirs for a in kept):
+        return rows, None
+    free = [a for a in terms[2] if a not in kept]
+    return rows, out.permute([terms[2].index(a) for a in kept + free]).reshape(len(rows), -1)
+
+
+def _windows(call: AffineCall, x: Tensor) -> Tensor:
+    """(B, C, ...) -> a view (B, positions..., C, kernel...)."""
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    given: dict[str, Any] = {**dict(zip(names, call.args)), **call.kwargs}
+    kernel = call.weight.shape[2:]
+    stride, dilation = (_tuple(given.get(key, 1), len(kernel)) for key in ("stride", "dilation"))
+    x = F.pad(x, [side for pair in reversed(_padding(given.get("padding", 0), kernel, dilation)) for side in pair])
+    for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation)):
+        x = x.unfold(axis + 2, gap * (size - 1) + 1, step)[..., ::gap]
+    return x.movedim(1, 1 + len(kernel))
+
+
+def _place(at: int | str | None) -> int:
+    return at if isinstance(at, int) else 0
+
+
+def _tuple(value: Any, n: int) -> tuple[int, ...]:
+    return (value,) * n if isinstance(value, int) else tuple(value) * (n if len(value) == 1 else 1)
+
+
+def _padding(value: Any, kernel: torch.Size, dilation: tuple[int, ...]) -> list[tuple[int, int]]:
+    if value == "same":
+        totals = [gap * (size - 1) for size, gap in zip(kernel, dilation)]
+        return [(total // 2, total - total // 2) for total in totals]
+    sides = (0,) * len(kernel) if value == "valid" else _tuple(value, len(kernel))
+    return [(side, side) for side in sides]

@@ -1,0 +1,173 @@
+"""The smallest eigenvalue of a second-moment matrix, its rank, and whether it counts as positive definite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.linalg import lapack
+from scipy.linalg.blas import dsymv, dtrsv
+from torch import Tensor
+
+from excite.errors import InputError
+from excite.probes.krylov import Array, largest
+
+_SMALL = 64  # up to this width all eigenvalues are as quick
+_GUESS = 0.8
+_SHARE = 0.1  # error of a smallest eigenvalue over itself
+_EPS = float(np.finfo(np.float64).eps)
+
+
+def default_tolerance(width: int, dtype: torch.dtype = torch.float64) -> float:
+    """How small an eigenvalue may be, over the largest one, before it counts as zero.
+
+    (width · eps)² with eps of the type that the activations were computed in: what rounding the activations alone can
+    put into a direction that is not there (the usual rule for ranks, σ ≤ width · eps · σ_max, squared). At least
+    64 · width · eps of float64, because the products are summed in float64.
+    """
+    return max((width * torch.finfo(dtype).eps) ** 2, 64 * width * _EPS)
+
+
+def rounding(width: int) -> float:
+    """What sums and factorizations in float64 may change an eigenvalue by, over the largest one."""
+    return 4 * width * _EPS
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The smallest eigenvalue is within `error · largest` of `value`; `rank` counts eigenvalues above tolerance · largest."""
+
+    value: float
+    error: float
+    largest: float
+    rank: int
+    width: int
+    sure: bool = True  # no eigenvalue is so close to the tolerance that rounding could have decided
+
+    @property
+    def excited(self) -> bool:
+        return self.rank == self.width
+
+
+def smallest_eigenvalues(
+    matrices: Iterable[Tensor],
+    tolerance: float | None = None,
+    accuracy: float = 1e-4,
+    *,
+    points: Iterable[int] | None = None,
+) -> list[Smallest]:
+    """`smallest_eigenvalue` of matrices that are alike, such as those of the units of one layer: each helps the next.
+
+    `points` says of how many outer products each is the sum: with fewer than D, the smallest eigenvalue is exactly zero.
+    """
+    found: list[Smallest] = []
+    ratio, excited = 0.0, True  # the smallest ratio of eigenvalues so far; how the last one turned out
+    for matrix, count in zip(matrices, repeat(None) if points is None else points):
+        few = count is not None and count < len(matrix)
+        guess = None if few or not excited else _GUESS * ratio
+        one = smallest_eigenvalue(matrix, tolerance, accuracy, guess=guess)
+        if few:
+            one = replace(one, value=0.0, error=0.0, rank=min(one.rank, count or 0))
+        else:
+            excited = one.excited
+            if excited:
+                ratio = min(ratio or 1.0, one.value / one.largest)
+        found.append(one)
+    return found
+
+
+def smallest_eigenvalue(
+    matrix: Tensor, tolerance: float | None = None, accuracy: float = 1e-4, *, guess: float | None = 0.0
+) -> Smallest:
+    """Of a positive semidefinite matrix (D, D), in float64; only its lower triangle is read.
+
+    Positive definite with certainty: the Cholesky factorization of matrix − tolerance · largest · 1 exists. Its factor
+    then serves Lanczos on the inverse, which stops once the smallest eigenvalue is known to within accuracy · largest
+    and a tenth of itself (with the probability 1 − 1e-9 of `krylov.largest`). Otherwise the signs in an LDLᵀ factorization count the
+    eigenvalues on each side of tolerance · largest (Sylvester), and the smallest is between 0 and that. A `guess` of
+    the ratio of the smallest to the largest, from below, makes the shift larger and Lanczos faster; None guesses that
+    the matrix is deficient. No guess changes the verdict.
+    """
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise InputError(f"smallest_eigenvalue: expected a square matrix; got shape {tuple(matrix.shape)}")
+    width = matrix.shape[0]
+    tolerance = default_tolerance(width) if tolerance is None else tolerance
+    # Row by row in memory, seen as columns: the lower triangle is LAPACK's upper one.
+    a = matrix.detach().to("cpu", torch.float64).contiguous().numpy().T
+    if not np.isfinite(np.trace(a)):
+        raise InputError("smallest_eigenvalue: expected finite values")
+    if np.trace(a) <= 0:  # positive semidefinite: all zero
+        return Smallest(0.0, 0.0, 0.0, 0, width)
+    if width <= _SMALL:
+        return from_eigenvalues(np.linalg.eigvalsh(a, UPLO="U"), tolerance)
+    if guess is None and (found := _deficient(a, tolerance)) is not None:
+        return found
+    low, high = _largest(a, most=6)  # the trace is enough from above
+    least = (tolerance + rounding(width)) * high
+    for shift in sorted({least, max(least, (guess or 0.0) * low)}, reverse=True):
+        factor, failed = lapack.dpotrf(_shifted(a, shift), lower=0, clean=0, overwrite_a=1)
+        if not failed:
+            break
+    else:
+        return _deficient(a, tolerance) or from_eigenvalues(np.linalg.eigvalsh(a, UPLO="U"), tolerance)
+    # Eigenvalues of the inverse: its largest is 1 / (smallest − shift).
+    inverse = largest(
+        lambda v: dtrsv(factor, dtrsv(factor, v, trans=1), overwrite_x=1),
+        width,
+        lambda less, more: 1 / less - 1 / more <= min(accuracy * low, _SHARE * (shift + 1 / less)),
+    )
+    above, below = (shift + 1 / x for x in inverse)
+    return Smallest(above, (above - below) / low + rounding(width), low, width, width)
+
+
+def from_eigenvalues(values: Array, tolerance: float) -> Smallest:
+    """The same from all eigenvalues, in rising order."""
+    width, top = len(values), float(values[-1])
+    rank = int((values > tolerance * top).sum())
+    sure = not bool((abs(values / top - tolerance) <= rounding(width)).any())
+    return Smallest(max(0.0, float(values[0])), rounding(width), top, rank, width, sure)
+
+
+def _deficient(a: Array, tolerance: float) -> Smallest | None:
+    """By inertia: LDLᵀ of a − tolerance · largest · 1. None if it is not deficient, or too close to say."""
+    width = len(a)
+    low, high = _largest(a, within=1.001)
+    shift = tolerance * high
+    work = int(lapack.dsytrf_lwork(width, lower=0)[0])
+    factor, pivots, failed = lapack.dsytrf(_shifted(a, shift), lower=0, lwork=work, overwrite_a=1)
+    rank = width - _negative(factor, pivots)
+    if failed or rank == width:  # failed: an eigenvalue is the shift itself
+        return None
+    # The eigenvalue nearest to the shift, by the largest eigenvalue of the inverse squared.
+    doubt = rounding(width) * high + tolerance * (high - low)
+
+    def twice(v: Array) -> Array:
+        once, _ = lapack.dsytrs(factor, pivots, v, lower=0)
+        again, _ = lapack.dsytrs(factor, pivots, once, lower=0)
+        return again  # type: ignore[no-any-return]
+
+    near = largest(twice, width, lambda less, more: more <= doubt**-2 or less >= doubt**-2, most=32)[1] ** -0.5
+    return Smallest(0.0, shift / low, low, rank, width) if near > doubt else None
+
+
+def _largest(a: Array, within: float = 1.0, most: int = 96) -> tuple[float, float]:
+    """(low, high) around the largest eigenvalue, with high ≤ within · low if `most` products are enough for that."""
+    low, high = largest(lambda v: dsymv(1.0, a, v), len(a), lambda low, high: high <= within * low, most=most)
+    return low, min(high, float(np.trace(a)))
+
+
+def _shifted(a: Array, shift: float) -> Array:
+    a = a.copy(order="F")
+    np.fill_diagonal(a, a.diagonal() - shift)
+    return a
+
+
+def _negative(factor: Array, pivots: npt.NDArray[np.int32]) -> int:
+    """How many eigenvalues of D in a = U D Uᵀ are negative. LAPACK marks blocks of two by negative pivots, in pairs; such
+    a block always has one eigenvalue of each sign."""
+    single = pivots > 0
+    return int((factor.diagonal()[single] < 0).sum() + (~single).sum() // 2)

@@ -1,0 +1,116 @@
+"""How many directions vectors use, read off the eigenvalues of their covariance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Between:
+    """A number known to lie in [low, high]; converts to float, its middle. Exact where the ends are equal."""
+
+    low: float
+    high: float
+
+    @property
+    def exact(self) -> bool:
+        return self.low == self.high
+
+    def over(self, width: float) -> Between:
+        return Between(self.low / width, self.high / width)
+
+    def __float__(self) -> float:
+        return (self.low + self.high) / 2
+
+    def __format__(self, form: str) -> str:
+        return f"{self.low:{form}}" if self.exact else f"{self.low:{form}}–{self.high:{form}}"
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues of a covariance (D,), largest first, as far as known: the i-th is in [values[i], values[i] + slack].
+
+    Their sum is `total`. Where the matrix was summed exactly the slack is 0; from a sketch it is the sketch's bound. Every
+    quantity below has the range that this leaves it: the spectrum that is most even and the one that is least even bound
+    the effective rank and the participation ratio, since both grow with evenness (they are Schur-concave).
+    """
+
+    values: Array
+    slack: float
+    total: float
+    tolerance: float
+
+    @property
+    def width(self) -> int:
+        return len(self.values)
+
+    def explained(self, k: int) -> Between:
+        """The share of the variance in the first k principal components; 0 if there is no variance."""
+        if self.total <= 0:
+            return Between(0.0, 0.0)
+        if k >= self.width:
+            return Between(1.0, 1.0)
+        first = float(self.values[:k].sum())
+        return Between(first / self.total, min(1.0, (first + min(k * self.slack, self._left)) / self.total))
+
+    @property
+    def effective_rank(self) -> Between:
+        """exp of the entropy of λ/Σλ (Roy and Vetterli): 1 to D; 0 if there is no variance."""
+        return self._by(lambda shares: float(np.exp(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum())))
+
+    @property
+    def participation_ratio(self) -> Between:
+        """(Σλ)² / Σλ²: 1 to D; 0 if there is no variance."""
+        return self._by(lambda shares: float(1 / (shares**2).sum()))
+
+    @property
+    def rank(self) -> Between:
+        """Eigenvalues above tolerance · largest."""
+        if self.total <= 0:
+            return Between(0.0, 0.0)
+        low = self.values > self.tolerance * (self.values[0] + self.slack)
+        high = self.values + min(self.slack, self._left) > self.tolerance * self.values[0]
+        return Between(float(low.sum()), float(high.sum()))
+
+    @property
+    def largest(self) -> Between:
+        return Between(float(self.values[0]), float(self.values[0]) + min(self.slack, self._left))
+
+    @property
+    def smallest(self) -> Between:
+        """The last one is raised by at most what is left over all that are tied with it."""
+        last = float(self.values[-1])
+        ties = int((self.values <= last).sum())
+        return Between(last, last + min(self.slack, self._left / ties))
+
+    @property
+    def _left(self) -> float:
+        return max(0.0, self.total - float(self.values.sum())) if self.slack else 0.0
+
+    def _by(self, measure: Callable[[Array], float]) -> Between:
+        if self.total <= 0:
+            return Between(0.0, 0.0)
+        low = measure((values := self._least_even()) / values.sum())
+        return Between(low, low if not self._left else measure((values := self._most_even()) / values.sum()))
+
+    def _least_even(self) -> Array:
+        """What is left goes to the largest first."""
+        given = np.clip(self._left - self.slack * np.arange(self.width), 0.0, self.slack)
+        return np.asarray(self.values + given)
+
+    def _most_even(self) -> Array:
+        """What is left raises the smallest first, to a common level, none by more than the slack."""
+        if not self._left:
+            return self.values
+        low, high = 0.0, float(self.values[0]) + self.slack
+        for _ in range(100):
+            level = (low + high) / 2
+            filled = np.clip(level, self.values, self.values + self.slack)
+            low, high = (level, high) if filled.sum() < self.total else (low, level)
+        return np.asarray(np.clip(high, self.values, self.values + self.slack))
