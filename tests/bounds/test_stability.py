@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from excite.bounds import Descent, descent_stability, sharpness
+from excite.bounds import Descent, Sharpness, descent_stability, sharpness
+from excite.bounds.stability import stable
 from excite.errors import ExciteError, InputError, ModelError
 from models import build, same_state, state_of
 
@@ -85,6 +86,14 @@ def test_the_residual_bounds_the_error_when_stopped_early():
         found = sharpness(model, loss, tolerance=tolerance)
         assert found.value <= float(truth[-1]) * (1 + 1e-10)
         assert float((truth - found.value).abs().min()) <= found.residual + 1e-10
+
+
+def test_an_estimate_that_has_not_converged_does_not_say_that_the_condition_holds():
+    rough = Sharpness(1.0, 0.1, 0.0, 3, 10)
+    assert stable(rough, 100.0).held is None
+    assert stable(rough, 0.9).held is False
+    fine = Sharpness(1.0, 1e-6, 0.0, 3, 10)
+    assert [stable(fine, limit).held for limit in (0.9, 1 + 1e-7, 1.1)] == [False, None, True]
 
 
 def test_no_curvature():

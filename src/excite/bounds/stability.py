@@ -121,7 +121,7 @@ def largest_eigenvalue(
         count += 1
         direction = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(gradient)
         try:
-            second = torch.autograd.grad(gradient, parameters, direction, retain_graph=True, materialize_grads=True)
+            second = torch.autograd.grad(gradient @ direction, parameters, retain_graph=True, materialize_grads=True)
         except RuntimeError as error:
             line = str(error).splitlines()[0]
             raise ModelError(f"the loss has no second derivative that autograd can take: {line}") from error
@@ -162,8 +162,11 @@ def _top(
 
 
 def stable(found: Sharpness, limit: float) -> Assumption:
-    """λ_max ≤ limit, unknown if the limit lies within the residual above the estimate."""
-    held = None if found.value <= limit < found.value + found.residual else found.value <= limit
+    """λ_max ≤ limit. The estimate never exceeds λ_max, so a failure is certain; it is unknown where the estimate has not
+    converged (residual above a hundredth of it) or the limit lies within its residual."""
+    held: bool | None = found.value <= limit
+    if held and (found.residual > 0.01 * abs(found.value) or found.value + found.residual > limit):
+        held = None
     detail = f"λ_max = {found.value:.6g}, residual {found.residual:.1e}, limit {limit:.6g}"
     return Assumption("the largest eigenvalue of the Hessian is at most what the step size allows", held, detail)
 
