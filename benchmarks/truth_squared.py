@@ -279,6 +279,9 @@ def compare(trainings: list[Training]) -> dict[str, Row]:
 
     for one in trainings:
         steep = lipschitz(one)
+        settled = deep_norms(one.pairs, one.x, one.y, one.descent)[0]
+        allowed = Bound("stability", "λ_max", settled.terms["limit"], assumptions=settled.assumptions[:1])
+        add("largest eigenvalue of the Hessian", allowed, settled.terms["sharpness"])
         for form in ("stated", "unit"):
             if len(one.pairs) == 2:
                 bound = two_layer_lipschitz(one.pairs, one.x, one.y, one.descent, form=form)

@@ -10,6 +10,7 @@ from scipy.optimize import linprog
 
 from bounds.networks import regions
 from excite.bounds import most_active
+from excite.errors import InputError
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -80,3 +81,10 @@ def test_without_time_it_is_an_upper_bound_and_says_so():
     tried = rng.standard_normal((20000, 6)) * 10
     assert found.value >= (tried @ V.T + b > 0).sum(1).max()
     assert found.value >= found.found
+
+
+def test_mismatched_and_broken_arrays_are_refused():
+    V, b = np.ones((2, 3)), np.ones(2)
+    for wrong in ((V[0], b), (V, b[:1]), (V * np.nan, b), (V, b, np.ones(3)), (V, b, -np.ones(2))):
+        with pytest.raises(InputError, match="expected"):
+            most_active(*wrong)

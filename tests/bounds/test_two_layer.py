@@ -179,6 +179,15 @@ def test_units_that_do_nothing_are_left_out():
         assert two_layer_lipschitz(wider, x, y, 1e-3).value == pytest.approx(value, rel=1e-9)
 
 
+@pytest.mark.parametrize("form", ["unit", "stated"])
+def test_a_network_that_gives_nothing_is_flat(form):
+    pairs, x, _ = at_rest(GOOD[0])
+    flat = [pairs[0], (0 * pairs[1][0], None)]
+    bound = two_layer_lipschitz(flat, x, evaluate(flat, x), 1e-3, form=form)
+    assert bound.holds
+    assert bound.value == 0
+
+
 def test_a_module_gives_the_same_as_its_weights():
     pairs, x, y = at_rest(GOOD[0])
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).double()
@@ -199,6 +208,10 @@ def test_mismatched_targets_and_forms_are_refused():
             two_layer_lipschitz(pairs, x, wrong, 1e-3)
     with pytest.raises(InputError, match="form"):
         two_layer_lipschitz(pairs, x, y, 1e-3, form="loose")
+    with pytest.raises(InputError, match="at least one point"):
+        two_layer_lipschitz(pairs, x[:0], y[:0], 1e-3)
+    with pytest.raises(InputError, match="step size"):
+        two_layer_lipschitz(pairs, x, y, "fast")
 
 
 def classifier():

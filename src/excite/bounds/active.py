@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
+from excite.errors import InputError
+
 _STRICT = 1e-9  # of a normalized row: a region that leaves less room than this is not told from an empty one
 
 
@@ -36,6 +38,12 @@ def most_active(
     condition has an open region; a linear program looks for a point inside, and if there is none its dual names
     units that exclude each other, which the next program is told.
     """
+    if V.ndim != 2 or b.shape != V.shape[:1] or (weights is not None and np.shape(weights) != b.shape):
+        raise InputError(f"expected V (units, inputs) and one bias and weight a unit; got {V.shape} and {b.shape}")
+    if not (np.isfinite(V).all() and np.isfinite(b).all()) or (
+        weights is not None and not (np.asarray(weights) >= 0).all()
+    ):
+        raise InputError("expected finite V and b, and weights that are not negative")
     r, n = V.shape
     c = np.ones(r) if weights is None else np.asarray(weights, float)
     # Constant units are on everywhere or nowhere.

@@ -54,8 +54,9 @@ def relu_network(model: nn.Module | Pairs, x: Tensor) -> ReluNetwork:
     Anything else is refused.
     """
     check_finite(x)
-    if x.dim() < 2:
-        raise InputError(f"expected points (N, ...) with at least one feature; got shape {tuple(x.shape)}")
+    if not isinstance(x, Tensor) or x.dim() < 2 or not x.numel():
+        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"expected points (N, ...) with at least one point and one feature; got {shape}")
     pairs = _record(model, x) if isinstance(model, nn.Module) else list(model)
     width = x[0].numel()
     for j, pair in enumerate(pairs):

@@ -57,7 +57,12 @@ class Descent:
 
 
 def as_descent(descent: float | Descent) -> Descent:
-    return descent if isinstance(descent, Descent) else Descent(float(descent))
+    if isinstance(descent, Descent):
+        return descent
+    try:
+        return Descent(float(descent))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"expected a step size or a Descent; got {descent!r}") from error
 
 
 @dataclass(frozen=True)
