@@ -111,6 +111,28 @@ def test_theorem_1_the_step_to_all_units_at_once_needs_mu_above_lambda():
     assert allowed <= 2 * mu * B / low + math.sqrt(q / low)
 
 
+def test_theorem_1_as_printed_is_not_violated_at_random_where_its_proof_has_a_gap():
+    """Two units with μ² < λ and output weights near zero, where the Hessian is Σ h h': no ‖V_k‖ is above the printed row."""
+    rng = np.random.default_rng(0)
+    tried, worst = 0, 0.0
+    while tried < 500:
+        n, count = int(rng.integers(1, 3)), int(rng.integers(4, 16))
+        x, b = rng.standard_normal((count, n)), np.abs(rng.standard_normal(2)) * 3
+        V = rng.standard_normal((2, n)) * 10 ** rng.uniform(-2, 1, (2, 1))
+        h = np.maximum(x @ V.T + b, 0)
+        on = [x[h[:, k] > 0] for k in range(2)]
+        if min(map(len, on)) <= n:
+            continue
+        low, mu = min(np.linalg.eigvalsh(p.T @ p)[0] for p in on), max(np.linalg.norm(p.sum(0)) for p in on)
+        if low < 1e-6 or mu**2 >= low:
+            continue
+        tried += 1
+        q, B = np.linalg.norm(h, 2) ** 2, b.max()
+        printed = 2 * mu * B / low + math.sqrt(abs(q - B * B) / low)
+        worst = max(worst, np.linalg.norm(V, axis=1).max() / printed)
+    assert worst < 1
+
+
 def test_momentum_and_the_scale_of_the_loss_move_the_limit():
     pairs, x, y = at_rest(GOOD[0])
     step, count = largest_step(pairs, x), len(x)
