@@ -1,0 +1,146 @@
+"""How many hidden units one point can activate, by a small mixed-integer program."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+
+from excite.errors import InputError
+
+_STRICT = 1e-9  # of a normalized row: a region that leaves less room than this is not told from an empty one
+
+
+@dataclass(frozen=True)
+class MostActive:
+    """max over x of Σ c_k over the units with V_k x + b_k > 0.
+
+    `value` is that maximum if `exact`, else an upper bound; `found` is reached at `point` by `units`.
+    """
+
+    value: float
+    found: float
+    exact: bool
+    units: tuple[int, ...]
+    point: tuple[float, ...]
+
+
+def most_active(
+    V: np.ndarray, b: np.ndarray, weights: np.ndarray | None = None, *, seconds: float = 10.0
+) -> MostActive:
+    """The largest total weight c_k ≥ 0 (one each by default) of units k that one x activates: V (r, n), b (r,).
+
+    Exact unless the solver runs out of `seconds`, or regions are so thin that rounding decides whether they exist; then
+    an upper bound. Strict inequalities and unbounded regions are handled on the half sphere: x = u/s with
+    max(|u_j|, s) = 1 and s ≥ 0, where V_k u + b_k s ≥ 0 is asked. In general position a choice that meets this closed
+    condition has an open region; a linear program looks for a point inside, and if there is none its dual names
+    units that exclude each other, which the next program is told.
+    """
+    if V.ndim != 2 or b.shape != V.shape[:1] or (weights is not None and np.shape(weights) != b.shape):
+        raise InputError(f"expected V (units, inputs) and one bias and weight a unit; got {V.shape} and {b.shape}")
+    if not (np.isfinite(V).all() and np.isfinite(b).all()) or (
+        weights is not None and not (np.asarray(weights) >= 0).all()
+    ):
+        raise InputError("expected finite V and b, and weights that are not negative")
+    r, n = V.shape
+    c = np.ones(r) if weights is None else np.asarray(weights, float)
+    # Constant units are on everywhere or nowhere.
+    constant = ~V.any(axis=1)
+    base = float(c[constant & (b > 0)].sum())
+    moving = np.flatnonzero(~constant)
+    upper, point = 0.0, np.zeros(n)
+    if len(moving):
+        unit = float(np.abs(b[moving]).max() / np.abs(V[moving]).max()) or 1.0  # x is measured in it
+        rows = np.column_stack([V[moving], b[moving] / unit])
+        rows /= np.abs(rows).sum(axis=1, keepdims=True)
+        upper, point = _search(rows, c[moving], seconds)
+        point = point * unit
+    on = np.flatnonzero(V @ point + b > 0)
+    found, value = float(c[on].sum()), upper + base
+    if weights is None:
+        value = float(np.floor(value + 1e-6))
+    exact = found >= value * (1 - 1e-9)
+    return MostActive(max(value, found), found, bool(exact), tuple(on.tolist()), tuple(point.tolist()))
+
+
+def _search(rows: np.ndarray, c: np.ndarray, seconds: float) -> tuple[float, np.ndarray]:
+    """An upper bound on the weight, and a point that reaches it if it is exact."""
+    point, _ = _inside(rows)
+    if point is not None:
+        return float(c.sum()), point
+    end = time.monotonic() + seconds
+    cuts: list[np.ndarray] = []
+    upper, best = float(c.sum()), np.zeros(rows.shape[1] - 1)
+    while (left := end - time.monotonic()) > 0:
+        chosen, above = _solve(rows, c, cuts, left)
+        upper = min(upper, above)
+        if not len(chosen):
+            break
+        point, clash = _inside(rows[chosen])
+        if point is not None:
+            return upper, point
+        if not len(clash):
+            break
+        cuts.append(chosen[clash])
+    return upper, best
+
+
+def _inside(rows: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+    """A point x with rows·(x, 1) > 0 well inside, or None and the rows that exclude it.
+
+    Maximizes ε with rows·(u, s) ≥ ε on the unit cube, s ≥ 0. If no more than 0 is reached, the dual has λ ≥ 0 with Σ λ = 1 and
+    Σ λ_k rows_k·(u, s) ≤ 0 for all (u, s): not all rows with λ_k > 0 can be positive (Gordan).
+    """
+    r, columns = rows.shape
+    cost = np.zeros(columns + 1)
+    cost[-1] = -1
+    bounds = [(-1, 1)] * (columns - 1) + [(0, 1), (None, 1)]
+    found = linprog(cost, A_ub=np.column_stack([-rows, np.ones(r)]), b_ub=np.zeros(r), bounds=bounds, method="highs")
+    if found.status != 0:
+        return None, np.zeros(0, dtype=int)
+    if found.x[-1] <= _STRICT:
+        return None, np.flatnonzero(found.ineqlin.marginals < -1e-9)
+    u, s, room = found.x[:-2], found.x[-2], found.x[-1]
+    # Raising s to ε/2 costs each row at most ε/2: off the horizon, and still inside.
+    return np.asarray(u / max(s, room / 2)), np.zeros(0, dtype=int)
+
+
+def _solve(rows: np.ndarray, c: np.ndarray, cuts: list[np.ndarray], seconds: float) -> tuple[np.ndarray, float]:
+    """The units chosen and an upper bound on their weight. Variables: u (n), s, z (r), face (2n + 1)."""
+    r, columns = rows.shape
+    n = columns - 1
+    faces = 2 * n + 1
+    # z_k = 1 asks for rows_k·(u, s) ≥ 0; rows are normalized, so that -1 asks for nothing.
+    on = np.hstack([rows, -np.eye(r), np.zeros((r, faces))])
+    # One coordinate of (u, s) is ±1, so that the apex of the cone, where all rows are 0, is out.
+    touch = np.zeros((faces, columns + r + faces))
+    low = np.full(faces, -1.0)
+    for j in range(n):
+        touch[2 * j, j], touch[2 * j + 1, j] = 1, -1
+        touch[2 * j : 2 * j + 2, columns + r + 2 * j : columns + r + 2 * j + 2] = -2 * np.eye(2)
+    touch[-1, n], touch[-1, -1], low[-1] = 1, -1, 0.0
+    one = np.concatenate([np.zeros(columns + r), np.ones(faces)])
+    constraints = [LinearConstraint(on, -1, np.inf), LinearConstraint(touch, low, np.inf), LinearConstraint(one, 1, 1)]
+    for cut in cuts:
+        line = np.zeros(columns + r + faces)
+        line[columns + cut] = 1
+        constraints.append(LinearConstraint(line, -np.inf, len(cut) - 1))
+    top = np.ones(columns + r + faces)
+    if not rows[:, -1].any():
+        top[-1] = (
+            0  # without biases all rows are 0 at s = 1, u = 0 too: that face is not needed, cones reach the others
+        )
+    found = milp(
+        np.concatenate([np.zeros(columns), -c, np.zeros(faces)]),
+        integrality=np.concatenate([np.zeros(columns), np.ones(r + faces)]),
+        bounds=Bounds(np.concatenate([-np.ones(n), np.zeros(1 + r + faces)]), top),
+        constraints=constraints,
+        options={"time_limit": seconds, "mip_rel_gap": 0.0},
+    )
+    total = float(c.sum())
+    upper = total if found.mip_dual_bound is None else min(total, -float(found.mip_dual_bound))
+    if found.x is None:
+        return np.zeros(0, dtype=int), upper
+    return np.flatnonzero(found.x[columns : columns + r] > 0.5), upper

@@ -1,0 +1,141 @@
+"""A fully connected ReLU network as its weights, taken from any module that computes one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from excite.errors import InputError, ModelError
+from excite.wiring.affine import AffineCall, AffineMode, Names
+from excite.wiring.calling import check_finite, pick_output
+from excite.wiring.untouched import device_of, evaluating
+from excite.wiring.wrappers import eagerly, refuse_lazy, unwrap
+
+Pairs = Sequence[tuple[Tensor, Tensor | None]]
+_FAR = 1e4  # training points are also tried this many times farther out, on both sides of the origin
+
+
+@dataclass(frozen=True)
+class ReluNetwork:
+    """x ↦ W_L (… (W_1 x + b_1)_+ …)_+ + b_L on the CPU in double precision.
+
+    `weights[j]` is (n_{j+1}, n_j), `biases[j]` (n_{j+1},) or None; `precision` is the eps of the numbers it came in.
+    """
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+    precision: float
+
+    def signals(self, x: Tensor) -> list[Tensor]:
+        """[h_0, …, h_L] for x (N, n): the inputs of the layers, and the output."""
+        found = [x]
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1]):
+            found.append(F.relu(F.linear(found[-1], weight, bias)))
+        return [*found, F.linear(found[-1], self.weights[-1], self.biases[-1])]
+
+    def parameters(self) -> list[Tensor]:
+        return [p for pair in zip(self.weights, self.biases) for p in pair if p is not None]
+
+    def copied(self) -> ReluNetwork:
+        """The same network with leaves that ask for gradients."""
+        fresh = [[None if p is None else p.clone().requires_grad_() for p in ps] for ps in (self.weights, self.biases)]
+        return ReluNetwork(tuple(w for w in fresh[0] if w is not None), tuple(fresh[1]), self.precision)
+
+
+def relu_network(model: nn.Module | Pairs, x: Tensor) -> ReluNetwork:
+    """The network that `model` is: a module, or the pairs (weight, bias or None) of its layers in order.
+
+    A module is run in evaluation mode on x (N, ...) and on points far from it: each of its affine calls must be a linear
+    layer with a weight of its own that gets the ReLU of what the one before gave, and nothing may follow the last.
+    Anything else is refused.
+    """
+    check_finite(x)
+    if not isinstance(x, Tensor) or x.dim() < 2 or not x.numel():
+        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"expected points (N, ...) with at least one point and one feature; got {shape}")
+    pairs = _record(model, x) if isinstance(model, nn.Module) else list(model)
+    width = x[0].numel()
+    for j, pair in enumerate(pairs):
+        if len(pair) != 2 or not isinstance(pair[0], Tensor):
+            raise InputError(f"expected pairs (weight, bias or None); layer {j + 1} is {type(pair).__name__}")
+        weight, bias = pair
+        if weight.dim() != 2 or weight.shape[1] != width:
+            raise InputError(f"expected a weight (units, {width}) in layer {j + 1}; got {tuple(weight.shape)}")
+        if bias is not None and bias.shape != weight.shape[:1]:
+            raise InputError(f"expected a bias ({len(weight)},) in layer {j + 1}; got {tuple(bias.shape)}")
+        check_finite((weight, *([] if bias is None else [bias])), f"weights in layer {j + 1}")
+        width = len(weight)
+    if len(pairs) < 2:
+        raise ModelError(f"expected a ReLU network with at least two linear layers; got {len(pairs)}")
+    precision = max(torch.finfo(w.dtype).eps if w.is_floating_point() else 0.0 for w, _ in pairs)
+    return ReluNetwork(
+        tuple(w.detach().double().cpu() for w, _ in pairs),
+        tuple(None if b is None else b.detach().double().cpu() for _, b in pairs),
+        precision,
+    )
+
+
+class _Recorder(AffineMode):
+    """Every affine call with what went in and what came out, kept safe from operations in place."""
+
+    def __init__(self, names: Names):
+        super().__init__(names)
+        self.seen: list[tuple[AffineCall, Tensor, Tensor]] = []
+
+    def visit(self, call: AffineCall) -> Tensor:
+        entered = call.input.clone()
+        output = super().visit(call)
+        self.seen.append((call, entered, output.clone()))
+        return output
+
+
+def _record(model: nn.Module, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    model = unwrap(model)
+    refuse_lazy(model)
+    names = Names(model)
+    recorder = _Recorder(names)
+    first = next(model.parameters(), None)
+    x = x.detach().to(device_of(model), first.dtype if first is not None else x.dtype)
+    points = torch.cat([x, _FAR * x, -_FAR * x])
+    try:
+        with evaluating(model), eagerly(model), torch.no_grad(), recorder:
+            returned = model(points.clone())
+    except (RuntimeError, TypeError, ValueError) as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise ModelError(f"the model does not run on points of shape {tuple(x.shape)}: {line}") from error
+    pairs: list[tuple[Tensor, Tensor | None]] = []
+    flowing, where = points.flatten(1), "the input"
+    owned: set[int] = set()
+    for call, entered, output in recorder.seen:
+        if call.kind != "linear" or entered.dim() != 2:
+            raise _no_chain(f"{call.name} is not a linear layer on vectors")
+        if entered.shape != flowing.shape or not torch.equal(entered, flowing):
+            raise _no_chain(f"{call.name} does not get {where}")
+        if names.parameter(call.weight) is None or call.weight.untyped_storage().data_ptr() in owned:
+            raise _no_chain(f"the weight of {call.name} is not a parameter of its own")
+        owned.add(call.weight.untyped_storage().data_ptr())
+        pairs.append((_matrix(call), call.bias))
+        flowing, where = F.relu(output), f"the ReLU of what {call.name} gives"
+    if not pairs:
+        raise _no_chain("it has no linear layer")
+    if not torch.equal(pick_output(returned).reshape(len(points), -1), recorder.seen[-1][2]):
+        raise _no_chain(f"its output is not what its last linear layer {recorder.seen[-1][0].name} gives")
+    return pairs
+
+
+def _matrix(call: AffineCall) -> Tensor:
+    """The weight as (out, in)."""
+    name = getattr(call.function, "__name__", "")
+    if name == "linear":
+        return call.weight
+    if name == "einsum" or call.weight_at in (0, "input"):
+        raise _no_chain(f"{call.name} is written as {name}: use a linear layer")
+    return call.weight.T
+
+
+def _no_chain(why: str) -> ModelError:
+    return ModelError(f"expected linear layers with ReLU between them and nothing else; {why}")

@@ -1,0 +1,209 @@
+"""The stability condition: gradient descent can settle only where the loss is not too sharp for its step.
+
+On a quadratic with curvature λ, gradient descent with step δ multiplies the error by 1 − δλ. It stays bounded only if
+λ ≤ 2/δ. At a stationary point of a smooth loss the same holds for the largest eigenvalue of the Hessian (Lyapunov).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from excite.bounds.bound import Assumption, Bound
+from excite.errors import InputError, ModelError
+from excite.wiring.untouched import untouched
+from excite.wiring.wrappers import eagerly, refuse_lazy, unwrap
+
+_TINY = 8  # up to so many parameters the Hessian is written out
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Full-batch gradient descent as `torch.optim.SGD` does it: m ← βm + (1 − τ)g, θ ← θ − δm.
+
+    `step` is δ, `momentum` β, `dampening` τ; with `nesterov`, θ ← θ − δ(g + βm).
+    """
+
+    step: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.step) and self.step > 0):
+            raise InputError(f"expected a positive step size; got {self.step}")
+        if not (0 <= self.momentum < 1 and 0 <= self.dampening < 1):
+            raise InputError(f"expected momentum and dampening in [0, 1); got {self.momentum} and {self.dampening}")
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise InputError("Nesterov's momentum needs momentum > 0 and no dampening, as in torch.optim.SGD")
+
+    @property
+    def limit(self) -> float:
+        """The largest curvature at which it can settle: 2(1 + β)/((1 − τ)δ), or 2(1 + β)/((1 + 2β)δ) with Nesterov.
+
+        Without momentum the dampening has no effect, as in `torch.optim.SGD`.
+        """
+        if self.momentum == 0:
+            return 2 / self.step
+        shrink = 1 + 2 * self.momentum if self.nesterov else 1 - self.dampening
+        return 2 * (1 + self.momentum) / (shrink * self.step)
+
+
+def as_descent(descent: float | Descent) -> Descent:
+    if isinstance(descent, Descent):
+        return descent
+    try:
+        return Descent(float(descent))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"expected a step size or a Descent; got {descent!r}") from error
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """An estimate of the largest eigenvalue of a Hessian, with the gradient's norm at the same point.
+
+    `value` is v'Hv of the unit vector v found, never more than the truth; an eigenvalue lies within `residual` = ‖Hv − λv‖
+    of it. `products` counts Hessian-vector products.
+    """
+
+    value: float
+    residual: float
+    gradient: float
+    products: int
+    parameters: int
+
+
+def sharpness(
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    *,
+    tolerance: float | None = None,
+    most: int = 1000,
+    seed: int = 0,
+) -> Sharpness:
+    """The largest eigenvalue of the Hessian of `loss(model)` in the parameters that ask for gradients, by Lanczos.
+
+    `loss` takes the model and returns a scalar, as in `lambda m: F.mse_loss(m(x), y)`; it is called once. `tolerance` is
+    the residual relative to the value at which to stop (1e-8 in double precision, 1e-4 otherwise); `most` limits the
+    restarts. The model runs in the mode it is in and is left as it was.
+    """
+    model = unwrap(model)
+    refuse_lazy(model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ModelError("the model has no parameter that asks for a gradient: the loss has no Hessian")
+    # Fused attention has no second derivative; the plain one has.
+    with untouched(model), eagerly(model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        return largest_eigenvalue(loss(model), parameters, tolerance=tolerance, most=most, seed=seed)
+
+
+def largest_eigenvalue(
+    loss: Tensor, parameters: Sequence[Tensor], *, tolerance: float | None = None, most: int = 1000, seed: int = 0
+) -> Sharpness:
+    """The same for a loss that is computed already: a scalar that depends on `parameters`."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InputError(f"expected a loss that is one number with a gradient; got {what}")
+    first = torch.autograd.grad(loss.reshape(()), parameters, create_graph=True, materialize_grads=True)
+    gradient = torch.cat([g.reshape(-1) for g in first])
+    size = gradient.numel()
+    value, norm = float(loss.detach()), float(gradient.detach().double().norm())
+    if not (math.isfinite(value) and math.isfinite(norm)):
+        raise InputError(f"expected a finite loss and gradient; got {value} and {norm}")
+    if not gradient.requires_grad:  # the loss is linear
+        return Sharpness(0.0, 0.0, norm, 0, size)
+    count = 0
+
+    def product(vector: np.ndarray) -> np.ndarray:
+        nonlocal count
+        count += 1
+        direction = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(gradient)
+        try:
+            second = torch.autograd.grad(gradient @ direction, parameters, retain_graph=True, materialize_grads=True)
+        except RuntimeError as error:
+            line = str(error).splitlines()[0]
+            raise ModelError(f"the loss has no second derivative that autograd can take: {line}") from error
+        found = torch.cat([s.reshape(-1) for s in second]).detach().cpu().double().numpy()
+        if not np.isfinite(found).all():
+            raise InputError("the second derivatives of the loss are not finite")
+        return found
+
+    if tolerance is None:
+        tolerance = 1e-8 if gradient.dtype == torch.float64 else 1e-4
+    value, vector = _top(product, size, tolerance, most, seed)
+    residual = float(np.linalg.norm(product(vector) - value * vector))
+    return Sharpness(value, residual, norm, count, size)
+
+
+def _top(
+    product: Callable[[np.ndarray], np.ndarray], size: int, tolerance: float, most: int, seed: int
+) -> tuple[float, np.ndarray]:
+    if size <= _TINY:
+        matrix = np.stack([product(row) for row in np.eye(size)])
+        values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+        return float(values[-1]), vectors[:, -1]
+    start = np.random.default_rng(seed).standard_normal(size)
+    start /= np.linalg.norm(start)
+    if not product(start).any():  # a random vector is in the kernel only if everything is
+        return 0.0, start
+    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+    try:
+        values, vectors = eigsh(operator, k=1, which="LA", v0=start, tol=tolerance, maxiter=most)
+    except ArpackNoConvergence as stopped:
+        if not len(stopped.eigenvalues):
+            # Nothing converged: the Rayleigh quotient of a power step says little, and its residual says so.
+            vector = product(start)
+            vector /= np.linalg.norm(vector)
+            return float(vector @ product(vector)), vector
+        values, vectors = stopped.eigenvalues, stopped.eigenvectors
+    return float(values[-1]), vectors[:, -1]
+
+
+def stable(found: Sharpness, limit: float) -> Assumption:
+    """λ_max ≤ limit. The estimate never exceeds λ_max, so a failure is certain; it is unknown where the estimate has not
+    converged (residual above a hundredth of it) or the limit lies within its residual."""
+    held: bool | None = found.value <= limit
+    if held and (found.residual > 0.01 * abs(found.value) or found.value + found.residual > limit):
+        held = None
+    detail = f"λ_max = {found.value:.6g}, residual {found.residual:.1e}, limit {limit:.6g}"
+    return Assumption("the largest eigenvalue of the Hessian is at most what the step size allows", held, detail)
+
+
+def descent_stability(
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    descent: float | Descent,
+    *,
+    tolerance: float | None = None,
+    most: int = 1000,
+    seed: int = 0,
+) -> Bound:
+    """Whether gradient descent on `loss` can settle at `model`: λ_max of the Hessian against 2/δ (see `Descent.limit`).
+
+    `loss` is the loss that the steps were taken on, mean or sum as it was: a mean over N points has 1/N of the curvature
+    of the sum. `terms` has "sharpness", "residual", "limit", "gradient" (its norm) and "largest step" 2/λ_max.
+    """
+    rule = as_descent(descent)
+    found = sharpness(model, loss, tolerance=tolerance, most=most, seed=seed)
+    ratio = rule.limit / found.value if found.value > 0 else math.inf
+    return Bound(
+        "Stability of gradient descent",
+        "largest eigenvalue of the loss's Hessian",
+        rule.limit,
+        terms={
+            "sharpness": found.value,
+            "residual": found.residual,
+            "limit": rule.limit,
+            "gradient": found.gradient,
+            "largest step": rule.step * ratio,
+            "products": found.products,
+        },
+        assumptions=(stable(found, rule.limit),),
+    )
