@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bounds.trainings import separable_points, train_linear
 
+from bounds.trainings import separable_points, train_linear
 from excite import ExciteError
 from excite.bounds import linear_margin, linear_margin_any_time, relaxed_linear_margin
 

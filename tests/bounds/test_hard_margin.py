@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from bounds.references import least_norm_by_enumeration, optimal_margin_by_enumeration
 from bounds.trainings import separable_points
-
 from excite import ExciteError
 from excite.bounds.hard_margin import limit_hyperplane, margin_of, optimal_hyperplane, separation, signed
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
-from bounds.trainings import train_deep_linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bounds.trainings import train_deep_linear
 from excite import ExciteError
 from excite.bounds import alignment, cross_entropy_rank, decay_rank
 
@@ -22,7 +24,7 @@ EPS = 1e-12
 
 def chain(rng, widths, n=4):
     sizes = [n, *widths, 1]
-    return [rng.normal(size=(b, a)) * 10 ** rng.uniform(-1, 1) for a, b in zip(sizes[:-1], sizes[1:])]
+    return [rng.normal(size=(b, a)) * 10 ** rng.uniform(-1, 1) for a, b in pairwise(sizes)]
 
 
 def second(w):
@@ -54,7 +56,9 @@ def test_theorem_4_where_weight_decay_has_converged(widths):
         bound = decay_rank(mine, 0.3, X[k], Y[k])
         assert bound.holds
         assert bound.value < 1e-6
-        assert max(second(w.numpy()) for w in mine) <= bound.value + EPS
+        for w in mine:
+            values = np.linalg.eigvalsh((w @ w.T).numpy())
+            assert len(values) == 1 or values[-2] <= bound.value**2 + 1e-14 * values[-1]
         assert max(bound.terms["rank"]) <= 1
         if min(bound.terms["rank"]) == 1:
             assert alignment(mine) == pytest.approx(1)
@@ -100,14 +104,16 @@ def test_the_gradient_of_theorem_4_against_finite_differences():
 
 @pytest.mark.parametrize("widths", WIDTHS)
 def test_theorem_5_while_weights_grow(widths):
-    first, weights = train_deep_linear(X, Y.double(), widths, 1500, 1.0, 0, scale=0.1)
+    # Deeper networks start larger: near zero is a saddle that takes long to leave.
+    scale, steps = {1: (0.1, 1500), 2: (0.15, 1500), 3: (0.3, 3000)}[len(widths)]
+    first, weights = train_deep_linear(X, Y.double(), widths, steps, 1.0, 0, scale=scale)
     for k in range(COUNT):
         mine, start = [w[k] for w in weights], [w[k] for w in first]
-        bound = cross_entropy_rank(mine, X[k], Y[k], start)
+        bound = cross_entropy_rank(mine, X[k], Y[k], start, tolerance=0.25)
         assert bound.holds
         measured = max(second(w.numpy()) / np.linalg.norm(w.numpy(), 2) for w in mine)
         assert measured <= bound.value * (1 + 1e-9)
-        assert max(cross_entropy_rank(mine, X[k], Y[k], tolerance=0.2).terms["rank"]) == 1
+        assert bound.terms["rank"] == [1] * len(mine)
         assert bound.terms["alignment"].min() > 0.95
         before = max(second(w.numpy()) / np.linalg.norm(w.numpy(), 2) for w in start)
         assert measured < before / 3
@@ -115,7 +121,7 @@ def test_theorem_5_while_weights_grow(widths):
 
 def test_theorem_5_promises_from_the_initial_weights_under_small_steps():
     """Small steps follow gradient flow: the differences stay, and the bound is known before training."""
-    first, weights = train_deep_linear(X, Y.double(), [5, 4], 4000, 0.05, 3, scale=0.7)
+    first, weights = train_deep_linear(X, Y.double(), [5, 4], 2000, 0.05, 3, scale=0.7)
     for k in range(COUNT):
         bound = cross_entropy_rank([w[k] for w in weights], X[k], Y[k], [w[k] for w in first])
         assert bound.terms["drift"] < 0.05 * max(bound.terms["conserved"])

@@ -8,14 +8,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+
 from bounds.references import lipschitz_by_enumeration
 from bounds.trainings import train_two_layer
-
 from excite import ExciteError
 from excite.bounds import two_layer_lipschitz
 from excite.bounds.two_layer_cross_entropy import smallest_cover
 
-COUNT, POINTS, UNITS = 12, 6, 8
+COUNT, POINTS, UNITS = 12, 4, 8
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
@@ -23,7 +23,7 @@ def trained(request):
     rng = np.random.default_rng(request.param)
     x = torch.from_numpy(rng.normal(size=(COUNT, POINTS, request.param)))
     y = torch.from_numpy(rng.integers(0, 2, (COUNT, POINTS)))
-    return x, y, *train_two_layer(x, y, UNITS, 5000, 1.0, 0)
+    return x, y, *train_two_layer(x, y, UNITS, 4000, 1.0, 0)
 
 
 def scaled_lipschitz(v, b, w, x, y):
@@ -45,13 +45,13 @@ def test_the_bound_holds_on_trainings(trained):
         if bound.value is not None:
             assert bound.value == bound.terms["at any time"]
             valued += math.isfinite(bound.value)
-    assert valued >= 3
+    assert valued >= 5
 
 
 def test_at_any_time_it_holds_for_weights_that_were_never_trained():
     rng = np.random.default_rng(0)
     said = 0
-    for _ in range(200):
+    for _ in range(100):
         n = int(rng.integers(1, 4))
         x, v, b, w = rng.normal(size=(5, n)), rng.normal(size=(4, n)), rng.normal(size=4), rng.normal(size=4)
         f = np.maximum(x @ v.T + b, 0) @ w
@@ -60,7 +60,7 @@ def test_at_any_time_it_holds_for_weights_that_were_never_trained():
         bound = two_layer_lipschitz(v, b, w, x, (f > 0).astype(int), support=float(rng.choice([0.1, 1.0, 10.0])))
         said += math.isfinite(bound.terms["at any time"])
         assert bound.terms["sum of |w| ‖V‖"] <= bound.terms["at any time"] * (1 + 1e-9)
-    assert said > 100
+    assert said > 50
 
 
 def on_two_points(one: float, two: float):
@@ -97,7 +97,7 @@ def test_theorem_3_fails_as_printed_where_support_vectors_lie_on_kinks():
     # Training goes there: any network with these outputs has slope two, and units put their kinks on the points.
     many = torch.from_numpy(np.tile(x, (10, 1, 1)))
     labels = torch.from_numpy(np.tile(y, (10, 1)))
-    hidden, bias, out = (t.numpy() for t in train_two_layer(many, labels, 6, 8000, 1.0, 1))
+    hidden, bias, out = (t.numpy() for t in train_two_layer(many, labels, 6, 5000, 1.0, 1))
     kinks = []
     for k in range(10):
         trained = two_layer_lipschitz(hidden[k], bias[k], out[k], x, y)
