@@ -28,9 +28,7 @@ from excite.bounds.hard_margin import (
 from excite.errors import InputError
 
 PAPER = "Persistency of excitation"
-SUPPORT = (
-    1e-7  # how far, relative to half the distance of the classes, a support vector may lie behind the foremost one
-)
+SUPPORT = 1e-7  # how far a support vector may lie behind the foremost one, relative to half the distance of the classes
 FLAT = 1e-9  # singular values below this, relative to the size of the points, are directions the points do not use
 SOLVED = 1e-9
 
@@ -82,7 +80,7 @@ def linear_margin(x: Any, y: Any, weight: Any = None, bias: Any = None, *, angle
 
 
 def linear_margin_any_time(
-    x: Any, y: Any, weight: Any, bias: Any, initial_weight: Any = None, initial_bias: Any = 0.0
+    x: Any, y: Any, weight: Any, bias: Any, initial_weight: Any = None, initial_bias: Any = None
 ) -> Bound:
     """Theorem 2 before convergence: margin ≤ 1 / √(1/γ² + Σ c_k²), c_k = r_k·w₀ + (b − b₀)Δ_k, all scaled as in Theorem 2.
 
@@ -91,25 +89,26 @@ def linear_margin_any_time(
     step size, the momentum or the batches; weight decay and coordinate-wise rescaling (Adam) break it.
     """
     points, s = signed(x, y)
-    w, b = _classifier(points, weight, bias) or (np.zeros(0), 0.0)
-    start = np.zeros_like(w) if initial_weight is None else array("initial_weight", initial_weight, 1)
-    if start.shape != w.shape:
-        raise InputError(f"initial_weight: expected shape {w.shape}; got {start.shape}")
+    now = _classifier(points, weight, bias)
+    begun = _classifier(points, initial_weight, initial_bias, zero=True) or (np.zeros(points.shape[1]), 0.0)
+    if now is None:
+        raise InputError("linear_margin_any_time: expected the weight and the bias of a classifier; got None")
+    (w, b), (start, start_bias) = now, begun
     checks = list(separable(points, s))
     name, quantity = f"Theorem 2 at any time, after {PAPER}", "margin of the classifier"
     if not all(c.held for c in checks):
         return Bound(name, quantity, None, "upper", {}, tuple(checks))
     best, apart = optimal_hyperplane(points, s), half_distance(w, points, s)
     normals, offsets = normals_of(points)
-    told = normals @ start + (b - float(initial_bias)) * offsets
+    told = normals @ start + (b - start_bias) * offsets
     off = float(np.linalg.norm(normals @ w - told) / np.linalg.norm(w))
+    spent = max(0.0, float(np.linalg.norm(told) / np.linalg.norm(w)) - off)  # rounding during training stays harmless
     checks += [
         Assumption("the hyperplane is solved", best.gap <= SOLVED, f"duality gap {best.gap:.1e}"),
         Assumption("the weight separates the classes", apart > 0, f"half distance {apart:.4g}"),
-        Assumption("steps lie in the span of the points", off <= 1e-6, f"relative distance {off:.1e}"),
+        Assumption("steps lie in the span of the points", off <= 1e-3, f"relative distance {off:.1e}"),
     ]
-    scale = 1 / (apart * float(np.linalg.norm(w)))
-    value = 1 / math.sqrt(1 / best.margin**2 + scale**2 * float(told @ told))
+    value = 1 / math.sqrt(1 / best.margin**2 + (spent / apart) ** 2) if apart > 0 else None
     terms = {
         "optimal margin": best.margin,
         "normals": normals,
@@ -127,7 +126,7 @@ def normals_of(points: Array) -> tuple[Array, Array]:
     return rows[rank:], rows[rank:] @ centre
 
 
-def _classifier(points: Array, weight: Any, bias: Any) -> tuple[Array, float] | None:
+def _classifier(points: Array, weight: Any, bias: Any, *, zero: bool = False) -> tuple[Array, float] | None:
     if (weight is None) != (bias is None):
         raise InputError("expected weight and bias together, or neither")
     if weight is None:
@@ -136,7 +135,7 @@ def _classifier(points: Array, weight: Any, bias: Any) -> tuple[Array, float] | 
     if w.ndim == 2 and len(w) != 1:
         raise InputError(f"weight: expected one output, shape (n,) or (1, n); got {w.shape}")
     w, b = w.reshape(-1), array("bias", bias, 0, 1).reshape(-1)
-    if w.shape != points.shape[1:] or b.shape != (1,) or not w.any():
+    if w.shape != points.shape[1:] or b.shape != (1,) or not (zero or w.any()):
         raise InputError(
             f"expected a weight ({points.shape[1]},) other than zero and one bias; got {w.shape}, {b.shape}"
         )

@@ -16,7 +16,7 @@ from excite.bounds.hard_margin import Array
 from excite.errors import ExciteError
 from excite.norms import DUAL, Norm
 
-NEAR = 1e-3  # weight of a proximal step, relative to ‖X‖
+LEAST, MOST = 1e-6, 1e-3  # weight of a proximal step, relative to ‖X‖
 STEPS = 200  # most proximal steps
 
 
@@ -43,7 +43,8 @@ def penalized_squared(x: Array, y: Array, c: float, norm: Norm) -> Array:
 def _infinity(x: Array, y: Array, c: float) -> Array:
     """argmin ‖y − Xw‖² + c t² over |w_i| ≤ t: proximal steps, each a least distance problem, then its face exactly."""
     n = x.shape[1]
-    near = NEAR * float(np.linalg.norm(x, 2))  # keeps the triangular factor well conditioned, whatever the rank of X
+    # Keeps the triangular factor well conditioned, whatever the rank of X; small beside c, so that few steps are needed.
+    near = float(np.linalg.norm(x, 2)) * min(max(0.1 * math.sqrt(c) / float(np.linalg.norm(x, 2)), LEAST), MOST)
     rows = np.zeros((len(x) + 1, n + 1))
     rows[: len(x), :n], rows[-1, -1] = x, math.sqrt(c)
     q, r = np.linalg.qr(np.vstack([rows, near * np.eye(n + 1)]))
@@ -53,7 +54,8 @@ def _infinity(x: Array, y: Array, c: float) -> Array:
     for _ in range(STEPS):
         middle = q.T @ np.r_[y, 0.0, near * z]
         z = solve_triangular(r, middle + _least_distance(sides, -sides @ middle))
-        errors = {_slope_error(x, y, c, w): w for w in (z[:n], _on_face(x, y, c, z[:n]))}
+        tries = [z[:n], *(_on_face(x, y, c, z[:n], reach) for reach in (1e-9, 1e-7, 1e-5, 1e-3))]
+        errors = {_slope_error(x, y, c, w): w for w in tries}
         idle = 0 if min(errors) < least else idle + 1
         if idle == 0:
             least = min(errors)
@@ -88,10 +90,10 @@ def _least_distance(rows: Array, right: Array) -> Array:
     return np.asarray(v)
 
 
-def _on_face(x: Array, y: Array, c: float, w: Array) -> Array:
-    """The solution with the same coordinates at ±t as w, the others free: one least squares problem in (t, free)."""
+def _on_face(x: Array, y: Array, c: float, w: Array, reach: float) -> Array:
+    """The solution with coordinates at ±t where w has them, the others free: one least squares problem in (t, free)."""
     t = float(np.abs(w).max())
-    at = np.abs(w) >= t * (1 - 1e-7)
+    at = np.abs(w) >= t * (1 - reach)
     face = np.zeros((len(w), 1 + int((~at).sum())))
     face[at, 0], face[np.flatnonzero(~at), np.arange(1, face.shape[1])] = np.sign(w[at]), 1.0
     last = np.r_[math.sqrt(c), np.zeros(face.shape[1] - 1)]
