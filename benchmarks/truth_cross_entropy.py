@@ -130,7 +130,7 @@ def two_layer(count: int, rng: np.random.Generator) -> list[Row]:
 
 def deep_linear(count: int, rng: np.random.Generator) -> list[Row]:
     five, any_five = Row("Theorem 5, σ₂/σ₁"), Row("Theorem 5 at any time, σ₂/σ₁")
-    promised, ranks = Row("Theorem 5, promised by the initial weights"), Row("Theorem 5, rank above 0.1 σ₁")
+    promised, ranks = Row("Theorem 5, promised by the initial weights and drift"), Row("Theorem 5, rank above 0.1 σ₁")
     four, any_four = Row("Theorem 4, σ₂"), Row("Theorem 4 at any time, σ₂")
     rank_four = Row("Theorem 4, rank above 0.001")
     shapes = [[4], [6], [5, 4], [6, 6], [5, 5, 5], [4, 4, 4, 4]]
@@ -153,7 +153,7 @@ def deep_linear(count: int, rng: np.random.Generator) -> list[Row]:
             five.add(bound.value, measured)
             any_five.add(float(bound.terms["value by layer"].max()), measured)
             promised.why(bound)
-            promised.add(bound.terms["promised"] if bound.value is not None else None, measured)
+            promised.add(bound.terms["promised, with drift"] if bound.value is not None else None, measured)
             ranks.why(bound)
             ranks.add(1.0 if bound.value is not None else None, max(bound.terms["rank"]))
         mu = 10 ** float(rng.uniform(-1, 0.7))

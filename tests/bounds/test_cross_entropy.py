@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import null_space
 
 from bounds.trainings import separable_points, train_linear
 from excite import ExciteError
@@ -83,6 +84,12 @@ def test_corollary_2_needs_offsets_of_the_sign_of_b():
     assert relaxed_linear_margin([[1.0], [-10.0]], [1, 0], [[1.0]]).value == pytest.approx(5.5)
 
 
+def normals_of(points):
+    """Orthonormal r_k with r_k·x the same number Δ_k for all points: the null space of their differences."""
+    normals = null_space(np.vstack([points[1:] - points[0], np.zeros((1, points.shape[1]))]), rcond=1e-9).T
+    return normals, normals @ points[0]
+
+
 def test_corollary_2_with_the_best_direction_and_with_others():
     for x, y in PROBLEMS:
         best = relaxed_linear_margin(x, y)
@@ -90,8 +97,10 @@ def test_corollary_2_with_the_best_direction_and_with_others():
         assert best.terms["limit margin"] <= best.value * SLACK
         # The normals of Theorem 2 qualify, with the sign that puts BΔ ≥ 0, and do no better than the one best direction.
         exact = linear_margin(x, y)
-        signs = np.sign(exact.terms["offsets"] * exact.terms["B"]) + (exact.terms["offsets"] == 0)
-        normals = signs[:, None] * exact.terms["normals"]
+        normals, offsets = normals_of(x[exact.terms["support"]])
+        assert (offsets @ offsets) ** 0.5 == pytest.approx(exact.terms["distance of the subspace"], abs=1e-9)
+        assert len(normals) == x.shape[1] - exact.terms["dimension of the subspace"]
+        normals = np.where(offsets * exact.terms["B"] >= 0, 1, -1)[:, None] * normals
         if len(normals):
             other = relaxed_linear_margin(x, y, normals)
             assert other.holds
@@ -144,6 +153,15 @@ def test_points_that_cannot_be_separated_and_one_class(function):
     bound = function([[0.0], [1.0]], [1, 1])
     assert bound.value is None
     assert "both classes" in bound.failed[0].text
+
+
+@pytest.mark.parametrize("function", [linear_margin, relaxed_linear_margin])
+def test_points_too_far_from_the_origin_for_double_precision_leave_no_value(function):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 3)) + 1e9
+    bound = function(x, (x[:, 0] > 1e9).astype(int))
+    assert bound.value is None
+    assert "solved" in bound.failed[0].text
 
 
 @pytest.mark.parametrize(

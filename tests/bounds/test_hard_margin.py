@@ -30,6 +30,7 @@ def test_hyperplanes_against_enumeration(seed):
     assert margin_of(best.weight, best.bias, x, s) == pytest.approx(best.margin, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_optimal_margin_against_scikit_learn(seed):
     from sklearn.svm import SVC
@@ -59,6 +60,16 @@ def test_many_points_join_as_they_are_violated():
     limit = limit_hyperplane(x, 2.0 * y - 1)
     assert limit.gap < 1e-12
     assert ((2 * y - 1) * (x @ limit.weight + limit.bias)).min() == pytest.approx(1, abs=1e-9)
+
+
+def test_more_dimensions_than_points():
+    rng = np.random.default_rng(0)
+    x, s = rng.normal(size=(6, 40)), np.array([1.0, -1, 1, -1, 1, -1])
+    limit = limit_hyperplane(x, s)
+    z = least_norm_by_enumeration(s[:, None] * np.column_stack([x, np.ones(6)]))
+    assert np.r_[limit.weight, limit.bias] == pytest.approx(z, abs=1e-10)
+    assert separation(x, s) > 0.1
+    assert optimal_hyperplane(x, s).gap < 1e-9
 
 
 def test_separation_says_what_cannot_be_separated():

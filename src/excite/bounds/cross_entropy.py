@@ -17,6 +17,7 @@ from excite.bounds.hard_margin import (
     SEPARABLE,
     Array,
     Hyperplane,
+    Unsolved,
     array,
     half_distance,
     limit_hyperplane,
@@ -37,9 +38,9 @@ def linear_margin(x: Any, y: Any, weight: Any = None, bias: Any = None, *, angle
     """Theorem 2: margin ≤ 1 / √(1/γ² + B² Σ Δ_k²), for points x (N, n) and labels y in {0, 1}.
 
     (w, B) is the limit of gradient descent with w·x two apart on the classes; r_k, Δ_k are the normals and offsets of the
-    affine subspace of its support vectors; γ is the optimal margin *of the support vectors*. As printed, with the
-    optimal margin of all points (`terms["printed"]`), the statement fails. Any larger set of points that is called
-    support vectors keeps the bound true, so the tolerance in finding them does no harm.
+    affine subspace of its support vectors, so that ΣΔ_k² is its squared distance from the origin; γ is the optimal margin
+    *of the support vectors*. As printed, with the optimal margin of all points (`terms["printed"]`), the statement fails.
+    Any larger set of points that is called support vectors keeps the bound true: the tolerance in finding them is safe.
 
     Without `weight` (n,) and `bias` the bound is on the margin of the limit. With them it is on the margin of that
     classifier: widened by what its direction, at most `angle` radians off, still has to go (`terms["angle"]`).
@@ -50,18 +51,21 @@ def linear_margin(x: Any, y: Any, weight: Any = None, bias: Any = None, *, angle
     name, quantity = f"Theorem 2, {PAPER}", "margin of the classifier" if trained else "margin of the limit classifier"
     if not all(c.held for c in checks):
         return Bound(name, quantity, None, "upper", {}, tuple(checks))
-    limit, best = limit_hyperplane(points, s), optimal_hyperplane(points, s)
-    w, b, support = two_apart(limit, points, s)
-    theirs = optimal_hyperplane(points[support], s[support])
-    normals, offsets = normals_of(points[support])
-    spent = b**2 * float(offsets @ offsets)
+    try:
+        limit, best = limit_hyperplane(points, s), optimal_hyperplane(points, s)
+        w, b, support = two_apart(limit, points, s)
+        theirs = optimal_hyperplane(points[support], s[support])
+    except Unsolved as error:
+        return Bound(name, quantity, None, "upper", {}, (*checks, unsolved(error)))
+    basis, nearest = affine_subspace(points[support])
+    spent = b**2 * float(nearest @ nearest)
     value = 1 / math.sqrt(1 / theirs.margin**2 + spent)
     terms = {
         "optimal margin of the support vectors": theirs.margin,
         "optimal margin": best.margin,
         "B": b,
-        "normals": normals,
-        "offsets": offsets,
+        "dimension of the subspace": len(basis),
+        "distance of the subspace": float(np.linalg.norm(nearest)),
         "support": np.flatnonzero(support),
         "limit weight": w,
         "limit margin": margin_of(limit.weight, limit.bias, points, s),
@@ -98,10 +102,13 @@ def linear_margin_any_time(
     name, quantity = f"Theorem 2 at any time, after {PAPER}", "margin of the classifier"
     if not all(c.held for c in checks):
         return Bound(name, quantity, None, "upper", {}, tuple(checks))
-    best, apart = optimal_hyperplane(points, s), half_distance(w, points, s)
-    normals, offsets = normals_of(points)
-    told = normals @ start + (b - start_bias) * offsets
-    off = float(np.linalg.norm(normals @ w - told) / np.linalg.norm(w))
+    try:
+        best, apart = optimal_hyperplane(points, s), half_distance(w, points, s)
+    except Unsolved as error:
+        return Bound(name, quantity, None, "upper", {}, (*checks, unsolved(error)))
+    basis, nearest = affine_subspace(points)
+    told = _across(basis, start) + (b - start_bias) * nearest  # Σ c_k r_k
+    off = float(np.linalg.norm(_across(basis, w) - told) / np.linalg.norm(w))
     spent = max(0.0, float(np.linalg.norm(told) / np.linalg.norm(w)) - off)  # rounding during training stays harmless
     checks += [
         Assumption("the hyperplane is solved", best.gap <= SOLVED, f"duality gap {best.gap:.1e}"),
@@ -111,19 +118,27 @@ def linear_margin_any_time(
     value = 1 / math.sqrt(1 / best.margin**2 + (spent / apart) ** 2) if apart > 0 else None
     terms = {
         "optimal margin": best.margin,
-        "normals": normals,
-        "offsets": offsets,
+        "dimension of the subspace": len(basis),
+        "distance of the subspace": float(np.linalg.norm(nearest)),
         "margin": margin_of(w, b, points, s),
     }
     return Bound(name, quantity, value, "upper", terms, tuple(checks))
 
 
-def normals_of(points: Array) -> tuple[Array, Array]:
-    """Orthonormal rows r_k and numbers Δ_k with r_k·x = Δ_k for all points: the smallest affine subspace of them."""
+def affine_subspace(points: Array) -> tuple[Array, Array]:
+    """The smallest affine subspace of the points: orthonormal rows along it (d, n), and its point nearest to the origin.
+
+    With orthonormal normals r_k, r_k·x = Δ_k, that point is ΣΔ_k r_k.
+    """
     centre = points.mean(0)
-    _, sizes, rows = np.linalg.svd(points - centre, full_matrices=True)
-    rank = int((sizes > FLAT * max(1e-300, float(np.abs(points).max()))).sum())
-    return rows[rank:], rows[rank:] @ centre
+    _, sizes, rows = np.linalg.svd(points - centre, full_matrices=False)
+    basis = rows[sizes > FLAT * max(1e-300, float(np.abs(points).max()))]
+    return basis, _across(basis, centre)
+
+
+def _across(basis: Array, vector: Array) -> Array:
+    """The part of a vector across the subspace: Σ (r_k·vector) r_k."""
+    return np.asarray(vector - (basis @ vector) @ basis)
 
 
 def _classifier(points: Array, weight: Any, bias: Any, *, zero: bool = False) -> tuple[Array, float] | None:
@@ -151,6 +166,10 @@ def separable(points: Array, s: Array) -> tuple[Assumption, ...]:
         return (both,)
     t = separation(points, s)
     return both, Assumption("a hyperplane separates the classes", t > SEPARABLE, f"largest relative gap {t:.2e}")
+
+
+def unsolved(error: Unsolved) -> Assumption:
+    return Assumption("the hyperplanes are solved", False, str(error))
 
 
 def two_apart(limit: Hyperplane, points: Array, s: Array) -> tuple[Array, float, Any]:

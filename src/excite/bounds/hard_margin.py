@@ -5,6 +5,7 @@ Points are rows of x (N, n); s (N,) holds their signs, +1 for label 1 and −1 f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,10 @@ Array = NDArray[np.float64]
 AT_ONCE = 64  # violated constraints that join the working set in one round
 ROUNDS = 200
 SEPARABLE = 1e-8  # smallest gap between the classes, relative to the size of the data, that counts
+
+
+class Unsolved(ExciteError):
+    """A program has no solution in double precision."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ def separation(x: Array, s: Array, *, bias: bool = True) -> float:
     """
     if bias:
         x = x - x.mean(0)
+    x = _narrow(x)[0]
     size = float(np.abs(x).max())
     if size == 0.0:
         return 0.0
@@ -85,7 +91,7 @@ def separation(x: Array, s: Array, *, bias: bool = True) -> float:
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
     if not done.success:
-        raise ExciteError(f"the linear program of separability was not solved: {done.message}")
+        raise Unsolved(f"the linear program of separability was not solved: {done.message}")
     return float(-done.fun)
 
 
@@ -95,6 +101,7 @@ def least_norm(rows: Array) -> tuple[Array, Array, float]:
     Lawson and Hanson's least distance problem, on a working set of rows that grows by what is violated. The rows must
     be separable. For any a, ‖rows' a‖ / Σa is at least the largest margin and min(rows @ z)/‖z‖ at most: the gap.
     """
+    rows, back = _narrow(rows)
     norms = np.linalg.norm(rows, axis=1)
     size = float(norms.max())  # divides the rows, later times the margin: non-negative least squares likes ‖z‖ near 1
     working = np.argsort(norms)[: min(len(rows), AT_ONCE)]
@@ -127,8 +134,17 @@ def least_norm(rows: Array) -> tuple[Array, Array, float]:
         size *= rescale
         working = np.union1d(working, violated[np.argsort(margins[violated])[:AT_ONCE]])
     if best is None:
-        raise ExciteError("no hyperplane of least norm: the rows are not separable in double precision")
-    return best
+        raise Unsolved("no hyperplane of least norm found: the points are not separable in double precision")
+    z, a, gap = best
+    return back(z), a, gap
+
+
+def _narrow(rows: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Rows (N, n) with n > N in N coordinates of their span, and the way back: only the span matters."""
+    if rows.shape[1] <= len(rows):
+        return rows, lambda z: z
+    q, r = np.linalg.qr(rows.T)
+    return r.T, lambda z: np.asarray(q @ z)
 
 
 def limit_hyperplane(x: Array, s: Array) -> Hyperplane:
@@ -165,7 +181,7 @@ def optimal_hyperplane(x: Array, s: Array) -> Hyperplane:
                 break
         origin = origin - w * (z[-1] * unit) / (w @ w)
     if best is None:
-        raise ExciteError("no optimal hyperplane: the classes are not separable in double precision")
+        raise Unsolved("no optimal hyperplane found: the classes are not separable in double precision")
     return best
 
 

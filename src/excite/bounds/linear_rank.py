@@ -114,8 +114,12 @@ def cross_entropy_rank(
         if [m.shape for m in before] != [m.shape for m in matrices]:
             raise InputError("initial: expected matrices of the same shapes as the weights")
         old = _differences(before)
-        drift = max((float(np.linalg.norm(a - b, 2)) for a, b in zip(differences, old)), default=0.0)
-        terms |= {"promised": float(_from_differences(old, first).max()), "drift": drift}
+        drifts = [float(np.linalg.norm(a - b, 2)) for a, b in zip(differences, old)]
+        terms |= {
+            "promised": float(_from_differences(old, first).max()),
+            "promised, with drift": float(_from_differences(old, first, drifts).max()),
+            "drift": max(drifts, default=0.0),
+        }
     grown = float(value.max())
     checks.append(
         Assumption("the weights have grown in one direction", grown <= tolerance, f"σ₂/σ₁ at most {grown:.2e}")
@@ -142,10 +146,11 @@ def _differences(matrices: list[Array]) -> list[Array]:
     return [a @ a.T - b.T @ b for a, b in pairwise(matrices)]
 
 
-def _from_differences(differences: list[Array], first: Array) -> Array:
+def _from_differences(differences: list[Array], first: Array, drifts: Sequence[float] | None = None) -> Array:
     """√(Σ_{j ≥ k} λ_max(D_j)₊) / σ₁(W_k) by layer. λ₂(W_k W_k') ≤ λ₂(W_{k+1}' W_{k+1}) + λ_max(D_k), from the last layer on."""
-    excess = np.array([max(0.0, float(np.linalg.eigvalsh(d)[-1])) for d in differences] + [0.0])
-    return np.asarray(np.sqrt(np.cumsum(excess[::-1])[::-1]) / np.maximum(first, 1e-300))
+    drifts = [0.0] * len(differences) if drifts is None else drifts
+    excess = [max(0.0, float(np.linalg.eigvalsh(d)[-1]) + drift) for d, drift in zip(differences, drifts)]
+    return np.asarray(np.sqrt(np.cumsum([0.0, *reversed(excess)])[::-1]) / np.maximum(first, 1e-300))
 
 
 def _gradients(matrices: list[Array], mu: Array, points: Array, targets: Array, loss: Loss) -> list[Array]:

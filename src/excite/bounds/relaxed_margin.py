@@ -13,8 +13,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from excite.bounds.bound import Assumption, Bound
-from excite.bounds.cross_entropy import PAPER, SOLVED, separable, two_apart
-from excite.bounds.hard_margin import Array, array, limit_hyperplane, margin_of, signed
+from excite.bounds.cross_entropy import PAPER, SOLVED, separable, two_apart, unsolved
+from excite.bounds.hard_margin import Array, Unsolved, array, limit_hyperplane, margin_of, signed
 from excite.errors import InputError
 
 
@@ -40,7 +40,10 @@ def relaxed_linear_margin(x: Any, y: Any, directions: Any = None, offsets: Any =
     name, quantity = f"Corollary 2, {PAPER}", "margin of the limit classifier"
     if not all(c.held for c in checks):
         return Bound(name, quantity, None, "upper", {}, tuple(checks))
-    limit = limit_hyperplane(points, s)
+    try:
+        limit = limit_hyperplane(points, s)
+    except Unsolved as error:
+        return Bound(name, quantity, None, "upper", {}, (*checks, unsolved(error)))
     checks.append(Assumption("the hyperplane is solved", limit.gap <= SOLVED, f"duality gap {limit.gap:.1e}"))
     w, b, support = two_apart(limit, points, s)
     up, down = points[support & (s > 0)], points[support & (s < 0)]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.optimize import LinearConstraint, milp, nnls
 
 from excite.bounds.bound import Assumption, Bound
-from excite.bounds.hard_margin import Array, array, least_norm, separation, signed
-from excite.errors import ExciteError, InputError
+from excite.bounds.hard_margin import Array, Unsolved, array, least_norm, separation, signed
+from excite.errors import InputError
 
 PAPER = "Persistency of excitation"
 SECONDS = 10.0  # for the smallest cover; after it the best one found is used, which is a cover too
@@ -174,7 +174,7 @@ def _inverse_distance(rows: Array) -> float:
         return math.inf
     try:
         z, _, gap = least_norm(rows)
-    except ExciteError:
+    except Unsolved:
         return math.inf
     # 1/‖z‖ is at most the distance, so that a gap leaves ‖z‖ on the safe side.
     return float(np.linalg.norm(z)) if math.isfinite(gap) else math.inf
