@@ -70,6 +70,7 @@ def test_the_infinity_norm_gives_numbers_but_no_solution():
     same = matrix_equivalence(X, Y, penalty=3.0, norm="inf")
     assert same.radius == pytest.approx(0.5)
     assert same.excited is None
+    assert not same.holds
     assert "NP-hard" in str(same)
 
 

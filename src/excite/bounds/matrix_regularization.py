@@ -101,7 +101,7 @@ def _solve(x: Array, y: Array, c: float, p: Norm) -> tuple[Array, float]:
         # Fenchel and Young: c‖w‖² + ‖slope‖²_* / 4c − ⟨slope, w⟩ bounds the distance to the minimum.
         gap = c * _split(w, p)[1].max() ** 2 + _split(slope, p)[1].sum() ** 2 / (4 * c) - float((slope * w).sum())
         if gap / total < least:
-            best, least = w, max(0.0, gap / total)
+            best, least = w, max(0.0, float(gap) / total)
         if least < 1e-15:
             break
     return best, least

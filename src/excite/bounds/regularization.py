@@ -44,7 +44,8 @@ class Equivalence:
 
     @property
     def holds(self) -> bool:
-        return not self.failed
+        """All assumptions were checked and held."""
+        return all(a.held is True for a in self.assumptions)
 
     def __str__(self) -> str:
         said = (

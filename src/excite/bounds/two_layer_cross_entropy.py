@@ -36,7 +36,8 @@ def two_layer_lipschitz(
     with s f(x) ≤ 1 + `support`, with one of its own for each unit whose kink is within `kink` (a cosine).
 
     `terms["stated"]` is the paper's n_node √(n_sup / λ). It needs linearly independent support vectors, and fails where
-    one lies on a kink, as most trainings end. 1/value is a margin in the input space.
+    one lies on a kink, which is where training often puts them. 1/value is a margin in the input space. The theorem has
+    no output bias.
     """
     points, s = signed(x, y)
     v, b, w, outputs = _network(hidden_weight, hidden_bias, output_weight, points.shape[1])
@@ -54,7 +55,7 @@ def two_layer_lipschitz(
     hidden, w = np.column_stack([v, b]) * scale, w * scale  # (r, n + 1), (r,)
     near = np.flatnonzero(margins <= (1 + support) * margins.min())
     signs = s[near, None] * np.column_stack([points[near], np.ones(len(near))])  # s(x, 1): (S, n + 1)
-    before = np.abs(s[near, None]) * (points[near] @ hidden[:, :-1].T + hidden[:, -1])  # (S, r)
+    before = points[near] @ hidden[:, :-1].T + hidden[:, -1]  # (S, r)
     cosine = np.abs(before) / np.maximum(
         np.linalg.norm(signs, axis=1)[:, None] * np.linalg.norm(hidden, axis=1), 1e-300
     )
