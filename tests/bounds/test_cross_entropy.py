@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
+
 import numpy as np
 import pytest
 import torch
@@ -72,6 +74,19 @@ def test_theorem_2_fails_as_printed():
     assert bound.terms["printed"] == pytest.approx(0.5147, abs=1e-4)
     assert bound.terms["printed"] < bound.terms["limit margin"]
     assert bound.value == pytest.approx(14 / np.sqrt(461))
+
+
+def test_theorem_2_fails_as_printed_on_the_smallest_points():
+    """I = {(1, 1)}, J = {(−2, 0), (1, 2)}: margin 2/5, printed bound 6/17. One point against two fails nowhere in {−1, 0, 1}²."""
+    bound = linear_margin([[1, 1], [-2, 0], [1, 2]], [1, 0, 0])
+    assert bound.terms["limit margin"] == pytest.approx(2 / 5)
+    assert bound.terms["printed"] == pytest.approx(6 / 17)
+    assert bound.value == pytest.approx(2 / 5)
+    grid = list(product((-1, 0, 1), repeat=2))
+    for one in ((0, 0), (1, 0), (1, 1)):  # the others by symmetry
+        for two in combinations([p for p in grid if p != one], 2):
+            small = linear_margin([one, *two], [1, 0, 0])
+            assert small.value is None or small.terms["limit margin"] <= small.terms["printed"] * SLACK
 
 
 def test_corollary_2_needs_offsets_of_the_sign_of_b():
