@@ -83,9 +83,9 @@ def test_theorem_3_fails_as_printed_where_support_vectors_lie_on_kinks():
     a = np.column_stack([x, [1.0, 1.0]])
     pulls = [np.linalg.solve(a.T, sign * np.r_[v[k], b[k]] / abs(w[k])) for k, sign in ((0, 1), (1, -1))]
     whole = np.array([pulls[0][0], -pulls[1][1]])  # μ of each point, where it is active
-    fractions = np.array([pulls[1][0], -pulls[0][1]]) / np.abs(whole)  # its share where it lies on the kink
+    fractions = np.array([pulls[1][0], -pulls[0][1]]) / whole  # its share where it lies on the kink
     assert (whole > 0).all()
-    assert ((np.abs(fractions) > 0) & (np.abs(fractions) < 1)).all()
+    assert ((fractions > 0) & (fractions < 1)).all()
     # The printed quantities, with the definition of the theorem: strictly active.
     active = x @ v.T + b > 1e-9
     assert active.tolist() == [[True, False], [False, True]]
