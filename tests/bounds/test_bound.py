@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from excite.bounds import Assumption, Bound
@@ -28,3 +29,10 @@ def test_an_unchecked_assumption_keeps_the_value_and_is_said():
     text = str(Bound("T", "the margin", 2.5, "lower", assumptions=(UNKNOWN,)))
     assert "the margin ≥ 2.5" in text
     assert "not checked: the data are separable" in text
+
+
+def test_verdicts_of_numpy_count():
+    for held in (np.float64(1) > 0, np.float64(1) < 0):
+        bound = Bound("T", "the margin", 1.0, assumptions=(Assumption("the data are separable", held),))
+        assert bound.holds is bool(held)
+        assert (bound.value is None) is not bool(held)

@@ -16,6 +16,10 @@ class Assumption:
     held: bool | None
     detail: str = ""  # the numbers behind it
 
+    def __post_init__(self) -> None:
+        if self.held is not None:  # a comparison of numpy numbers gives numpy's own True, which `is True` does not know
+            object.__setattr__(self, "held", bool(self.held))
+
     def __str__(self) -> str:
         word = {True: "held", False: "failed", None: "not checked"}[self.held]
         return f"{word}: {self.text}" + (f" ({self.detail})" if self.detail else "")
