@@ -23,12 +23,12 @@ from excite.bounds import (
     Bound,
     cross_entropy_rank,
     decay_rank,
+    directional_lipschitz,
     linear_margin,
     linear_margin_any_time,
     penalty_of_radius,
     radius_of_penalty,
     relaxed_linear_margin,
-    directional_lipschitz,
 )
 
 SLACK, ROUNDING = 1e-9, 1e-12
