@@ -158,7 +158,7 @@ class ByRobustness:
                 axis.fill_between(at, share.min(0), share.max(0), color=colour, alpha=0.15, linewidth=0)
             axis.set(
                 title=words,
-                xlabel="size ε of the perturbation, in 255ths of the pixel range",
+                xlabel="ε, in 255ths of the pixel range",
                 xlim=(0, at[-1]),
                 ylim=(0, 100),
             )
