@@ -6,7 +6,8 @@ import dataclasses
 import difflib
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from excite.studies.numbers import Numbers
 from excite.studies.page import page, table
 from excite.studies.study import Scale, Study
 from excite.studies.verdicts import Verdict, judge
-from excite.tasks import Work, complete
+from excite.tasks import Task, Work, complete
 from excite.training import find_device
 
 STUDIES: dict[str, Study] = {
@@ -72,7 +73,7 @@ def run(
     arms: str | None = None,
     docs: str | os.PathLike[str] | None = None,
 ) -> StudyResult:
-    """Run a study of the papers, or what is left of it: finished trainings are not done again.
+    """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
 
     Args:
         name: one of `STUDIES`.
@@ -95,6 +96,8 @@ def run(
     find_device(device)
     todo = tasks(study, size, count, folder, device, chosen == "all")
     study.method.check(todo)
+    if out is None:
+        _take_over(todo, folder.parent.glob(f"*-{size.name}"))
     complete(todo, workers, progress)
     command = _command(study, size, count, chosen)
     result, details = _gather(study, size, todo, folder, command)
@@ -110,6 +113,18 @@ def tasks(study: Study, scale: Scale, seeds: int, folder: Path, device: str = "c
         if extra or not arm.extra
         for seed in range(seeds)
     ]
+
+
+def _take_over(todo: list[Work], studies: Iterable[Path]) -> None:
+    """Copy what another study has trained and measured in the same way: arms such as plain training stand in several."""
+    others = [path for study in studies for path in study.iterdir() if (path / "run.json").exists()]
+    for task in todo:
+        if isinstance(task, Task) and not task.folder.exists():
+            alike = (dataclasses.replace(task, folder=path) for path in others if path.name.endswith(f"-{task.seed}"))
+            found = next((other.folder for other in alike if other.finished()), None)
+            if found is not None:
+                with writing(task.folder):
+                    shutil.copytree(found, task.folder)
 
 
 def find_study(name: str) -> Study:
