@@ -14,7 +14,7 @@ from excite.config import parse_config
 from excite.errors import RunError
 from excite.margin import Margins
 from excite.measuring import PARTS, artifact_name
-from excite.runs import load_run
+from excite.runs import Run, load_run
 from excite.studies.figures import gap_figure, margin_figure
 from excite.studies.numbers import Numbers
 from excite.studies.study import Arm, Scale, Study
@@ -48,6 +48,7 @@ class ByMargins:
         "margin_train": ("median margin, training", "{:.4f}"),
         "margin_test": ("test", "{:.4f}"),
         "gap": ("gap", "{:.3f}"),
+        "reached": ("relative radius reached", "{:.2%}"),
         "censored_test": ("never broken, test", "{:.1%}"),
         "suspect_test": ("suspect, test", "{:.1%}"),
     }
@@ -77,12 +78,14 @@ class ByMargins:
                 accuracy = run.read_json("summary")["accuracy"]
                 margins = {part: Margins.from_dict(run.read_json(artifact_name("inf", part))) for part in PARTS}
                 right = {part: float(accuracy[part]) for part in PARTS}
+                reached = radius_reached(run)
             except (KeyError, TypeError, ValueError) as error:
                 raise RunError(
                     f"the artifacts of {work.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
         train, test = margins["train"], margins["test"]
         values = {
+            **reached,
             "accuracy_train": right["train"],
             "accuracy_test": right["test"],
             "margin_train": train.median,  # infinite where more than half of the points were never broken
@@ -116,6 +119,12 @@ class ByMargins:
             f"about {chance_gap(scale.points, scale.points):.3f}. *Never broken*: no perturbation within the pixel range was found. *Suspect*: the search for the\n"
             "margin shows signs of failure at these images. *Trusted*: networks for which nothing speaks against the margins."
         )
+
+
+def radius_reached(run: Run) -> dict[str, float]:
+    """What radius "auto" ended with, as a share of each layer's signal; nothing for other radii."""
+    name = "excitation/factor"
+    return {"reached": float(run.series(name)[1][-1])} if name in run.names() else {}
 
 
 def _share(of: Tensor | None) -> float:

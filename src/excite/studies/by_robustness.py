@@ -15,6 +15,7 @@ from excite.margin import margins
 from excite.measuring import PARTS, SavedModel
 from excite.robust import broken_at
 from excite.runs import Run, load_run
+from excite.studies.by_margins import radius_reached
 from excite.studies.figures import COLOURS, DASHES
 from excite.studies.figures import PARTS as WORDS
 from excite.studies.numbers import Numbers
@@ -97,6 +98,7 @@ class ByRobustness:
             for part in PARTS
         },
         "gap": ("gap", "{:.3f}"),
+        "reached": ("relative radius reached", "{:.2%}"),
         "search8_test": ("8/255, test, second attack", "{:.1%}"),
         "minutes": ("minutes", "{:.1f}"),
     }
@@ -123,6 +125,7 @@ class ByRobustness:
         with load_run(work.folder) as run:
             try:
                 found, minutes = run.read_json("robust"), float(run.read_json("time")["seconds"]) / 60
+                reached = radius_reached(run)
                 lines: dict[str, list[float]] = {part: list(map(float, found[part])) for part in PARTS}
                 attack, search = (list(map(float, found["check"][name])) for name in ("attack", "search"))
             except (KeyError, TypeError, ValueError) as error:
@@ -132,7 +135,7 @@ class ByRobustness:
         names = ["clean", *(f"robust{size}" for size in SIZES)]
         values = {f"{name}_{part}": lines[part][i] for i, name in enumerate(names) for part in PARTS}
         values["gap"] = max(train - test for train, test in zip(lines["train"], lines["test"]))
-        values |= {"minutes": minutes, "search8_test": search[-1], "attack8_test": attack[-1]}
+        values |= {**reached, "minutes": minutes, "search8_test": search[-1], "attack8_test": attack[-1]}
         flags = tuple(
             f"at {size}/255 the second attack leaves {second:.1%} of {found['check']['points']} test images, the first {first:.1%}"
             for size, first, second in zip(SIZES, attack[1:], search[1:])

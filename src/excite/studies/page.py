@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def table(numbers: Sequence[Numbers], columns: Mapping[str, tuple[str, str]]) -> list[list[str]]:
-    """Headings, then one row an arm: means over seeds, with the range where there are several."""
+    """Headings, then one row an arm: means over seeds, with the range where there are several. Empty columns are left out."""
+    columns = {name: words for name, words in columns.items() if any(name in found.values for found in numbers)}
     rows = [["", *(heading for heading, _ in columns.values()), "trusted"]]
     for arm in dict.fromkeys(found.arm for found in numbers):
         runs = [found for found in numbers if found.arm == arm]

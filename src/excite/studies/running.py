@@ -178,6 +178,8 @@ def _versions(todo: list[Work]) -> dict[str, str]:
         for name in _VERSIONS:
             if name in made:
                 found.setdefault(name, {})[str(made[name])] = None
+        for device in made.get("devices") or ["CPU"]:
+            found.setdefault("on", {})[str(device)] = None
     return {name: ", ".join(values) for name, values in found.items()}
 
 
