@@ -81,6 +81,24 @@ def test_train_margins_and_report_from_a_config(excite, trained, tmp_path):
     assert "Margins on training and test data" in (tmp_path / "page.html").read_text()
 
 
+def test_margins_of_all_layers_lie_beside_those_of_the_input(excite, trained, tmp_path):
+    assert excite("margins", "runs/first", "--points", "6")[0] == 0
+    status, out, _ = excite("margins", "runs/first", "--points", "6", "--layers", "all", "--steps", "20")
+    assert status == 0
+    assert "gap between the curves" in out
+    folder = tmp_path / "runs/first/artifacts"
+    everywhere = json.loads((folder / "layer-margins-inf-test.json").read_text())
+    assert everywhere["layers"] != "input"
+    assert json.loads((folder / "margins-inf-test.json").read_text())["layers"] == "input"
+    assert max(everywhere["values"]) < max(json.loads((folder / "margins-inf-test.json").read_text())["values"])
+    status, _, error = excite("margins", "runs/first", "--layers", "nowhere")
+    assert status == 1
+    assert "nowhere" in error
+    status, _, error = excite("margins", "runs/first", "--relative")
+    assert status == 1
+    assert "relative" in error
+
+
 def test_training_again_does_nothing_and_a_changed_config_is_refused(excite, trained, tmp_path):
     before = load_run(tmp_path / "runs/first").frame()
     assert excite("train", "first.toml")[0] == 0

@@ -162,6 +162,11 @@ def margins(
     norm: Annotated[str, typer.Option(help="inf or 2.")] = "inf",
     points: Annotated[int | None, typer.Option(min=1, help="At most this many points of each part.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the search.")] = 100,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(help="Where to perturb: input (default), all, or a layer's name; may be repeated."),
+    ] = None,
+    relative: Annotated[bool, typer.Option(help="With --layers: perturbations over the size of each signal.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Write the curves to this image (png, svg or pdf).")] = None,
 ) -> None:
     """Margin curve of a saved model on the data it was trained for, with the evidence that the search worked."""
@@ -171,7 +176,9 @@ def margins(
         raise InputError(f"--figure: expected a name that ends in .png, .svg or .pdf; got {figure.name!r}")
     saved = load_model(checkpoint)
     with _progress() as tell:
-        found = measure(saved, norm=norm, most=points, steps=steps, progress=tell)
+        found = measure(
+            saved, norm=norm, most=points, steps=steps, layers=_layers(layers), relative=relative, progress=tell
+        )
     for part, result in found.items():
         console.print(f"\n[bold]{'training' if part == 'train' else part} data[/bold]\n{result}", soft_wrap=True)
     if len(found) == 2:
@@ -330,6 +337,12 @@ def _draw(found: dict[str, Any], path: Path) -> None:
 def _open(path: Path, wanted: bool) -> None:
     if wanted and sys.stdout.isatty():
         webbrowser.open(path.resolve().as_uri())
+
+
+def _layers(names: list[str] | None) -> str | list[str]:
+    if not names:
+        return "input"
+    return names[0] if names in (["input"], ["all"]) else names
 
 
 def _shape(text: str) -> tuple[int, ...]:
