@@ -25,8 +25,27 @@ class Assumption:
         return f"{word}: {self.text}" + (f" ({self.detail})" if self.detail else "")
 
 
+class Statement:
+    """What a theorem says under assumptions."""
+
+    name: str
+    assumptions: tuple[Assumption, ...]
+
+    @property
+    def failed(self) -> tuple[Assumption, ...]:
+        return tuple(a for a in self.assumptions if a.held is False)
+
+    @property
+    def holds(self) -> bool:
+        """All assumptions were checked and held."""
+        return all(a.held is True for a in self.assumptions)
+
+    def told(self, said: str) -> str:
+        return "\n".join([f"{self.name}: {said}", *(f"  {a}" for a in self.assumptions)])
+
+
 @dataclass(frozen=True)
-class Bound:
+class Bound(Statement):
     """`value` bounds `quantity` from one side if every assumption held; it is None as soon as one failed.
 
     A value of infinity (or of 0 for a lower bound of something that is never negative) is a bound that says nothing.
@@ -44,16 +63,7 @@ class Bound:
         if self.value is not None and (math.isnan(self.value) or self.failed):
             object.__setattr__(self, "value", None)
 
-    @property
-    def failed(self) -> tuple[Assumption, ...]:
-        return tuple(a for a in self.assumptions if a.held is False)
-
-    @property
-    def holds(self) -> bool:
-        """All assumptions were checked and held."""
-        return all(a.held is True for a in self.assumptions)
-
     def __str__(self) -> str:
         sign = "≤" if self.side == "upper" else "≥"
-        said = f"{self.quantity} {sign} {self.value:.6g}" if self.value is not None else f"{self.quantity}: no bound"
-        return "\n".join([f"{self.name}: {said}", *(f"  {a}" for a in self.assumptions)])
+        known = self.value is not None
+        return self.told(f"{self.quantity} {sign} {self.value:.6g}" if known else f"{self.quantity}: no bound")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from excite.bounds.bound import Assumption
+from excite.bounds.bound import Assumption, Statement
 from excite.bounds.hard_margin import Array, array
 from excite.bounds.penalized import duality_gap, penalized, penalized_squared, size
 from excite.errors import InputError
@@ -27,7 +27,7 @@ SAME = 1e-6  # largest difference of Xw and of ‖w‖, relative
 
 
 @dataclass(frozen=True)
-class Equivalence:
+class Equivalence(Statement):
     """λ and ε with the same solution, None where there is none, and the solution of each problem, found separately."""
 
     name: str
@@ -38,20 +38,9 @@ class Equivalence:
     difference: float  # of the two: the larger of ‖Xw − Xw'‖/‖y‖ and |‖w‖ − ‖w'‖| / ‖w‖
     assumptions: tuple[Assumption, ...] = ()
 
-    @property
-    def failed(self) -> tuple[Assumption, ...]:
-        return tuple(a for a in self.assumptions if a.held is False)
-
-    @property
-    def holds(self) -> bool:
-        """All assumptions were checked and held."""
-        return all(a.held is True for a in self.assumptions)
-
     def __str__(self) -> str:
-        said = (
-            "no equivalent" if None in (self.penalty, self.radius) else f"λ = {self.penalty:.6g}, ε = {self.radius:.6g}"
-        )
-        return "\n".join([f"{self.name}: {said}", *(f"  {a}" for a in self.assumptions)])
+        none = None in (self.penalty, self.radius)
+        return self.told("no equivalent" if none else f"λ = {self.penalty:.6g}, ε = {self.radius:.6g}")
 
 
 def radius_of_penalty(x: Any, y: Any, penalty: float, norm: object = 2, power: float = 2.0) -> Equivalence:
