@@ -75,8 +75,11 @@ class Site:
 
         `steps` of them from zero cannot leave the ball of `radius`, so there is nothing to project but onto the bounds.
         """
+        unit, length = self.steepest(at, gradient, norm, samples), self.radius / steps
+        if at is not None and isinstance(length, float) and unit.dtype == at.dtype:
+            return self.within_bounds(torch.add(at, unit, alpha=length))  # one pass over memory instead of two
         # In the precision of the signal it is added to: a wider one would be rounded away, and costs twice the memory.
-        step = (self.steepest(at, gradient, norm, samples) * (self.radius / steps)).to(gradient.dtype)
+        step = (unit * length).to(gradient.dtype)
         return self.within_bounds(step if at is None else at + step)
 
     def steepest(self, at: Tensor | None, gradient: Tensor, norm: Norm, samples: int) -> Tensor:
