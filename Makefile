@@ -47,7 +47,7 @@ bench: venv
 # The results pages under docs/results; what is trained already under runs/studies is not trained again.
 SCALE ?= quick
 studies: venv
-	for name in margin-losses margin-radii margin-layers margin-auto; do \
+	for name in $$($(BIN)/python -c 'from excite.studies import STUDIES; print(*STUDIES)'); do \
 		$(BIN)/excite study run $$name --scale $(SCALE) --workers $(WORKERS) --docs docs/results || exit 1; \
 	done
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -40,9 +40,14 @@ class TrainingScale(Scale):
     sizes: Mapping[str, int]  # arms with other numbers of training images
 
 
+@dataclass(frozen=True)
 class ByMargins:
-    data = ("cifar10",)
-    columns: Mapping[str, tuple[str, str]] = {
+    """With `splits`, every seed has its own split of the data into training and test points."""
+
+    data: tuple[str, ...] = ("cifar10",)
+    splits: bool = False
+
+    columns: ClassVar[Mapping[str, tuple[str, str]]] = {
         "accuracy_train": ("accuracy, training", "{:.1%}"),
         "accuracy_test": ("test", "{:.1%}"),
         "margin_train": ("median margin, training", "{:.4f}"),
@@ -52,18 +57,29 @@ class ByMargins:
         "censored_test": ("never broken, test", "{:.1%}"),
         "suspect_test": ("suspect, test", "{:.1%}"),
     }
-    below_figure = (
+    below_figure: ClassVar[str] = (
         "Each curve is the share of images that some perturbation of at most that size gets misclassified, so it starts at the\n"
         "error and rises with ε; the lower it is, the more robust the network. Lines are means over seeds, bands reach from the\n"
         "lowest to the highest seed. Training tells about test where the left and the right curve of a colour are alike."
     )
-    settings = (
-        "Seeds draw the initial weights and the order of the images. The images are the same.",
-        "Margins are found by a minimum-norm search in the infinity norm within [−1, 1]; see [Margins](../margins.md).",
-    )
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        drawn = (
+            "the initial weights, the order of the images and their split into training and test"
+            if self.splits
+            else ("the initial weights and the order of the images; the images are the same")
+        )
+        return (
+            f"Seeds draw {drawn}.",
+            "Margins are found by a minimum-norm search in the infinity norm within [−1, 1]; see [Margins](../margins.md).",
+        )
 
     def work(self, study: str, arm: Arm, scale: TrainingScale, seed: int, folder: Path, device: str) -> Task:
-        config = parse_config({**arm.config, "seed": seed, "device": device}, f"{study}, {arm.name}")
+        settings = {**arm.config, "seed": seed, "device": device}
+        if self.splits:
+            settings["data"] = {**settings["data"], "seed": seed}
+        config = parse_config(settings, f"{study}, {arm.name}")
         # Not certified: the figures show what was found, and bounds would cost as much again.
         return Task(arm.name, seed, folder, config, MarginsTaken(scale.points, certify=False))
 

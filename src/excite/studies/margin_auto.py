@@ -34,7 +34,7 @@ def claims(scale: TrainingScale) -> list[Claim]:
             above=-0.02,
         ),
         Claim(
-            "test margins are at least as large as with the radius the authors chose, but for a tenth",
+            "test margins are at least as large as with the radius chosen by hand, but for a tenth",
             _SOURCE,
             "median test margin, radius auto over every layer excited, minus 1",
             (ALL, AUTO),
