@@ -99,7 +99,7 @@ def test_the_page_in_a_browser(found, tmp_path, browser_page):
     browser_page.goto(path.as_uri())
     browser_page.wait_for_selector("#chart-margins-inf .scatterlayer .trace")
     assert browser_page.title() == "Audit of Sequential"
-    lines = {"explained": 4, "constants": 2, "margins-2": 2, "margins-inf": 2}  # guaranteed and certified ones included
+    lines = {"explained": 3, "constants": 2, "margins-2": 2, "margins-inf": 2}  # guaranteed and certified ones included
     for chart, traces in lines.items():
         drawn = browser_page.locator(f"#chart-{chart} .scatterlayer .trace path.js-line")
         assert drawn.count() == traces, chart

@@ -11,7 +11,8 @@ from excite import ModelError, bounds
 from excite.auditing import audit
 from excite.auditing.chains import linear_chain
 from excite.auditing.setting import Setting, mean_loss
-from excite.auditing.theorems import Subject, linear_rank
+from excite.auditing.subject import Subject
+from excite.auditing.theorems import linear_rank
 from excite.measuring import load_model
 from excite.training import train
 
@@ -60,7 +61,7 @@ def test_what_is_no_linear_chain_is_refused_also_where_the_points_do_not_show_it
 
 def test_a_linear_classifier_with_two_logits_is_their_difference(tmp_path):
     settings = {
-        "data": {"name": "linear-margins-2"}, "model": {"name": "linear"}, "loss": "cross-entropy", "epochs": 500,
+        "data": {"name": "linear-margins-2"}, "model": {"name": "linear"}, "loss": "cross-entropy", "epochs": 2000,
         "optimizer": {"name": "sgd", "lr": 0.02, "momentum": 0.9}, "batch": 40, "watch": False,
         "checkpoint_every": "1000 epochs",
     }  # fmt: skip
@@ -75,9 +76,8 @@ def test_a_linear_classifier_with_two_logits_is_their_difference(tmp_path):
     distance = float(((f[:, 1] - f[:, 0]) * s).min() / (weight[1] - weight[0]).norm())
     any_time = by_name["Theorem 2 at any time"]
     assert any_time.truth == pytest.approx(distance, rel=1e-4)
-    assert any_time.bound.holds, str(
-        any_time.bound
-    )  # the steps are in the span of the points, from the initial weights on
+    # The steps are in the span of the points from the initial weights on.
+    assert any_time.bound.holds, str(any_time.bound)
     assert any_time.ratio >= 1
     assert by_name["Theorem 2"].truth == pytest.approx(distance, rel=1e-4)
     assert by_name["Corollary 2"].ratio >= 1 - 1e-9

@@ -18,24 +18,20 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def explained(layers: Richness) -> go.Figure:
-    """Share of the variance in the first k directions, for every layer's input; k as a share of the width."""
+    """Share of the variance in the first k directions of every layer's input, k on a logarithmic axis."""
     figure = go.Figure()
     for i, one in enumerate(layers):
         c = one.covariance
         if c.total <= 0:
             continue
-        share = np.concatenate([[0.0], np.minimum(1.0, np.cumsum(c.values) / c.total)])
-        k = np.arange(len(share))
+        share = np.minimum(1.0, np.cumsum(c.values) / c.total)
         figure.add_scatter(
-            x=thin(k / one.width), y=thin(share), customdata=thin(k), mode="lines", name=f"layer {one.layer} ({one.width} wide)",
+            x=thin(np.arange(1, len(share) + 1)), y=thin(share), mode="lines+markers" if one.width <= 20 else "lines",
+            name=f"layer {one.layer} ({one.width} wide)",
             line={"color": COLOURS[i % len(COLOURS)], "width": 2.2, "dash": _DASHES[i // len(COLOURS) % len(_DASHES)]},
-            hovertemplate="the first %{customdata} directions hold %{y:.1%}<extra>layer " + one.layer + "</extra>",
+            hovertemplate="the first %{x} directions hold %{y:.1%}<extra>layer " + one.layer + "</extra>",
         )  # fmt: skip
-    figure.add_scatter(
-        x=[0, 1], y=[0, 1], mode="lines", line={"color": "#999", "width": 1, "dash": "dot"}, hoverinfo="skip",
-        name="all directions alike",
-    )  # fmt: skip
-    figure.update_xaxes(title_text="directions, as a share of the layer's width", tickformat=".0%", range=[0, 1])
+    figure.update_xaxes(title_text="number of directions, strongest first", type="log", dtick="D2")
     figure.update_yaxes(title_text="share of the variance in them", tickformat=".0%", range=[0, 1.02])
     return _styled(figure, 380)
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from excite.auditing.result import Audit
 from excite.auditing.setting import Loss, Setting, setting_of
 from excite.auditing.steepness import steepness
-from excite.auditing.theorems import Subject, promises
+from excite.auditing.subject import Subject
+from excite.auditing.theorems import promises
 from excite.bounds import Descent
 from excite.bounds.stability import as_descent
 from excite.config import parse_config

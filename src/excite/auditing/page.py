@@ -11,7 +11,7 @@ from plotly.offline import get_plotlyjs
 from excite._version import __version__
 from excite.auditing import figures
 from excite.auditing.result import Audit
-from excite.auditing.theorems import Promise
+from excite.auditing.subject import Promise
 from excite.auditing.words import IS, PART, number, unit_counts
 from excite.probes import LayerRichness
 

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from excite.auditing.steepness import Steepness
-from excite.auditing.theorems import Promise, Silent
+from excite.auditing.subject import Promise, Silent
 from excite.bounds import Assumption
 from excite.margin import Margins
 from excite.probes import Between, LayerRichness, Richness

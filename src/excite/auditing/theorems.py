@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,62 +12,14 @@ from torch import Tensor, nn
 
 from excite import bounds
 from excite.auditing.chains import Pairs, linear_chain
-from excite.auditing.setting import Setting, mean_loss, targets
-from excite.bounds import Bound, Descent
-from excite.bounds.relu_network import ReluNetwork, relu_network
+from excite.auditing.setting import mean_loss, targets
+from excite.auditing.subject import Promise, Silent, Subject, as_linear, as_relu, known_descent, need_two_classes
+from excite.bounds import Bound
 from excite.errors import ExciteError, ModelError
 from excite.lipschitz import local
 from excite.margin import margins
 from excite.wiring.calling import pick_output
 from excite.wiring.untouched import evaluating
-
-_MOST = 1e10  # Σ units · width³ of the eigenvalue problems of one theorem: some ten seconds
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What a theorem says, and the measured quantity beside it: `truth`, found as `how` says; None if not measured.
-
-    `layers`: where the theorem bounds the norm of each layer's weight, (bound, measured) of each.
-    """
-
-    bound: Bound
-    truth: float | None
-    how: str
-    layers: tuple[tuple[float, float], ...] = ()
-
-    @property
-    def ratio(self) -> float | None:
-        """How loose the bound is, at least 1 where it is right: bound over truth, or truth over a lower bound."""
-        if self.bound.value is None or self.truth is None:
-            return None
-        above, below = (self.bound.value, self.truth)[:: 1 if self.bound.side == "upper" else -1]
-        return above / below if below > 0 else None
-
-
-@dataclass(frozen=True)
-class Silent:
-    """A theorem that does not speak about the model."""
-
-    theorem: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model with its training points x, y: all of them if `complete`. `classes` is 0 for a regression."""
-
-    model: nn.Module
-    x: Tensor
-    y: Tensor
-    of: int  # training points in all
-    classes: int
-    setting: Setting
-    threshold: float
-
-    @property
-    def complete(self) -> bool:
-        return len(self.x) == self.of
 
 
 def promises(subject: Subject) -> tuple[tuple[Promise, ...], tuple[Silent, ...]]:
@@ -83,7 +35,7 @@ def promises(subject: Subject) -> tuple[tuple[Promise, ...], tuple[Silent, ...]]
 
 
 def stability(subject: Subject) -> list[Promise]:
-    descent = _descent(subject)
+    descent = known_descent(subject)
 
     def loss(model: nn.Module) -> Tensor:
         return mean_loss(model, subject.x, subject.y, subject.classes, subject.setting)
@@ -95,7 +47,7 @@ def stability(subject: Subject) -> list[Promise]:
 
 
 def squared_two_layers(subject: Subject) -> list[Promise]:
-    network = _relu(subject)
+    network = as_relu(subject)
     if len(network.weights) != 2:
         raise ModelError(f"it is about two layers; the network has {len(network.weights)}")
     given = _squared_arguments(subject)
@@ -107,14 +59,14 @@ def squared_two_layers(subject: Subject) -> list[Promise]:
 
 
 def squared_deep(subject: Subject) -> list[Promise]:
-    network = _relu(subject)
+    network = as_relu(subject)
     found = _lipschitz(subject, bounds.deep_lipschitz(**_squared_arguments(subject)))
     norms = [float(torch.linalg.matrix_norm(weight, 2)) for weight in network.weights]
     return [replace(found, layers=tuple(zip(found.bound.terms["norms"], norms)))]
 
 
 def cross_entropy_linear(subject: Subject) -> list[Promise]:
-    w, b = _hyperplane(_linear(subject, 1), subject)
+    w, b = _hyperplane(as_linear(subject, 1), subject)
     x, y = subject.x.flatten(1), subject.y
     found = [bounds.linear_margin_any_time(x, y, w, b, *_begun(subject))]
     if subject.setting.loss == "cross-entropy":
@@ -130,10 +82,10 @@ def cross_entropy_linear(subject: Subject) -> list[Promise]:
 
 
 def cross_entropy_two_layers(subject: Subject) -> list[Promise]:
-    network = _relu(subject, "cross-entropy")
+    network = as_relu(subject, "cross-entropy")
     if len(network.weights) != 2:
         raise ModelError(f"it is about two layers; the network has {len(network.weights)}")
-    _two_classes(subject)
+    need_two_classes(subject)
     (V, W), (b, c) = network.weights, network.biases
     if c is not None:
         raise ModelError("the theorem has no bias in the output layer; the network has one")
@@ -147,10 +99,10 @@ def cross_entropy_two_layers(subject: Subject) -> list[Promise]:
 
 
 def linear_rank(subject: Subject) -> list[Promise]:
-    pairs = _linear(subject, 2)
+    pairs = as_linear(subject, 2)
     if any(bias is not None for _, bias in pairs):
         raise ModelError("the theorems have no biases; the network has some")
-    _two_classes(subject)
+    need_two_classes(subject)
     weights, x, y = [weight for weight, _ in pairs], subject.x.flatten(1), subject.y
     setting, how = subject.setting, "largest over layers, from their singular values"
     found = []
@@ -182,55 +134,12 @@ THEOREMS: dict[str, Callable[[Subject], list[Promise]]] = {
 }
 
 
-def _relu(subject: Subject, loss: str = "squared") -> ReluNetwork:
-    """The network, if it is a ReLU network trained with `loss` and all its training points are here."""
-    if subject.setting.loss != loss:
-        words = {"squared": "squared error", "cross-entropy": "cross-entropy", None: "a loss that is not known"}
-        raise ModelError(f"it is about {words[loss]}; the network was trained with {words[subject.setting.loss]}")
-    network = relu_network(subject.model, subject.x[:50])
-    _all_points(subject)
-    work = sum(w.shape[0] * float(w.shape[1]) ** 3 for w in network.weights[:-1])
-    if loss == "squared" and work > _MOST:
-        raise ModelError("the network is so wide that this takes long: call it from excite.bounds")
-    return network
-
-
-def _descent(subject: Subject) -> Descent:
-    if subject.setting.descent is None:
-        raise ModelError(subject.setting.why)
-    return subject.setting.descent
-
-
-def _linear(subject: Subject, least: int) -> Pairs:
-    pairs = linear_chain(subject.model, subject.x[:50])
-    if (len(pairs) > 1) != (least > 1):
-        raise ModelError(
-            f"expected {'several linear layers' if least > 1 else 'one linear layer'}; the network has {len(pairs)}"
-        )
-    if subject.setting.loss is None:
-        raise ModelError(subject.setting.why)
-    _all_points(subject)
-    return pairs
-
-
-def _all_points(subject: Subject) -> None:
-    if not subject.complete:
-        raise ModelError(
-            f"it needs all training points; this page used {len(subject.x)} of {subject.of}: ask for more points"
-        )
-
-
-def _two_classes(subject: Subject) -> None:
-    if subject.classes != 2:
-        raise ModelError(f"it is about two classes; the data has {subject.classes or 'none'}")
-
-
 def _squared_arguments(subject: Subject) -> dict[str, Any]:
     """Our loss is a mean over points of ‖f − target‖²: m times `F.mse_loss`, which is the theorems' "mean"."""
     with evaluating(subject.model), torch.no_grad():
         output = pick_output(subject.model(subject.x))
     y = targets(output, subject.y, subject.classes)
-    descent = _descent(subject)
+    descent = known_descent(subject)
     descent = replace(descent, step=descent.step * (y.shape[1] if y.dim() == 2 else 1))
     return {"model": subject.model, "x": subject.x, "y": y.double(), "descent": descent, "loss": "mean"}
 
@@ -251,7 +160,7 @@ def _smallest_margin(subject: Subject, bound: Bound) -> tuple[float | None, str]
 
 def _hyperplane(pairs: Pairs, subject: Subject) -> tuple[Tensor, Tensor]:
     """w and b of the classifier w·x + b > 0; of two outputs their difference."""
-    _two_classes(subject)
+    need_two_classes(subject)
     (weight, bias), outputs = pairs[0], len(pairs[0][0])
     bias = weight.new_zeros(outputs) if bias is None else bias
     if outputs == 2:

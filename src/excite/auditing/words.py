@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from excite.auditing.theorems import Promise
+from excite.auditing.subject import Promise
 from excite.bounds import Assumption
 from excite.probes import LayerRichness, Units
 
@@ -81,9 +81,10 @@ def _richness(audit: Audit) -> str:
     shares = {one.layer: float(one.covariance.effective_rank) / one.width for one in audit.layers}
     least = audit.layers[min(shares, key=lambda name: shares[name])]
     c = least.covariance
+    poor = " Weights along the other directions are hardly trained." if shares[least.layer] < 0.5 else ""
     return (
         f"Layer {least.layer} sees the fewest directions for its width: an effective rank of {c.effective_rank:.1f} of "
-        f"{least.width} ({shares[least.layer]:.0%}). Weights along the other directions are hardly trained."
+        f"{least.width} ({shares[least.layer]:.0%}).{poor}"
     )
 
 
