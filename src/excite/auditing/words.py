@@ -135,18 +135,22 @@ def _theory(audit: Audit) -> list[Promise]:
     return [one for one in audit.promises if not one.bound.name.startswith("Stability")]
 
 
+def _says_something(one: Promise) -> bool:
+    return one.bound.value is not None and math.isfinite(one.bound.value)
+
+
 def _bounds(audit: Audit) -> list[str]:
     theory = _theory(audit)
     if not theory:
-        return ["Beyond that, no theorem speaks about networks and trainings of this kind."]
-    said = [one for one in theory if one.bound.value is not None and math.isfinite(one.bound.value)]
+        return [f"No {'other ' if audit.promises else ''}theorem speaks about networks and trainings of this kind."]
+    said = [one for one in theory if _says_something(one)]
     found = []
     for one in said:
         unsure = "" if one.bound.holds else ", if what was not checked holds"
         least = "at most" if one.bound.side == "upper" else "at least"
         loose = "" if one.ratio is None else f"; measured: {number(one.truth)}"
         found.append(f"{one.bound.name}: {one.bound.quantity} {least} {number(one.bound.value)}{loose}{unsure}.")
-    mute = [one for one in theory if one not in said]
+    mute = [one for one in theory if not _says_something(one)]
     if mute:
         why = list(dict.fromkeys(a.text for one in mute for a in one.bound.failed))
         names = ", ".join(dict.fromkeys(one.bound.name for one in mute))
@@ -169,9 +173,11 @@ def _margins(audit: Audit) -> list[str]:
     found = []
     for norm, parts in audit.margins.items():
         medians = ", ".join(f"{PART[part]} {number(m.median)}" for part, m in parts.items())
-        doubt = (
-            "" if all(m.trusted for m in parts.values()) else " The search shows signs of failure: they may be smaller."
-        )
+        doubt = ""
+        if any(m.flags for m in parts.values()):
+            doubt = " The search shows signs of failure: they may be smaller."
+        elif any(m.evidence is None for m in parts.values()):
+            doubt = " Whether the search worked was not checked."
         found.append(f"Median margin in the {norm}-norm: {medians}.{doubt}")
     return found
 
