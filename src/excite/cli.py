@@ -1,4 +1,4 @@
-"""The command line: `excite demo | study | train | margins | trace | report | data`."""
+"""The command line: `excite demo | study | train | margins | audit | trace | report | data`."""
 
 from __future__ import annotations
 
@@ -187,6 +187,31 @@ def margins(
         _draw(found, figure)
         console.print(f"figure: {figure}", soft_wrap=True)
     console.print(f"kept in: {saved.run / 'artifacts'}", soft_wrap=True)
+
+
+@app.command(epilog="Example: excite audit runs/first --out audit.html")
+def audit(
+    checkpoint: Annotated[Path, typer.Argument(help="A run folder, or a checkpoint file in one.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("audit.html"),
+    points: Annotated[int, typer.Option(min=1, help="At most this many points of each part.")] = 1000,
+    units: Annotated[bool, typer.Option("--units/--no-units", help="Judge every unit of every layer.")] = True,
+    margins: Annotated[
+        bool, typer.Option("--margins/--no-margins", help="Show margins; measure them if the run has none.")
+    ] = True,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+) -> None:
+    """One page on a saved model: richness of its layers, deficient units, theorems, Lipschitz constants, margins."""
+    from excite.auditing import audit as audit_model
+    from excite.measuring import load_model
+
+    saved = load_model(checkpoint)
+    with _progress(one_bar=True) as tell:
+        found = audit_model(saved, points=points, units=units, with_margins=margins, progress=tell)
+    path = found.write(out)
+    console.print(str(found), markup=False, soft_wrap=True)
+    found.keep(saved.run)
+    console.print(f"page: {path}", soft_wrap=True)
+    _open(path, open_page)
 
 
 @app.command(epilog="Example: excite trace torch.nn:Linear --option in_features=5 --option out_features=1 --shape 5")

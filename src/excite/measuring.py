@@ -104,7 +104,7 @@ def measure(
             # margins of another kind lie beside those of the input, which reports compare
             name = artifact_name(kind, part) if result.layers == "input" else f"layer-{artifact_name(kind, part)}"
             if _kept_points(run, name) <= len(result):
-                run.write_json(name, result.to_dict())
+                run.write_json(name, {**result.to_dict(), "step": saved.step})
         run.write_json("wiring", trace(saved.model, saved.data.x_train[:2]).rows())
         known = run.read_json("summary") if _exists(run, "summary") else {}
         name = arm or (known.get("arm") if isinstance(known, dict) else None) or saved.run.resolve().name

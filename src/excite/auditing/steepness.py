@@ -1,0 +1,47 @@
+"""How steep a model is: local Lipschitz constants at the points, and a constant guaranteed for all inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from excite.errors import ExciteError
+from excite.lipschitz import bound, local
+
+_BATCH = 250
+
+
+@dataclass(frozen=True)
+class Steepness:
+    """In one norm: `local` constants at the points of each part, and a `guaranteed` one or `why` there is none."""
+
+    norm: str
+    local: Mapping[str, npt.NDArray[np.float64]]
+    guaranteed: float | None
+    why: str
+
+    def median(self, part: str) -> float:
+        return float(np.median(self.local[part]))
+
+    @property
+    def largest(self) -> float:
+        """Of all points: the true constant is at least this."""
+        return float(max(values.max() for values in self.local.values()))
+
+
+def steepness(model: nn.Module, parts: Mapping[str, Tensor], norm: str) -> Steepness:
+    found = {part: _local(model, x, norm) for part, x in parts.items()}
+    first = next(iter(parts.values()))
+    try:
+        all_inputs = bound(model, first[:2], norm)
+    except ExciteError as error:
+        return Steepness(norm, found, None, str(error))
+    return Steepness(norm, found, all_inputs.value, all_inputs.why)
+
+
+def _local(model: nn.Module, x: Tensor, norm: str) -> npt.NDArray[np.float64]:
+    return np.concatenate([local(model, part, norm).double().cpu().numpy() for part in x.split(_BATCH)])
