@@ -17,6 +17,7 @@ from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import (
     excitation_basics,
+    hidden_rank,
     margin_auto,
     margin_layers,
     margin_losses,
@@ -32,7 +33,7 @@ from excite.tasks import Work, complete
 from excite.training import find_device
 
 STUDIES: dict[str, Study] = {
-    study.STUDY.name: study.STUDY for study in (margin_losses, margin_radii, margin_layers, margin_auto, ten_classes, excitation_basics)
+    study.STUDY.name: study.STUDY for study in (margin_losses, margin_radii, margin_layers, margin_auto, ten_classes, excitation_basics, hidden_rank)
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
 _VERSIONS = ("excite", "python", "torch", "numpy")
