@@ -17,6 +17,7 @@ PANELS = {
     "outputs, convolutions before pooling\n(as in the paper)": ("conv1", "conv2", "linear1", "linear2"),
     "inputs of the next layer,\nconvolutions after pooling": ("pooled1", "pooled2", "linear1", "linear2"),
 }
+TICKS = [mantissa * 10**power for power in range(4) for mantissa in (1, 2, 5)]
 
 
 def variance_figure(seeds: Sequence[Mapping[str, Any]], layers: Mapping[str, str], title: str) -> Figure:
@@ -60,6 +61,10 @@ def arms_figure(numbers: Sequence[Numbers], layers: Mapping[str, str], title: st
                 axis.axvline(float(np.mean(values)), color=COLOURS[0], linewidth=0.8, linestyle=":")
         width = int(getattr(numbers[0], f"width_{name}"))
         axis.set(title=f"{words}\n({width:,} units)", xscale="log", xlabel="effective rank (logarithmic)")
+        low, high = axis.get_xlim()
+        ticks = [tick for tick in TICKS if low <= tick <= high]
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
+        axis.set_xticks([], minor=True)
         axis.grid(axis="x", alpha=0.3)
     axes[0].set_yticks(range(len(arms) + 1), ["untrained", *arms])
     axes[0].invert_yaxis()
