@@ -40,6 +40,10 @@ def test_weights_come_from_the_seed_alone(name: str) -> None:
 def test_the_papers_network_has_the_papers_sizes() -> None:
     shapes = [tuple(m.weight.shape) for m in build("papers-cnn") if hasattr(m, "weight")]
     assert shapes == [(12, 3, 5, 5), (32, 12, 5, 5), (240, 800), (192, 240), (1, 192)]
+    richness = build("papers-cnn", widths=[6, 18, 120, 84], activation="relu")
+    shapes = [tuple(m.weight.shape) for m in richness if hasattr(m, "weight")]
+    assert shapes == [(6, 3, 5, 5), (18, 6, 5, 5), (120, 450), (84, 120), (1, 84)]
+    assert sum(isinstance(m, nn.ReLU) for m in richness) == 4
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,8 @@ def test_the_papers_network_has_the_papers_sizes() -> None:
         ("smal-cnn", {}, "did you mean 'small-cnn'"), ("x", {}, "expected one of"), ("small-cnn", {"siz": 8}, "did you mean"),
         ("linear", {}, "needs the option 'inputs'"), ("mlp", {"inputs": 2, "widths": 8}, "list"),
         ("mlp", {"inputs": 2, "widths": [8, 0]}, r"widths\[1\]"), ("mlp", {"inputs": 2, "activation": "x"}, "activation"),
+        ("papers-cnn", {"widths": [6, 18]}, "list of four"), ("papers-cnn", {"widths": [6, 18, 0, 1]}, r"widths\[2\]"),
+        ("papers-cnn", {"activation": "x"}, "papers-cnn: expected activation"),
         ("small-cnn", {"size": 3}, "at least 4"), ("linear", {"inputs": True}, "inputs"), ("linear", {"inputs": 2, "seed": -1}, "seed"),
     ],
 )  # fmt: skip

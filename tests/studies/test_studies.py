@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -16,7 +15,6 @@ import pytest
 import torch
 
 from excite import cli, studies, tasks, training
-from excite.data.sources import SOURCES, Archive, File
 from excite.errors import DataError, InputError, TrainingStopped
 from excite.measuring import measure
 from excite.runs import load_run
@@ -28,37 +26,14 @@ from excite.studies.study import Arm, Claim, Scale, Study
 from excite.studies.verdicts import judge, t_interval
 
 
-def fake_images(count: int, rng: np.random.Generator) -> bytes:
-    """Records of planes (0), bright above, and horses (7), bright below."""
-    rows = np.empty((count, 3073), np.uint8)
-    for i, row in enumerate(rows):
-        image = rng.integers(60, 160, (3, 32, 32))
-        half = slice(0, 16) if i % 2 == 0 else slice(16, 32)
-        image[:, half] += rng.integers(40, 95)
-        row[0], row[1:] = 7 * (i % 2), image.reshape(-1)
-    return rows.tobytes()
-
-
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder with 40 training and 16 test images, scales to match, and a short search for margins."""
-    rng = np.random.default_rng(0)
-    contents = {f"data_batch_{i}.bin": fake_images(8, rng) for i in range(1, 6)}
-    contents["test_batch.bin"] = fake_images(16, rng)
-    folder = tmp_path / "data" / "cifar-10-batches-bin"
-    folder.mkdir(parents=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    files = tuple(File(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in contents.items())
-    archive = Archive("http://127.0.0.1:9/none.tar.gz", "", files, "cifar-10-batches-bin/")
-    monkeypatch.setitem(SOURCES, "cifar10", replace(SOURCES["cifar10"], archives=(archive,)))
-    monkeypatch.setenv("EXCITE_DATA", str(tmp_path / "data"))
+def tiny(few_images: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """40 training and 16 test images, scales to match, and a short search for margins."""
     small = replace(SCALES["quick"], train=20, test=12, epochs=4, batch=5, seeds=2, points=4, lr=0.1)
     monkeypatch.setitem(SCALES, "quick", replace(small, sizes={"half the data": 10, "twice the data": 40}))
     quickly = partial(measure, steps=3, restarts=1, evidence=False)
     monkeypatch.setattr(tasks, "measure", quickly)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return few_images
 
 
 def made(folder: Path) -> dict[str, int]:

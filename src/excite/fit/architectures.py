@@ -18,19 +18,32 @@ from excite.fit.resnet import resnet
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "leaky-relu": nn.LeakyReLU, "tanh": nn.Tanh}
 
 
-def papers_cnn(channels: int = 3, outputs: int = 1, dropout: float = 0.0) -> nn.Module:
+def papers_cnn(
+    channels: int = 3,
+    outputs: int = 1,
+    dropout: float = 0.0,
+    widths: Sequence[int] = (12, 32, 240, 192),
+    activation: str = "leaky-relu",
+) -> nn.Module:
     """The authors' network for planes and horses; images of 32×32.
 
-    With `dropout` above 0 the units of the two fully connected hidden layers are dropped with that probability.
+    `widths`: channels of the two convolutions, units of the two fully connected hidden layers; (6, 18, 120, 84) with
+    "relu" is the network of figure 1 of the richness paper. With `dropout` above 0 the units of the two fully connected
+    hidden layers are dropped with that probability.
     """
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise InputError(f"papers-cnn: expected dropout of at least 0 and less than 1; got {dropout!r}")
+    if not isinstance(widths, list | tuple) or len(widths) != 4:
+        raise InputError(f"papers-cnn: expected widths as a list of four numbers; got {widths!r}")
+    _positive(channels=channels, outputs=outputs, **{f"widths[{i}]": width for i, width in enumerate(widths)})
+    act = _activation("papers-cnn", activation)
+    one, two, three, four = widths
     first, second = ([nn.Dropout(dropout)] if dropout else [] for _ in range(2))
     return nn.Sequential(
-        nn.Conv2d(channels, 12, 5), nn.LeakyReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(12, 32, 5), nn.LeakyReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(800, 240), nn.LeakyReLU(), *first,
-        nn.Linear(240, 192), nn.LeakyReLU(), *second, nn.Linear(192, outputs),
+        nn.Conv2d(channels, one, 5), act(), nn.MaxPool2d(2),
+        nn.Conv2d(one, two, 5), act(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(25 * two, three), act(), *first,
+        nn.Linear(three, four), act(), *second, nn.Linear(four, outputs),
     )  # fmt: skip
 
 
@@ -48,15 +61,14 @@ def small_cnn(channels: int = 1, size: int = 8, outputs: int = 1) -> nn.Module:
 
 def mlp(inputs: int, widths: Sequence[int] = (32, 32), outputs: int = 1, activation: str = "relu") -> nn.Module:
     """Linear layers of the given widths with an activation between; inputs of any shape are flattened."""
-    if activation not in _ACTIVATIONS:
-        raise InputError(f"mlp: expected activation {', '.join(map(repr, _ACTIVATIONS))}; got {activation!r}")
+    act = _activation("mlp", activation)
     if not isinstance(widths, list | tuple):
         raise InputError(f"mlp: expected widths as a list of numbers; got {widths!r}")
     _positive(inputs=inputs, outputs=outputs, **{f"widths[{i}]": width for i, width in enumerate(widths)})
     sizes = [inputs, *widths]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(sizes):
-        layers += [nn.Linear(before, after), _ACTIVATIONS[activation]()]
+        layers += [nn.Linear(before, after), act()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
 
 
@@ -102,6 +114,12 @@ def options_for(name: str, shape: Sequence[int], outputs: int) -> dict[str, int]
         found = {"channels": shape[0], "outputs": outputs}
         return {**found, "size": shape[1]} if name == "small-cnn" else found
     return {"inputs": int(torch.Size(shape).numel()), "outputs": outputs}
+
+
+def _activation(model: str, name: str) -> Callable[[], nn.Module]:
+    if name not in _ACTIVATIONS:
+        raise InputError(f"{model}: expected activation {', '.join(map(repr, _ACTIVATIONS))}; got {name!r}")
+    return _ACTIVATIONS[name]
 
 
 def _positive(**numbers: Any) -> None:

@@ -16,7 +16,16 @@ import torch
 
 from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
-from excite.studies import digits_auto, margin_auto, margin_layers, margin_losses, margin_radii, ten_classes
+from excite.studies import (
+    digits_auto,
+    excitation_basics,
+    hidden_rank,
+    margin_auto,
+    margin_layers,
+    margin_losses,
+    margin_radii,
+    ten_classes,
+)
 from excite.studies.figures import save
 from excite.studies.numbers import Numbers
 from excite.studies.page import page, table
@@ -26,7 +35,11 @@ from excite.tasks import Task, Work, complete
 from excite.training import find_device
 
 STUDIES: dict[str, Study] = {
-    study.STUDY.name: study.STUDY for study in (margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes)
+    study.STUDY.name: study.STUDY
+    for study in (
+        margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
+        hidden_rank, excitation_basics,
+    )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
 _VERSIONS = ("excite", "python", "torch", "numpy")

@@ -1,0 +1,41 @@
+"""A few dozen made-up images in the layout of CIFAR-10."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from excite.data.sources import SOURCES, Archive, File
+
+
+def fake_images(count: int, rng: np.random.Generator) -> bytes:
+    """Records of planes (0), bright above, and horses (7), bright below."""
+    rows = np.empty((count, 3073), np.uint8)
+    for i, row in enumerate(rows):
+        image = rng.integers(60, 160, (3, 32, 32))
+        half = slice(0, 16) if i % 2 == 0 else slice(16, 32)
+        image[:, half] += rng.integers(40, 95)
+        row[0], row[1:] = 7 * (i % 2), image.reshape(-1)
+    return rows.tobytes()
+
+
+@pytest.fixture
+def few_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a cache of 40 training and 16 test images."""
+    rng = np.random.default_rng(0)
+    contents = {f"data_batch_{i}.bin": fake_images(8, rng) for i in range(1, 6)}
+    contents["test_batch.bin"] = fake_images(16, rng)
+    folder = tmp_path / "data" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    files = tuple(File(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in contents.items())
+    archive = Archive("http://127.0.0.1:9/none.tar.gz", "", files, "cifar-10-batches-bin/")
+    monkeypatch.setitem(SOURCES, "cifar10", replace(SOURCES["cifar10"], archives=(archive,)))
+    monkeypatch.setenv("EXCITE_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
