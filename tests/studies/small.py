@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 
 from excite import studies
+from excite.studies import running
+from excite.studies.figures import save
 
 
 def run_tiny(name: str, tiny: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> studies.StudyResult:
     """Run a study with `tiny` as its scale quick, and look at what it wrote: a second call would find everything done."""
     study = studies.STUDIES[name]
     monkeypatch.setitem(study.scales, "quick", tiny)  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        running, "save", lambda figure, path, *kinds: save(figure, path, "png")
+    )  # one drawing is enough
     monkeypatch.chdir(folder)
     result = studies.run(name, workers=1, docs="pages")
     stored = json.loads((result.folder / "numbers.json").read_text())
@@ -28,7 +33,7 @@ def run_tiny(name: str, tiny: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
     for image in (folder / "pages/images").iterdir():
         assert f"images/{image.name}" in page
         assert image.stat().st_size < 300_000
-    todo = studies.running.tasks(study, tiny, tiny.seeds, result.folder, extra=True)
+    todo = running.tasks(study, tiny, tiny.seeds, result.folder, extra=True)
     assert len(todo) == len(arms) * tiny.seeds
     assert all(task.finished() for task in todo)
     return result

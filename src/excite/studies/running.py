@@ -15,7 +15,15 @@ import torch
 
 from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
-from excite.studies import boundaries, margin_auto, margin_layers, margin_losses, margin_radii, ten_classes
+from excite.studies import (
+    boundaries,
+    linear_margin,
+    margin_auto,
+    margin_layers,
+    margin_losses,
+    margin_radii,
+    ten_classes,
+)
 from excite.studies.figures import save
 from excite.studies.numbers import Numbers
 from excite.studies.page import page, table
@@ -26,7 +34,7 @@ from excite.training import find_device
 
 STUDIES: dict[str, Study] = {
     study.STUDY.name: study.STUDY
-    for study in (margin_losses, margin_radii, margin_layers, margin_auto, ten_classes, boundaries)
+    for study in (margin_losses, margin_radii, margin_layers, margin_auto, ten_classes, boundaries, linear_margin)
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
 _VERSIONS = ("excite", "python", "torch", "numpy")
