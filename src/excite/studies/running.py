@@ -18,10 +18,12 @@ from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import (
     boundaries,
     linear_margin,
+    linear_rank,
     margin_auto,
     margin_layers,
     margin_losses,
     margin_radii,
+    regularization,
     ten_classes,
 )
 from excite.studies.figures import save
@@ -34,7 +36,10 @@ from excite.training import find_device
 
 STUDIES: dict[str, Study] = {
     study.STUDY.name: study.STUDY
-    for study in (margin_losses, margin_radii, margin_layers, margin_auto, ten_classes, boundaries, linear_margin)
+    for study in (
+        margin_losses, margin_radii, margin_layers, margin_auto, ten_classes,
+        boundaries, linear_margin, linear_rank, regularization,
+    )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
 _VERSIONS = ("excite", "python", "torch", "numpy")
