@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,21 @@ import pytest
 from excite import studies
 from excite.studies import running
 from excite.studies.figures import save
+
+
+def drawn_once() -> Callable[..., None]:
+    """`save`, but a figure is drawn once and then copied: drawing takes most of the time."""
+    drawn: dict[int, Path] = {}
+
+    def save_once(figure: Any, path: Path, *kinds: str) -> None:
+        if id(figure) in drawn:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(drawn[id(figure)], path.with_suffix(".png"))
+        else:
+            save(figure, path, "png")
+            drawn[id(figure)] = path.with_suffix(".png")
+
+    return save_once
 
 
 def run_tiny(name: str, tiny: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> studies.StudyResult:
