@@ -17,13 +17,17 @@ import torch
 from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import (
+    boundaries,
     digits_auto,
     excitation_basics,
     hidden_rank,
+    linear_margin,
+    linear_rank,
     margin_auto,
     margin_layers,
     margin_losses,
     margin_radii,
+    regularization,
     ten_classes,
 )
 from excite.studies.figures import save
@@ -38,7 +42,7 @@ STUDIES: dict[str, Study] = {
     study.STUDY.name: study.STUDY
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
-        hidden_rank, excitation_basics,
+        boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
