@@ -101,4 +101,5 @@ def _notes(claim: Claim, pairs: Sequence[Mapping[str, Numbers]]) -> tuple[str, .
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.4f}".replace("-", "−")
+    text = f"{value:+.4f}" if value == 0 or abs(value) >= 1e-3 or not math.isfinite(value) else f"{value:+.1e}"
+    return text.replace("-", "−")
