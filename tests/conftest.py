@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 
 import pytest
 import torch
@@ -57,3 +58,25 @@ def browser_page():
         page.on("request", lambda request: page.requests_made.append(request.url))
         yield page
         browser.close()
+
+
+@pytest.fixture
+def excite(monkeypatch, capsys, tmp_path):
+    """Runs the command in an empty folder; returns (exit status, standard output, standard error)."""
+    from excite import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setattr(cli.console, "_width", 140)
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["excite", *map(str, args)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run

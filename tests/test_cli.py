@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from excite import PersistentExcitation, cli, load_run
+from excite import PersistentExcitation, load_run
 
 CONFIG = """
 epochs = 2
@@ -30,26 +30,6 @@ name = "sgd"
 lr = 0.1
 momentum = 0.9
 """
-
-
-@pytest.fixture
-def excite(monkeypatch, capsys, tmp_path):
-    """Runs the command in an empty folder; returns (exit status, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "140")
-    monkeypatch.setattr(cli.console, "_width", 140)
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["excite", *map(str, args)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """The page, and the command that writes it."""
 
 import json
-import sys
 
 import pytest
 import torch
 from torch import nn
 
-from excite import cli, load_run
+from excite import load_run
 from excite.auditing import audit
 
 CONFIG = """
@@ -33,25 +32,6 @@ def found():
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 1))
     x, y = torch.randn(12, 1, 4, 4), torch.arange(12) % 2
     return audit(model, (x, y), loss="squared", descent=0.1, margin_points=4)
-
-
-@pytest.fixture
-def excite(monkeypatch, capsys, tmp_path):
-    """Runs the command in an empty folder; returns (exit status, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.console, "_width", 140)
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["excite", *map(str, args)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
 
 
 def test_names_are_escaped(tmp_path):

@@ -16,7 +16,7 @@ from excite.wiring.untouched import device_of, evaluating
 from excite.wiring.wrappers import eagerly, refuse_lazy, unwrap
 
 Pairs = Sequence[tuple[Tensor, Tensor | None]]
-_FAR = 1e4  # training points are also tried this many times farther out, on both sides of the origin
+FAR = 1e4  # training points are also tried this many times farther out, on both sides of the origin
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def relu_network(model: nn.Module | Pairs, x: Tensor) -> ReluNetwork:
     )
 
 
-class _Recorder(AffineMode):
+class Recorder(AffineMode):
     """Every affine call with what went in and what came out, kept safe from operations in place."""
 
     def __init__(self, names: Names):
@@ -97,10 +97,10 @@ def _record(model: nn.Module, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
     model = unwrap(model)
     refuse_lazy(model)
     names = Names(model)
-    recorder = _Recorder(names)
+    recorder = Recorder(names)
     first = next(model.parameters(), None)
     x = x.detach().to(device_of(model), first.dtype if first is not None else x.dtype)
-    points = torch.cat([x, _FAR * x, -_FAR * x])
+    points = torch.cat([x, FAR * x, -FAR * x])
     try:
         with evaluating(model), eagerly(model), torch.no_grad(), recorder:
             returned = model(points.clone())

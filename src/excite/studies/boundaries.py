@@ -9,16 +9,15 @@ seed 1 + 20k.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from excite.studies.boundaries_figure import draw
-from excite.studies.computed import Computed, Outcome, Report
+from excite.studies.computed import Computed, Outcome, Report, StepsScale
 from excite.studies.planar import Array, TwoLayer, around, margins, zero_set
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.study import Arm, Claim, Study
 
 ENTROPY, SQUARED = "cross-entropy", "squared error"
 OWN = "squared error, other first weights"
@@ -26,11 +25,6 @@ ENTROPY_CENTRED, SQUARED_CENTRED = "cross-entropy, centred data", "squared error
 CLUSTERS = ((8, (7.0, 19.0)), (4, (0.0, 5.0)), (4, (11.0, 27.0)))  # points, centre; the first is label 0
 SPREAD = 0.5
 _FIGURE = "Persistency of excitation, section 1, figure 1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepsScale(Scale):
-    steps: int
 
 
 SCALES = {

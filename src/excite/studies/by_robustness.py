@@ -83,7 +83,6 @@ class RobustnessScale(Scale):
     steps: int
     restarts: int
     precision: str
-    chance: float  # a test accuracy below which a network decides hardly better than by chance
 
 
 class ByRobustness:

@@ -12,11 +12,17 @@ from excite.errors import RunError
 from excite.runs.environment import environment
 from excite.runs.files import write_json, writing
 from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Study
+from excite.studies.study import Arm, Scale, Study
 from excite.tasks import Tell, Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsScale(Scale):
+    steps: int
+
 
 Report = Callable[[float], None]  # the share that is done
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from excite.demo import CLASSES, RADIUS
 from excite.studies.by_margins import ByMargins, TrainingScale
-from excite.studies.margin_auto import ALL, AUTO, INPUT, PLAIN, claims
-from excite.studies.planes_and_horses import BOUNDS, excited
+from excite.studies.margin_auto import beside_auto, claims
 from excite.studies.study import Arm, Study
 
 SCALES: dict[str, TrainingScale] = {
@@ -28,12 +28,7 @@ SCALES: dict[str, TrainingScale] = {
 
 
 def arms(scale: TrainingScale) -> list[Arm]:
-    return [
-        Arm(PLAIN, settings(scale)),
-        Arm(INPUT, settings(scale, excitation=excited(RADIUS, "input"))),
-        Arm(ALL, settings(scale, excitation=excited(RADIUS))),
-        Arm(AUTO, settings(scale, excitation={"radius": "auto", "bounds": BOUNDS})),
-    ]
+    return beside_auto(partial(settings, scale), RADIUS)
 
 
 def settings(scale: TrainingScale, **changes: Any) -> dict[str, Any]:

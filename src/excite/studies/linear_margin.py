@@ -8,7 +8,6 @@ a point lies on the wrong side.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,20 +15,15 @@ import torch
 
 from excite.bounds import linear_margin, relaxed_linear_margin
 from excite.bounds.hard_margin import Array, limit_hyperplane, margin_of, optimal_hyperplane
-from excite.studies.computed import Computed, Outcome, Report
+from excite.studies.computed import Computed, Outcome, Report, StepsScale
 from excite.studies.linear_margin_figure import draw
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.study import Arm, Claim, Study
 
 LEFT, RIGHT, THREE = "two ellipses", "a line", "three points"
 LEFT_SCALED, RIGHT_SCALED = "two ellipses, scaled", "a line, centred and scaled"
 ROUNDING = 1e-9  # a bound that is met exactly may be passed by this much, relative to it
 _FIGURE = "Persistency of excitation, section 1, figure 2"
 _THEOREM = "Persistency of excitation, Theorem 2"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepsScale(Scale):
-    steps: int
 
 
 SCALES = {

@@ -5,6 +5,10 @@ Not an experiment of the papers: section 7.2 asks for magnitudes that differ fro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from excite.studies.by_margins import ByMargins, TrainingScale
 from excite.studies.planes_and_horses import BOUNDS, RADIUS, SCALES, TASK, excited, settings
 from excite.studies.study import Arm, Claim, Study, gap_claim
@@ -14,11 +18,16 @@ _SOURCE = "Persistency of excitation, section 7.2; the rule is Excite's own"
 
 
 def arms(scale: TrainingScale) -> list[Arm]:
+    return beside_auto(partial(settings, scale), RADIUS)
+
+
+def beside_auto(train: Callable[..., dict[str, Any]], radius: float) -> list[Arm]:
+    """`train(excitation=...)` are the settings of one training; `radius` is the one chosen by hand."""
     return [
-        Arm(PLAIN, settings(scale)),
-        Arm(INPUT, settings(scale, excitation=excited(RADIUS, "input"))),
-        Arm(ALL, settings(scale, excitation=excited(RADIUS))),
-        Arm(AUTO, settings(scale, excitation={"radius": "auto", "bounds": BOUNDS})),
+        Arm(PLAIN, train()),
+        Arm(INPUT, train(excitation=excited(radius, "input"))),
+        Arm(ALL, train(excitation=excited(radius))),
+        Arm(AUTO, train(excitation={"radius": "auto", "bounds": BOUNDS})),
     ]
 
 

@@ -29,7 +29,6 @@ SCALES: dict[str, RobustnessScale] = {
         steps=10,
         restarts=1,
         precision="float32",
-        chance=0.2,
         seeds=1,
         words=(
             "500 training images, 8 epochs, a residual network of 5,000 weights, 100 training and 100 test images attacked once with "
@@ -48,7 +47,6 @@ SCALES: dict[str, RobustnessScale] = {
         steps=20,
         restarts=3,
         precision="bfloat16",
-        chance=0.2,
         seeds=1,
         words=(
             "all 50,000 training images, 15 epochs, a residual network of 2.8 million weights, passes in bfloat16; all 10,000 test "
