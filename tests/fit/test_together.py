@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from excite.config import parse_config
 from excite.errors import InputError, ModelError, TrainingStopped
-from excite.fit.stacked import Stacked, check_stack, stack_batches, stack_models
+from excite.fit.stacked import Stacked, check_stack, side_by_side, stack_batches, stack_models
 from excite.runs import Run
 from excite.training import train, train_together
 
@@ -157,3 +158,21 @@ def test_stacked_layers_in_float64(make: Any, shape: tuple[int, ...]) -> None:
     with torch.no_grad():  # the networks move with the stack
         stacked.weight += 1  # type: ignore[operator]
     assert all(torch.equal(model.weight, stacked.weight[i]) for i, model in enumerate(models))  # type: ignore[index]
+
+
+def test_weights_side_by_side_are_a_grouped_convolution_in_float64() -> None:
+    weight = torch.randn(3, 4, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(6, 6, 9, 9, dtype=torch.float64)
+    dense, grouped = F.conv2d(x, side_by_side(weight)), F.conv2d(x, weight.flatten(0, 1), groups=3)
+    torch.testing.assert_close(dense, grouped, rtol=1e-12, atol=1e-12)
+    slopes = [torch.autograd.grad(out.square().sum(), weight)[0] for out in (dense, grouped)]
+    torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_stacked_convolutions_on_a_gpu_in_float64() -> None:
+    models = [nn.Conv2d(2, 3, 3, stride=2, padding=1, dtype=torch.float64, device="cuda") for _ in range(4)]
+    batches = [torch.randn(5, 2, 9, 9, dtype=torch.float64, device="cuda") for _ in range(4)]
+    expected = stack_batches([model(x) for model, x in zip(models, batches)])
+    with Stacked():
+        torch.testing.assert_close(stack_models(models)(stack_batches(batches)), expected, rtol=1e-12, atol=1e-12)

@@ -19,6 +19,9 @@ from torch.overrides import TorchFunctionMode
 from excite.errors import ModelError
 from excite.wiring.untouched import RandomState
 
+_DENSE = (
+    256  # input channels of all networks together up to which zeros between networks cost less than many small kernels
+)
 _CONVOLUTIONS: dict[Callable[..., Any], int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
 
@@ -61,13 +64,24 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """input (n·S, c, ...), weight (S, o, c/groups, ...), bias (S, o) -> (n·S, o, ...), as one grouped convolution."""
+    """input (n·S, c, ...), weight (S, o, c/groups, ...), bias (S, o) -> (n·S, o, ...), as one convolution.
+
+    Grouped, or, where a GPU would take the groups one by one, dense with zeros between the networks.
+    """
     stack = weight.shape[0]
     together = input.unflatten(0, (-1, stack)).flatten(1, 2)  # (n, S·c, ...)
     flat = None if bias is None else bias.flatten()
-    out = function(together, weight.flatten(0, 1), flat, stride, padding, dilation, stack * groups)
+    if weight.is_cuda and groups == 1 and together.shape[1] <= _DENSE:
+        out = function(together, side_by_side(weight), flat, stride, padding, dilation)
+    else:
+        out = function(together, weight.flatten(0, 1), flat, stride, padding, dilation, stack * groups)
     back: Tensor = out.unflatten(1, (stack, -1))
     return back.flatten(0, 1)
+
+
+def side_by_side(weight: Tensor) -> Tensor:
+    """(S, o, c, ...) -> (S·o, S·c, ...), each network's weights on the diagonal and zeros elsewhere."""
+    return torch.diag_embed(weight.movedim(0, -1), dim1=0, dim2=2).flatten(2, 3).flatten(0, 1)
 
 
 def stack_batches(parts: Sequence[Tensor]) -> Tensor:

@@ -31,7 +31,7 @@ SCALES: dict[str, TrainingScale] = {
         every_arm=True,
         words=(
             "1,000 training and 1,000 test images instead of 10,000 and 2,000, 12 epochs instead of 40, learning rate 0.5 instead "
-            "of 0.1, 5 seeds instead of 10. Scale `paper` was not run: it wants a GPU"
+            "of 0.1, 5 seeds instead of 10"
         ),
     ),
     "paper": replace(

@@ -66,6 +66,6 @@ STUDY = Study(
         f"Chosen radii: {RADIUS} in the infinity norm, grown from zero in four stages.",
         'Radius "auto": relative to each layer\'s input, grown while the fit holds; see [the rule](../excitation.md).',
         "The factor grows by 1 % a step, and only once the fit holds: the 240 steps of scale quick are nearly over by then, so that "
-        "the arm is hardly excited there. It is scale paper, 8,000 steps, that can settle these claims.",
+        "the arm is hardly excited there; scale paper has 8,000 steps.",
     ),
 )
