@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from excite.data import load
 from excite.errors import RunError
 from excite.runs.environment import environment
 from excite.runs.files import write_json, writing
@@ -40,6 +42,8 @@ class Outcome:
 Compute = Callable[[Mapping[str, Any], int, Report], Outcome]
 # The same for several pairs of settings and seed at once, on a device; outcomes in their order.
 ComputeAll = Callable[[Sequence[tuple[Mapping[str, Any], int]], str, Report], Sequence[Outcome]]
+# (settings, seed, device, folder for what is kept between calls, progress) -> outcome
+ComputeLong = Callable[[Mapping[str, Any], int, str, Path, Report], Outcome]
 Draw = Callable[[Study, Any, Mapping[str, list[Any]], Sequence[Numbers]], "dict[str, tuple[str, Figure]]"]
 
 
@@ -48,6 +52,13 @@ class Jointly:
     """Arms and seeds that are computed at once, such as networks of one ensemble."""
 
     compute: ComputeAll
+
+
+@dataclass(frozen=True)
+class Resumable:
+    """Arms that take long: they keep what they have in their folder, and go on from there."""
+
+    compute: ComputeLong
 
 
 @dataclass(frozen=True)
@@ -113,10 +124,22 @@ class JointComputation(Stored):
 
 
 @dataclass(frozen=True)
+class LongComputation(Stored):
+    compute: ComputeLong
+    device: str
+
+    def perform(self, tell: Tell) -> None:
+        name = self.folder.name
+        report = partial(tell, name, "computing")
+        self.write(self.compute(self.settings, self.seed, self.device, self.folder, report))
+        tell(name, "done", 1.0)
+
+
+@dataclass(frozen=True)
 class Computed:
     """The method of such a study."""
 
-    compute: Compute | Jointly
+    compute: Compute | Jointly | Resumable
     columns: Mapping[str, tuple[str, str]]
     draw: Draw
     below_figure: str
@@ -127,10 +150,13 @@ class Computed:
     def work(self, study: str, arm: Arm, scale: Any, seed: int, folder: Path, device: str) -> Work:
         if isinstance(self.compute, Jointly):
             return JointComputation(arm.name, seed, folder, arm.config, self.compute.compute, device)
+        if isinstance(self.compute, Resumable):
+            return LongComputation(arm.name, seed, folder, arm.config, self.compute.compute, device)
         return Computation(arm.name, seed, folder, arm.config, self.compute)
 
     def check(self, work: Sequence[Work]) -> None:
-        pass
+        for name in self.data:
+            load(name, classes=(0, 1), train=2, test=2)  # says how to fetch what is not there
 
     def read(self, work: Work) -> tuple[Numbers, Any]:
         try:
