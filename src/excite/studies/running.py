@@ -18,8 +18,10 @@ from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import (
     boundaries,
+    corruption,
     digits_auto,
     excitation_basics,
+    frequency,
     hidden_rank,
     linear_margin,
     linear_rank,
@@ -43,6 +45,7 @@ STUDIES: dict[str, Study] = {
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
         boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
+        frequency, corruption,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]

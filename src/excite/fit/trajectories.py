@@ -1,0 +1,111 @@
+"""What the bias of a layer did while networks were trained: normalized updates, lengths, variance, distance.
+
+The normalized update of a layer's bias for one point is ‖dL/dz‖ / |dL/df|, with z the layer's output and f the
+network's: ‖b(t+1) − b(t)‖ / (lr · ε) at batch size one without momentum, as in Theorem 1 of *What training reveals*.
+Points with dL/df = 0 are left out, as in the theorem, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from excite.errors import InputError
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Of one layer's bias, for S networks and T windows of steps; float64, on the CPU.
+
+    mean, largest: of the normalized updates of a window's points. length: their sum over the steps of the window, where a
+    step of several points counts with their mean. raw: Σ ‖b(t+1) − b(t)‖. All (S, T).
+    """
+
+    mean: Tensor
+    largest: Tensor
+    length: Tensor
+    raw: Tensor
+    skipped: Tensor  # points with dL/df = 0
+    bias: Tensor  # (S, T + 1, n): b at the start and at the end of each window
+    middle: Tensor  # (S, T, n): the mean of b over the window, each step's b before its update
+    spread: Tensor  # the mean of ‖b − middle‖² over the window
+    counts: Tensor  # (T,): steps of each window
+
+    @property
+    def total(self) -> Tensor:
+        """The length from the start to the end of each window (S, T): figure 7."""
+        return self.length.cumsum(1)
+
+    @property
+    def distance(self) -> Tensor:
+        """‖b − b(0)‖ at the end of each window (S, T): Corollary 3."""
+        moved: Tensor = (self.bias[:, 1:] - self.bias[:, :1]).norm(dim=2)
+        return moved
+
+    def variance(self, last: int) -> Tensor:
+        """avg ‖b(t) − avg b‖² over the steps of the `last` windows (S,): Corollary 2."""
+        if isinstance(last, bool) or not isinstance(last, int) or not 1 <= last <= len(self.counts):
+            raise InputError(f"last: expected a number of windows from 1 to {len(self.counts)}; got {last!r}")
+        share = self.counts[-last:].double() / self.counts[-last:].sum()
+        middle = self.middle[:, -last:]
+        whole = torch.einsum("t,stn->sn", share, middle)
+        between = (middle - whole[:, None]).square().sum(2)
+        return (self.spread[:, -last:] + between) @ share
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The same for one window, without an axis for windows."""
+
+    mean: Tensor
+    largest: Tensor
+    length: Tensor
+    raw: Tensor
+    skipped: Tensor
+    bias: Tensor
+    middle: Tensor
+    spread: Tensor
+
+    @classmethod
+    def of(cls, d: Tensor, slope: Tensor, real: Tensor, biases: Tensor) -> Piece:
+        """d (K, S, B, n): dL/dz; slope (K, S, B): |dL/df|, times the same factor; real (K, B): not there to fill up a
+        batch; biases (K + 1, S, n).
+        """
+        counted = real[:, None] & (slope > 0)  # (K, S, B); a slope that is not a number is not counted
+        ratio = torch.where(counted, d.double().norm(dim=3) / slope.double(), 0.0)
+        number = counted.sum(2)  # (K, S)
+        per_step = ratio.sum(2) / number.clamp_min(1)
+        none = number.sum(0) == 0
+        b = biases.double()
+        steps = b[1:] - b[:-1]
+        middle = b[:-1].mean(0)
+        return cls(
+            mean=(ratio.sum((0, 2)) / number.sum(0)).masked_fill(none, torch.nan),
+            largest=ratio.amax((0, 2)).masked_fill(none, torch.nan),
+            length=per_step.sum(0),
+            raw=steps.norm(dim=2).sum(0),
+            skipped=real.sum() - number.sum(0),
+            bias=b[-1].clone(),  # the buffer is written again
+            middle=middle,
+            spread=(b[:-1] - middle).square().sum(2).mean(0),
+        )
+
+
+def join(start: Tensor, pieces: Sequence[Piece], counts: Sequence[int]) -> Trajectory:
+    """One trajectory from its windows; start (S, n): the first bias."""
+
+    def stack(name: str) -> Tensor:
+        return torch.stack([getattr(piece, name) for piece in pieces], 1).cpu()
+
+    bias = torch.cat([start.double().cpu()[:, None], stack("bias")], 1)
+    names = ("mean", "largest", "length", "raw", "skipped")
+    return Trajectory(
+        **{name: stack(name) for name in names},
+        bias=bias,
+        middle=stack("middle"),
+        spread=stack("spread"),
+        counts=torch.tensor(counts),
+    )
