@@ -257,8 +257,9 @@ def test_a_network_that_diverges_leaves_the_others() -> None:
 def test_random_state_and_modes_are_left_alone() -> None:
     model = mlp((3, 4, 1)).eval()
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
-    before = torch.get_rng_state()
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
     ensemble([model], x, y, epochs=2)
+    assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), before)
     assert not model.training
     assert all(p.grad is None and p.requires_grad for p in model.parameters())

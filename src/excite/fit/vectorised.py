@@ -13,6 +13,8 @@ needs (d, the outputs, the biases) is written into buffers that hold K steps, an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +24,7 @@ from torch import Tensor
 from excite.fit.perceptrons import Perceptrons
 
 Loss = Literal["half-squared", "bce"]
+_SMALL = 2**20  # multiplications in a layer's product from which on a second thread pays
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,19 @@ class Steps:
             self._gradient.add_(flat, alpha=self.rule.weight_decay)
         self._velocity.mul_(self.rule.momentum).add_(self._gradient)
         flat.addcmul_(self._velocity, self._rates, value=-1)
+
+
+@contextmanager
+def few_threads(networks: Perceptrons, batch: int) -> Iterator[None]:
+    """On the CPU, one thread where products are small: several would wait for each other longer than they work."""
+    before = torch.get_num_threads()
+    small = max(w.numel() for w in networks.weights) * batch < _SMALL
+    try:
+        if small and networks.form.device.type == "cpu":
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Captured:

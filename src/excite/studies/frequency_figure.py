@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")  # cold to warm, and told apart by the colour-blind
 _CURVES = (
     ("loss", "training loss", "log"),
-    ("length", "length of the normalized trajectory, an epoch", "linear"),
+    ("length", "normalized trajectory: length of each epoch", "linear"),
     ("test", "test loss", "log"),
-    ("total", "length of the normalized trajectory so far", "linear"),
+    ("total", "normalized trajectory: length so far", "linear"),
 )
 _DOTS = (("variance", "variance of the bias, last ten epochs"), ("distance", "distance of the bias from its start"))
 
