@@ -137,7 +137,7 @@ def ensemble(
         test_loss=torch.stack(test_losses, 1).cpu() if held is not None else None,
         trajectories=tuple(join(b, mine, counts) for b, mine in zip(start, pieces)),
         seconds=time.perf_counter() - began,
-        why_not_captured=run.why_not if device.type == "cuda" else "not on a CUDA device",
+        why_not_captured=run.why_not,
     )
     networks.write_back()
     return found
