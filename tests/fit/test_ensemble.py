@@ -152,10 +152,10 @@ def compare(name: str, device: str, share: int) -> None:
         for layer, t in enumerate(found.trajectories):
             ratios = seen["ratios"][layer]
             windows = [ratios[k : k + per] for k in range(0, len(ratios), per)]
-            close(t.length[i], [sum(float(r.mean()) for r in w) for w in windows], 1e-7)
+            close(t.length[i], [float(torch.cat(w).sum()) for w in windows], 1e-7)
             close(t.mean[i], [float(torch.cat(w).mean()) for w in windows], 1e-7)
-            close(t.largest[i], [float(torch.cat(w).max()) for w in windows], 1e-7)
-            assert t.skipped.sum() == 0
+            close(t.max[i], [float(torch.cat(w).max()) for w in windows], 1e-7)
+            assert t.zero.sum() == t.nonfinite.sum() == 0
             if not made.get("bias", True):
                 assert (t.bias == 0).all()
                 continue
@@ -227,7 +227,7 @@ def test_windows_do_not_change_anything() -> None:
     close(cut.trajectory.length.sum(1), whole.trajectory.length.sum(1))
     close(cut.trajectory.raw.sum(1), whole.trajectory.raw.sum(1))
     close(cut.trajectory.variance(6), whole.trajectory.variance(4))
-    close(cut.trajectory.largest.amax(1), whole.trajectory.largest.amax(1))
+    close(cut.trajectory.max.amax(1), whole.trajectory.max.amax(1))
     assert "2 networks, 28 steps each" in str(whole)
 
 
@@ -236,8 +236,8 @@ def test_points_without_a_gradient_are_left_out_and_counted() -> None:
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     y = torch.stack([model(x[:1])[0, 0].detach(), torch.tensor(5.0)])  # the first point is fitted exactly
     found = ensemble([model], x, y, epochs=1, batch=2)
-    assert found.trajectory.skipped.tolist() == [[1]]
-    assert found.trajectory.length.item() == found.trajectory.largest.item() > 0
+    assert found.trajectory.zero.tolist() == [[1]]
+    assert found.trajectory.length.item() == found.trajectory.max.item() > 0
     still = ensemble([mlp((2, 3, 1))], x[:1], y[:1], epochs=1)
     assert still.trajectory.length.item() == 0
     assert still.trajectory.mean.isnan().all()
@@ -250,6 +250,7 @@ def test_a_network_that_diverges_leaves_the_others() -> None:
     found = ensemble(models, x, y, epochs=30, lr=[0.01, 50.0, 0.01], weight_decay=0.1)
     assert found.diverged == [1]
     assert "not finite: 1" in str(found)
+    assert found.trajectory.nonfinite[:, -1].tolist() == [0, 10, 0]
     ensemble([single], x, y, epochs=30, lr=0.01, weight_decay=0.1, seeds=[2])
     same_weights([models[2]], [single], 1e-14)
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from excite.fit.ensemble_inputs import check, check_seeds, check_whole, take_points, take_rates
 from excite.fit.perceptrons import Perceptrons
 from excite.fit.shuffle import Shuffle
-from excite.fit.trajectories import Piece, Trajectory, join
+from excite.fit.trajectories import BiasTrajectory, Piece, join
 from excite.fit.vectorised import Captured, Loss, Rule, Steps, few_threads
 
 Progress = Callable[[str, int, int], None]
@@ -33,12 +33,12 @@ class Ensemble:
     window: int  # steps
     loss: Tensor  # (S, T): mean over the window's points, each before its update
     test_loss: Tensor | None  # (S, T): mean over the test points at the end of each window
-    trajectories: tuple[Trajectory, ...]  # of the first layer, or of every layer
+    trajectories: tuple[BiasTrajectory, ...]  # of the first layer, or of every layer
     seconds: float
     why_not_captured: str | None  # why steps did not run as a CUDA graph
 
     @property
-    def trajectory(self) -> Trajectory:
+    def trajectory(self) -> BiasTrajectory:
         """That of the first layer's bias."""
         return self.trajectories[0]
 
