@@ -9,7 +9,9 @@ from excite.probes.rank import Rank, effective_rank
 from excite.probes.richness import richness
 from excite.probes.smallest import Smallest, smallest_eigenvalue, smallest_eigenvalues
 from excite.probes.spectrum import Between, Spectrum
+from excite.probes.trajectories import Trajectory
 from excite.probes.units import Units
+from excite.probes.updates import Updates, trajectory
 
 __all__ = [
     "Between",
@@ -26,13 +28,16 @@ __all__ = [
     "Schedule",
     "Smallest",
     "Spectrum",
+    "Trajectory",
     "Units",
+    "Updates",
     "default_probes",
     "distance",
     "effective_rank",
     "richness",
     "smallest_eigenvalue",
     "smallest_eigenvalues",
+    "trajectory",
 ]
 
 
