@@ -1,5 +1,6 @@
 """Quantities measured during training, one file each."""
 
+from excite.probes.consistent import Consistency, Consistent, consistency
 from excite.probes.distance import Distance, distance
 from excite.probes.layers import LayerRichness, Richness
 from excite.probes.loss import Loss
@@ -15,6 +16,8 @@ from excite.probes.updates import Updates, trajectory
 
 __all__ = [
     "Between",
+    "Consistency",
+    "Consistent",
     "Distance",
     "Every",
     "LayerRichness",
@@ -31,6 +34,7 @@ __all__ = [
     "Trajectory",
     "Units",
     "Updates",
+    "consistency",
     "default_probes",
     "distance",
     "effective_rank",
