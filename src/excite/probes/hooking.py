@@ -24,6 +24,19 @@ from excite.wiring.untouched import is_aside
 Look = Callable[[Site, Tensor, Tensor], None]  # site, dL/dz, ‖dL/df‖
 
 
+def _eager(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook for compiled models too: there it runs between the compiled parts."""
+    apart: Callable[..., None] = torch.compiler.disable(hook)
+
+    def either(*args: Any) -> None:
+        if torch.compiler.is_compiling():
+            apart(*args)
+        else:
+            hook(*args)
+
+    return either
+
+
 class _Pass:
     """One forward pass and its backward pass."""
 
@@ -52,8 +65,9 @@ class _Mode(AffineMode):
 class Hooks:
     """Installed at once; `remove` takes them all off. An exception in a hook is kept in `failure`, not raised into training.
 
-    `pairs[name]` collects (‖dL/dz‖, ‖dL/df‖), each (B,), one entry a backward pass. `forwards`, `outputs` and `reaches`
-    count forward passes with gradients, gradients that arrived at f, and at each site.
+    `pair` is called with a site's name, ‖dL/dz‖ and ‖dL/df‖, each (B,), for every backward pass, `before` with the model's
+    arguments before every training pass: it says whether `look` gets dL/dz of that pass. `forwards`, `outputs` and
+    `reaches` count forward passes with gradients, gradients that arrived at f, and at each site.
     """
 
     def __init__(
@@ -62,6 +76,7 @@ class Hooks:
         sites: Sequence[Site],
         output: Pick = None,
         *,
+        pair: Callable[[str, Tensor, Tensor], None],
         sigmoid: bool = False,
         before: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None,
         look: Look | None = None,
@@ -69,14 +84,13 @@ class Hooks:
     ):
         self.model, self.output, self.sigmoid = model, output, sigmoid
         self.by_name = {site.name: site for site in sites}
-        self.pairs: dict[str, list[tuple[Tensor, Tensor]]] = {site.name: [] for site in sites}
         self.forwards = self.outputs = 0
         self.reaches = dict.fromkeys(self.by_name, 0)
         self.side = False  # whether another output received a gradient
         self.number = 0  # of the node that made f, in the order of autograd
         self.direction: Tensor | None = None  # the last dL/df, if asked for
         self.failure: Exception | None = None
-        self._before, self._look, self._directions = before, look, directions
+        self._take, self._before, self._look, self._directions = pair, before, look, directions
         self._looking = False
         self._now: _Pass | None = None
         self._mode: _Mode | None = None
@@ -85,16 +99,15 @@ class Hooks:
         modules = dict(model.named_modules())
         self._functional = any(site.module is None for site in sites)
         self._names = Names(model) if self._functional else None
-        eager: Callable[..., Any] = torch.compiler.disable  # in a compiled model hooks run between the compiled parts
         owners = [] if self._functional else list(dict.fromkeys(site.module for site in sites))
         # The hooks on the model come last: it may itself be the module that makes the call.
         self._handles = [
-            modules[path].register_forward_hook(eager(partial(self._returned, path)))
+            modules[path].register_forward_hook(_eager(partial(self._returned, path)))
             for path in owners
             if path is not None
         ]
-        self._handles.append(model.register_forward_pre_hook(eager(self._begin), with_kwargs=True, prepend=True))
-        self._handles.append(model.register_forward_hook(eager(self._end), always_call=True))
+        self._handles.append(model.register_forward_pre_hook(_eager(self._begin), with_kwargs=True, prepend=True))
+        self._handles.append(model.register_forward_hook(_eager(self._end), always_call=True))
 
     def remove(self) -> None:
         self._live = False
@@ -182,7 +195,7 @@ class Hooks:
         if not self._live or self.failure is not None:
             return
         try:
-            norm = row_norms(gradient if site.axis == 0 else gradient.movedim(site.axis, 0))
+            norm = row_norms(gradient, site.axis)
             self.reaches[site.name] += 1
             whole = gradient.detach() if looking else None
             if now.error is None:
@@ -197,7 +210,7 @@ class Hooks:
             raise ModelError(
                 f"layer {site.name!r} saw {len(norm)} samples and the output has {len(error)}: expected one row per sample"
             )
-        self.pairs[site.name].append((norm, error))
+        self._take(site.name, norm, error)
         if whole is not None and self._look is not None:
             self._look(site, whole, error)
 

@@ -21,6 +21,10 @@ class Operator:
         self.site = site
         self._vectors: Tensor | None = None  # where the last search for the largest singular value ended
 
+    @property
+    def started(self) -> bool:
+        return self._vectors is not None
+
     def _call(self, x: Tensor) -> Tensor:
         call = self.site.call
         wide = torch.promote_types(call.weight.dtype, torch.float32)
@@ -58,6 +62,16 @@ class Operator:
             (found,) = torch.autograd.grad(self._run(x), x, y.to(x.dtype))
         return found
 
+    def gram(self, x: Tensor) -> Tensor:
+        """A'A x, in one forward and one backward pass."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = self._run(x)
+            with torch.no_grad():
+                image = y - self._run(torch.zeros_like(x[:1]))
+            (found,) = torch.autograd.grad(y, x, image)
+        return found
+
     @property
     def matrix(self) -> Tensor | None:
         """The weight (outputs, inputs) if A applies it to the last axis; None for convolutions and other products."""
@@ -89,7 +103,7 @@ class Operator:
         for _ in range(most):
             q = torch.linalg.qr(v.flatten(1).T).Q  # (inputs, block), orthonormal columns
             v = q.T.reshape(-1, *zeros.shape[1:])
-            back = self.transpose(self.apply(v))
+            back = self.gram(v)
             squares, turn = torch.linalg.eigh(v.flatten(1) @ back.flatten(1).T)  # Rayleigh and Ritz
             top = turn[:, -1]
             square = float(squares[-1])

@@ -10,67 +10,17 @@ import torch
 from torch import Tensor
 
 from excite.errors import InputError, ModelError
-from excite.probes.bias_path import BiasPath
 from excite.probes.exactness import LABELS, applies_link, labels
 from excite.probes.hooking import Hooks
 from excite.probes.operators import Operator
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
 from excite.probes.sites import Site, Sites, find
 from excite.probes.updates import gradients_of, looked, row_norms
+from excite.probes.windows import BiasPath, Sums
 from excite.wiring.affine import clean_path
 from excite.wiring.calling import Batch, Pick, own_copy
 from excite.wiring.untouched import evaluating
 from excite.wiring.wrappers import refuse_lazy
-
-_FOLD = 64  # backward passes whose norms may wait before they are summed up
-
-
-class _Sums:
-    """Normalized updates of one layer, summed over a window and since the start."""
-
-    names = ("total", "length", "largest", "samples", "zero", "broken")
-
-    def __init__(self, device: torch.device):
-        for name in self.names:
-            wide = torch.float32 if device.type == "mps" else torch.float64
-            setattr(self, name, torch.zeros((), dtype=wide, device=device))
-
-    total: Tensor
-    length: Tensor
-    largest: Tensor
-    samples: Tensor
-    zero: Tensor
-    broken: Tensor
-
-    def fold(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        """Adds (‖dL/dz‖, ‖dL/df‖) of several backward passes; samples without a loss gradient are left out and counted."""
-        if not pairs:
-            return
-        norms, errors = (torch.cat(column) for column in zip(*pairs))
-        pairs.clear()
-        values = norms / errors
-        fine = torch.isfinite(values)
-        none = errors == 0
-        values = torch.where(fine, values, 0.0)
-        length = values.sum()
-        self.length, self.total = self.length + length, self.total + length
-        self.largest = torch.maximum(self.largest, values.max())
-        self.samples, self.zero = self.samples + fine.sum(), self.zero + none.sum()
-        self.broken = self.broken + (~fine & ~none).sum()
-
-    def read(self) -> dict[str, Tensor]:
-        found = {
-            "mean": self.length / self.samples,
-            "max": torch.where(self.samples > 0, self.largest, torch.nan),
-            "length": self.length,
-            "total": self.total,
-            "samples": self.samples,
-            "zero": self.zero,
-            "nonfinite": self.broken,
-        }
-        for name in self.names[1:]:
-            setattr(self, name, torch.zeros_like(self.total))
-        return found
 
 
 class Trajectory(Probe):
@@ -129,13 +79,14 @@ class Trajectory(Probe):
                     f"layer {site.name!r} and all before it are frozen, so training computes no gradient there: train "
                     "its bias, choose layers=, or give clean= for a pass of its own"
                 )
+        self._modules = list(model.modules())
         self._modes: dict[tuple[bool, ...], tuple[str, ...]] = {}
         self._static = self._labels_now()
         if self.link == "sigmoid" and "vector" in self._static:
             raise InputError("link='sigmoid' needs a model with one output")
         self._link_found: bool | None = None
         device = self._sites.first.call.weight.device
-        self._sums = {site.name: _Sums(device) for site in self._sites.chosen}
+        self._sums = {site.name: Sums(device) for site in self._sites.chosen}
         self._operators = {site.name: Operator(site) for site in self._sites.chosen}
         parameters = {clean_path(path): p for path, p in model.named_parameters()}
         self._paths = {
@@ -149,6 +100,7 @@ class Trajectory(Probe):
             [site for site in self._sites.chosen if site.trained],
             self.output,
             sigmoid=self.link == "sigmoid",
+            pair=lambda name, norms, errors: self._sums[name].add(norms, errors),
             before=self._before,
             look=self._look,
             directions=self.clean is not None,
@@ -165,9 +117,6 @@ class Trajectory(Probe):
     # -- inside the user's passes --------------------------------------------------------------------------------
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Before every training pass; whether to look closer at this one."""
-        hooks = self._hooks
-        if hooks is not None and hooks.forwards % _FOLD == _FOLD - 1:
-            self._fold(hooks)
         if self.clean is not None:
             self._batch = dict(kwargs) if kwargs and not args else tuple(args)
         for path in self._paths.values():
@@ -181,7 +130,8 @@ class Trajectory(Probe):
         if not site.live:  # the weight is computed anew in every pass
             operator.site = find(self._model, self._example, [site.name])[site.name]
         values, steep, active = looked(site, gradient, errors, operator)
-        sigma, error = operator.largest()
+        # Warm-started: a few steps follow the weights, and what they leave is said (label "estimated").
+        sigma, error = operator.largest(1e-3, most=4 if operator.started else 300)
         least = operator.smallest_active(active)
         upper, slack = values * sigma, 1e-5 + 2 * error
         bad = steep > upper * (1 + slack)
@@ -197,10 +147,6 @@ class Trajectory(Probe):
         self._sandwiches[site.name] = found
         self._estimated = error > 0
 
-    def _fold(self, hooks: Hooks) -> None:
-        for name, pairs in hooks.pairs.items():
-            self._sums[name].fold(pairs)
-
     # -- at a measurement ----------------------------------------------------------------------------------------
     def measure(self, now: Moment) -> Values:
         hooks = self._hooks
@@ -212,7 +158,6 @@ class Trajectory(Probe):
         values: dict[str, Tensor | float] = {}
         if hooks.by_name and steps > 0:
             self._check(hooks)
-            self._fold(hooks)
             for name in hooks.by_name:
                 values |= {f"{key}/{name}": value for key, value in self._sums[name].read().items()}
         for name, path in self._paths.items():
@@ -266,14 +211,14 @@ class Trajectory(Probe):
             errors, gradients, _ = gradients_of(self._model, batch, None, direction, names, self.output)
         values: dict[str, Tensor] = {}
         for site in self._sites.chosen:
-            ratio = row_norms(gradients[site.name].movedim(site.axis, 0)) / torch.where(errors > 0, errors, torch.nan)
+            ratio = row_norms(gradients[site.name], site.axis) / torch.where(errors > 0, errors, torch.nan)
             values[f"clean/{site.name}"] = ratio.nanmean()
             values[f"clean_max/{site.name}"] = torch.where(ratio.isnan(), -math.inf, ratio).max()
         return values
 
     def _labels_now(self) -> tuple[str, ...]:
         """Labels of the model in the modes its modules are in."""
-        modes = tuple(module.training for module in self._model.modules())
+        modes = tuple([module.training for module in self._modules])
         if modes not in self._modes:
             self._modes[modes] = labels(self._model, self._example, self._sites, self.output)
         return self._modes[modes]
@@ -285,8 +230,7 @@ class Trajectory(Probe):
     def state_dict(self) -> dict[str, Any]:
         if self._hooks is None:
             return self._kept
-        self._fold(self._hooks)
-        sums = {name: {key: getattr(one, key) for key in one.names} for name, one in self._sums.items()}
+        sums = {name: one.state_dict() for name, one in self._sums.items()}
         return {"passes": self._passes, "sums": sums, "paths": {k: p.state_dict() for k, p in self._paths.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -296,7 +240,6 @@ class Trajectory(Probe):
         self._kept = {}
         self._passes = int(state["passes"])
         for name, sums in state["sums"].items():
-            for key, value in sums.items():
-                setattr(self._sums[name], key, value.to(self._sums[name].total.device).clone())
+            self._sums[name].load_state_dict(sums)
         for name, path in state["paths"].items():
             self._paths[name].load_state_dict(path)

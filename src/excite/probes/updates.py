@@ -169,10 +169,13 @@ def gradients_of(
     return row_norms(start), dict(zip((k for k, z in catch.outputs.items() if z is not None), found)), link
 
 
-def row_norms(gradient: Tensor) -> Tensor:
-    """‖·‖₂ of every sample (B, ...) -> (B,), in float32 or better."""
+def row_norms(gradient: Tensor, axis: int = 0) -> Tensor:
+    """‖·‖₂ of every sample, (..., B, ...) with the batch at `axis` -> (B,), in float32 or better; no copy is made."""
     wide = torch.promote_types(gradient.dtype, torch.float32)
-    norms: Tensor = torch.linalg.vector_norm(gradient.detach().reshape(len(gradient), -1), dim=1, dtype=wide)
+    others = tuple(i for i in range(gradient.dim()) if i != axis)
+    if not others or gradient.numel() == gradient.shape[axis]:
+        return gradient.detach().to(wide).abs().reshape(-1)
+    norms: Tensor = torch.linalg.vector_norm(gradient.detach(), dim=others, dtype=wide)
     return norms
 
 
