@@ -341,6 +341,13 @@ def test_bad_input(models: list[nn.Module] | None, change: dict[str, Any], match
             torch.testing.assert_close(value, state[name], rtol=0, atol=0)
 
 
+def test_a_window_that_would_fill_the_memory() -> None:
+    x, y = torch.zeros(1, 2000).expand(1_000_000, -1), torch.zeros(1_000_000)
+    model = mlp((3, 2000, 1), **F32)
+    with pytest.raises(InputError, match=r"window: 3000000 steps need 24 GB; choose at most \d+$"):
+        ensemble([model], x[:1_000_000, :3], y, epochs=3, window=10**9)
+
+
 def test_variance_of_too_many_windows() -> None:
     found = ensemble([mlp((3, 4, 1), **F32)], X, Y, epochs=2)
     with pytest.raises(InputError, match="from 1 to 2; got 3"):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from excite.fit.ensemble_inputs import check, check_seeds, check_whole, take_points, take_rates
+from excite.fit.ensemble_inputs import check, check_room, check_seeds, check_whole, take_points, take_rates
 from excite.fit.perceptrons import Perceptrons
 from excite.fit.shuffle import Shuffle
 from excite.fit.trajectories import BiasTrajectory, Piece, join
@@ -105,6 +105,7 @@ def ensemble(
     per_epoch = -(-points.shape[1] // batch)
     width = per_epoch if window is None else min(check_whole("window", window), epochs * per_epoch)
     every = len(networks.weights) if layers == "all" else 1
+    check_room(networks, batch, width, every)
     steps = Steps(networks, rule, batch, width, every)
     start = [w[:, :, -1].clone() for w in networks.weights[:every]]
     run = Captured(steps, capture)
