@@ -285,6 +285,12 @@ def frozen() -> nn.Module:
     return model
 
 
+def tied() -> nn.Module:
+    model = mlp((3, 3, 3, 1), dtype=torch.float32)
+    model[2].weight = model[0].weight
+    return model
+
+
 SHARED = nn.Linear(3, 1)
 F32: dict[str, Any] = {"dtype": torch.float32}
 
@@ -293,9 +299,9 @@ F32: dict[str, Any] = {"dtype": torch.float32}
     ("models", "change", "match"),
     [
         ([], {}, "at least one network"),
-        ([mlp((3, 4, 1), **F32), mlp((3, 5, 1), **F32)], {}, "of one form"),
-        ([mlp((3, 4, 1), **F32), mlp((3, 4, 1), nn.Tanh(), **F32)], {}, "of one form"),
-        ([mlp((3, 4, 1), **F32), mlp((3, 4, 1))], {}, "of one form"),
+        ([mlp((3, 4, 1), **F32), mlp((3, 5, 1), **F32)], {}, r"network 1 has sizes \(3, 5, 1\)"),
+        ([mlp((3, 4, 1), **F32), mlp((3, 4, 1), nn.Tanh(), **F32)], {}, r"activations \(Tanh\(\),\) where"),
+        ([mlp((3, 4, 1), **F32), mlp((3, 4, 1))], {}, "dtype torch.float64 where"),
         (single(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), {}, "1 \\(BatchNorm1d\\) does not fit"),
         (single(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 1)), {}, "Dropout"),
         (single(nn.Linear(3, 4), nn.Linear(4, 1)), {}, "does not fit"),
@@ -304,6 +310,7 @@ F32: dict[str, Any] = {"dtype": torch.float32}
         (single(nn.ReLU()), {}, "does not fit"),
         (single(), {}, "an ensemble takes"),
         ([nn.Sequential(SHARED), nn.Sequential(SHARED)], {}, "must not share"),
+        ([tied()], {}, "must not share"),
         ([hooked()], {}, "hooks"),
         ([frozen()], {}, "everything is trained"),
         ([mlp((3, 4, 1), sigmoid=True, **F32)], {}, "trained with 'bce'"),

@@ -86,7 +86,7 @@ def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_claims_judge_what_they_say() -> None:
     def runs(conv: float) -> list[Numbers]:
         values = {"mlp": 1.0, "cnn": conv}
-        names = ("loss", "length", "test", "total")
+        names = ("loss", "length", "length_fit", "test", "total")
         return [
             Numbers(name_of(kind, n), s, dict.fromkeys(names, v))
             for s in range(3) for n in (100, 1000) for kind, v in values.items()
