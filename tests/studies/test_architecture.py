@@ -18,7 +18,7 @@ from excite.studies.numbers import Numbers
 from excite.studies.verdicts import judge
 from studies.small import run_tiny
 
-SETTINGS: dict[str, Any] = {"steps": 40, "lr": 0.02, "test": 6}
+SETTINGS: dict[str, Any] = {"steps": 20, "lr": 0.02, "test": 6}
 
 
 def images(seed: int = 0) -> Dataset:
@@ -35,7 +35,7 @@ def images(seed: int = 0) -> Dataset:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(architecture, "WINDOW", 20)
+    monkeypatch.setattr(architecture, "WINDOW", 10)
     monkeypatch.setattr(architecture, "load", lambda *a, seed=0, **how: images(seed))
 
 
@@ -77,7 +77,7 @@ def test_an_ensemble_and_a_watched_module_see_the_same() -> None:
 
 
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run_tiny("architecture", replace(SCALES["quick"], seeds=1, steps=40), tmp_path, monkeypatch)
+    result = run_tiny("architecture", replace(SCALES["quick"], seeds=1, steps=20), tmp_path, monkeypatch)
     assert [n.arm for n in result.numbers] == [name_of(k, n) for n in (100, 1000) for k in ("mlp", "cnn")]
     assert all(n.length > 0 and n.loss < 1 for n in result.numbers)
     assert "excite data fetch mnist" in (tmp_path / "pages/architecture.md").read_text()
