@@ -1,6 +1,6 @@
 """Forty networks of the study `frequency` at once, beside one at a time as an nn.Module with torch.optim.SGD.
 
-    python -m benchmarks.ensemble [--steps 1000] [--repeats 9] [--networks 40] [--threads N] [--device cpu]
+    python -m benchmarks.ensemble [--steps 1000] [--repeats 9] [--networks 40] [--threads 1] [--device cpu]
 
 The ensemble measures the trajectory and the test loss along the way; the others only train. The third contestant is one
 nn.Module with the weights of all networks on a new axis, trained by autograd, as `excite.fit` does for seeds of a study.
@@ -57,11 +57,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="of each network, in each repeat")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--networks", type=int, default=40)
-    parser.add_argument("--threads", type=int, help="of torch; its own choice by default")
+    parser.add_argument("--threads", type=int, default=1, help="of torch; networks this small gain nothing from more")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads)
     count, steps = options.networks, options.steps // EPOCH * EPOCH
     models, (x, y, x_test, y_test) = forty(count, options.device)
     wait = torch.cuda.synchronize if options.device != "cpu" else lambda: None

@@ -65,6 +65,7 @@ class Watch:
         if self._closed:
             raise InputError("watch.step after the watch was closed: call it inside the with block")
         self.steps += 1
+        node = loss.grad_fn if isinstance(loss, Tensor) else None
         if isinstance(loss, Tensor):
             if loss.numel() != 1:
                 raise InputError(f"watch.step: expected one loss; got a tensor of shape {tuple(loss.shape)}")
@@ -73,7 +74,7 @@ class Watch:
             if isinstance(loss, bool) or not isinstance(loss, int | float):
                 raise InputError(f"watch.step: expected the loss as a number or a tensor; got {loss!r}")
             loss = torch.as_tensor(float(loss))
-        self._measure(self._moment(loss))
+        self._measure(self._moment(loss, node))
 
     def flush(self) -> None:
         """Write everything measured so far to the run."""
@@ -133,8 +134,8 @@ class Watch:
                 first = first or error
         return first
 
-    def _moment(self, loss: Tensor | None) -> Moment:
-        return Moment(self.model, self.steps, loss, self.example, self.optimizer)
+    def _moment(self, loss: Tensor | None, node: object = None) -> Moment:
+        return Moment(self.model, self.steps, loss, self.example, self.optimizer, node)
 
     def _measure(self, now: Moment) -> None:
         for probe in [probe for probe in self.probes if probe.schedule.due(now.step)]:

@@ -152,10 +152,10 @@ def compare(name: str, device: str, share: int) -> None:
         for layer, t in enumerate(found.trajectories):
             ratios = seen["ratios"][layer]
             windows = [ratios[k : k + per] for k in range(0, len(ratios), per)]
-            close(t.length[i], [sum(float(r.mean()) for r in w) for w in windows], 1e-7)
+            close(t.length[i], [float(torch.cat(w).sum()) for w in windows], 1e-7)
             close(t.mean[i], [float(torch.cat(w).mean()) for w in windows], 1e-7)
-            close(t.largest[i], [float(torch.cat(w).max()) for w in windows], 1e-7)
-            assert t.skipped.sum() == 0
+            close(t.max[i], [float(torch.cat(w).max()) for w in windows], 1e-7)
+            assert t.zero.sum() == t.nonfinite.sum() == 0
             if not made.get("bias", True):
                 assert (t.bias == 0).all()
                 continue
@@ -227,7 +227,7 @@ def test_windows_do_not_change_anything() -> None:
     close(cut.trajectory.length.sum(1), whole.trajectory.length.sum(1))
     close(cut.trajectory.raw.sum(1), whole.trajectory.raw.sum(1))
     close(cut.trajectory.variance(6), whole.trajectory.variance(4))
-    close(cut.trajectory.largest.amax(1), whole.trajectory.largest.amax(1))
+    close(cut.trajectory.max.amax(1), whole.trajectory.max.amax(1))
     assert "2 networks, 28 steps each" in str(whole)
 
 
@@ -236,8 +236,8 @@ def test_points_without_a_gradient_are_left_out_and_counted() -> None:
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     y = torch.stack([model(x[:1])[0, 0].detach(), torch.tensor(5.0)])  # the first point is fitted exactly
     found = ensemble([model], x, y, epochs=1, batch=2)
-    assert found.trajectory.skipped.tolist() == [[1]]
-    assert found.trajectory.length.item() == found.trajectory.largest.item() > 0
+    assert found.trajectory.zero.tolist() == [[1]]
+    assert found.trajectory.length.item() == found.trajectory.max.item() > 0
     still = ensemble([mlp((2, 3, 1))], x[:1], y[:1], epochs=1)
     assert still.trajectory.length.item() == 0
     assert still.trajectory.mean.isnan().all()
@@ -250,6 +250,7 @@ def test_a_network_that_diverges_leaves_the_others() -> None:
     found = ensemble(models, x, y, epochs=30, lr=[0.01, 50.0, 0.01], weight_decay=0.1)
     assert found.diverged == [1]
     assert "not finite: 1" in str(found)
+    assert found.trajectory.nonfinite[:, -1].tolist() == [0, 10, 0]
     ensemble([single], x, y, epochs=30, lr=0.01, weight_decay=0.1, seeds=[2])
     same_weights([models[2]], [single], 1e-14)
 
@@ -257,8 +258,9 @@ def test_a_network_that_diverges_leaves_the_others() -> None:
 def test_random_state_and_modes_are_left_alone() -> None:
     model = mlp((3, 4, 1)).eval()
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
-    before = torch.get_rng_state()
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
     ensemble([model], x, y, epochs=2)
+    assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), before)
     assert not model.training
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
@@ -283,6 +285,12 @@ def frozen() -> nn.Module:
     return model
 
 
+def tied() -> nn.Module:
+    model = mlp((3, 3, 3, 1), dtype=torch.float32)
+    model[2].weight = model[0].weight
+    return model
+
+
 SHARED = nn.Linear(3, 1)
 F32: dict[str, Any] = {"dtype": torch.float32}
 
@@ -291,9 +299,9 @@ F32: dict[str, Any] = {"dtype": torch.float32}
     ("models", "change", "match"),
     [
         ([], {}, "at least one network"),
-        ([mlp((3, 4, 1), **F32), mlp((3, 5, 1), **F32)], {}, "of one form"),
-        ([mlp((3, 4, 1), **F32), mlp((3, 4, 1), nn.Tanh(), **F32)], {}, "of one form"),
-        ([mlp((3, 4, 1), **F32), mlp((3, 4, 1))], {}, "of one form"),
+        ([mlp((3, 4, 1), **F32), mlp((3, 5, 1), **F32)], {}, r"network 1 has sizes \(3, 5, 1\)"),
+        ([mlp((3, 4, 1), **F32), mlp((3, 4, 1), nn.Tanh(), **F32)], {}, r"activations \(Tanh\(\),\) where"),
+        ([mlp((3, 4, 1), **F32), mlp((3, 4, 1))], {}, "dtype torch.float64 where"),
         (single(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), {}, "1 \\(BatchNorm1d\\) does not fit"),
         (single(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 1)), {}, "Dropout"),
         (single(nn.Linear(3, 4), nn.Linear(4, 1)), {}, "does not fit"),
@@ -302,6 +310,7 @@ F32: dict[str, Any] = {"dtype": torch.float32}
         (single(nn.ReLU()), {}, "does not fit"),
         (single(), {}, "an ensemble takes"),
         ([nn.Sequential(SHARED), nn.Sequential(SHARED)], {}, "must not share"),
+        ([tied()], {}, "must not share"),
         ([hooked()], {}, "hooks"),
         ([frozen()], {}, "everything is trained"),
         ([mlp((3, 4, 1), sigmoid=True, **F32)], {}, "trained with 'bce'"),
@@ -337,6 +346,13 @@ def test_bad_input(models: list[nn.Module] | None, change: dict[str, Any], match
     for model, state in zip(models, before):
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, state[name], rtol=0, atol=0)
+
+
+def test_a_window_that_would_fill_the_memory() -> None:
+    x, y = torch.zeros(1, 2000).expand(1_000_000, -1), torch.zeros(1_000_000)
+    model = mlp((3, 2000, 1), **F32)
+    with pytest.raises(InputError, match=r"window: 3000000 steps need 24 GB; choose at most \d+$"):
+        ensemble([model], x[:1_000_000, :3], y, epochs=3, window=10**9)
 
 
 def test_variance_of_too_many_windows() -> None:

@@ -6,13 +6,13 @@ from excite.fit.ensembles import Ensemble, ensemble
 from excite.fit.factories import import_factory, make_model
 from excite.fit.loop import Fitted, fit
 from excite.fit.losses import squared_error
-from excite.fit.trajectories import Trajectory
+from excite.fit.trajectories import BiasTrajectory
 
 __all__ = [
     "ARCHITECTURES",
+    "BiasTrajectory",
     "Ensemble",
     "Fitted",
-    "Trajectory",
     "accuracy",
     "build",
     "ensemble",

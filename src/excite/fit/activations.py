@@ -70,6 +70,9 @@ class Activation:
         kind = type(module)
         return cls(kind, tuple(getattr(module, name) for name in _KNOWN[kind][0])) if kind in _KNOWN else None
 
+    def __repr__(self) -> str:
+        return f"{self.kind.__name__}({', '.join(map(str, self.settings))})"
+
     def apply(self, z: Tensor, out: Tensor) -> None:
         """out = ρ(z)."""
         _KNOWN[self.kind][1](z, out, *self.settings)

@@ -12,6 +12,8 @@ from excite.errors import InputError
 from excite.fit.perceptrons import Perceptrons
 from excite.fit.vectorised import Loss
 
+_MOST = 8e9  # bytes of a window's buffers
+
 
 def take_points(networks: Perceptrons, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
     """Prepared points (1 or S, N, ·) and targets (1 or S, N)."""
@@ -67,6 +69,16 @@ def check(
     for name, value in (("momentum", momentum), ("weight_decay", decay)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise InputError(f"{name}: expected a number of at least 0; got {value!r}")
+
+
+def check_room(networks: Perceptrons, batch: int, width: int, watched: int) -> None:
+    """Refuse a window whose points and derivatives would fill the memory."""
+    form = networks.form
+    numbers = form.sizes[0] + sum(form.sizes[1 : watched + 1])
+    needed = width * networks.count * batch * numbers * form.dtype.itemsize
+    if needed > _MOST:
+        fits = max(1, int(width * _MOST / needed))
+        raise InputError(f"window: {width} steps need {needed / 1e9:.0f} GB; choose at most {fits}")
 
 
 def check_whole(name: str, value: object) -> int:

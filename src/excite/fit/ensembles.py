@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from excite.fit.ensemble_inputs import check, check_seeds, check_whole, take_points, take_rates
+from excite.fit.ensemble_inputs import check, check_room, check_seeds, check_whole, take_points, take_rates
 from excite.fit.perceptrons import Perceptrons
 from excite.fit.shuffle import Shuffle
-from excite.fit.trajectories import Piece, Trajectory, join
-from excite.fit.vectorised import Captured, Loss, Rule, Steps
+from excite.fit.trajectories import BiasTrajectory, Piece, join
+from excite.fit.vectorised import Captured, Loss, Rule, Steps, few_threads
 
 Progress = Callable[[str, int, int], None]
 
@@ -33,12 +33,12 @@ class Ensemble:
     window: int  # steps
     loss: Tensor  # (S, T): mean over the window's points, each before its update
     test_loss: Tensor | None  # (S, T): mean over the test points at the end of each window
-    trajectories: tuple[Trajectory, ...]  # of the first layer, or of every layer
+    trajectories: tuple[BiasTrajectory, ...]  # of the first layer, or of every layer
     seconds: float
     why_not_captured: str | None  # why steps did not run as a CUDA graph
 
     @property
-    def trajectory(self) -> Trajectory:
+    def trajectory(self) -> BiasTrajectory:
         """That of the first layer's bias."""
         return self.trajectories[0]
 
@@ -103,8 +103,9 @@ def ensemble(
     rule = Rule(loss, take_rates(networks, lr), momentum, weight_decay)
     orders = [Shuffle(points.shape[1], batch, seed) for seed in check_seeds(networks, seeds)]
     per_epoch = -(-points.shape[1] // batch)
-    width = per_epoch if window is None else check_whole("window", window)
+    width = per_epoch if window is None else min(check_whole("window", window), epochs * per_epoch)
     every = len(networks.weights) if layers == "all" else 1
+    check_room(networks, batch, width, every)
     steps = Steps(networks, rule, batch, width, every)
     start = [w[:, :, -1].clone() for w in networks.weights[:every]]
     run = Captured(steps, capture)
@@ -112,22 +113,23 @@ def ensemble(
     losses: list[Tensor] = []
     test_losses: list[Tensor] = []
     pieces: list[list[Piece]] = [[] for _ in range(every)]
-    for at in _windows(orders, epochs, batch, width):  # (K, S, B), −1 where a batch is smaller
-        k = len(at)
-        at = at.to(device)
-        real = at[:, 0] >= 0  # (K, B)
-        _fill(steps, points, targets, at.clamp_min(0), real)
-        run(k)
-        losses.append(_mean_loss(rule.loss, steps.outputs[:k, :, :, 0], steps.targets[:k, :, :, 0], real))
-        slope = _slope(steps, k)
-        for layer, mine in enumerate(pieces):
-            mine.append(Piece.of(steps.d[layer][:k], slope, real, steps.biases[layer][: k + 1]))
-        if held is not None:
-            test_losses.append(_loss(rule.loss, networks.outputs(held[0]), held[1]).double().mean(1))
-        counts.append(k)
-        done += k
-        if progress is not None:
-            progress("training", done, epochs * per_epoch)
+    with few_threads(networks, batch):
+        for at in _windows(orders, epochs, batch, width):  # (K, S, B), −1 where a batch is smaller
+            k = len(at)
+            at = at.to(device)
+            real = at[:, 0] >= 0  # (K, B)
+            _fill(steps, points, targets, at.clamp_min(0), real)
+            run(k)
+            losses.append(_mean_loss(rule.loss, steps.outputs[:k, :, :, 0], steps.targets[:k, :, :, 0], real))
+            slope = _slope(steps, k)
+            for layer, mine in enumerate(pieces):
+                mine.append(Piece.of(steps.d[layer][:k], slope, real, steps.biases[layer][: k + 1]))
+            if held is not None:
+                test_losses.append(_loss(rule.loss, networks.outputs(held[0]), held[1]).double().mean(1))
+            counts.append(k)
+            done += k
+            if progress is not None:
+                progress("training", done, epochs * per_epoch)
     found = Ensemble(
         models=tuple(models),
         steps=done,
@@ -136,7 +138,7 @@ def ensemble(
         test_loss=torch.stack(test_losses, 1).cpu() if held is not None else None,
         trajectories=tuple(join(b, mine, counts) for b, mine in zip(start, pieces)),
         seconds=time.perf_counter() - began,
-        why_not_captured=run.why_not if device.type == "cuda" else "not on a CUDA device",
+        why_not_captured=run.why_not,
     )
     networks.write_back()
     return found

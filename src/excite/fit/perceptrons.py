@@ -8,7 +8,7 @@ A first layer whose weight is not trained has only that column; W x is computed 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -85,21 +85,21 @@ class Perceptrons:
         read_all = [read(model) for model in models]
         self.form = read_all[0][0]
         for number, (form, _) in enumerate(read_all):
-            if form != self.form:
-                raise ModelError(
-                    f"the networks of an ensemble must be of one form: {form} (network {number}), {self.form}"
-                )
+            for field in fields(form):
+                found, wanted = getattr(form, field.name), getattr(self.form, field.name)
+                if found != wanted:
+                    raise ModelError(f"the networks of an ensemble must be of one form: network {number} has {field.name} "
+                                     f"{found} where the first has {wanted}")  # fmt: skip
         self.count = len(models)
         self._layers = [list(layers) for layers in zip(*(layers for _, layers in read_all))]  # by layer, then network
-        if len({id(layer) for layers in self._layers for layer in layers}) < self.count * len(self._layers):
-            raise ModelError("networks of an ensemble must not share layers: build each of them anew")
+        parameters = [p for layers in self._layers for layer in layers for p in layer.parameters()]
+        if len(set(parameters)) < len(parameters):
+            raise ModelError("networks of an ensemble must not share weights: build each of them anew")
         form = self.form
         inputs = [0 if form.fixed else form.sizes[0], *form.sizes[1:-1]]
         shapes = [(self.count, out, size + 1) for size, out in zip(inputs, form.sizes[1:])]
         numbers = [torch.Size(shape).numel() for shape in shapes]
-        self.flat = torch.zeros(
-            sum(numbers), dtype=form.dtype, device=form.device
-        )  # every trained number of all networks
+        self.flat = torch.zeros(sum(numbers), dtype=form.dtype, device=form.device)  # all that is trained
         self.weights = self.views(self.flat, shapes)  # (S, out, in + 1) each
         self.shapes = shapes
         for weights, layers in zip(self.weights, self._layers):

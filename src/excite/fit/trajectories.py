@@ -17,18 +17,20 @@ from excite.errors import InputError
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class BiasTrajectory:
     """Of one layer's bias, for S networks and T windows of steps; float64, on the CPU.
 
-    mean, largest: of the normalized updates of a window's points. length: their sum over the steps of the window, where a
-    step of several points counts with their mean. raw: Σ ‖b(t+1) − b(t)‖. All (S, T).
+    mean, max, length: of the normalized updates of a window's points; the length is their sum, every point counts as one
+    step. raw: Σ ‖b(t+1) − b(t)‖ over the steps. zero, nonfinite: points left out, without a loss gradient or with one that
+    is not finite. All (S, T).
     """
 
     mean: Tensor
-    largest: Tensor
+    max: Tensor
     length: Tensor
     raw: Tensor
-    skipped: Tensor  # points with dL/df = 0
+    zero: Tensor
+    nonfinite: Tensor
     bias: Tensor  # (S, T + 1, n): b at the start and at the end of each window
     middle: Tensor  # (S, T, n): the mean of b over the window, each step's b before its update
     spread: Tensor  # the mean of ‖b − middle‖² over the window
@@ -61,10 +63,11 @@ class Piece:
     """The same for one window, without an axis for windows."""
 
     mean: Tensor
-    largest: Tensor
+    max: Tensor
     length: Tensor
     raw: Tensor
-    skipped: Tensor
+    zero: Tensor
+    nonfinite: Tensor
     bias: Tensor
     middle: Tensor
     spread: Tensor
@@ -74,35 +77,38 @@ class Piece:
         """d (K, S, B, n): dL/dz; slope (K, S, B): |dL/df|, times the same factor; real (K, B): not there to fill up a
         batch; biases (K + 1, S, n).
         """
-        counted = real[:, None] & (slope > 0)  # (K, S, B); a slope that is not a number is not counted
-        ratio = torch.where(counted, d.double().norm(dim=3) / slope.double(), 0.0)
-        number = counted.sum(2)  # (K, S)
-        per_step = ratio.sum(2) / number.clamp_min(1)
-        none = number.sum(0) == 0
+        real, wide = real[:, None], slope.double()  # (K, 1, B), (K, S, B)
+        ratio = d.double().norm(dim=3) / wide
+        counted = real & (wide > 0) & ratio.isfinite()
+        zero = (real & (wide == 0)).sum((0, 2))
+        ratio = torch.where(counted, ratio, 0.0)
+        number = counted.sum((0, 2))  # (S,)
+        length = ratio.sum((0, 2))
         b = biases.double()
         steps = b[1:] - b[:-1]
         middle = b[:-1].mean(0)
         return cls(
-            mean=(ratio.sum((0, 2)) / number.sum(0)).masked_fill(none, torch.nan),
-            largest=ratio.amax((0, 2)).masked_fill(none, torch.nan),
-            length=per_step.sum(0),
+            mean=length / number,  # not a number where there are none
+            max=ratio.amax((0, 2)).masked_fill(number == 0, torch.nan),
+            length=length,
             raw=steps.norm(dim=2).sum(0),
-            skipped=real.sum() - number.sum(0),
+            zero=zero,
+            nonfinite=real.sum() - number - zero,
             bias=b[-1].clone(),  # the buffer is written again
             middle=middle,
             spread=(b[:-1] - middle).square().sum(2).mean(0),
         )
 
 
-def join(start: Tensor, pieces: Sequence[Piece], counts: Sequence[int]) -> Trajectory:
+def join(start: Tensor, pieces: Sequence[Piece], counts: Sequence[int]) -> BiasTrajectory:
     """One trajectory from its windows; start (S, n): the first bias."""
 
     def stack(name: str) -> Tensor:
         return torch.stack([getattr(piece, name) for piece in pieces], 1).cpu()
 
     bias = torch.cat([start.double().cpu()[:, None], stack("bias")], 1)
-    names = ("mean", "largest", "length", "raw", "skipped")
-    return Trajectory(
+    names = ("mean", "max", "length", "raw", "zero", "nonfinite")
+    return BiasTrajectory(
         **{name: stack(name) for name in names},
         bias=bias,
         middle=stack("middle"),

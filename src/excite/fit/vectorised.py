@@ -13,6 +13,8 @@ needs (d, the outputs, the biases) is written into buffers that hold K steps, an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +24,7 @@ from torch import Tensor
 from excite.fit.perceptrons import Perceptrons
 
 Loss = Literal["half-squared", "bce"]
+_SMALL = 2**20  # multiplications in a layer's product from which on a second thread pays
 
 
 @dataclass(frozen=True)
@@ -136,30 +139,58 @@ class Steps:
         flat.addcmul_(self._velocity, self._rates, value=-1)
 
 
+@contextmanager
+def few_threads(networks: Perceptrons, batch: int) -> Iterator[None]:
+    """On the CPU, one thread where products are small: several would wait for each other longer than they work."""
+    before = torch.get_num_threads()
+    small = max(w.numel() for w in networks.weights) * batch < _SMALL
+    try:
+        if small and networks.form.device.type == "cpu":
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Captured:
-    """Steps of a whole window as one CUDA graph; the first window runs plainly, as training like any other."""
+    """The steps of a whole window as one CUDA graph; the first window runs plainly, as training like any other."""
 
     def __init__(self, steps: Steps, wanted: bool):
         self.steps = steps
-        self.why_not = None if wanted else "capture=False"
-        self._capturing = wanted and steps.outputs.is_cuda
+        self.why_not = "capture=False" if not wanted else None if steps.outputs.is_cuda else "not on a CUDA device"
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._stream = torch.cuda.Stream() if self._capturing else None
+        self._stream = torch.cuda.Stream(steps.outputs.device) if self.why_not is None else None
         self._warm = False
 
     def __call__(self, k: int) -> None:
-        if not self._capturing or k < self.steps.steps:
+        if self.why_not is not None or k < self.steps.steps:
             self.steps.run(k)
-        elif not self._warm:
-            assert self._stream is not None
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                self.steps.run(k)
-            torch.cuda.current_stream().wait_stream(self._stream)
-            self._warm = True
-        else:
-            if self._graph is None:
-                self._graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self._graph, stream=self._stream):
+            return
+        with torch.cuda.device(self.steps.outputs.device):
+            if not self._warm:
+                self._aside(k)
+            else:
+                self._replay(k)
+
+    def _aside(self, k: int) -> None:
+        """Plainly on another stream, as a capture needs it."""
+        assert self._stream is not None
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self.steps.run(k)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        self._warm = True
+
+    def _replay(self, k: int) -> None:
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, stream=self._stream):
                     self.steps.run(k)
-            self._graph.replay()
+            except RuntimeError as error:  # nothing ran yet: the window is done plainly
+                self.why_not = f"the steps cannot be captured: {' '.join(str(error).split())[:200]}"
+                torch.cuda.synchronize()
+                self.steps.run(k)
+                return
+            self._graph = graph
+        self._graph.replay()

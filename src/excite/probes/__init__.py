@@ -1,5 +1,6 @@
 """Quantities measured during training, one file each."""
 
+from excite.probes.consistent import Consistency, Consistent, consistency
 from excite.probes.distance import Distance, distance
 from excite.probes.layers import LayerRichness, Richness
 from excite.probes.loss import Loss
@@ -9,10 +10,14 @@ from excite.probes.rank import Rank, effective_rank
 from excite.probes.richness import richness
 from excite.probes.smallest import Smallest, smallest_eigenvalue, smallest_eigenvalues
 from excite.probes.spectrum import Between, Spectrum
+from excite.probes.trajectories import Trajectory
 from excite.probes.units import Units
+from excite.probes.updates import Updates, trajectory
 
 __all__ = [
     "Between",
+    "Consistency",
+    "Consistent",
     "Distance",
     "Every",
     "LayerRichness",
@@ -26,13 +31,17 @@ __all__ = [
     "Schedule",
     "Smallest",
     "Spectrum",
+    "Trajectory",
     "Units",
+    "Updates",
+    "consistency",
     "default_probes",
     "distance",
     "effective_rank",
     "richness",
     "smallest_eigenvalue",
     "smallest_eigenvalues",
+    "trajectory",
 ]
 
 

@@ -67,6 +67,7 @@ class Moment:
     loss: Tensor | None = None
     example: Batch | None = None
     optimizer: torch.optim.Optimizer | None = None
+    loss_node: Any = None  # the loss's node in the autograd graph, for probes that ask how the loss was made
 
     @cached_property
     def signals(self) -> list[Signal]:

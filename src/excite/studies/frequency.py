@@ -156,7 +156,7 @@ def claims(scale: StepsScale) -> list[Claim]:
         _ends("the bias ends further from where it began at the highest frequency than at the lowest", f"{_PAPER}, figure 3b", "distance", "distance"),
         _ordered("the whole trajectory is longer the higher the frequency", f"{_PAPER}, figure 7a", "total", "whole length at the end"),
         _ends("the whole trajectory is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 7a", "total", "whole length at the end"),
-        _ends("and so it is at every point of training, such as a third of the way", f"{_PAPER}, figure 7a", "total_third", "whole length at a third of the epochs"),
+        _ends("at every point of training, such as a third of the way, it is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 7a", "total_third", "whole length at a third of the epochs"),
         _ordered(
             "among networks that have fitted their points equally well, the trajectory so far is longer the higher the frequency",
             f"{_PAPER}, appendix A.4", "total_fit", f"whole length until the training loss is below {FIT}",

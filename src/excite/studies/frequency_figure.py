@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")  # cold to warm, and told apart by the colour-blind
+COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")  # cold to warm, and told apart by the colour-blind
 _CURVES = (
     ("loss", "training loss", "log"),
-    ("length", "length of the normalized trajectory, an epoch", "linear"),
+    ("length", "normalized trajectory: length of each epoch", "linear"),
     ("test", "test loss", "log"),
-    ("total", "length of the normalized trajectory so far", "linear"),
+    ("total", "normalized trajectory: length so far", "linear"),
 )
 _DOTS = (("variance", "variance of the bias, last ten epochs"), ("distance", "distance of the bias from its start"))
 
@@ -33,7 +33,7 @@ def draw(
     figure = Figure(figsize=(12, 7.2), layout="constrained")
     axes = list(figure.subplots(2, 3).flat)
     for axis, (name, words, how) in zip(axes, _CURVES):
-        _curves(axis, details, name)
+        curves(axis, details, name)
         axis.set(title=words, xlabel="epoch", yscale=how)
         if how == "linear":
             axis.set_ylim(bottom=0)
@@ -49,20 +49,21 @@ def draw(
     return {"figure": (f"{study.title}: loss, trajectory, test loss, variance and distance by frequency", figure)}
 
 
-def _curves(axis: Axes, details: Mapping[str, list[Any]], name: str) -> None:
+def curves(axis: Axes, details: Mapping[str, list[Any]], name: str, along: str = "epochs") -> None:
+    """A line an arm, the mean over repeats, and a band from the lowest to the highest."""
     for number, (arm, repeats) in enumerate(details.items()):
-        at = np.array(repeats[0]["epochs"])
-        curves = np.array([found[name] for found in repeats])  # (repeats, epochs)
-        colour, dashes = _COLOURS[number % len(_COLOURS)], DASHES[number % len(DASHES)]
-        axis.plot(at, curves.mean(0), color=colour, linestyle=dashes, linewidth=2, label=arm)
-        axis.fill_between(at, curves.min(0), curves.max(0), color=colour, alpha=0.15, linewidth=0)
+        at = np.array(repeats[0][along])
+        each = np.array([found[name] for found in repeats])  # (repeats, places)
+        colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        axis.plot(at, each.mean(0), color=colour, linestyle=dashes, linewidth=2, label=arm)
+        axis.fill_between(at, each.min(0), each.max(0), color=colour, alpha=0.15, linewidth=0)
     axis.set_xlim(0, at[-1])
 
 
 def _dots(axis: Axes, arms: Sequence[str], numbers: Sequence[Numbers], name: str) -> None:
     for number, arm in enumerate(arms):
         values = np.array([found.values[name] for found in numbers if found.arm == arm])
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         axis.plot([number] * len(values), values, "o", color=colour, alpha=0.6, markeredgewidth=0)
         middle = float(np.exp(np.log(values).mean()))
         axis.plot([number], [middle], "_", color="black", markersize=26, markeredgewidth=2)

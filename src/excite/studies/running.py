@@ -17,6 +17,7 @@ import torch
 from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import (
+    architecture,
     boundaries,
     corruption,
     digits_auto,
@@ -45,7 +46,7 @@ STUDIES: dict[str, Study] = {
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
         boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
-        frequency, corruption,
+        frequency, corruption, architecture,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
