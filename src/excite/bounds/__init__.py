@@ -6,6 +6,7 @@ from excite.bounds.cross_entropy import linear_margin, linear_margin_any_time
 from excite.bounds.deep import deep_lipschitz, deep_norms
 from excite.bounds.linear_rank import alignment, cross_entropy_rank, decay_rank
 from excite.bounds.matrix_regularization import matrix_equivalence
+from excite.bounds.regions import EmptyRegions, empty_region
 from excite.bounds.regularization import Equivalence, penalty_of_radius, radius_of_penalty
 from excite.bounds.relaxed_margin import relaxed_linear_margin
 from excite.bounds.stability import Descent, Sharpness, descent_stability, sharpness
@@ -16,6 +17,7 @@ __all__ = [
     "Assumption",
     "Bound",
     "Descent",
+    "EmptyRegions",
     "Equivalence",
     "MostActive",
     "Sharpness",
@@ -26,6 +28,7 @@ __all__ = [
     "deep_norms",
     "descent_stability",
     "directional_lipschitz",
+    "empty_region",
     "linear_margin",
     "linear_margin_any_time",
     "matrix_equivalence",
