@@ -2,8 +2,10 @@
 
 from excite.bounds.active import MostActive, most_active
 from excite.bounds.bound import Assumption, Bound
+from excite.bounds.covering import Covering, covering_number
 from excite.bounds.cross_entropy import linear_margin, linear_margin_any_time
 from excite.bounds.deep import deep_lipschitz, deep_norms
+from excite.bounds.dropout import DropoutRun, DropoutStatement, dropout_generalization
 from excite.bounds.linear_rank import alignment, cross_entropy_rank, decay_rank
 from excite.bounds.matrix_regularization import matrix_equivalence
 from excite.bounds.regions import EmptyRegions, empty_region
@@ -16,18 +18,23 @@ from excite.bounds.two_layer_cross_entropy import directional_lipschitz
 __all__ = [
     "Assumption",
     "Bound",
+    "Covering",
     "Descent",
+    "DropoutRun",
+    "DropoutStatement",
     "EmptyRegions",
     "Equivalence",
     "MostActive",
     "Sharpness",
     "alignment",
+    "covering_number",
     "cross_entropy_rank",
     "decay_rank",
     "deep_lipschitz",
     "deep_norms",
     "descent_stability",
     "directional_lipschitz",
+    "dropout_generalization",
     "empty_region",
     "linear_margin",
     "linear_margin_any_time",

@@ -110,12 +110,11 @@ def empty_region(
     x, new = _points(network, x, "training points"), _points(network, new, "new points")
     at_training = patterns(network, x)
     scale, assumptions, terms = _scale(network, x, at_training, phi, beta, gamma, mu, form)
-    found, lost = _pursue(at_training, scale, patterns(network, new), limit)
+    at_new = patterns(network, new)
+    found, lost = pursue_some(at_training, scale, at_new, limit)
     terms.update({"patterns": found.columns, "rank": found.rank, "programs": found.programs, **lost})
     values = torch.from_numpy(found.values)
-    same = torch.from_numpy(found.same)
-    if lost:
-        same = torch.from_numpy(_among(at_training, patterns(network, new)))
+    same = among(at_training, at_new) if lost else torch.from_numpy(found.same)
     return EmptyRegions(_NAME, values, torch.from_numpy(found.reached), ~same, terms, assumptions)
 
 
@@ -190,7 +189,7 @@ def _phi(phi: Tensor | float, count: int) -> Tensor:
     return found
 
 
-def _pursue(active: Patterns, scale: Tensor, new: Patterns, limit: int) -> tuple[Pursuit, dict[str, Any]]:
+def pursue_some(active: Patterns, scale: Tensor, new: Patterns, limit: int) -> tuple[Pursuit, dict[str, Any]]:
     """The program, over a subsample of patterns where there are more than `limit`; and what that loses."""
     columns, cost, points = [layer.numpy() for layer in active], scale.numpy(), [layer.numpy() for layer in new]
     first, back = distinct(columns)
@@ -214,8 +213,8 @@ def _pursue(active: Patterns, scale: Tensor, new: Patterns, limit: int) -> tuple
     }
 
 
-def _among(columns: Patterns, new: Patterns) -> Any:
+def among(columns: Patterns, new: Patterns) -> Tensor:
     """Which new points have the pattern of a training point."""
     count = len(new[0])
     _, back = distinct([torch.cat(pair).numpy() for pair in zip(new, columns)])
-    return np.isin(back[:count], back[count:])
+    return torch.from_numpy(np.isin(back[:count], back[count:]))
