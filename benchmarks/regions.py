@@ -23,19 +23,16 @@ from benchmarks.timing import machine
 from excite.bounds import empty_region
 from excite.bounds.patterns import patterns
 from excite.bounds.pursuit import pursue
-from excite.bounds.relu_network import relu_network
+from excite.bounds.relu_network import as_module, relu_network
 
 
 def network(widths: tuple[int, ...], seed: int = 0) -> nn.Sequential:
     generator = torch.Generator().manual_seed(seed)
-    layers: list[nn.Module] = []
+    pairs = []
     for n, m in pairwise(widths):
-        layer = nn.utils.skip_init(nn.Linear, n, m, dtype=torch.float64)
-        with torch.no_grad():
-            for p in (layer.weight, layer.bias):
-                p.copy_((2 * torch.rand(p.shape, generator=generator, dtype=torch.float64) - 1) / n**0.5)
-        layers += [layer, nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+        weight, bias = (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1 for shape in ((m, n), (m,)))
+        pairs.append((weight / n**0.5, bias / n**0.5))
+    return as_module(pairs)
 
 
 def fitted(widths: tuple[int, ...], training: int, steps: int) -> tuple[nn.Sequential, Tensor, Tensor]:

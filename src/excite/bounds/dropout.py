@@ -27,7 +27,7 @@ from excite.bounds.bound import Assumption, Statement
 from excite.bounds.covering import Covering, covering_number
 from excite.bounds.patterns import Patterns, patterns, slopes
 from excite.bounds.regions import LIMIT, EmptyRegions, among, pursue_some
-from excite.bounds.relu_network import ReluNetwork, relu_network
+from excite.bounds.relu_network import ReluNetwork, as_module, relu_network
 from excite.errors import InputError
 from excite.lipschitz import largest
 
@@ -65,14 +65,7 @@ class DropoutRun:
 
     def module(self) -> nn.Sequential:
         """The trained network without dropout, with its sigmoid."""
-        layers: list[nn.Module] = []
-        for weight, bias in self.pairs:
-            linear = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], dtype=torch.float64)
-            with torch.no_grad():
-                linear.weight.copy_(weight)
-                linear.bias.copy_(bias)
-            layers += [linear, nn.ReLU()]
-        return nn.Sequential(*layers[:-1], nn.Sigmoid())
+        return as_module(self.pairs, sigmoid=True)
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,20 @@ def relu_network(model: nn.Module | Pairs, x: Tensor, *, sigmoid: bool | None = 
     )
 
 
+def as_module(pairs: Pairs, *, sigmoid: bool = False) -> nn.Sequential:
+    """The module with these weights, double precision, ReLU between layers, and a sigmoid at the end if asked for."""
+    layers: list[nn.Module] = []
+    for weight, bias in pairs:
+        with torch.random.fork_rng(devices=[]):  # first weights are drawn, and written over
+            layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, dtype=torch.float64)
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+            if bias is not None:
+                layer.bias.copy_(bias)
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1], *([nn.Sigmoid()] if sigmoid else []))
+
+
 class Recorder(AffineMode):
     """Every affine call with what went in and what came out, kept safe from operations in place."""
 
