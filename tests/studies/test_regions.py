@@ -24,7 +24,7 @@ from excite.studies.regions import (
 )
 from studies.small import run_tiny
 
-SETTINGS = {**arms(SCALES["quick"])[0].config, "points": 20, "epochs": 3, "cells": 12, "shown": 10}
+SETTINGS = {**arms(SCALES["quick"])[0].config, "points": 20, "epochs": 3, "cells": 40, "shown": 10}
 
 
 def nothing(share: float) -> None:

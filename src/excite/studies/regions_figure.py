@@ -35,49 +35,69 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.5, 9.4), layout="constrained")
+    figure = Figure(figsize=(8.8, 7.9), layout="constrained")
     axes = figure.subplots(2, 2)
-    z, borders = np.array(detail["z"]), np.array(detail["borders"])
+    z, ids = np.array(detail["z"]), np.array(detail["ids"])
     for axis, name, title in (
         (axes[0, 0], "true", "(a) function to be learned"),
         (axes[0, 1], "learned", "(b) learned function, and its linear regions"),
     ):
-        image = axis.imshow(np.array(detail[name]), origin="lower", extent=_EDGES, cmap="cividis", vmin=-1.1, vmax=1.1)
-        axis.plot(*z.T, "o", color=COLOURS[6], markersize=3.5, markeredgewidth=0.4, markeredgecolor="white")
+        image = axis.imshow(
+            np.array(detail[name]),
+            origin="lower",
+            extent=_EDGES,
+            interpolation="nearest",
+            cmap="cividis",
+            vmin=-1.1,
+            vmax=1.1,
+        )
+        axis.plot(*z.T, "o", color=COLOURS[6], markersize=3, markeredgewidth=0.3, markeredgecolor="white")
         axis.set_title(title)
     figure.colorbar(image, ax=axes[0], label="output", shrink=0.85)
-    _lines(axes[0, 1], borders)
+    _lines(axes[0, 1], ids)
     slopes, bound = np.array(detail["slopes"]), np.array(detail["bound"])
     top = float(np.quantile(bound[bound > 0], 0.99)) if (bound > 0).any() else float(slopes.max())
     low = max(float(np.quantile(slopes[slopes > 0], 0.02)), 1e-3)
     norm = LogNorm(low, max(top, float(slopes.max())))
-    image = axes[1, 0].imshow(np.maximum(slopes, low), origin="lower", extent=_EDGES, cmap="viridis", norm=norm)
-    _lines(axes[1, 0], borders)
+    image = axes[1, 0].imshow(
+        np.maximum(slopes, low), origin="lower", extent=_EDGES, interpolation="nearest", cmap="viridis", norm=norm
+    )
+    _lines(axes[1, 0], ids)
     axes[1, 0].set_title("(c) local Lipschitz constants")
     axes[1, 1].set_facecolor("black")
-    axes[1, 1].imshow(np.where(bound == -2, 1.0, np.nan), origin="lower", extent=_EDGES, cmap="gray", vmin=0, vmax=1)
+    axes[1, 1].imshow(
+        np.where(bound == -2, 1.0, np.nan),
+        origin="lower",
+        extent=_EDGES,
+        interpolation="nearest",
+        cmap="gray",
+        vmin=0,
+        vmax=1,
+    )
     shown = np.where(bound >= 0, np.maximum(bound, low), np.nan)
-    axes[1, 1].imshow(shown, origin="lower", extent=_EDGES, cmap="viridis", norm=norm)
+    axes[1, 1].imshow(shown, origin="lower", extent=_EDGES, interpolation="nearest", cmap="viridis", norm=norm)
     axes[1, 1].plot(*z.T, "o", color=COLOURS[1], markersize=2, markeredgewidth=0)
     axes[1, 1].set_title(
         "(d) bound of Theorem 2 in empty regions\nwhite: holds a training point, black: out of reach", fontsize=11
     )
     figure.colorbar(image, ax=axes[1], label="Lipschitz constant, and bounds on it", shrink=0.85)
     for axis in axes.flat:
-        axis.set(xlabel="z₁", ylabel="z₂", xlim=(-1, 1), ylim=(-1, 1))
+        ticks = (-1, -0.5, 0, 0.5, 1)
+        axis.set(xlabel="z₁", ylabel="z₂", xlim=(-1, 1), ylim=(-1, 1), xticks=ticks, yticks=ticks)
     return figure
 
 
-def _lines(axis: Axes, borders: np.ndarray) -> None:
-    axis.imshow(
-        np.where(borders, 0.0, np.nan),
-        origin="lower",
-        extent=_EDGES,
-        cmap="gray",
-        vmin=0,
-        vmax=1,
-        interpolation="nearest",
-    )
+def _lines(axis: Axes, ids: np.ndarray) -> None:
+    """The sides of cells where two regions touch."""
+    from matplotlib.collections import LineCollection
+
+    rows, columns = ids.shape
+    x, y = np.linspace(-1, 1, columns + 1), np.linspace(-1, 1, rows + 1)
+    i, j = np.nonzero(ids[:, :-1] != ids[:, 1:])
+    upright = np.stack([np.stack([x[j + 1], y[i]], 1), np.stack([x[j + 1], y[i + 1]], 1)], 1)
+    i, j = np.nonzero(ids[:-1] != ids[1:])
+    flat = np.stack([np.stack([x[j], y[i + 1]], 1), np.stack([x[j + 1], y[i + 1]], 1)], 1)
+    axis.add_collection(LineCollection([*upright, *flat], colors="black", linewidths=0.5, alpha=0.8))
 
 
 def surfaces() -> Figure:
