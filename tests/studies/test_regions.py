@@ -76,7 +76,7 @@ def test_with_an_identity_in_front_phi_is_the_local_constant() -> None:
 
 
 def test_numbers_of_an_arm() -> None:
-    found = compute(SETTINGS, 0, nothing)
+    found = compute({**SETTINGS, "points": 100}, 0, nothing)
     values = found.values
     assert values["least"] >= 1 - 1e-9
     assert 0 < values["filled"] < 1
@@ -101,7 +101,7 @@ def test_measures_of_a_known_map() -> None:
 
 
 def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = RegionsScale(name="quick", seeds=2, epochs=2, cells=40, shown=30, every_arm=True, words="tiny")
+    tiny = RegionsScale(name="quick", seeds=2, epochs=2, cells=24, shown=16, every_arm=True, words="tiny")
     result = run_tiny("regions", tiny, tmp_path, monkeypatch)
     holds = [v.word for v in result.verdicts if v.claim.text.startswith("Theorem 2 holds")]
     assert set(holds) == {"holds"}

@@ -32,10 +32,12 @@ def draw(
 
 def regions_figure(detail: Mapping[str, Any]) -> Figure:
     """Figure 6: two functions above, constants and bounds below."""
+    from matplotlib import colormaps
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.8, 7.9), layout="constrained")
+    bands = colormaps["cividis"].resampled(22)  # flat colours keep the picture small
     axes = figure.subplots(2, 2)
     z, ids = np.array(detail["z"]), np.array(detail["ids"])
     for axis, name, title in (
@@ -47,7 +49,7 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
             origin="lower",
             extent=_EDGES,
             interpolation="nearest",
-            cmap="cividis",
+            cmap=bands,
             vmin=-1.1,
             vmax=1.1,
         )
@@ -88,16 +90,16 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
 
 
 def _lines(axis: Axes, ids: np.ndarray) -> None:
-    """The sides of cells where two regions touch."""
-    from matplotlib.collections import LineCollection
-
+    """The sides of cells where two regions touch, as one line with gaps."""
     rows, columns = ids.shape
     x, y = np.linspace(-1, 1, columns + 1), np.linspace(-1, 1, rows + 1)
     i, j = np.nonzero(ids[:, :-1] != ids[:, 1:])
-    upright = np.stack([np.stack([x[j + 1], y[i]], 1), np.stack([x[j + 1], y[i + 1]], 1)], 1)
+    gap = np.full(len(i), np.nan)
+    upright = np.stack([x[j + 1], x[j + 1], gap], 1).ravel(), np.stack([y[i], y[i + 1], gap], 1).ravel()
     i, j = np.nonzero(ids[:-1] != ids[1:])
-    flat = np.stack([np.stack([x[j], y[i + 1]], 1), np.stack([x[j + 1], y[i + 1]], 1)], 1)
-    axis.add_collection(LineCollection([*upright, *flat], colors="black", linewidths=0.5, alpha=0.8))
+    gap = np.full(len(i), np.nan)
+    flat = np.stack([x[j], x[j + 1], gap], 1).ravel(), np.stack([y[i + 1], y[i + 1], gap], 1).ravel()
+    axis.plot(*np.concatenate([upright, flat], 1), color="black", linewidth=0.5, alpha=0.8)
 
 
 def surfaces() -> Figure:
@@ -105,12 +107,12 @@ def surfaces() -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.1), layout="constrained")
-    places = np.linspace(-1, 1, 61)
+    places = np.linspace(-1, 1, 31)
     z1, z2 = np.meshgrid(places, places)
     points = np.random.default_rng(0).uniform(-1, 1, (100, 2))
     for number, omega in enumerate((0.25, 0.5, 0.75, 1.0)):
         axis: Any = figure.add_subplot(1, 4, number + 1, projection="3d")
-        axis.plot_surface(z1, z2, _wave(omega, z1, z2), cmap="cividis", linewidth=0, alpha=0.75, rstride=2, cstride=2)
+        axis.plot_surface(z1, z2, _wave(omega, z1, z2), cmap="cividis", linewidth=0, alpha=0.75, rstride=1, cstride=1)
         axis.scatter(*points.T, _wave(omega, *points.T), color=COLOURS[1], s=4, depthshade=False)
         axis.set(
             title=f"ω = {omega:g}", xlabel="z₁", ylabel="z₂", zlim=(-1.2, 1.2), xticks=(-1, 0, 1), yticks=(-1, 0, 1)
