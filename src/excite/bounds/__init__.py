@@ -3,11 +3,14 @@
 from excite.bounds.active import MostActive, most_active
 from excite.bounds.bias_motion import bias_distance, bias_variance, trajectory_length
 from excite.bounds.bound import Assumption, Bound
+from excite.bounds.covering import Covering, covering_number
 from excite.bounds.cross_entropy import linear_margin, linear_margin_any_time
 from excite.bounds.deep import deep_lipschitz, deep_norms
+from excite.bounds.dropout import DropoutRun, DropoutStatement, dropout_generalization
 from excite.bounds.first_layer import first_layer_lipschitz
 from excite.bounds.linear_rank import alignment, cross_entropy_rank, decay_rank
 from excite.bounds.matrix_regularization import matrix_equivalence
+from excite.bounds.regions import EmptyRegions, empty_region
 from excite.bounds.regularization import Equivalence, penalty_of_radius, radius_of_penalty
 from excite.bounds.relaxed_margin import relaxed_linear_margin
 from excite.bounds.stability import Descent, Sharpness, descent_stability, sharpness
@@ -18,7 +21,11 @@ from excite.bounds.two_layer_cross_entropy import directional_lipschitz
 __all__ = [
     "Assumption",
     "Bound",
+    "Covering",
     "Descent",
+    "DropoutRun",
+    "DropoutStatement",
+    "EmptyRegions",
     "Equivalence",
     "MostActive",
     "Sharpness",
@@ -26,12 +33,15 @@ __all__ = [
     "alignment",
     "bias_distance",
     "bias_variance",
+    "covering_number",
     "cross_entropy_rank",
     "decay_rank",
     "deep_lipschitz",
     "deep_norms",
     "descent_stability",
     "directional_lipschitz",
+    "dropout_generalization",
+    "empty_region",
     "first_layer_lipschitz",
     "linear_margin",
     "linear_margin_any_time",

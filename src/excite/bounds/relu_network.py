@@ -21,7 +21,7 @@ FAR = 1e4  # training points are also tried this many times farther out, on both
 
 @dataclass(frozen=True)
 class ReluNetwork:
-    """x ↦ W_L (… (W_1 x + b_1)_+ …)_+ + b_L on the CPU in double precision.
+    """x ↦ W_L (… (W_1 x + b_1)_+ …)_+ + b_L on the CPU in double precision; with `sigmoid`, the sigmoid of that.
 
     `weights[j]` is (n_{j+1}, n_j), `biases[j]` (n_{j+1},) or None; `precision` is the eps of the numbers it came in.
     """
@@ -29,9 +29,10 @@ class ReluNetwork:
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
     precision: float
+    sigmoid: bool = False
 
     def signals(self, x: Tensor) -> list[Tensor]:
-        """[h_0, …, h_L] for x (N, n): the inputs of the layers, and the output."""
+        """[h_0, …, h_L] for x (N, n): the inputs of the layers, and what the last one gives (before a sigmoid)."""
         found = [x]
         for weight, bias in zip(self.weights[:-1], self.biases[:-1]):
             found.append(F.relu(F.linear(found[-1], weight, bias)))
@@ -43,21 +44,24 @@ class ReluNetwork:
     def copied(self) -> ReluNetwork:
         """The same network with leaves that ask for gradients."""
         fresh = [[None if p is None else p.clone().requires_grad_() for p in ps] for ps in (self.weights, self.biases)]
-        return ReluNetwork(tuple(w for w in fresh[0] if w is not None), tuple(fresh[1]), self.precision)
+        return ReluNetwork(tuple(w for w in fresh[0] if w is not None), tuple(fresh[1]), self.precision, self.sigmoid)
 
 
-def relu_network(model: nn.Module | Pairs, x: Tensor) -> ReluNetwork:
+def relu_network(model: nn.Module | Pairs, x: Tensor, *, sigmoid: bool | None = False) -> ReluNetwork:
     """The network that `model` is: a module, or the pairs (weight, bias or None) of its layers in order.
 
     A module is run in evaluation mode on x (N, ...) and on points far from it: each of its affine calls must be a linear
-    layer with a weight of its own that gets the ReLU of what the one before gave, and nothing may follow the last.
-    Anything else is refused.
+    layer with a weight of its own that gets the ReLU of what the one before gave, and nothing may follow the last, or a
+    `sigmoid` must (None: either; pairs then mean none). Anything else is refused.
     """
     check_finite(x)
     if not isinstance(x, Tensor) or x.dim() < 2 or not x.numel():
         shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"expected points (N, ...) with at least one point and one feature; got {shape}")
-    pairs = _record(model, x) if isinstance(model, nn.Module) else list(model)
+    if isinstance(model, nn.Module):
+        pairs, ends = _record(model, x, sigmoid)
+    else:
+        pairs, ends = list(model), bool(sigmoid)
     width = x[0].numel()
     for j, pair in enumerate(pairs):
         if len(pair) != 2 or not isinstance(pair[0], Tensor):
@@ -76,7 +80,22 @@ def relu_network(model: nn.Module | Pairs, x: Tensor) -> ReluNetwork:
         tuple(w.detach().double().cpu() for w, _ in pairs),
         tuple(None if b is None else b.detach().double().cpu() for _, b in pairs),
         precision,
+        ends,
     )
+
+
+def as_module(pairs: Pairs, *, sigmoid: bool = False) -> nn.Sequential:
+    """The module with these weights, double precision, ReLU between layers, and a sigmoid at the end if asked for."""
+    layers: list[nn.Module] = []
+    for weight, bias in pairs:
+        with torch.random.fork_rng(devices=[]):  # first weights are drawn, and written over
+            layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, dtype=torch.float64)
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+            if bias is not None:
+                layer.bias.copy_(bias)
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1], *([nn.Sigmoid()] if sigmoid else []))
 
 
 class Recorder(AffineMode):
@@ -93,7 +112,7 @@ class Recorder(AffineMode):
         return output
 
 
-def _record(model: nn.Module, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+def _record(model: nn.Module, x: Tensor, sigmoid: bool | None) -> tuple[list[tuple[Tensor, Tensor | None]], bool]:
     model = unwrap(model)
     refuse_lazy(model)
     names = Names(model)
@@ -122,9 +141,12 @@ def _record(model: nn.Module, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
         flowing, where = F.relu(output), f"the ReLU of what {call.name} gives"
     if not pairs:
         raise _no_chain("it has no linear layer")
-    if not torch.equal(pick_output(returned).reshape(len(points), -1), recorder.seen[-1][2]):
-        raise _no_chain(f"its output is not what its last linear layer {recorder.seen[-1][0].name} gives")
-    return pairs
+    given, last = pick_output(returned).reshape(len(points), -1), recorder.seen[-1]
+    for ends in (False, True) if sigmoid is None else (sigmoid,):
+        if torch.equal(given, last[2].sigmoid() if ends else last[2]):
+            return pairs, ends
+    what = {True: "the sigmoid of what", False: "what", None: "neither what, nor the sigmoid of what,"}[sigmoid]
+    raise _no_chain(f"its output is {'not ' * (sigmoid is not None)}{what} its last linear layer {last[0].name} gives")
 
 
 def _matrix(call: AffineCall) -> Tensor:

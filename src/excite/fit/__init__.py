@@ -2,6 +2,7 @@
 
 from excite.fit.accuracy import accuracy
 from excite.fit.architectures import ARCHITECTURES, build
+from excite.fit.dropout import train_with_dropout
 from excite.fit.ensembles import Ensemble, ensemble
 from excite.fit.factories import import_factory, make_model
 from excite.fit.loop import Fitted, fit
@@ -20,4 +21,5 @@ __all__ = [
     "import_factory",
     "make_model",
     "squared_error",
+    "train_with_dropout",
 ]

@@ -30,6 +30,7 @@ from excite.studies import (
     margin_layers,
     margin_losses,
     margin_radii,
+    regions,
     regularization,
     ten_classes,
 )
@@ -46,7 +47,7 @@ STUDIES: dict[str, Study] = {
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
         boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
-        frequency, corruption, architecture,
+        frequency, corruption, architecture, regions,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]

@@ -1,0 +1,124 @@
+"""The largest local Lipschitz constant along segments, exact for piecewise-linear models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from excite.errors import InputError, ModelError
+from excite.lipschitz.jacobians import local
+from excite.lipschitz.signatures import signatures
+from excite.wiring.calling import Pick
+
+_SPARE = 8  # bits between where halving stops and what counts as a piece
+
+
+@dataclass(frozen=True)
+class Segments:
+    """`values` (B,): the largest local constant on each segment. `breaks[i]` (p + 1,) from 0 to 1 and `slopes[i]` (p,): its
+    linear pieces and the local constant on each."""
+
+    values: Tensor
+    breaks: tuple[Tensor, ...]
+    slopes: tuple[Tensor, ...]
+
+    @property
+    def pieces(self) -> Tensor:
+        """How many linear pieces each segment crosses, (B,)."""
+        return torch.tensor([len(found) for found in self.slopes])
+
+
+def along(
+    model: nn.Module, start: Tensor, end: Tensor, norm: object = "2", *, limit: int = 10_000, output: Pick = None
+) -> Segments:
+    """Walk through the linear pieces of `model` on the segments from start (B, ...) to end (B, ...).
+
+    Points on the same side of every kink have only such points between them. So each segment is halved wherever its ends
+    differ, all segments together, down to 2⁻⁴⁸ of its length in double precision (2⁻¹⁹ in single): every piece longer
+    than 2⁻⁴⁰ (2⁻¹¹) of it is found. The constants are those of `local` inside each piece. Refused where the model is
+    not piecewise linear, or where the segments have more than `limit` kinks in all: a segment through a network for
+    images can have tens of thousands.
+    """
+    if not isinstance(start, Tensor) or not isinstance(end, Tensor) or start.shape != end.shape or start.dim() == 0:
+        raise InputError("expected start and end points as two tensors (B, ...) of the same shape")
+    start, step = start.detach(), (end - start).detach()
+    depth = int(-math.log2(torch.finfo(start.dtype).eps)) - 4 if start.is_floating_point() else 0
+
+    def at(which: Tensor, t: Tensor) -> Tensor:
+        t = t.to(start.dtype).view(-1, *[1] * (start.dim() - 1))
+        return start[which] + t * step[which]
+
+    count = len(start)
+    which = torch.arange(count, device=start.device)
+    low, high = torch.zeros(count).double(), torch.ones(count).double()
+    low, high = low.to(start.device), high.to(start.device)
+    left, right = signatures(model, start, output=output)[0], signatures(model, end, output=output)[0]
+    done: list[tuple[Tensor, ...]] = []
+    for _ in range(depth):
+        differ = left != right
+        done.append(tuple(part[~differ] for part in (which, low, high, left)))
+        which, low, high, left, right = (part[differ] for part in (which, low, high, left, right))
+        if not len(which):
+            break
+        if len(which) > limit:
+            raise InputError(f"the segments cross more than {limit} kinks: take fewer or shorter ones, or raise limit=")
+        middle = (low + high) / 2
+        found, _ = signatures(model, at(which, middle), output=output)
+        which, low, high = torch.cat([which, which]), torch.cat([low, middle]), torch.cat([middle, high])
+        left, right = torch.cat([left, found]), torch.cat([found, right])
+    which, low, high, left = (torch.cat(parts) for parts in zip(*done))
+    breaks, middles, owner = _merge(count, which, low, high, left, 2.0 ** (_SPARE - depth))
+    points = at(owner, middles)
+    slopes = local(model, points, norm, output=output) if len(points) else start.new_zeros(0)
+    _check_linear(model, at, owner, breaks, output)
+    sizes = [len(found) - 1 for found in breaks]
+    parts = tuple(slopes.split(sizes))
+    return Segments(torch.stack([part.max() for part in parts]) if parts else slopes, tuple(breaks), parts)
+
+
+def _merge(
+    count: int, which: Tensor, low: Tensor, high: Tensor, mark: Tensor, shortest: float
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Breaks of each segment, and the middle and the segment of each piece. What is too short joins its neighbours."""
+    order = torch.argsort(low, stable=True)
+    order = order[torch.argsort(which[order], stable=True)]
+    rows = list(zip(*(part[order].tolist() for part in (which, low, high, mark))))
+    pieces: list[list[list[float]]] = [[] for _ in range(count)]
+    for i, first, last, number in rows:
+        mine = pieces[int(i)]
+        if mine and mine[-1][2] == number:
+            mine[-1][1] = last
+        else:
+            mine.append([first, last, number])
+    breaks, middles, owner = [], [], []
+    for i, mine in enumerate(pieces):
+        kept = [piece for piece in mine if piece[1] - piece[0] >= shortest] or [[0.0, 1.0, 0]]
+        edges = [0.0, *((a[1] + b[0]) / 2 for a, b in pairwise(kept)), 1.0]
+        breaks.append(torch.tensor(edges, dtype=torch.float64))
+        middles += [(piece[0] + piece[1]) / 2 for piece in kept]
+        owner += [i] * len(kept)
+    device = which.device
+    return (
+        breaks,
+        torch.tensor(middles, dtype=torch.float64, device=device),
+        torch.tensor(owner, dtype=torch.long, device=device),
+    )
+
+
+def _check_linear(model: nn.Module, at: object, owner: Tensor, breaks: list[Tensor], output: Pick) -> None:
+    """On each piece the output in the middle is the mean of two others, or something bends that was not recognized."""
+    assert callable(at)
+    if not len(owner):
+        return
+    low = torch.cat([found[:-1] for found in breaks]).to(owner.device)
+    long = torch.cat([found[1:] for found in breaks]).to(owner.device) - low
+    values = [signatures(model, at(owner, low + share * long), output=output)[1] for share in (0.25, 0.5, 0.75)]
+    scale = torch.stack([value.abs().amax() for value in values]).max()
+    eps = torch.finfo(values[0].dtype).eps
+    bend = (values[0] - 2 * values[1] + values[2]).abs().amax()
+    if float(bend) > 1e4 * eps * max(1.0, float(scale)):
+        raise ModelError("expected a piecewise-linear model; its output bends between kinks")

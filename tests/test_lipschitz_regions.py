@@ -1,0 +1,217 @@
+"""Linear pieces along segments and on slices against a walk from kink to kink; search against what it searches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from excite.errors import InputError, ModelError
+from excite.lipschitz import along, bound, largest, local, region_map
+from excite.lipschitz.signatures import signatures
+from models import CASES, build, same_state, state_of
+
+SMOOTH = {"tanh": "tanh", "layernorm": "layer_norm", "groupnorm": "group_norm", "transformer": "transformer",
+          "transformer-dropout": "transformer", "transformer-time-first": "attention"}  # fmt: skip
+LINEAR = [n for n, case in CASES.items() if not case.tokens and n not in SMOOTH and n != "papers"]
+SMALL = [n for n in LINEAR if not n.startswith("resnet")]
+
+
+def mlp(*widths: int, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers = [layer for n, m in pairwise(widths) for layer in (nn.Linear(n, m), nn.ReLU())]
+    return nn.Sequential(*layers[:-1]).double()
+
+
+def walk(model: nn.Sequential, start: Tensor, end: Tensor) -> list[float]:
+    """Kinks of t ↦ f(start + t (end − start)) in (0, 1), one after the other: in each piece all layers are linear in t."""
+    layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+    t, kinks = 0.0, []
+    while True:
+        probe = t + 1e-10
+        value, speed = (start + probe * (end - start)).numpy(), (end - start).numpy()
+        nearest = np.inf
+        for layer in layers[:-1]:
+            weight = layer.weight.detach().numpy()
+            value, speed = weight @ value + layer.bias.detach().numpy(), weight @ speed
+            with np.errstate(divide="ignore"):
+                times = probe - value / speed
+            nearest = min([nearest, *times[times > probe]])
+            value, speed = np.where(value > 0, value, 0), np.where(value > 0, speed, 0)
+        if nearest >= 1:
+            return kinks
+        kinks.append(float(nearest))
+        t = float(nearest)
+
+
+@pytest.mark.parametrize("widths", [(2, 9, 1), (3, 8, 7, 1), (4, 6, 6, 6, 2)])
+def test_segments_break_where_a_walk_from_kink_to_kink_says(widths: tuple[int, ...]) -> None:
+    model = mlp(*widths)
+    start, end = (3 * torch.randn(6, widths[0], generator=torch.Generator().manual_seed(s)).double() for s in (1, 2))
+    before = state_of(model)
+    found = along(model, start, end)
+    assert same_state(before, state_of(model))
+    assert int(found.pieces.max()) > 4
+    for i in range(6):
+        kinks = walk(model, start[i], end[i])
+        np.testing.assert_allclose(found.breaks[i].numpy(), [0, *kinks, 1], rtol=0, atol=1e-12)
+        middles = (found.breaks[i][1:] + found.breaks[i][:-1]) / 2
+        slopes = local(model, start[i] + middles[:, None] * (end[i] - start[i]))
+        torch.testing.assert_close(found.slopes[i], slopes)
+        assert found.values[i] == found.slopes[i].max()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_place_on_a_segment_is_steeper(name: str) -> None:
+    model, x = build(name)
+    end = -2 * x.flip(0)
+    found = along(model, x, end, "inf", output=CASES[name].pick)
+    places = torch.linspace(0, 1, 60, dtype=x.dtype).view(-1, 1, *[1] * (x.dim() - 1))
+    points = x + places * (end - x)  # (60, B, ...)
+    dense = local(model, points.flatten(0, 1), "inf", output=CASES[name].pick).view(60, -1).amax(0)
+    assert (dense <= found.values * (1 + 1e-9)).all()
+    assert found.values.max() <= float(bound(model, x, "inf", output=CASES[name].pick)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(SMOOTH))
+def test_smooth_models_have_no_linear_regions(name: str) -> None:
+    model, x = build(name)
+    before = state_of(model)
+    with pytest.raises(ModelError, match=SMOOTH[name]):
+        along(model, x, -x, output=CASES[name].pick)
+    assert same_state(before, state_of(model))
+
+
+class Odd(nn.Module):
+    def __init__(self, what: str):
+        super().__init__()
+        self.what = what
+        self.scale = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.what == "product":
+            return x * x.relu()
+        if self.what == "quotient":
+            return x.relu() / (2 + x.abs())
+        if self.what == "time first":
+            return x.T.relu().T[:, :1]
+        if self.what == "custom":
+            return torch.lgamma(x.abs() + 1)
+        if self.what == "weights":  # smooth in its weights alone
+            return torch.where(x > 1, 2 * x, x + 1) * self.scale.exp() / self.scale.sigmoid()
+        return torch.maximum(x, -2 * x).max(1).values
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("product", "two signals"), ("quotient", "divides"), ("time first", "samples apart"), ("custom", "bends")],
+)
+def test_what_is_not_piecewise_linear_is_refused(what: str, words: str) -> None:
+    x = torch.randn(4, 3, dtype=torch.float64)
+    with pytest.raises(ModelError, match=words):
+        along(Odd(what), x, -x)
+
+
+@pytest.mark.parametrize(
+    ("model", "kinks"),
+    [
+        (Odd("weights"), [1.0]),
+        (Odd("extremes"), [0.0]),
+        (nn.Hardtanh(), [-1.0, 1.0]),
+        (nn.ReLU6(), [0.0, 6.0]),
+        (nn.Hardsigmoid(), [-3.0, 3.0]),
+        (nn.Softshrink(0.5), [-0.5, 0.5]),
+        (nn.Threshold(0.25, 0.25), [0.25]),
+        (nn.PReLU().double(), [0.0]),
+    ],
+)
+def test_kinks_of_activations(model: nn.Module, kinks: list[float]) -> None:
+    """From x = −8 to 8 in the first of three coordinates; the others stay where nothing happens."""
+    start = torch.tensor([[-8.0, -0.125, -0.125]], dtype=torch.float64)
+    if isinstance(model, Odd) and model.what == "extremes":
+        start[:, 1:] = 0.0  # the largest of max(x, −2x) over coordinates is that of the first
+    end = start.clone()
+    end[:, 0] = 8.0
+    found = along(model, start, end)
+    np.testing.assert_allclose(16 * found.breaks[0][1:-1].numpy() - 8, kinks, rtol=0, atol=1e-10)
+
+
+def test_segments_of_nothing_and_of_wrong_shapes() -> None:
+    model = mlp(2, 5, 1)
+    x = torch.randn(3, 2, dtype=torch.float64)
+    still = along(model, x, x)
+    assert still.pieces.tolist() == [1, 1, 1]
+    torch.testing.assert_close(still.values, local(model, x))
+    assert along(model, x[:0], x[:0]).values.shape == (0,)
+    with pytest.raises(InputError, match="same shape"):
+        along(model, x, x[:2])
+    with pytest.raises(InputError, match="limit="):
+        along(model, 9 * x, -9 * x, limit=2)
+    single = along(model.float(), x.float(), -2 * x.float())
+    assert single.values.dtype == torch.float32
+
+
+def test_a_slice_numbers_regions_as_patterns_do() -> None:
+    model = mlp(5, 8, 7, 1)
+    origin, right, up = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    found = region_map(model, origin, right, up, across=(-3, 3), upward=(-2, 2), size=(30, 40))
+    assert found.ids.shape == found.slopes.shape == (30, 40)
+    flat = found.points.reshape(-1, 5)
+    torch.testing.assert_close(flat[45], origin + found.across[5] * right + found.up[1] * up)
+    first = model[1](model[0](flat))
+    bits = torch.cat([first > 0, model[3](model[2](first)) > 0], 1)
+    _, ids = bits.unique(dim=0, return_inverse=True)
+    same = ids[:, None] == ids[None]
+    assert torch.equal(same, found.ids.view(-1, 1) == found.ids.view(1, -1))
+    assert found.count == len(ids.unique()) > 10
+    assert found.ids[0, 0] == 0
+    torch.testing.assert_close(found.slopes.view(-1), local(model, flat))
+    torch.testing.assert_close(found.outputs.view(-1, 1), model(flat).detach())
+    border = found.borders()
+    assert bool(border[3, 7]) == bool(found.ids[3, 7] != found.ids[3, 8] or found.ids[3, 7] != found.ids[4, 7])
+    with pytest.raises(ModelError, match="tanh"):
+        region_map(nn.Sequential(model, nn.Tanh()), origin, right, up)
+    with pytest.raises(InputError, match="same shape"):
+        region_map(model, origin, right, up[:4])
+    with pytest.raises(InputError, match="low < high"):
+        region_map(model, origin, right, up, across=(1, 1))
+
+
+def test_points_of_one_signature_are_on_one_linear_piece() -> None:
+    model, x = build("convolutional")
+    near = x + 1e-9 * torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(signatures(model, x)[0], signatures(model, near)[0])
+    assert not torch.equal(signatures(model, x)[0], signatures(model, -x)[0])
+    torch.testing.assert_close(signatures(model, x)[1], model.eval()(x).detach())
+
+
+@pytest.mark.parametrize("ball", ["inf", "2"])
+def test_search_finds_more_than_the_points_and_stays_inside(ball: str) -> None:
+    model = mlp(3, 12, 10, 1, seed=4)
+    x = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    state = torch.get_rng_state()
+    found = largest(model, x, 2.0, ball=ball, bounds=(-3, 3))
+    assert torch.equal(state, torch.get_rng_state())
+    assert found.value == pytest.approx(float(local(model, found.point[None])), rel=1e-12)
+    assert float(local(model, x).max()) < found.value <= float(bound(model, x, "2"))
+    order = float("inf") if ball == "inf" else 2.0
+    assert float(torch.linalg.vector_norm(found.point - x, ord=order, dim=1).min()) <= 2 + 1e-9
+    assert found.point.abs().max() <= 3
+    many = 6 * torch.rand(200_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(9)) - 3
+    near = torch.cdist(many, x, p=order).amin(1) <= 2
+    assert found.value >= 0.98 * float(local(model, many[near]).max())
+    assert largest(model, x, 0.0).value == float(local(model, x).max())
+    assert str(found).startswith("Lipschitz constant at least")
+
+
+def test_what_search_refuses() -> None:
+    model, x = mlp(3, 5, 1), torch.randn(4, 3, dtype=torch.float64)
+    with pytest.raises(InputError, match="radius"):
+        largest(model, x, -1.0)
+    with pytest.raises(InputError, match="at least one"):
+        largest(model, x[:0], 1.0)
+    with pytest.raises(InputError, match="round"):
+        largest(model, x, 1.0, rounds=0)
