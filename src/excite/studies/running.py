@@ -17,6 +17,8 @@ import torch
 from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import (
+    all_biases,
+    batch_size,
     boundaries,
     digits_auto,
     excitation_basics,
@@ -28,6 +30,7 @@ from excite.studies import (
     margin_layers,
     margin_losses,
     margin_radii,
+    optimizers,
     regularization,
     ten_classes,
 )
@@ -44,7 +47,7 @@ STUDIES: dict[str, Study] = {
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
         boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
-        frequency,
+        frequency, batch_size, all_biases, optimizers,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
