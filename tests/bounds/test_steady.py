@@ -71,6 +71,10 @@ def test_counterexample_lemma_1_lower_half():
     assert float(found.lipschitz) == 0
     assert float(found.values) * smallest == pytest.approx(2)  # printed lower bound
     assert float(found.lower) == 0  # two active rows, one input
+    # One step of SGD with α = ε = 1: the bias moves by √2, Corollary 3 as printed allows 0.
+    far = bias_distance(1.0, [1.0], found.lipschitz, found.active, updates=found.values)
+    assert far.value == math.inf
+    assert far.terms["path"] == pytest.approx(math.sqrt(2))
 
 
 def test_counterexample_corollary_2():

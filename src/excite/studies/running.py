@@ -17,7 +17,9 @@ import torch
 from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import (
+    all_biases,
     architecture,
+    batch_size,
     boundaries,
     corruption,
     digits_auto,
@@ -30,6 +32,7 @@ from excite.studies import (
     margin_layers,
     margin_losses,
     margin_radii,
+    optimizers,
     regions,
     regularization,
     ten_classes,
@@ -47,7 +50,7 @@ STUDIES: dict[str, Study] = {
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
         boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
-        frequency, corruption, architecture, regions,
+        frequency, corruption, architecture, regions, batch_size, all_biases, optimizers,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
