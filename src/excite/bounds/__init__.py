@@ -6,6 +6,7 @@ from excite.bounds.cross_entropy import linear_margin, linear_margin_any_time
 from excite.bounds.deep import deep_lipschitz, deep_norms
 from excite.bounds.linear_rank import alignment, cross_entropy_rank, decay_rank
 from excite.bounds.matrix_regularization import matrix_equivalence
+from excite.bounds.reduced_alignment import reduced_alignment
 from excite.bounds.regularization import Equivalence, penalty_of_radius, radius_of_penalty
 from excite.bounds.relaxed_margin import relaxed_linear_margin
 from excite.bounds.stability import Descent, Sharpness, descent_stability, sharpness
@@ -32,6 +33,7 @@ __all__ = [
     "most_active",
     "penalty_of_radius",
     "radius_of_penalty",
+    "reduced_alignment",
     "relaxed_linear_margin",
     "sharpness",
     "two_layer_lipschitz",

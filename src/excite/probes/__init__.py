@@ -1,5 +1,7 @@
 """Quantities measured during training, one file each."""
 
+from excite.probes.aligned import Alignments, JunctionAlignment, LayerAlignment
+from excite.probes.alignment import Alignment, alignment
 from excite.probes.distance import Distance, distance
 from excite.probes.layers import LayerRichness, Richness
 from excite.probes.loss import Loss
@@ -12,9 +14,13 @@ from excite.probes.spectrum import Between, Spectrum
 from excite.probes.units import Units
 
 __all__ = [
+    "Alignment",
+    "Alignments",
     "Between",
     "Distance",
     "Every",
+    "JunctionAlignment",
+    "LayerAlignment",
     "LayerRichness",
     "Loss",
     "Moment",
@@ -27,6 +33,7 @@ __all__ = [
     "Smallest",
     "Spectrum",
     "Units",
+    "alignment",
     "default_probes",
     "distance",
     "effective_rank",
