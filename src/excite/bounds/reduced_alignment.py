@@ -37,18 +37,20 @@ def reduced_alignment(
     *,
     tolerance: float = 1e-3,
     output: Pick = None,
+    wiring: Wiring | None = None,
 ) -> dict[str, Bound]:
     """Equations 13 and 14: a lower bound on ‖W‖₂²/‖W‖²_F by layer, for weights trained by gradient flow from `initial`.
 
     A layer is what makes the channels of a junction, named by its parts, "block.conv2+block.skip" for [U Z], biases
     included. The value is max(1/K − D/‖W‖²_F, 1/rank); `terms` has the factor K ("factor", 2^N_r V_c times the number of
     outputs), "N_r", "V_c", "D", "limit" 1/min(rank, K) for norms that grow without end, "printed limit" with the paper's
-    8^N_r, the "measured" ratio, "frobenius", and the "drift" of the laws since `initial`, over ‖W‖²_F.
+    8^N_r, "at this norm" 1/K − D/‖W‖²_F, the "measured" ratio, "frobenius", and the "drift" of the laws since `initial`, over ‖W‖²_F.
 
     `initial` are the weights that training started from (a model or its state_dict); the current ones by default, which
-    makes the value a statement about any weights. The drift has to be below `tolerance`.
+    makes the value a statement about any weights. The drift has to be below `tolerance`. `wiring` is `excite.trace(model,
+    example)`, if you have it.
     """
-    wiring = trace(model, example, output=output)
+    wiring = trace(model, example, output=output) if wiring is None else wiring
     now = {path: p.double() for path, p in parameters_of(model).items()}
     start = now if initial is None else _initial(initial, now)
     net = _Net(wiring)
@@ -158,9 +160,10 @@ def _bound(net: _Net, k: int, now: Mapping[str, Tensor], start: Mapping[str, Ten
     constant = first / factor + excess
     drift = max(_drift(net.junctions[n], now, start) for n in between) / frobenius if frobenius else 0.0
     checks.append(Assumption("training kept the laws", drift <= tolerance, f"drift {drift:.1e} of ‖W‖²_F"))
+    terms["at this norm"] = 1 / factor - constant / frobenius if frobenius else 0.0
     terms |= {"factor": factor, "N_r": blocks, "V_c": factor / 2**blocks, "D": constant, "drift": drift}
     terms |= {"limit": max(trivial, 1 / factor), "printed limit": max(trivial, 2**blocks / (8**blocks * factor))}
-    value = max(trivial, 1 / factor - constant / frobenius) if frobenius else 0.0
+    value = max(trivial, terms["at this norm"]) if frobenius else 0.0
     return Bound(name, quantity, value, "lower", terms, tuple(checks))
 
 

@@ -18,15 +18,18 @@ from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import (
     boundaries,
+    decomposition,
     digits_auto,
     excitation_basics,
     hidden_rank,
     linear_margin,
     linear_rank,
+    low_rank,
     margin_auto,
     margin_layers,
     margin_losses,
     margin_radii,
+    reduced_alignment,
     regularization,
     ten_classes,
 )
@@ -43,6 +46,7 @@ STUDIES: dict[str, Study] = {
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
         boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
+        low_rank, reduced_alignment, decomposition,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
