@@ -23,7 +23,7 @@ from excite.errors import InputError
 from excite.wiring.affine import clean_path
 from excite.wiring.calling import Batch, Pick
 from excite.wiring.groups import Site
-from excite.wiring.junctions import Junction, parameters_of, stacked
+from excite.wiring.junctions import Junction, parameters_of
 from excite.wiring.tracing import Wiring, trace
 
 PAPER = "Training invariances"
@@ -187,7 +187,7 @@ def _drift(junction: Junction, now: Mapping[str, Tensor], start: Mapping[str, Te
 
 def _difference(junction: Junction, at: Mapping[str, Tensor]) -> Tensor:
     """B B' − A A'."""
-    made, read = junction.made(at), stacked(junction.after, at)
+    made, read = junction.made(at), junction.read(at)
     return read @ read.T - made @ made.T
 
 

@@ -14,7 +14,7 @@ from excite.probes.leading import Leading, leading
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
 from excite.probes.spectrum import Between
 from excite.wiring.calling import Batch, Pick
-from excite.wiring.junctions import Junction, junctions, parameters_of
+from excite.wiring.junctions import Junction, junctions, parameters_of, plain, plain_rows
 from excite.wiring.layers import Layer
 from excite.wiring.tracing import Wiring, trace
 
@@ -28,7 +28,8 @@ class Measure:
         self.exact, self.block = exact, block
         self.layers = [one for one in _once(wiring.layers) if one.weight_name is not None]
         self.junctions = junctions(wiring)
-        self._out = {site.parameter: site for group in wiring.groups for site in group.producers}
+        sites = [site for group in wiring.groups for site in group.producers if plain(site)]
+        self._out = {site.parameter: site for site in sites}
         self.bases: dict[str, Tensor] = {}
 
     def matrices(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -37,12 +38,8 @@ class Measure:
     def _matrix(self, layer: Layer, weight: Tensor) -> Tensor:
         """Output channels as rows, whichever axis counts them."""
         site = self._out.get(layer.weight_name or "")
-        if (
-            site is not None
-            and site.slot.outputs == len(site.index)
-            and site.index == tuple((k,) for k in range(site.of))
-        ):
-            return site.rows(weight)
+        if site is not None:
+            return plain_rows(site, weight)
         return weight.flatten(1) if weight.dim() > 1 else weight[None]
 
     def look(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Leading], dict[str, tuple[Leading, Leading]]]:

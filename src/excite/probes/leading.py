@@ -64,8 +64,8 @@ def leading(
         generator = torch.Generator().manual_seed(seed)
         basis = torch.linalg.qr(torch.randn(small, block, generator=generator).to(side))[0]
     basis = basis.to(side)  # type: ignore[union-attr]
-    for _ in range(warm if fits else cold):
-        basis = torch.linalg.qr(apply(basis))[0]
+    for _ in range((warm if fits else cold) // 2):
+        basis = torch.linalg.qr(apply(apply(basis)))[0]  # every second time: it takes longer than the products
     image = apply(basis)
     values, turn = torch.linalg.eigh(basis.T @ image)
     basis, image = basis @ turn.flip(1), image @ turn.flip(1)

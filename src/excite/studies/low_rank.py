@@ -216,7 +216,9 @@ def claims(scale: LowRankScale) -> list[Claim]:
         return Claim(text, source, f"{arm}: least ‖W‖₂²/‖W‖²_F", (arm,), lambda n: n[arm].ratio, above=NEAR)
 
     def aligned(text: str, source: str, arm: str) -> Claim:
-        return Claim(text, source, f"{arm}: least |⟨u, v⟩|", (arm,), lambda n: n[arm].alignment, above=NEAR)
+        return Claim(
+            text, source, f"{arm}: least alignment of neighbours", (arm,), lambda n: n[arm].alignment, above=NEAR
+        )
 
     tails = ("logistic", "exponential")
     return [
@@ -301,6 +303,8 @@ STUDY = Study(
         "The paper has no experiment: sizes, data and steps are ours at both scales.",
         "Logistic, exponential and three classes: every step is 0.001 ‖θ‖ long (a step size of about 1/loss), so that norms become "
         "large. Squared error: fixed steps on ½Σ(z − y)², 0.002, and 0.005 from small weights.",
+        "A sign that changes late says little: growing steps swing between support vectors, and one weight near zero among hundreds "
+        "is enough. Assumption 1 does hold on the two points.",
         "Two points: unit i starts along point i within a tenth. Its limit is (1 + |cos 100°|)/2 = 0.587.",
     ),
 )

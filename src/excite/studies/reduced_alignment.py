@@ -91,7 +91,7 @@ def grow(model: nn.Module, x: Tensor, y: Tensor) -> None:
     length = torch.stack([v.norm() for v in gradients]).norm()
     with torch.no_grad():
         for p, v in zip(parameters, gradients):
-            p -= STRIDE * size / length * v
+            p.sub_(STRIDE * size / length * v)
 
 
 def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -39,15 +40,32 @@ class Junction:
 
     def made(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """(channels, numbers): what makes each channel."""
-        return stacked(self.before, parameters)
+        return _side_by_side(self.before, self._plain[0], parameters)
 
     def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """(channels, numbers): what reads each channel."""
-        return stacked(self.after, parameters)
+        return _side_by_side(self.after, self._plain[1], parameters)
+
+    @cached_property
+    def _plain(self) -> tuple[list[bool], list[bool]]:
+        return [plain(site) for site in self.before], [plain(site) for site in self.after]
 
 
-def stacked(sites: Sequence[Site], parameters: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([site.rows(parameters[site.parameter]) for site in sites], 1)
+def _side_by_side(sites: Sequence[Site], whole: Sequence[bool], parameters: Mapping[str, Tensor]) -> Tensor:
+    parts = [
+        plain_rows(s, parameters[s.parameter]) if w else s.rows(parameters[s.parameter]) for s, w in zip(sites, whole)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def plain(site: Site) -> bool:
+    """All channels of the parameter, in their own order."""
+    return site.index == tuple((k,) for k in range(site.of))
+
+
+def plain_rows(site: Site, tensor: Tensor) -> Tensor:
+    """`site.rows` of such a site, without an index, which a GPU would have to wait for."""
+    return site.slot.out_rows(tensor) if site.side == "out" else site.slot.in_rows(tensor)
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
@@ -66,15 +84,10 @@ def junctions(wiring: Wiring) -> list[Junction]:
             if site.layer in behind:
                 law = "norm"
                 made = behind[site.layer]
-                if made.channels == group.channels and _plain(site) and all(map(_plain, made.producers)):
+                if made.channels == group.channels and plain(site) and all(map(plain, made.producers)):
                     before += [one for one in made.producers if one not in before]
             else:
                 before.append(site)
         if before and group.consumers and group.channels == group.width:
             found.append(Junction(group.channels, tuple(before), group.consumers, law, group.why))
     return found
-
-
-def _plain(site: Site) -> bool:
-    """All channels of the parameter, in their own order."""
-    return site.index == tuple((k,) for k in range(site.of))
