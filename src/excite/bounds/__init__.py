@@ -10,6 +10,7 @@ from excite.bounds.dropout import DropoutRun, DropoutStatement, dropout_generali
 from excite.bounds.first_layer import first_layer_lipschitz
 from excite.bounds.linear_rank import alignment, cross_entropy_rank, decay_rank
 from excite.bounds.matrix_regularization import matrix_equivalence
+from excite.bounds.reduced_alignment import reduced_alignment
 from excite.bounds.regions import EmptyRegions, empty_region
 from excite.bounds.regularization import Equivalence, penalty_of_radius, radius_of_penalty
 from excite.bounds.relaxed_margin import relaxed_linear_margin
@@ -49,6 +50,7 @@ __all__ = [
     "most_active",
     "penalty_of_radius",
     "radius_of_penalty",
+    "reduced_alignment",
     "relaxed_linear_margin",
     "sharpness",
     "steadiness",

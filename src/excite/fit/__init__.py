@@ -4,7 +4,13 @@ from excite.fit.accuracy import accuracy
 from excite.fit.architectures import ARCHITECTURES, build
 from excite.fit.dropout import train_with_dropout
 from excite.fit.ensembles import Ensemble, ensemble
+
+"""Training loops: one network, from a loss to a run; and gradient flow and descent that follow theory to the letter."""
+
+from excite.fit.course import Course
+from excite.fit.descending import descent
 from excite.fit.factories import import_factory, make_model
+from excite.fit.flow import gradient_flow
 from excite.fit.loop import Fitted, fit
 from excite.fit.losses import squared_error
 from excite.fit.trajectories import BiasTrajectory
@@ -12,12 +18,15 @@ from excite.fit.trajectories import BiasTrajectory
 __all__ = [
     "ARCHITECTURES",
     "BiasTrajectory",
+    "Course",
     "Ensemble",
     "Fitted",
     "accuracy",
     "build",
+    "descent",
     "ensemble",
     "fit",
+    "gradient_flow",
     "import_factory",
     "make_model",
     "squared_error",

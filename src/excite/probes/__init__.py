@@ -1,5 +1,7 @@
 """Quantities measured during training, one file each."""
 
+from excite.probes.aligned import Alignments, JunctionAlignment, LayerAlignment
+from excite.probes.alignment import Alignment, alignment
 from excite.probes.consistent import Consistency, Consistent, consistency
 from excite.probes.distance import Distance, distance
 from excite.probes.layers import LayerRichness, Richness
@@ -15,11 +17,15 @@ from excite.probes.units import Units
 from excite.probes.updates import Updates, trajectory
 
 __all__ = [
+    "Alignment",
+    "Alignments",
     "Between",
     "Consistency",
     "Consistent",
     "Distance",
     "Every",
+    "JunctionAlignment",
+    "LayerAlignment",
     "LayerRichness",
     "Loss",
     "Moment",
@@ -34,6 +40,7 @@ __all__ = [
     "Trajectory",
     "Units",
     "Updates",
+    "alignment",
     "consistency",
     "default_probes",
     "distance",

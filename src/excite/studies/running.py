@@ -22,17 +22,20 @@ from excite.studies import (
     batch_size,
     boundaries,
     corruption,
+    decomposition,
     digits_auto,
     excitation_basics,
     frequency,
     hidden_rank,
     linear_margin,
     linear_rank,
+    low_rank,
     margin_auto,
     margin_layers,
     margin_losses,
     margin_radii,
     optimizers,
+    reduced_alignment,
     regions,
     regularization,
     ten_classes,
@@ -50,7 +53,7 @@ STUDIES: dict[str, Study] = {
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
         boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
-        frequency, corruption, architecture, regions, batch_size, all_biases, optimizers,
+        frequency, corruption, architecture, regions, batch_size, all_biases, optimizers, low_rank, reduced_alignment, decomposition,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]

@@ -1,7 +1,22 @@
 """What a model is made of: its affine layers in order of execution, how they connect, and which channels scale together."""
 
+from excite.wiring.counting import PathCount, path_count
+from excite.wiring.decomposition import Decomposition, decompose
 from excite.wiring.groups import Group, Site
 from excite.wiring.layers import Layer
+from excite.wiring.paths import Graph, fully_connected
 from excite.wiring.tracing import Wiring, trace
 
-__all__ = ["Group", "Layer", "Site", "Wiring", "trace"]
+__all__ = [
+    "Decomposition",
+    "Graph",
+    "Group",
+    "Layer",
+    "PathCount",
+    "Site",
+    "Wiring",
+    "decompose",
+    "fully_connected",
+    "path_count",
+    "trace",
+]

@@ -1,0 +1,310 @@
+"""Do layers become rank one? Theorem 2 and Corollary 1 of Training invariances, for linear and for ReLU networks.
+
+Bias-free fully connected networks x ↦ W_L σ(⋯ σ(W_1 x)) in float64, on points that a hyperplane through the origin separates.
+The paper has no experiment: sizes, data and steps are ours. With logistic and exponential losses weights grow like a power
+of log(time): each step is a thousandth of the weights' norm long instead (a step size of about 1/loss), which walks along
+gradient flow's path to norms that fixed steps would never reach. With squared error, which has a minimum, steps are fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from excite.bounds import alignment
+from excite.studies.computed import Computed, Outcome, Report
+from excite.studies.low_rank_figure import draw
+from excite.studies.study import Arm, Claim, Scale, Study
+
+Array = NDArray[np.float64]
+Weights = list[Array]
+STRIDE = 1e-3  # length of a growing step, relative to the norm of the weights
+LOOKS = 40
+NEAR = 0.99
+LINEAR = {loss: f"linear, {loss}" for loss in ("logistic", "exponential", "squared")}
+RELU = {loss: f"ReLU, {loss}" for loss in ("logistic", "exponential", "squared")}
+SMALL = {"linear": "linear, squared, small first weights", "ReLU": "ReLU, squared, small first weights"}
+MANY = {"linear": "linear, three classes", "ReLU": "ReLU, three classes"}
+TWO = "ReLU, two points"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankScale(Scale):
+    steps: int
+    widths: tuple[int, ...]
+    points: int
+
+
+SCALES = {
+    "quick": LowRankScale(
+        name="quick", seeds=3, steps=6_000, widths=(6, 8, 8), points=20, every_arm=True,
+        words="20 points in 6 dimensions, two hidden layers of width 8, 6,000 steps, 3 seeds",
+    ),
+    "paper": LowRankScale(
+        name="paper", seeds=5, steps=10_000, widths=(10, 16, 16, 16), points=40, every_arm=True,
+        words="40 points in 10 dimensions, three hidden layers of width 16, 10,000 steps, 5 seeds",
+    ),
+}  # fmt: skip
+
+
+def arms(scale: LowRankScale) -> list[Arm]:
+    base = {"steps": scale.steps, "widths": [*scale.widths, 1], "points": scale.points, "gain": 1.0, "lr": 2e-3}
+    found = []
+    for names, leak in ((LINEAR, 1.0), (RELU, 0.0)):
+        found += [Arm(name, {**base, "leak": leak, "loss": loss}) for loss, name in names.items()]
+    for (kind, small), many in zip(SMALL.items(), MANY.values()):
+        leak = 1.0 if kind == "linear" else 0.0
+        found.append(Arm(small, {**base, "leak": leak, "loss": "squared", "gain": 0.1, "lr": 5e-3}))
+        found.append(Arm(many, {**base, "leak": leak, "loss": "classes", "widths": [*scale.widths, 3]}))
+    two = {**base, "widths": [2, 2, 1], "points": 2, "leak": 0.0, "loss": "logistic", "two points": True}
+    return [*found, Arm(TWO, two)]
+
+
+def data_and_weights(seed: int, settings: Mapping[str, Any]) -> tuple[Array, Array, Weights]:
+    """Points (N, n); labels ±1, or classes 0 to 2; first weights with variance gain² / inputs.
+
+    Two points: 100° apart, with the same label; unit i along point i, all within a tenth.
+    """
+    rng = np.random.default_rng(seed)
+    widths = settings["widths"]
+    if settings.get("two points"):
+        turn = np.deg2rad(20 + np.array([0.0, 100.0]))
+        x = np.stack([np.cos(turn), np.sin(turn)], 1)
+        return x, np.ones(2), [x + rng.uniform(-0.1, 0.1, (2, 2)), np.ones((1, 2)) + rng.uniform(-0.1, 0.1, (1, 2))]
+    x = rng.normal(size=(settings["points"], widths[0]))
+    if settings["loss"] == "classes":
+        normals = np.linalg.qr(rng.normal(size=(widths[0], widths[-1])))[0].T
+        y = (x @ normals.T).argmax(1).astype(np.float64)
+        x = x + 0.5 * normals[y.astype(int)]
+    else:
+        normal = rng.normal(size=widths[0])
+        normal /= np.linalg.norm(normal)
+        y = np.where(x @ normal > 0, 1.0, -1.0)
+        x = x + 0.3 * y[:, None] * normal
+    shapes = zip(widths[1:], widths)
+    spread = 2.0 if settings["leak"] == 0 else 1.0  # He: half of the units are off
+    return x, y, [settings["gain"] * rng.normal(size=(o, i)) * np.sqrt(spread / i) for o, i in shapes]
+
+
+# Derivatives (N, outputs) by the outputs z, each up to a common factor that keeps the largest from vanishing.
+def _logistic(z: Array, y: Array) -> Array:
+    margins = y[:, None] * z
+    return -y[:, None] * np.exp(max(0.0, float(margins.min())) - np.logaddexp(0, margins))
+
+
+def _exponential(z: Array, y: Array) -> Array:
+    margins = y[:, None] * z
+    return np.asarray(-y[:, None] * np.exp(margins.min() - margins))
+
+
+def _classes(z: Array, y: Array) -> Array:
+    k, rows = y.astype(int), np.arange(len(z))
+    logs = z - logsumexp(z, axis=1, keepdims=True)
+    others = logs.copy()
+    others[rows, k] = -np.inf
+    logs[rows, k] = logsumexp(others, axis=1)  # log(1 − p) of the right class
+    slopes = np.exp(logs - logs[rows, k].max())
+    slopes[rows, k] *= -1
+    return np.asarray(slopes)
+
+
+SLOPES: dict[str, Callable[[Array, Array], Array]] = {
+    "logistic": _logistic,
+    "exponential": _exponential,
+    "classes": _classes,
+    "squared": lambda z, y: z - y[:, None],  # of ½ Σ (z − y)²
+}
+
+
+def forward(weights: Weights, x: Array, leak: float) -> tuple[list[Array], list[Array], Array]:
+    """What each layer sees, the slopes of its units, and the outputs (N, outputs)."""
+    inputs, slopes = [x], []
+    for w in weights[:-1]:
+        z = inputs[-1] @ w.T
+        slopes.append(np.where(z > 0, 1.0, leak))
+        inputs.append(z * slopes[-1])
+    return inputs, slopes, inputs[-1] @ weights[-1].T
+
+
+def step(weights: Weights, x: Array, y: Array, settings: Mapping[str, Any]) -> Weights:
+    """One step of gradient descent: of fixed size for squared error, else of length STRIDE times the norm of the weights."""
+    inputs, slopes, z = forward(weights, x, settings["leak"])
+    back = SLOPES[settings["loss"]](z, y)
+    gradients: Weights = []
+    for k in reversed(range(len(weights))):
+        gradients.insert(0, back.T @ inputs[k])
+        if k:
+            back = (back @ weights[k]) * slopes[k - 1]
+    size = settings["lr"]
+    if settings["loss"] != "squared":
+        length = norm(gradients)
+        size = STRIDE * norm(weights) / length if length > 0 else 0.0
+    return [w - size * g for w, g in zip(weights, gradients)]
+
+
+def norm(parts: Weights) -> float:
+    return float(np.sqrt(sum(float((p**2).sum()) for p in parts)))
+
+
+def ratios(weights: Weights) -> list[float]:
+    """‖W‖₂²/‖W‖²_F by layer."""
+    return [float(np.linalg.norm(w, 2) ** 2 / (w**2).sum()) if w.any() else 0.0 for w in weights]
+
+
+def differences(weights: Weights) -> list[Array]:
+    return [a @ a.T - b.T @ b for a, b in pairwise(weights)]
+
+
+def moved(weights: Weights, start: list[Array]) -> tuple[float, float]:
+    """How far the laws moved, over the squared norm of the layer: largest entry on the diagonal, and off it."""
+    on, off = 0.0, 0.0
+    for w, now, before in zip(weights, differences(weights), start):
+        change = np.abs(now - before) / float((w**2).sum())
+        on = max(on, float(np.diag(change).max()))
+        off = max(off, float((change - np.diag(np.diag(change))).max()))
+    return on, off
+
+
+def right(weights: Weights, x: Array, y: Array, settings: Mapping[str, Any]) -> float:
+    z = forward(weights, x, settings["leak"])[2]
+    if settings["loss"] == "classes":
+        return float((z.argmax(1) == y).mean())
+    return float((z[:, 0] * y > 0).mean())
+
+
+def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+    x, y, weights = data_and_weights(seed, settings)
+    first, laws, steps = norm(weights), differences(weights), settings["steps"]
+    looked_at = {0, *np.unique(np.geomspace(1, steps, LOOKS).round()).astype(int).tolist()}
+    hidden = slice(None, -1) if len(weights[-1]) == 1 else slice(None)  # one row has rank one
+    curve, changed = [], 0
+    signs = [np.sign(w) for w in weights]
+    for number in range(steps + 1):
+        if number in looked_at:
+            aligned = alignment(weights)
+            curve.append((number, ratios(weights[hidden]), aligned.tolist(), norm(weights) / first))
+            report(number / steps)
+        if number < steps:
+            weights = step(weights, x, y, settings)
+            now = [np.sign(w) for w in weights]
+            if any((a != b).any() for a, b in zip(now, signs)):
+                changed, signs = number + 1, now
+    on, off = moved(weights, laws)
+    _, found, aligned_by, grown = curve[-1]
+    values = {
+        "ratio": min(found),
+        "alignment": min(aligned_by),
+        "grown": grown,
+        "settled": changed / steps,
+        "on": on,
+        "off": off,
+        "right": right(weights, x, y, settings),
+    }
+    return Outcome(values, {"curve": curve})
+
+
+def claims(scale: LowRankScale) -> list[Claim]:
+    two, cor = "Training invariances, Theorem 2", "Training invariances, Corollary 1"
+
+    def rank_one(text: str, source: str, arm: str) -> Claim:
+        return Claim(text, source, f"{arm}: least ‖W‖₂²/‖W‖²_F", (arm,), lambda n: n[arm].ratio, above=NEAR)
+
+    def aligned(text: str, source: str, arm: str) -> Claim:
+        return Claim(
+            text, source, f"{arm}: least alignment of neighbours", (arm,), lambda n: n[arm].alignment, above=NEAR
+        )
+
+    tails = ("logistic", "exponential")
+    return [
+        *(rank_one(f"layers of linear networks become rank one, {loss} loss", two, LINEAR[loss]) for loss in tails),
+        *(aligned(f"and neighbours align, {loss} loss", two, LINEAR[loss]) for loss in tails),
+        *(rank_one(f"layers of ReLU networks become rank one, {loss} loss", cor, RELU[loss]) for loss in tails),
+        *(aligned(f"and neighbours align, {loss} loss", cor, RELU[loss]) for loss in tails),
+        rank_one("they do so on two points 100° apart with the same label", cor, TWO),
+        rank_one("squared error does it too, linear networks", "Training invariances, section 1", LINEAR["squared"]),
+        rank_one("squared error does it from small weights, linear networks", "observed", SMALL["linear"]),
+        rank_one("squared error does it from small weights, ReLU networks", "observed", SMALL["ReLU"]),
+        rank_one("layers of linear networks with three outputs become rank one", "beyond the paper", MANY["linear"]),
+        Claim(
+            "with three outputs the ratio is at least 1/3, linear networks",
+            "excite.bounds.reduced_alignment",
+            f"{MANY['linear']}: least ‖W‖₂²/‖W‖²_F",
+            (MANY["linear"],),
+            lambda n: n[MANY["linear"]].ratio,
+            above=1 / 3,
+        ),
+        *(
+            Claim(
+                f"signs settle: none changes in the last tenth, {name}",
+                "Training invariances, Assumption 1",
+                f"{name}: step of the last change, over all steps",
+                (name,),
+                lambda n, name=name: n[name].settled,  # type: ignore[misc]
+                below=0.9,
+            )
+            for name in (LINEAR["logistic"], RELU["logistic"])
+        ),
+        *(
+            Claim(
+                f"W₂'W₂ − W₁W₁' is conserved off the diagonal, {kind} networks",
+                "Training invariances, Lemma 3",
+                f"{name}: largest change of an entry over ‖W‖²_F",
+                (name,),
+                lambda n, name=name: n[name].off,  # type: ignore[misc]
+                below=0.01,
+            )
+            for kind, name in (("linear", LINEAR["logistic"]), ("ReLU", RELU["logistic"]))
+        ),
+        Claim(
+            "and on the diagonal, ReLU networks",
+            "Training invariances, Lemma 3",
+            f"{RELU['logistic']}: largest change of an entry over ‖W‖²_F",
+            (RELU["logistic"],),
+            lambda n: n[RELU["logistic"]].on,
+            below=0.01,
+        ),
+    ]
+
+
+STUDY = Study(
+    "low-rank",
+    "Do layers become rank one?",
+    "Theorem 2 and Corollary 1 of Training Invariances and the Low-Rank Phenomenon",
+    "Two classes that a hyperplane through the origin separates; three classes; two points",
+    Computed(
+        compute,
+        {
+            "ratio": ("least ‖W‖₂²/‖W‖²_F", "{:.3f}"),
+            "alignment": ("least alignment", "{:.3f}"),
+            "grown": ("weights grown by", "{:.3g}"),
+            "settled": ("last sign change", "{:.0%}"),
+            "on": ("diagonal law moved", "{:.1e}"),
+            "off": ("off-diagonal moved", "{:.1e}"),
+            "right": ("decided right", "{:.0%}"),
+        },
+        draw,
+        "Each line is a layer of the first seed; the dotted line is the least alignment |⟨u, v⟩| of neighbouring layers. Corollary 1\n"
+        "says that all lines go to one, for ReLU networks too. The last layer, one row, is left out.",
+        "Means over seeds, and the range. *Last sign change*: the step at which any weight changed its sign for the last time, over\n"
+        "all steps. *Moved*: by how much W₂'W₂ − W₁W₁' changed since the start, its largest entry over ‖W‖²_F; steps of finite length\n"
+        "move even what the flow conserves.",
+        ("Float64, full batch. First weights have variance 1 / inputs, 2 / inputs for ReLU, times 0.01 where small.",),
+    ),
+    SCALES,
+    arms,
+    claims,
+    (
+        "The paper has no experiment: sizes, data and steps are ours at both scales.",
+        "Logistic, exponential and three classes: every step is 0.001 ‖θ‖ long (a step size of about 1/loss), so that norms become "
+        "large. Squared error: fixed steps on ½Σ(z − y)², 0.002, and 0.005 from small weights.",
+        "A sign that changes late says little: growing steps swing between support vectors, and one weight near zero among hundreds "
+        "is enough. Assumption 1 does hold on the two points.",
+        "Two points: unit i starts along point i within a tenth. Its limit is (1 + |cos 100°|)/2 = 0.587.",
+    ),
+)
