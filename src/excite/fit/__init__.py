@@ -1,14 +1,11 @@
-"""Training loops: one network, from a loss to a run; many small ones at once."""
+"""Training loops: one network, from a loss to a run; many small ones at once; gradient flow and descent to the letter."""
 
 from excite.fit.accuracy import accuracy
 from excite.fit.architectures import ARCHITECTURES, build
-from excite.fit.dropout import train_with_dropout
-from excite.fit.ensembles import Ensemble, ensemble
-
-"""Training loops: one network, from a loss to a run; and gradient flow and descent that follow theory to the letter."""
-
 from excite.fit.course import Course
 from excite.fit.descending import descent
+from excite.fit.dropout import train_with_dropout
+from excite.fit.ensembles import Ensemble, ensemble
 from excite.fit.factories import import_factory, make_model
 from excite.fit.flow import gradient_flow
 from excite.fit.loop import Fitted, fit
