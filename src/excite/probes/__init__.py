@@ -1,22 +1,27 @@
 """Quantities measured during training, one file each."""
 
+from excite.probes.boundary import Margin
 from excite.probes.distance import Distance, distance
 from excite.probes.layers import LayerRichness, Richness
 from excite.probes.loss import Loss
 from excite.probes.moments import Moments
-from excite.probes.protocol import Every, Moment, PowersOfTwo, Probe, Schedule
+from excite.probes.protocol import Moment, Probe
 from excite.probes.rank import Rank, effective_rank
 from excite.probes.richness import richness
+from excite.probes.schedules import Budget, Every, PowersOfTwo, Schedule
 from excite.probes.smallest import Smallest, smallest_eigenvalue, smallest_eigenvalues
 from excite.probes.spectrum import Between, Spectrum
 from excite.probes.units import Units
+from excite.wiring.calling import Pick
 
 __all__ = [
     "Between",
+    "Budget",
     "Distance",
     "Every",
     "LayerRichness",
     "Loss",
+    "Margin",
     "Moment",
     "Moments",
     "PowersOfTwo",
@@ -36,5 +41,6 @@ __all__ = [
 ]
 
 
-def default_probes() -> list[Probe]:
+def default_probes(output: Pick = None) -> list[Probe]:
+    """What `excite.watch` measures; `output` says which part is the output of a model that returns several."""
     return [Loss(), Distance(), Rank()]
