@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from multiprocessing.managers import SyncManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -42,6 +42,13 @@ class Work(Protocol):
         """Whether the folder holds everything already, so that what was stopped goes on where it was."""
 
     def perform(self, tell: Tell) -> None: ...
+
+
+@runtime_checkable
+class JointWork(Work, Protocol):
+    """Work that is done at once with other work of its kind."""
+
+    def perform_with(self, others: Sequence[Any], tell: Tell) -> None: ...
 
 
 class Measurement(Protocol):
@@ -161,7 +168,11 @@ def perform_all(todo: Sequence[Work], workers: int, tell: Tell) -> list[Failure]
     if on_gpu:
         failures = [failure for group in _groups(on_gpu) for failure in _perform_group(group, tell)]
         return failures + perform_all([task for task in todo if task not in on_gpu], workers, tell)
-    if workers <= 1:
+    joint = [task for task in todo if isinstance(task, JointWork)]
+    if joint:
+        failures = _attempt_together(joint, tell)
+        return failures + perform_all([task for task in todo if task not in joint], workers, tell)
+    if workers <= 1 or not todo:
         return [failure for task in todo if (failure := _attempt(task, tell)) is not None]
     return _spread(todo, workers, tell)
 
@@ -180,6 +191,15 @@ def _attempt(task: Work, tell: Tell) -> Failure | None:
     except Exception as error:
         return Failure(task, error)
     return None
+
+
+def _attempt_together(joint: Sequence[JointWork], tell: Tell) -> list[Failure]:
+    first, *others = joint
+    try:
+        first.perform_with(others, tell)
+    except Exception as error:
+        return [Failure(task, error) for task in joint]
+    return []
 
 
 def _groups(todo: Sequence[Task]) -> list[list[Task]]:

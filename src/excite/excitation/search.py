@@ -26,7 +26,7 @@ from excite.excitation.steepest import steepest
 from excite.norms import Norm
 from excite.wiring.affine import AffineCall, Names
 from excite.wiring.calling import Batch, batch_size, call, doubled, own_copy, tensors
-from excite.wiring.untouched import Buffers, RandomState, device_of
+from excite.wiring.untouched import Buffers, RandomState, aside, device_of
 from excite.wiring.wrappers import eagerly
 
 INPUT = ""  # the name of the perturbation of the model's own input; no layer has it
@@ -187,7 +187,7 @@ def search(
     batch, tape, buffers = batch_size(x), Tape(batch_size(x)), Buffers(model)
     norm, steps = setting.norm, setting.steps
     try:
-        with torch.inference_mode(False), torch.enable_grad(), eagerly(model):
+        with aside(), torch.inference_mode(False), torch.enable_grad(), eagerly(model):
             clean = record(model, names, x, setting, tape, buffers)
             found, gradients, v = _first_gradients(model, names, x, setting, clean, buffers, known_layouts, direction)
             del clean

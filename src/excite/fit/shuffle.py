@@ -24,8 +24,12 @@ class Shuffle:
 
     def epoch(self, device: torch.device) -> list[Tensor]:
         """The batches of the next epoch, on `device`; the last one may be smaller."""
+        return list(self.order().to(device).split(self._batch))
+
+    def order(self) -> Tensor:
+        """The points of the next epoch, in their order."""
         self._start = self._generator.get_state()
-        return list(torch.randperm(self._points, generator=self._generator).to(device).split(self._batch))
+        return torch.randperm(self._points, generator=self._generator)
 
     def state_dict(self, *, between: bool) -> dict[str, Any]:
         """`between` epochs the next order is not drawn yet; else the current one has to be drawn again."""

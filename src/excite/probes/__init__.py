@@ -1,6 +1,7 @@
 """Quantities measured during training, one file each."""
 
 from excite.probes.boundary import Margin
+from excite.probes.consistent import Consistency, Consistent, consistency
 from excite.probes.distance import Distance, distance
 from excite.probes.layers import LayerRichness, Richness
 from excite.probes.loss import Loss
@@ -11,12 +12,16 @@ from excite.probes.richness import richness
 from excite.probes.schedules import Budget, Every, PowersOfTwo, Schedule
 from excite.probes.smallest import Smallest, smallest_eigenvalue, smallest_eigenvalues
 from excite.probes.spectrum import Between, Spectrum
+from excite.probes.trajectories import Trajectory
 from excite.probes.units import Units
+from excite.probes.updates import Updates, trajectory
 from excite.wiring.calling import Pick
 
 __all__ = [
     "Between",
     "Budget",
+    "Consistency",
+    "Consistent",
     "Distance",
     "Every",
     "LayerRichness",
@@ -31,13 +36,17 @@ __all__ = [
     "Schedule",
     "Smallest",
     "Spectrum",
+    "Trajectory",
     "Units",
+    "Updates",
+    "consistency",
     "default_probes",
     "distance",
     "effective_rank",
     "richness",
     "smallest_eigenvalue",
     "smallest_eigenvalues",
+    "trajectory",
 ]
 
 

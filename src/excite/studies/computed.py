@@ -38,18 +38,26 @@ class Outcome:
 
 # (settings of the arm, seed, progress) -> outcome; a function of a module, so that worker processes find it
 Compute = Callable[[Mapping[str, Any], int, Report], Outcome]
+# The same for several pairs of settings and seed at once, on a device; outcomes in their order.
+ComputeAll = Callable[[Sequence[tuple[Mapping[str, Any], int]], str, Report], Sequence[Outcome]]
 Draw = Callable[[Study, Any, Mapping[str, list[Any]], Sequence[Numbers]], "dict[str, tuple[str, Figure]]"]
 
 
 @dataclass(frozen=True)
-class Computation:
+class Jointly:
+    """Arms and seeds that are computed at once, such as networks of one ensemble."""
+
+    compute: ComputeAll
+
+
+@dataclass(frozen=True)
+class Stored:
     """Its folder holds result.json and environment.json once it is done."""
 
     arm: str
     seed: int
     folder: Path
     settings: Mapping[str, Any]
-    compute: Compute
 
     def finished(self) -> bool:
         try:
@@ -58,9 +66,7 @@ class Computation:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
-    def perform(self, tell: Tell) -> None:
-        name = self.folder.name
-        found = self.compute(self.settings, self.seed, lambda share: tell(name, "computing", share))
+    def write(self, found: Outcome) -> None:
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "environment.json", environment())
@@ -73,14 +79,44 @@ class Computation:
                 "flags": found.flags,
             },
         )
+
+
+@dataclass(frozen=True)
+class Computation(Stored):
+    compute: Compute
+
+    def perform(self, tell: Tell) -> None:
+        name = self.folder.name
+        self.write(self.compute(self.settings, self.seed, lambda share: tell(name, "computing", share)))
         tell(name, "done", 1.0)
+
+
+@dataclass(frozen=True)
+class JointComputation(Stored):
+    compute: ComputeAll
+    device: str
+
+    def perform(self, tell: Tell) -> None:
+        self.perform_with([], tell)
+
+    def perform_with(self, others: Sequence[JointComputation], tell: Tell) -> None:
+        parts = [self, *others]
+
+        def report(share: float) -> None:
+            for part in parts:
+                tell(part.folder.name, "computing", share)
+
+        outcomes = self.compute([(part.settings, part.seed) for part in parts], self.device, report)
+        for part, found in zip(parts, outcomes, strict=True):
+            part.write(found)
+            tell(part.folder.name, "done", 1.0)
 
 
 @dataclass(frozen=True)
 class Computed:
     """The method of such a study."""
 
-    compute: Compute
+    compute: Compute | Jointly
     columns: Mapping[str, tuple[str, str]]
     draw: Draw
     below_figure: str
@@ -88,7 +124,9 @@ class Computed:
     settings: tuple[str, ...] = ()
     data: tuple[str, ...] = field(default=())
 
-    def work(self, study: str, arm: Arm, scale: Any, seed: int, folder: Path, device: str) -> Computation:
+    def work(self, study: str, arm: Arm, scale: Any, seed: int, folder: Path, device: str) -> Work:
+        if isinstance(self.compute, Jointly):
+            return JointComputation(arm.name, seed, folder, arm.config, self.compute.compute, device)
         return Computation(arm.name, seed, folder, arm.config, self.compute)
 
     def check(self, work: Sequence[Work]) -> None:

@@ -20,6 +20,7 @@ from excite.studies import (
     boundaries,
     digits_auto,
     excitation_basics,
+    frequency,
     hidden_rank,
     linear_margin,
     linear_rank,
@@ -43,6 +44,7 @@ STUDIES: dict[str, Study] = {
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
         boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
+        frequency,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
+
+_local = threading.local()
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Passes that run inside are no part of the user's training: probes that watch training look away."""
+    _local.depth = getattr(_local, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _local.depth -= 1
+
+
+def is_aside() -> bool:
+    return getattr(_local, "depth", 0) > 0
 
 
 class Buffers:
@@ -73,7 +90,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     buffers, random = Buffers(model), RandomState(device_of(model))
     modes = [(module, module.training) for module in model.modules()]
     try:
-        yield
+        with aside():
+            yield
     finally:
         buffers.restore()
         random.restore()

@@ -1,0 +1,245 @@
+"""The trajectory probe: how steep the function is that is being learned, read off the user's own backward passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from excite.errors import InputError, ModelError
+from excite.probes.exactness import LABELS, applies_link, labels
+from excite.probes.hooking import Hooks
+from excite.probes.operators import Operator
+from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
+from excite.probes.sites import Site, Sites, find
+from excite.probes.updates import gradients_of, looked, row_norms
+from excite.probes.windows import BiasPath, Sums
+from excite.wiring.affine import clean_path
+from excite.wiring.calling import Batch, Pick, own_copy
+from excite.wiring.untouched import evaluating
+from excite.wiring.wrappers import refuse_lazy
+
+
+class Trajectory(Probe):
+    """Normalized updates ‖dL/dz‖ / ‖dL/df‖ of the first layer's bias, of every sample that training sees.
+
+    Over the samples since the last measurement, for each layer: `trajectory/mean/layer`, `max`, `length` (the sum),
+    `total` (the sum since the start), `samples`, `zero` (without a loss gradient: left out), `nonfinite` (left out). Of the
+    bias itself, if the layer has one: `raw` (length of its path), `variance`, `distance` (from its start).
+
+    Every `sandwich` training passes, for the samples of that pass: `sigma`, the largest singular value of the layer as an
+    operator, and the means `lower` ≤ `lipschitz` ≤ `upper` of Lemma 1, with `lipschitz_max` and the count of `violations`.
+    With `clean`, on that schedule, `clean` and `clean_max`: the same ratio from an extra pass over the last batch in
+    evaluation mode, exact also with batch normalization. `trajectory/label/...` is 1 where a label of
+    `excite.probes.exactness.LABELS` applies. Several processes: means over them.
+
+    Args:
+        layers: "first", "all", or names of layers.
+        output: which part of what the model returns is f, where it does not return a tensor.
+        link: "sigmoid" if the model returns one logit and its probability is meant.
+    """
+
+    name = "trajectory"
+    reduction = "mean"
+
+    def __init__(
+        self,
+        schedule: Schedule | None = None,
+        *,
+        layers: str | Sequence[str] = "first",
+        output: Pick = None,
+        link: Literal["identity", "sigmoid"] = "identity",
+        sandwich: int | None = 100,
+        clean: Schedule | None = None,
+    ):
+        super().__init__(schedule or Every(10))
+        if link not in ("identity", "sigmoid"):
+            raise InputError(f"link: expected 'identity' or 'sigmoid'; got {link!r}")
+        if sandwich is not None and (isinstance(sandwich, bool) or not isinstance(sandwich, int) or sandwich < 1):
+            raise InputError(f"sandwich: expected a whole number of passes of at least 1, or None; got {sandwich!r}")
+        self.layers, self.output, self.link, self.sandwich, self.clean = layers, output, link, sandwich, clean
+        self.labels: tuple[str, ...] = ()
+        self._hooks: Hooks | None = None
+        self._passes = 0
+        self._kept: dict[str, Any] = {}  # from a checkpoint, until the model is known
+
+    def attach(self, now: Moment) -> None:
+        if now.example is None:
+            raise InputError("the trajectory probe needs an example batch: excite.watch(model, example=x, ...)")
+        model = now.model
+        refuse_lazy(model)
+        self._model, self._example = model, own_copy(now.example)
+        self._sites: Sites = find(model, self._example, self.layers)
+        for site in self._sites.chosen:
+            if not site.trained and self.clean is None:
+                raise ModelError(
+                    f"layer {site.name!r} and all before it are frozen, so training computes no gradient there: train "
+                    "its bias, choose layers=, or give clean= for a pass of its own"
+                )
+        self._modules = list(model.modules())
+        self._modes: dict[tuple[bool, ...], tuple[str, ...]] = {}
+        self._static = self._labels_now()
+        if self.link == "sigmoid" and "vector" in self._static:
+            raise InputError("link='sigmoid' needs a model with one output")
+        self._link_found: bool | None = None
+        device = self._sites.first.call.weight.device
+        self._sums = {site.name: Sums(device) for site in self._sites.chosen}
+        self._operators = {site.name: Operator(site) for site in self._sites.chosen}
+        parameters = {clean_path(path): p for path, p in model.named_parameters()}
+        self._paths = {
+            site.name: BiasPath(parameters[site.bias]) for site in self._sites.chosen if site.bias in parameters
+        }
+        self._sandwiches: dict[str, dict[str, Any]] = {}
+        self._batch: Batch | None = None
+        self._steps_seen = now.step
+        self._hooks = Hooks(
+            model,
+            [site for site in self._sites.chosen if site.trained],
+            self.output,
+            sigmoid=self.link == "sigmoid",
+            pair=lambda name, norms, errors: self._sums[name].add(norms, errors),
+            before=self._before,
+            look=self._look,
+            directions=self.clean is not None,
+        )
+        if self._kept:
+            self.load_state_dict(self._kept)
+
+    def detach(self) -> None:
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+        self._batch = None
+
+    # -- inside the user's passes --------------------------------------------------------------------------------
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Before every training pass; whether to look closer at this one."""
+        if self.clean is not None:
+            self._batch = dict(kwargs) if kwargs and not args else tuple(args)
+        for path in self._paths.values():
+            path.look()
+        self._passes += 1
+        return self.sandwich is not None and (self._passes - 1) % self.sandwich == 0
+
+    def _look(self, site: Site, gradient: Tensor, errors: Tensor) -> None:
+        """Lemma 1 for the samples of one pass, with the weights they met."""
+        operator = self._operators[site.name]
+        if not site.live:  # the weight is computed anew in every pass
+            operator.site = find(self._model, self._example, [site.name])[site.name]
+        values, steep, active = looked(site, gradient, errors, operator)
+        # Warm-started: a few steps follow the weights, and what they leave is said (label "estimated").
+        sigma, error = operator.largest(1e-3, most=4 if operator.started else 300)
+        least = operator.smallest_active(active)
+        upper, slack = values * sigma, 1e-5 + 2 * error
+        bad = steep > upper * (1 + slack)
+        found: dict[str, Any] = {"sigma": sigma, "lipschitz": steep.nanmean(), "upper": upper.nanmean()}
+        found["lipschitz_max"] = torch.where(steep.isnan(), -math.inf, steep).max()
+        if least is not None:
+            lower = values * least
+            bad |= steep < lower * (1 - slack) - slack * upper * (values.dtype != torch.float64)
+            found["lower"] = lower.nanmean()
+        found["violations"] = bad.sum()
+        if "vector" in self._static:
+            del found["upper"]
+        self._sandwiches[site.name] = found
+        self._estimated = error > 0
+
+    # -- at a measurement ----------------------------------------------------------------------------------------
+    def measure(self, now: Moment) -> Values:
+        hooks = self._hooks
+        if hooks is None or now.step == 0:
+            return {}
+        if hooks.failure is not None:
+            raise hooks.failure
+        steps, self._steps_seen = now.step - self._steps_seen, now.step
+        values: dict[str, Tensor | float] = {}
+        if hooks.by_name and steps > 0:
+            self._check(hooks)
+            for name in hooks.by_name:
+                values |= {f"{key}/{name}": value for key, value in self._sums[name].read().items()}
+        for name, path in self._paths.items():
+            values |= {f"{key}/{name}": value for key, value in path.read().items()}
+        for name, found in self._sandwiches.items():
+            values |= {f"{key}/{name}": value for key, value in found.items()}
+        estimated = bool(self._sandwiches) and self._estimated
+        self._sandwiches = {}
+        if self.clean is not None and self.clean.due(now.step):
+            values |= self._clean_pass(hooks)
+        if self._link_found is None and now.loss_node is not None and hooks.number:
+            self._link_found = self.link == "identity" and applies_link(now.loss_node, hooks.number)
+        found_labels = [
+            *self._labels_now(),
+            *(["logits"] if self._link_found else []),
+            *(["side"] if hooks.side else []),
+        ]
+        self.labels = tuple(found_labels + (["estimated"] if estimated else []))
+        return values | {f"label/{label}": 1.0 for label in self.labels}
+
+    def _check(self, hooks: Hooks) -> None:
+        """What may be missing since the last measurement, said once and for all."""
+        first = next(iter(hooks.by_name))
+        if not hooks.forwards:
+            raise ModelError(
+                "no forward pass with gradients was seen since the last measurement: call the watched model itself; with "
+                "torch.compile start to watch before its first call, and do not replay a captured graph"
+            )
+        if not hooks.outputs:
+            raise ModelError(
+                "the model's output is not connected to the loss, or backward was not called before watch.step"
+            )
+        if not hooks.reaches[first]:
+            raise ModelError(
+                f"layer {first!r} cannot be reached from the loss: something detaches between it and the output"
+            )
+        hooks.forwards = hooks.outputs = 0
+        hooks.reaches = dict.fromkeys(hooks.reaches, 0)
+
+    def _clean_pass(self, hooks: Hooks) -> dict[str, Tensor]:
+        """‖J'u‖ on the last batch in evaluation mode, u the unit gradient of the loss at the output."""
+        if self._batch is None:
+            return {}
+        batch = own_copy(self._batch)
+        batch = batch[0] if isinstance(batch, tuple) and len(batch) == 1 else batch
+        names = [site.name for site in self._sites.chosen]
+        direction = hooks.direction if "vector" in self._static else None
+        if "vector" in self._static and direction is None:
+            return {}
+        with evaluating(self._model):
+            errors, gradients, _ = gradients_of(self._model, batch, None, direction, names, self.output)
+        values: dict[str, Tensor] = {}
+        for site in self._sites.chosen:
+            ratio = row_norms(gradients[site.name], site.axis) / torch.where(errors > 0, errors, torch.nan)
+            values[f"clean/{site.name}"] = ratio.nanmean()
+            values[f"clean_max/{site.name}"] = torch.where(ratio.isnan(), -math.inf, ratio).max()
+        return values
+
+    def _labels_now(self) -> tuple[str, ...]:
+        """Labels of the model in the modes its modules are in."""
+        modes = tuple([module.training for module in self._modules])
+        if modes not in self._modes:
+            self._modes[modes] = labels(self._model, self._example, self._sites, self.output)
+        return self._modes[modes]
+
+    def explain(self) -> list[str]:
+        """The labels of the last measurement in words."""
+        return [f"{label}: {LABELS[label]}" for label in self.labels]
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._hooks is None:
+            return self._kept
+        sums = {name: one.state_dict() for name, one in self._sums.items()}
+        return {"passes": self._passes, "sums": sums, "paths": {k: p.state_dict() for k, p in self._paths.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._hooks is None:
+            self._kept = dict(state)
+            return
+        self._kept = {}
+        self._passes = int(state["passes"])
+        for name, sums in state["sums"].items():
+            self._sums[name].load_state_dict(sums)
+        for name, path in state["paths"].items():
+            self._paths[name].load_state_dict(path)

@@ -1,0 +1,383 @@
+"""The trajectory probe inside the user's own training: same numbers as the function on data, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import excite
+from excite.errors import InputError, ModelError
+from excite.probes import Every, Trajectory, trajectory
+from excite.wiring.calling import pick_output
+from models import CASES, build, state_of
+
+# Samples of one pass neither influence each other nor meet chance.
+PLAIN = [name for name in CASES if "norm" not in name and "dropout" not in name] + ["layernorm", "weight-norm"]
+
+
+def squared(f, y):
+    return (f.reshape(len(f), -1) - y).square().mean()
+
+
+class Training:
+    """A model under watch; `step` trains once on (x, y) and returns what the probe measured."""
+
+    def __init__(self, model, x, probe, optimizer=None, loss=squared):
+        self.model, self.probe, self.loss = model, probe, loss
+        self.optimizer = optimizer or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+        self.values = {}
+        measure = probe.measure
+
+        def kept(now):
+            self.values = {k: float(v) for k, v in measure(now).items()}
+            return self.values
+
+        probe.measure = kept
+        self.watch = excite.watch(model, example=x, probes=[probe], strict=True)
+
+    def step(self, x, y, pick=None):
+        self.optimizer.zero_grad()
+        loss = self.loss(pick_output(self.model(x), pick), y)
+        loss.backward()
+        self.optimizer.step()
+        self.watch.step(loss)
+        return self.values
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.watch.close()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_step_measures_what_the_function_says_of_the_weights_before_it(name):
+    model, x = build(name)
+    case = CASES[name]
+    y = torch.randn(4, case.outputs, dtype=torch.float64)
+    before = state_of(model)
+    with Training(model, x, Trajectory(Every(1), output=case.pick, sandwich=1)) as t:
+        for _ in range(3):
+            (expected,) = trajectory(model, x, y, squared, output=case.pick, tolerance=1e-4).values()
+            values = t.step(x, y, case.pick)
+            layer = expected.layer
+            assert values[f"mean/{layer}"] == pytest.approx(expected.mean, rel=1e-10)
+            assert values[f"max/{layer}"] == pytest.approx(expected.max, rel=1e-10)
+            assert values[f"length/{layer}"] == pytest.approx(float(expected.values.sum()), rel=1e-10)
+            assert values[f"lipschitz/{layer}"] == pytest.approx(float(expected.lipschitz.mean()), rel=1e-10)
+            assert values[f"sigma/{layer}"] == pytest.approx(expected.sigma, rel=1e-3)
+            assert values[f"violations/{layer}"] == 0
+            assert set(t.probe.labels) == set(expected.labels)
+            assert {k for k in values if k.startswith("label/")} == {f"label/{name}" for name in expected.labels}
+    after = state_of(model)
+    assert after["hooks"] == before["hooks"]
+    assert after["attributes"] == before["attributes"]
+
+
+def test_windows_add_up_and_the_bias_is_followed():
+    model, x = build("mlp", batch=12)
+    y = torch.randn(12, 1, dtype=torch.float64)
+    start = model[0].bias.detach().clone()
+    lengths, iterates = [], [start]
+    with Training(model, x, Trajectory(Every(3), sandwich=None)) as t:
+        for i in range(6):
+            part = slice(2 * i, 2 * i + 2)
+            lengths.append(float(trajectory(model, x[part])["0"].values.sum()))
+            values = t.step(x[part], y[part])
+            iterates.append(model[0].bias.detach().clone())
+            if i == 2:
+                early = dict(values)
+    assert early["length/0"] == pytest.approx(sum(lengths[:3]), rel=1e-12)
+    assert values["length/0"] == pytest.approx(sum(lengths[3:]), rel=1e-12)
+    assert values["total/0"] == pytest.approx(sum(lengths), rel=1e-12)
+    assert values["mean/0"] == pytest.approx(sum(lengths[3:]) / 6, rel=1e-12)
+    assert values["samples/0"] == 6
+    assert values["zero/0"] == 0
+    path = torch.stack(iterates[3:])
+    assert values["raw/0"] == pytest.approx(float((path[1:] - path[:-1]).norm(dim=1).sum()), rel=1e-6)
+    assert values["variance/0"] == pytest.approx(float((path - path.mean(0)).square().sum(1).mean()), rel=1e-6)
+    assert values["distance/0"] == pytest.approx(float((path[-1] - start).norm()), rel=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW"])
+@pytest.mark.parametrize("scale", [1.0, 2.0**16])
+def test_neither_optimizer_nor_loss_scale_nor_reduction_matter(optimizer, scale):
+    model, x = build("convolutional")
+    y = torch.randn(4, 1, dtype=torch.float64)
+    chosen = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2)
+
+    def loss(f, y):
+        return scale * (f - y).square().sum()
+
+    expected = trajectory(model, x)["0"]
+    with Training(model, x, Trajectory(Every(1)), chosen, loss) as t:
+        assert t.step(x, y)["mean/0"] == pytest.approx(expected.mean, rel=1e-12)
+
+
+def test_gradient_accumulation_counts_every_sample_once():
+    model, x = build("mlp", batch=6)
+    y = torch.randn(6, 1, dtype=torch.float64)
+    expected = trajectory(model, x)["0"]
+    with Training(model, x, Trajectory(Every(1))) as t:
+        for part in (slice(0, 2), slice(2, 6)):
+            squared(model(x[part]), y[part]).backward()
+        t.optimizer.step()
+        t.watch.step()
+        assert t.values["samples/0"] == 6
+        assert t.values["mean/0"] == pytest.approx(expected.mean, rel=1e-12)
+        # two forward passes, one backward: each z finds its own f
+        loss = squared(model(x[:2]), y[:2]) + 7 * squared(model(x[2:]), y[2:])
+        expected = trajectory(model, x)["0"]
+        loss.backward()
+        t.watch.step()
+        assert t.values["mean/0"] == pytest.approx(expected.mean, rel=1e-12)
+
+
+def test_samples_without_a_loss_gradient_are_counted_and_left_out():
+    model, x = build("mlp")
+    y = model(x).detach()
+    y[2:] += 1
+    expected = trajectory(model, x[2:])["0"]
+    with Training(model, x, Trajectory(Every(1))) as t:
+        values = t.step(x, y)
+        assert values["zero/0"] == 2
+        assert values["samples/0"] == 2
+        assert values["nonfinite/0"] == 0
+        assert values["mean/0"] == pytest.approx(expected.mean, rel=1e-12)
+
+
+def test_validation_passes_do_not_count():
+    model, x = build("mlp")
+    y = torch.zeros(4, 1, dtype=torch.float64)
+    with Training(model, x, Trajectory(Every(1))) as t:
+        with torch.no_grad():
+            model(x)
+        assert t.step(x, y)["samples/0"] == 4
+        with torch.inference_mode():
+            model(x)
+        assert t.step(x, y)["samples/0"] == 4
+
+
+def test_batch_normalization_is_labelled_and_a_clean_pass_is_exact():
+    model, x = build("batchnorm", batch=8)
+    y = torch.randn(8, 1, dtype=torch.float64)
+    with Training(model, x, Trajectory(Every(1), clean=Every(2))) as t:
+        first = t.step(x, y)
+        assert "coupled" in t.probe.labels
+        assert "clean/0" not in first
+        values = t.step(x, y)
+        exact = trajectory(model, x)["0"]  # the weights after the step, in evaluation mode
+        assert values["clean/0"] == pytest.approx(exact.mean, rel=1e-12)
+        assert values["clean_max/0"] == pytest.approx(exact.max, rel=1e-12)
+        assert abs(values["mean/0"] / exact.mean - 1) > 0.05
+        model.eval()
+        t.step(x, y)
+        assert "coupled" not in t.probe.labels
+        assert t.values["mean/0"] != values["mean/0"]
+
+
+def test_a_clean_pass_with_vector_outputs_uses_the_loss_gradient():
+    model, x = build("convolutional-classes")
+    y = torch.arange(4)
+    with Training(model, x, Trajectory(Every(1), clean=Every(1)), loss=F.cross_entropy) as t:
+        t.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        values = t.step(x, y)
+        assert values["clean/0"] == pytest.approx(values["mean/0"], rel=1e-12)
+        assert "logits" in t.probe.labels
+        assert "vector" in t.probe.labels
+        assert "upper/0" not in values
+        assert "lower/0" in values
+        assert len(t.probe.explain()) == len(t.probe.labels)
+
+
+def test_the_link_gives_the_function_with_the_sigmoid():
+    model, x = build("mlp")
+    y = torch.tensor([[0.0], [1], [1], [0]], dtype=torch.float64)
+    expected = trajectory(nn.Sequential(model, nn.Sigmoid()), x)["0.0"]
+    loss = F.binary_cross_entropy_with_logits
+    with Training(model, x, Trajectory(Every(1), link="sigmoid", sandwich=1), loss=loss) as t:
+        values = t.step(x, y)
+        assert values["mean/0"] == pytest.approx(expected.mean, rel=1e-12)
+        assert values["lipschitz/0"] == pytest.approx(float(expected.lipschitz.mean()), rel=1e-12)
+        assert "logits" not in t.probe.labels
+    with Training(model, x, Trajectory(Every(1)), loss=loss) as t:
+        t.step(x, y)
+        assert t.probe.labels == ("logits",)
+
+
+def test_another_output_in_the_loss_is_labelled():
+    model, x = build("dict")
+    with excite.watch(model, example=x, probes=[probe := Trajectory(Every(1), output="logits")], strict=True) as watch:
+        returned = model(x)
+        returned["logits"].square().mean().backward()
+        watch.step()
+        assert probe.labels == ()
+        returned = model(x)
+        (returned["logits"].square().mean() + returned["side"].square().mean()).backward()
+        watch.step()
+        assert probe.labels == ("side",)
+
+
+@pytest.mark.parametrize("kind", ["bias only", "no bias", "in place", "checkpointed"])
+def test_kinds_of_first_layers(kind):
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(5, 6, bias=kind != "no bias"), nn.Linear(6, 1)
+            self.act = nn.ReLU(inplace=kind == "in place")
+            if kind == "bias only":
+                self.one.weight.requires_grad_(False)
+
+        def body(self, x):
+            return self.two(self.act(self.one(x)))
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=False) if kind == "checkpointed" else self.body(x)
+
+    model, x = Net().double(), build("mlp")[1]
+    expected = trajectory(model, x)["one"]
+    with Training(model, x, Trajectory(Every(1))) as t:
+        values = t.step(x, torch.ones(4, 1, dtype=torch.float64))
+    assert values["mean/one"] == pytest.approx(expected.mean, rel=1e-12)
+    assert values["samples/one"] == 4
+    assert ("raw/one" in values) == (kind != "no bias")
+
+
+def test_half_precision_under_autocast():
+    model, x = build("mlp")
+    model, x = model.float(), x.float()
+    expected = trajectory(model, x)["0"]
+
+    def loss(f, y):
+        return 1024 * (f.float() - y).square().mean()
+
+    with Training(model, x, Trajectory(Every(1)), loss=loss) as t, torch.autocast("cpu", torch.bfloat16):
+        values = t.step(x, torch.ones(4, 1))
+    assert values["mean/0"] == pytest.approx(expected.mean, rel=0.05)
+
+
+def test_the_graph_is_not_kept_alive():
+    model, x = build("mlp")
+    with Training(model, x, Trajectory(Every(1), clean=Every(1))) as t:
+        h = model[:2](x)
+        alive = weakref.ref(h)
+        squared(model[2:](h), torch.zeros(4, 1)).backward()  # a part used alone is no training pass of the model
+        f = model(x)
+        node = weakref.ref(f.grad_fn) if hasattr(f.grad_fn, "__weakref__") else None
+        f.sum().backward()
+        t.watch.step()
+        del h, f
+        gc.collect()
+        assert alive() is None
+        assert node is None or node() is None
+
+
+def test_several_models_each_have_their_own():
+    one, x = build("mlp")
+    two, _ = build("mlp", seed=5)
+    y = torch.zeros(4, 1, dtype=torch.float64)
+    with Training(one, x, Trajectory(Every(1))) as a, Training(two, x, Trajectory(Every(1))) as b:
+        expected = trajectory(one, x)["0"].mean, trajectory(two, x)["0"].mean
+        assert (a.step(x, y)["mean/0"], b.step(x, y)["mean/0"]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_compiled_model_is_seen_if_watched_from_the_start_and_refused_if_not():
+    model, x = build("mlp")
+    y = torch.zeros(4, 1, dtype=torch.float64)
+    expected = trajectory(model, x)["0"].mean
+    compiled = torch.compile(model, backend="eager")
+    with Training(model, x, Trajectory(Every(1))) as t:
+        t.model = compiled
+        assert t.step(x, y)["mean/0"] == pytest.approx(expected, rel=1e-12)
+    torch._dynamo.reset()
+    late = torch.compile(model, backend="eager")
+    late(x)
+    with Training(model, x, Trajectory(Every(1))) as t:
+        t.model = late
+        with pytest.raises(ModelError, match="before its first call"):
+            t.step(x, y)
+    torch._dynamo.reset()
+
+
+def test_it_survives_a_restart():
+    model, x = build("mlp")
+    y = torch.zeros(4, 1, dtype=torch.float64)
+    with Training(model, x, Trajectory(Every(4), sandwich=3)) as whole:
+        for _ in range(4):
+            whole.step(x, y)
+    model, x = build("mlp")
+    with Training(model, x, Trajectory(Every(4), sandwich=3)) as t:
+        t.step(x, y)
+        t.step(x, y)
+        state = t.watch.state_dict()
+    with Training(model, x, Trajectory(Every(4), sandwich=3)) as t:
+        t.watch.load_state_dict(state)
+        t.step(x, y)
+        values = t.step(x, y)
+    assert values == pytest.approx(whole.values, rel=1e-10)
+
+
+def test_bad_input():
+    model, x = build("mlp")
+    with pytest.raises(InputError, match="example"):
+        excite.watch(model, probes=[Trajectory()])
+    with pytest.raises(InputError, match="sandwich"):
+        Trajectory(sandwich=0)
+    with pytest.raises(InputError, match="link"):
+        Trajectory(link="softmax")
+    with pytest.raises(InputError, match="one output"):
+        classes, images = build("convolutional-classes")
+        excite.watch(classes, example=images, probes=[Trajectory(link="sigmoid")])
+    with pytest.raises(ModelError, match="output="):
+        excite.watch(build("dict")[0], example=x, probes=[Trajectory()])
+    assert state_of(model)["hooks"] == state_of(build("mlp")[0])["hooks"]
+    model[0].requires_grad_(False)
+    with pytest.raises(ModelError, match="frozen"):
+        excite.watch(model, example=x, probes=[Trajectory()])
+    with Training(model, x, Trajectory(Every(1), clean=Every(1))) as t:
+        values = t.step(x, torch.zeros(4, 1, dtype=torch.float64))
+        assert values["clean/0"] == pytest.approx(trajectory(model, x)["0"].mean, rel=1e-12)
+
+
+def test_what_is_not_connected_is_said():
+    model, x = build("mlp")
+    with excite.watch(model, example=x, probes=[Trajectory(Every(1))], strict=True) as watch:
+        with pytest.raises(ModelError, match="no forward pass"):
+            watch.step()
+        model(x)
+        with pytest.raises(ModelError, match="not connected to the loss"):
+            watch.step()
+
+    class Switch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.cut = nn.Linear(5, 4), nn.Linear(4, 1), False
+
+        def forward(self, x):
+            h = self.one(x)
+            return self.two(h.detach() if self.cut else h)
+
+    model = Switch().double()
+    with excite.watch(model, example=x, probes=[Trajectory(Every(1))], strict=True) as watch:
+        model.cut = True
+        model(x).sum().backward()
+        with pytest.raises(ModelError, match="'one' cannot be reached"):
+            watch.step()
+
+
+def test_an_exception_in_the_forward_pass_leaves_no_mode_behind():
+    model, x = build("functional")
+    with Training(model, x, Trajectory(Every(1))) as t:
+        with pytest.raises(RuntimeError):
+            model(x[:, :2])
+        assert torch.overrides._len_torch_function_stack() == 0
+        t.step(x, torch.zeros(4, 1, dtype=torch.float64))
+    assert torch.overrides._len_torch_function_stack() == 0
