@@ -89,9 +89,8 @@ class Ledger:
         if not self.laws:
             return
         assert self._ww is not None
-        rows = self._squares()
+        rows, parts = self._stages.after(optimizer, self._ww, self._value)
         value = self._sums.fold(rows)
-        parts = self._stages.after(optimizer, self._ww, value)
         rest = value - self._value
         for name, part in parts.items():
             self._parts[PARTS.index(name)] += part
@@ -110,8 +109,7 @@ class Ledger:
 
     def _squares(self) -> Tensor:
         with torch.no_grad():
-            weights = _wide([p.detach() for p in self._parameters])
-            return self._sums.rows(weights, weights)
+            return self._sums.rows({"w": [p.detach() for p in self._parameters]}, [("w", "w")])[0]
 
     def _settings(self) -> dict[str, Settings]:
         return dict(zip(self._sums.paths, self._stages.settings(self.optimizer)))
@@ -213,10 +211,6 @@ def _sorted(
 
 def _lowest(dtypes: list[torch.dtype]) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
-
-
-def _wide(tensors: list[Tensor]) -> list[Tensor]:
-    return [t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors]
 
 
 def conservation(

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from excite.errors import InputError
-from excite.probes.laws import LawSums, NamedLaw
+from excite.probes.laws import Derive, LawSums, NamedLaw
 from excite.probes.updates import (
     Coefficient,
+    Moments,
     Products,
     Rule,
     decayed,
@@ -74,55 +75,53 @@ class Stages:
         if self._quick:
             if self._norm_sums is not None:
                 norms = [self._parameters[i] for i in self._norm_at]
-                self._norm_wg = self._norm_sums.rows(*(_wide(side) for side in ([*norms], [_grad(p) for p in norms])))
+                columns = {"w": [p.detach() for p in norms], "g": [_grad(p) for p in norms]}
+                self._norm_wg = self._norm_sums.rows(columns, [("w", "g")])[0]
             return
         weights = [p.detach() for p in self._parameters]
-        if self._copies is None or [c.shape for c in self._copies] != [w.shape for w in weights]:
+        if self._copies is None:
             self._copies = [torch.empty_like(w) for w in weights]
         torch._foreach_copy_(self._copies, weights)
         # Some implementations add Nesterov's momentum to the gradient in place.
         if rule == "measured" or any(group.get("nesterov") for group in different):
             self._grads = None if closure else [_grad(p).clone() for p in self._parameters]
 
-    def after(self, optimizer: torch.optim.Optimizer, ww: Tensor, value: Tensor) -> dict[str, Tensor]:
-        """By part: the change of every law. `ww`: row sums of w·w before the step; `value`: the laws after it."""
-        settings = self.settings(optimizer)
-        if self._quick:
-            return self._plain(settings[0], ww)
-        grads = _wide(self._grads if self._grads is not None else [_grad(p) for p in self._parameters])
-        self._grads = None
-        assert self._copies is not None
-        before = _wide(self._copies)
-        products = Products(ww, self._sums.rows(before, grads), self._sums.rows(grads, grads))
-        trained = [p.grad is not None for p in self._parameters]
-        rates = [float(s.get("lr", 0.0)) if t else 0.0 for s, t in zip(settings, trained)]
-        rate = self._by_row("rate", rates)
-        parts = {"step": self._sums.fold(rate * rate * products.gg)}
-        common = self._by_law(rates)
-        against = -2 * common * self._sums.fold(products.wg)  # zero for a gradient that obeys the law
-        parts["eps"] = against * self._is_norm
-        if isinstance(rate, Tensor):
-            parts["rates"] = -2 * self._sums.fold(rate * products.wg) - against
-        if self._rule == "measured":
-            inside = value - self._sums.fold(self._sums.rows(before, before))
-            parts["update"] = inside - sum(parts.values()) - against * (1 - self._is_norm)
-            return parts
-        decay = self._by_row("decay", [float(s["weight_decay"]) for s in settings])
-        parts["decay"] = self._sums.fold(decayed(products, rate, decay))
-        stage = self._sums.fold(plain(products, rate)) + parts["decay"]
-        states = [optimizer.state.get(p, {}) if t else {} for p, t in zip(self._parameters, trained)]
-        if self._rule == "sgd":
-            u = _wide(direction_of_sgd(states, settings, before, grads))
-            now = self._sums.fold(moved(rate, 0.0, ww, self._sums.rows(before, u), self._sums.rows(u, u)))
-            return {**parts, "momentum": now - stage}
-        return {**parts, **self._adam(states, settings, before, rate, ww, stage)}
+    def after(self, optimizer: torch.optim.Optimizer, ww: Tensor, value: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Row sums of w·w after the step, and by part the change of every law.
 
-    def _plain(self, setting: Settings, ww: Tensor) -> dict[str, Tensor]:
+        `ww`: the row sums before the step; `value`: the laws before it.
+        """
+        settings = self.settings(optimizer)
+        grads = self._grads if self._grads is not None else [_grad(p) for p in self._parameters]
+        self._grads = None
+        columns: dict[str, Sequence[Tensor]] = {"after": [p.detach() for p in self._parameters], "g": grads}
+        if self._quick:
+            rows = self._sums.rows(columns, [("after", "after"), ("g", "g")])
+            return rows[0], self._plain(settings[0], self._sums.fold(rows[1]), value)
+        assert self._copies is not None
+        columns["w"] = self._copies
+        trained = [p.grad is not None for p in self._parameters]
+        states = [optimizer.state.get(p, {}) if t else {} for p, t in zip(self._parameters, trained)]
+        pairs = [("after", "after"), ("w", "g"), ("g", "g")]
+        derive, correction = None, [1.0]
+        if self._rule == "measured":
+            pairs += [("w", "w")]
+        elif self._rule == "sgd":
+            columns["u"] = direction_of_sgd(states, settings, self._copies, grads)
+            pairs += [("w", "u"), ("u", "u")]
+        else:
+            moments = moments_of_adam(states, settings, self._copies)
+            correction, derive = moments.correction, _scale(moments, columns)
+            pairs += [("w", "u"), ("u", "u"), ("w", "scaled"), ("scaled", "scaled")]
+        rows = self._sums.rows(columns, pairs, derive)
+        rates = [float(s.get("lr", 0.0)) if t else 0.0 for s, t in zip(settings, trained)]
+        return rows[0], self._full(settings, rates, self._by_row("correction", correction), ww, rows)
+
+    def _plain(self, setting: Settings, gg: Tensor, value: Tensor) -> dict[str, Tensor]:
         rate, decay = float(setting["lr"]), float(setting["weight_decay"])
-        grads = _wide([_grad(p) for p in self._parameters])
-        parts = {"step": self._sums.fold(self._sums.rows(grads, grads)) * rate**2}
+        parts = {"step": gg * rate**2}
         if decay:
-            parts["decay"] = self._sums.fold(ww) * (rate * decay * (rate * decay - 2))
+            parts["decay"] = value * (rate * decay * (rate * decay - 2))
         if self._norm_sums is not None and self._norm_wg is not None:
             wg = self._sums_of_norms(self._norm_wg)
             parts["eps"] = -2 * rate * wg
@@ -130,25 +129,30 @@ class Stages:
                 parts["decay"] = parts["decay"] + 2 * rate**2 * decay * wg
         return parts
 
-    def _adam(
-        self,
-        states: Sequence[Mapping[str, Any]],
-        settings: Sequence[Settings],
-        before: list[Tensor],
-        rate: Coefficient,
-        ww: Tensor,
-        stage: Tensor,
+    def _full(
+        self, settings: list[Settings], rates: list[float], correction: Coefficient, ww: Tensor, rows: Tensor
     ) -> dict[str, Tensor]:
-        # Decoupled decay acts beside the moments, coupled decay inside them.
-        apart = [s.get("decoupled_weight_decay", False) for s in settings]
-        shrink = self._by_row("shrink", [float(s["weight_decay"]) if a else 0.0 for s, a in zip(settings, apart)])
-        moments = moments_of_adam(states, settings, before)
-        correction = self._by_row("correction", moments.correction)
-        stages = []
-        for u in (_wide(moments.first), _wide(moments.scaled)):
-            wu, uu = self._sums.rows(before, u) / correction, self._sums.rows(u, u) / (correction * correction)
-            stages.append(self._sums.fold(moved(rate, shrink, ww, wu, uu)))
-        return {"momentum": stages[0] - stage, "rescaling": stages[1] - stages[0]}
+        """Rows of: w·w after the step, w·g, g·g, and what the optimizer's rule adds to them."""
+        fold, rate = self._sums.fold, self._by_row("rate", rates)
+        products = Products(ww, rows[1], rows[2])
+        parts = {"step": fold(rate * rate * products.gg)}
+        against = -2 * self._by_law(rates) * fold(products.wg)  # zero for a gradient that obeys the law
+        parts["eps"] = against * self._is_norm
+        if isinstance(rate, Tensor):
+            parts["rates"] = -2 * fold(rate * products.wg) - against
+        if self._rule == "measured":
+            parts["update"] = fold(rows[0] - rows[3]) - sum(parts.values()) - against * (1 - self._is_norm)
+            return parts
+        decay = self._by_row("decay", [float(s["weight_decay"]) for s in settings])
+        parts["decay"] = fold(decayed(products, rate, decay))
+        stages = [fold(plain(products, rate)) + parts["decay"]]
+        # Adam's decoupled decay acts beside the moments, coupled decay inside them.
+        apart = [float(s["weight_decay"]) * bool(s.get("decoupled_weight_decay")) for s in settings]
+        shrink = self._by_row("shrink", apart)
+        for wu, uu in zip(rows[3::2], rows[4::2]):
+            stages.append(fold(moved(rate, shrink, ww, wu / correction, uu / (correction * correction))))
+        names = ("momentum", "rescaling")
+        return parts | {name: after - before for name, before, after in zip(names, stages, stages[1:])}
 
     def _sums_of_norms(self, rows: Tensor) -> Tensor:
         assert self._norm_sums is not None
@@ -182,6 +186,17 @@ def _grad(p: Tensor) -> Tensor:
     return grad.to_dense() if grad.is_sparse else grad
 
 
-def _wide(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Half precision is summed in float32."""
-    return [t.detach().float() if t.dtype in (torch.float16, torch.bfloat16) else t.detach() for t in tensors]
+def _scale(moments: Moments, columns: dict[str, Sequence[Tensor]]) -> Derive | None:
+    """Add Adam's directions to the columns: "u" is m, "scaled" is m/(√v̂ + ε), computed by block where it can be."""
+    columns["u"] = moments.first
+    if len({*moments.root}) > 1 or len({*moments.eps}) > 1:
+        columns["scaled"] = moments.scaled()
+        return None
+    columns["v"] = moments.second
+    root, eps = moments.root[0], moments.eps[0]
+
+    def derive(flat: dict[str, Tensor], memory: Tensor) -> None:
+        torch.sqrt(flat["v"], out=memory).div_(root).add_(eps)
+        flat["scaled"] = torch.div(flat["u"], memory, out=memory)
+
+    return derive

@@ -79,31 +79,34 @@ def direction_of_sgd(
 
 @dataclass(frozen=True)
 class Moments:
-    """Adam's two directions, both with the first moment's bias correction left to the caller: m, and m/(√v̂ + ε)."""
+    """Adam's moments by parameter, and what its update divides them by: m̂ = m / correction, √v̂ = √v / root."""
 
     first: list[Tensor]
-    scaled: list[Tensor]
-    correction: list[float]  # 1 − β₁ᵗ, by parameter
+    second: list[Tensor]
+    correction: list[float]  # 1 − β₁ᵗ
+    root: list[float]  # √(1 − β₂ᵗ)
+    eps: list[float]
+
+    def scaled(self) -> list[Tensor]:
+        """m / (√v̂ + ε)."""
+        below = list(torch._foreach_sqrt(self.second))
+        torch._foreach_div_(below, self.root)
+        torch._foreach_add_(below, self.eps)
+        return list(torch._foreach_div(self.first, below))
 
 
 def moments_of_adam(
     states: Sequence[Mapping[str, Any]], settings: Sequence[Mapping[str, Any]], like: Sequence[Tensor]
 ) -> Moments:
-    first, second, corrections, roots, eps = [], [], [], [], []
+    found = Moments([], [], [], [], [])
     for state, setting, w in zip(states, settings, like):
-        if not state:  # it never had a gradient
-            first.append(torch.zeros_like(w))
-            second.append(torch.ones_like(w))
-            corrections.append(1.0)
-            roots.append(1.0)
-        else:
-            steps = float(state["step"])
-            first.append(state["exp_avg"])
-            second.append(state["max_exp_avg_sq"] if setting["amsgrad"] else state["exp_avg_sq"])
-            corrections.append(1 - setting["betas"][0] ** steps)
-            roots.append((1 - setting["betas"][1] ** steps) ** 0.5)
-        eps.append(float(setting["eps"]))
-    below = list(torch._foreach_sqrt(second))
-    torch._foreach_div_(below, roots)
-    torch._foreach_add_(below, eps)
-    return Moments(first, list(torch._foreach_div(first, below)), corrections)
+        steps = float(state["step"]) if state else 1.0
+        # Without a state it never had a gradient, and does not move.
+        found.first.append(state["exp_avg"] if state else torch.zeros_like(w))
+        found.second.append(
+            state["max_exp_avg_sq" if setting["amsgrad"] else "exp_avg_sq"] if state else torch.ones_like(w)
+        )
+        found.correction.append(1 - setting["betas"][0] ** steps)
+        found.root.append((1 - setting["betas"][1] ** steps) ** 0.5)
+        found.eps.append(float(setting["eps"]))
+    return found
