@@ -92,9 +92,10 @@ class LawSums:
     def rows(self, columns: Columns, pairs: Sequence[tuple[str, str]], derive: Derive | None = None) -> Tensor:
         """(pairs, rows) in float64: Σ a·b over the entries of every row, for each pair of columns.
 
-        A column is a list of tensors in the order of `paths`; `derive` may add a column to those of a block, in memory that it is given.
+        A column is a list of tensors in the order of `paths`; `derive` may add one to those of a block, in memory that it
+        is given.
         """
-        result = []
+        result = [torch.zeros(len(pairs), 0, device=self._device)]
         for block in self._blocks:
             flat = {name: self._flat(name, block, tensors) for name, tensors in columns.items()}
             dtype = flat[pairs[0][0]].dtype

@@ -64,7 +64,9 @@ class Stages:
     def before(self, rule: Rule, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         settings = self.settings(optimizer)
         different = {id(group): group for group in settings}.values()
-        self._rule = rule
+        nesterov = any(group.get("nesterov") for group in different)
+        # Some implementations add Nesterov's momentum to the gradient in place; a closure makes it inside the step.
+        self._rule = rule = "measured" if closure and nesterov else rule
         self._quick = (
             rule == "sgd"
             and not closure
@@ -82,9 +84,10 @@ class Stages:
         if self._copies is None:
             self._copies = [torch.empty_like(w) for w in weights]
         torch._foreach_copy_(self._copies, weights)
-        # Some implementations add Nesterov's momentum to the gradient in place.
-        if rule == "measured" or any(group.get("nesterov") for group in different):
-            self._grads = None if closure else [_grad(p).clone() for p in self._parameters]
+        if rule == "measured" and closure:  # what the gradient was is not known: all of the step is its update
+            self._grads = [torch.zeros_like(w) for w in weights]
+        elif rule == "measured" or nesterov:
+            self._grads = [_grad(p).clone() for p in self._parameters]
 
     def after(self, optimizer: torch.optim.Optimizer, ww: Tensor, value: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Row sums of w·w after the step, and by part the change of every law.
