@@ -1,15 +1,20 @@
 """Quantities measured during training, one file each."""
 
 from excite.probes.boundary import Margin
+from excite.probes.conserving import Conservation
 from excite.probes.consistent import Consistency, Consistent, consistency
+from excite.probes.direction import Direction, angle
 from excite.probes.distance import Distance, distance
 from excite.probes.layers import LayerRichness, Richness
+from excite.probes.ledger import Ledger, conservation
 from excite.probes.loss import Loss
 from excite.probes.moments import Moments
 from excite.probes.protocol import Moment, Probe
 from excite.probes.rank import Rank, effective_rank
+from excite.probes.reading import Entry, Reading
 from excite.probes.richness import richness
 from excite.probes.schedules import Budget, Every, PowersOfTwo, Schedule
+from excite.probes.signs import Signs, sign_changes
 from excite.probes.smallest import Smallest, smallest_eigenvalue, smallest_eigenvalues
 from excite.probes.spectrum import Between, Spectrum
 from excite.probes.trajectories import Trajectory
@@ -20,11 +25,15 @@ from excite.wiring.calling import Pick
 __all__ = [
     "Between",
     "Budget",
+    "Conservation",
     "Consistency",
     "Consistent",
+    "Direction",
     "Distance",
+    "Entry",
     "Every",
     "LayerRichness",
+    "Ledger",
     "Loss",
     "Margin",
     "Moment",
@@ -32,18 +41,23 @@ __all__ = [
     "PowersOfTwo",
     "Probe",
     "Rank",
+    "Reading",
     "Richness",
     "Schedule",
+    "Signs",
     "Smallest",
     "Spectrum",
     "Trajectory",
     "Units",
     "Updates",
+    "angle",
+    "conservation",
     "consistency",
     "default_probes",
     "distance",
     "effective_rank",
     "richness",
+    "sign_changes",
     "smallest_eigenvalue",
     "smallest_eigenvalues",
     "trajectory",
