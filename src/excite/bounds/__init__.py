@@ -8,6 +8,7 @@ from excite.bounds.deep import deep_lipschitz, deep_norms
 from excite.bounds.first_layer import first_layer_lipschitz
 from excite.bounds.linear_rank import alignment, cross_entropy_rank, decay_rank
 from excite.bounds.matrix_regularization import matrix_equivalence
+from excite.bounds.reduced_alignment import reduced_alignment
 from excite.bounds.regularization import Equivalence, penalty_of_radius, radius_of_penalty
 from excite.bounds.relaxed_margin import relaxed_linear_margin
 from excite.bounds.stability import Descent, Sharpness, descent_stability, sharpness
@@ -39,6 +40,7 @@ __all__ = [
     "most_active",
     "penalty_of_radius",
     "radius_of_penalty",
+    "reduced_alignment",
     "relaxed_linear_margin",
     "sharpness",
     "steadiness",

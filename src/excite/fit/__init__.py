@@ -1,9 +1,12 @@
-"""Training loops: one network, from a loss to a run; many small ones at once."""
+"""Training loops: one network, from a loss to a run; many small ones at once; gradient flow and descent that follow theory."""
 
 from excite.fit.accuracy import accuracy
 from excite.fit.architectures import ARCHITECTURES, build
+from excite.fit.course import Course
+from excite.fit.descending import descent
 from excite.fit.ensembles import Ensemble, ensemble
 from excite.fit.factories import import_factory, make_model
+from excite.fit.flow import gradient_flow
 from excite.fit.loop import Fitted, fit
 from excite.fit.losses import squared_error
 from excite.fit.trajectories import BiasTrajectory
@@ -11,12 +14,15 @@ from excite.fit.trajectories import BiasTrajectory
 __all__ = [
     "ARCHITECTURES",
     "BiasTrajectory",
+    "Course",
     "Ensemble",
     "Fitted",
     "accuracy",
     "build",
+    "descent",
     "ensemble",
     "fit",
+    "gradient_flow",
     "import_factory",
     "make_model",
     "squared_error",

@@ -1,5 +1,7 @@
 """Quantities measured during training, one file each."""
 
+from excite.probes.aligned import Alignments, JunctionAlignment, LayerAlignment
+from excite.probes.alignment import Alignment, alignment
 from excite.probes.boundary import Margin
 from excite.probes.conserving import Conservation
 from excite.probes.consistent import Consistency, Consistent, consistency
@@ -23,6 +25,8 @@ from excite.probes.updates import Updates, trajectory
 from excite.wiring.calling import Pick
 
 __all__ = [
+    "Alignment",
+    "Alignments",
     "Between",
     "Budget",
     "Conservation",
@@ -32,6 +36,8 @@ __all__ = [
     "Distance",
     "Entry",
     "Every",
+    "JunctionAlignment",
+    "LayerAlignment",
     "LayerRichness",
     "Ledger",
     "Loss",
@@ -50,6 +56,7 @@ __all__ = [
     "Trajectory",
     "Units",
     "Updates",
+    "alignment",
     "angle",
     "conservation",
     "consistency",
@@ -66,4 +73,12 @@ __all__ = [
 
 def default_probes(output: Pick = None) -> list[Probe]:
     """What `excite.watch` measures; `output` says which part is the output of a model that returns several."""
-    return [Loss(), Distance(), Rank()]
+    return [
+        Loss(),
+        Trajectory(output=output),
+        Distance(),
+        Rank(),
+        Conservation(output=output),
+        Alignment(output=output),
+        Signs(),
+    ]

@@ -1,0 +1,77 @@
+"""What `alignment` returns: the rank of every layer, and how well neighbouring layers are aligned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from excite.probes.spectrum import Between
+
+
+@dataclass(frozen=True)
+class LayerAlignment:
+    """One layer's weight as a matrix with output channels as rows (Definition 7), with singular values σ.
+
+    - `ratio` σ₁²/Σσ², 1 for rank one; `stable_rank` its inverse; `participation` (Σσ²)²/Σσ⁴;
+    - `effective_rank` exp of the entropy of σ²/Σσ², a range where only the first σ are known;
+    - `distance` ‖W/‖W‖_F − u v'‖_F = √(2 − 2σ₁/‖W‖_F), the distance to its rank-one part (equation 15);
+    - `gap` 1 − σ₂²/σ₁²: where it is 0, the leading vectors, and so the alignment, are not determined;
+    - `residual` of the leading vector, relative to σ₁²; 0 where the whole spectrum was computed.
+    """
+
+    layer: str
+    shape: tuple[int, int]
+    spectral: float
+    frobenius: float
+    ratio: float
+    stable_rank: float
+    participation: float | None
+    effective_rank: Between
+    distance: float
+    gap: float
+    residual: float
+
+
+@dataclass(frozen=True)
+class JunctionAlignment:
+    """`value` |⟨u, v⟩| of the leading singular vectors of what makes the channels and of what reads them; `ratio` is
+    ‖·‖₂²/‖·‖²_F of all that makes them together, [U Z] for a residual block."""
+
+    junction: str
+    law: str
+    value: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Alignments:
+    """`alignment(...)[layer]` is a `LayerAlignment`; printing shows two tables."""
+
+    layers: tuple[LayerAlignment, ...]
+    junctions: tuple[JunctionAlignment, ...]
+
+    def __getitem__(self, layer: str) -> LayerAlignment:
+        for one in self.layers:
+            if one.layer == layer:
+                return one
+        raise KeyError(f"{layer!r}; layers: {', '.join(one.layer for one in self.layers)}")
+
+    def __iter__(self) -> Iterator[LayerAlignment]:
+        return iter(self.layers)
+
+    def between(self, junction: str) -> JunctionAlignment:
+        """By name, such as "fc1>fc2"."""
+        for one in self.junctions:
+            if one.junction == junction:
+                return one
+        raise KeyError(f"{junction!r}; junctions: {', '.join(one.junction for one in self.junctions)}")
+
+    def __str__(self) -> str:
+        lines = [["layer", "matrix", "‖W‖₂²/‖W‖_F²", "stable rank", "effective rank", "distance to rank one"]]
+        for one in self.layers:
+            lines.append([one.layer, "×".join(map(str, one.shape)), f"{one.ratio:.4f}", f"{one.stable_rank:.2f}",
+                          f"{one.effective_rank:.2f}", f"{one.distance:.4f}"])  # fmt: skip
+        lines += [["", "", "", "", "", ""], ["junction", "law", "|⟨u, v⟩|", "ratio of what makes it", "", ""]]
+        lines += [[one.junction, one.law, f"{one.value:.4f}", f"{one.ratio:.4f}", "", ""] for one in self.junctions]
+        widths = [max(len(line[i]) for line in lines) for i in range(6)]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)

@@ -1,0 +1,80 @@
+"""Junctions: where layers meet, as two matrices whose rows are the channels between them.
+
+A channel group with its producers and its consumers is a junction. In the language of Training invariances the producers
+side by side are the matrix representation of a layer with output channels as rows ([U Z] for a residual block with a free
+skip), and the consumers are that of what follows, with input channels as rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from excite.wiring.affine import clean_path
+from excite.wiring.groups import Group, Law, Site, names
+from excite.wiring.tracing import Wiring
+
+
+@dataclass(frozen=True)
+class Junction:
+    """`before` makes the channels, `after` reads them; biases belong to what makes. `law` is that of the group, and "norm"
+    where normalizations stand between: their own scales are left out."""
+
+    channels: int
+    before: tuple[Site, ...]
+    after: tuple[Site, ...]
+    law: Law
+    why: str
+
+    @property
+    def made_by(self) -> str:
+        return "+".join(names(self.before))
+
+    @property
+    def name(self) -> str:
+        return f"{self.made_by}>{'+'.join(names(self.after))}"
+
+    def made(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """(channels, numbers): what makes each channel."""
+        return stacked(self.before, parameters)
+
+    def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """(channels, numbers): what reads each channel."""
+        return stacked(self.after, parameters)
+
+
+def stacked(sites: Sequence[Site], parameters: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([site.rows(parameters[site.parameter]) for site in sites], 1)
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """The model's parameters by the names that sites use, detached: they share memory with the model."""
+    return {clean_path(path): p.detach() for path, p in model.named_parameters()}
+
+
+def junctions(wiring: Wiring) -> list[Junction]:
+    """All places where affine layers meet. Channels are followed through normalizations that keep them apart."""
+    behind: dict[str, Group] = {norm: group for group in wiring.groups for norm in group.norms}
+    found = []
+    for group in wiring.groups:
+        before: list[Site] = []
+        law = group.law
+        for site in group.producers:
+            if site.layer in behind:
+                law = "norm"
+                made = behind[site.layer]
+                if made.channels == group.channels and _plain(site) and all(map(_plain, made.producers)):
+                    before += [one for one in made.producers if one not in before]
+            else:
+                before.append(site)
+        if before and group.consumers and group.channels == group.width:
+            found.append(Junction(group.channels, tuple(before), group.consumers, law, group.why))
+    return found
+
+
+def _plain(site: Site) -> bool:
+    """All channels of the parameter, in their own order."""
+    return site.index == tuple((k,) for k in range(site.of))

@@ -1,0 +1,149 @@
+"""A feedforward network as a multilinear function and a tree with weights ±1: the decomposition of Training invariances.
+
+h(x) lists, for every path p from an input to the output, x_p Π_{e ∈ p} w_e. The unrolled tree μ has a leaf for every path and
+weights ±1 that depend on the signs of the weights alone, and ν(x) = μ(h(x)) (Lemma 2). It exists for small networks: there
+are exponentially many paths. `Graph.count` and `path_count` count them in networks of any size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from excite.errors import InputError
+
+Array = NDArray[np.float64]
+Edge = tuple[str, str]
+Path = tuple[str, ...]  # vertices, from the input to the output
+LIMIT = 100_000  # paths that are enumerated at most, unless asked otherwise
+RELU, LINEAR = (0.0, 1.0), (1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A feedforward network ν with one output.
+
+    `weights` by edge (from, to). `slopes` by vertex are those of its activation, left and right of zero: these two
+    numbers are all that a positively homogeneous function has. Vertices not named are ReLUs, (0, 1); the output is linear,
+    (1, 1), and so are the inputs. Vertices without edges into them that are no inputs have the value 0.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    weights: Mapping[Edge, float]
+    slopes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (*self.inputs, self.output, *self.slopes):
+            if not isinstance(name, str):
+                raise InputError(f"vertices: expected strings; got {name!r}")
+        if len(set(self.inputs)) != len(self.inputs) or not self.inputs:
+            raise InputError("inputs: expected at least one vertex, each once")
+        for edge, weight in self.weights.items():
+            if edge[1] in self.inputs or edge[0] == self.output:
+                raise InputError(f"edge {edge}: no edge may enter an input or leave the output")
+            if not math.isfinite(weight):
+                raise InputError(f"edge {edge}: expected a finite weight; got {weight}")
+        self.order  # noqa: B018  # raises for a cycle
+
+    @cached_property
+    def into(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for a, b in self.weights:
+            found.setdefault(b, []).append(a)
+        return found
+
+    @cached_property
+    def order(self) -> list[str]:
+        """Vertices, each after all that lead to it."""
+        order: list[str] = []
+        state: dict[str, int] = {}
+        for root in (*self.inputs, self.output, *(b for _, b in self.weights)):
+            stack = [root]
+            while stack:
+                vertex = stack[-1]
+                if state.get(vertex) is None:
+                    state[vertex] = 1
+                    before = self.into.get(vertex, [])
+                    if any(state.get(a) == 1 for a in before):
+                        raise InputError(f"the graph has a cycle through {vertex!r}: a feedforward network has none")
+                    stack += [a for a in before if a not in state]
+                else:
+                    stack.pop()
+                    if state[vertex] == 1:
+                        state[vertex] = 2
+                        order.append(vertex)
+        return order
+
+    def slope(self, vertex: str) -> tuple[float, float]:
+        plain = LINEAR if vertex == self.output or vertex in self.inputs else RELU
+        return self.slopes.get(vertex, plain)
+
+    def value(self, x: Sequence[float] | Array) -> float:
+        """ν(x), vertex by vertex."""
+        post = dict(zip(self.inputs, point(self, x)))
+        for vertex in self.order:
+            if vertex not in post:
+                pre = sum(self.weights[a, vertex] * post[a] for a in self.into.get(vertex, []))
+                post[vertex] = activate(pre, self.slope(vertex))
+        return float(post[self.output])
+
+    @cached_property
+    def count(self) -> int:
+        """The number ρ of paths from an input to the output, exactly, whatever the size of the graph."""
+        ways: dict[str, int] = dict.fromkeys(self.inputs, 1)
+        for vertex in self.order:
+            if vertex not in ways:
+                ways[vertex] = sum(ways[a] for a in self.into.get(vertex, []))
+        return ways[self.output]
+
+    def paths(self, limit: int = LIMIT) -> list[Path]:
+        """All paths from an input to the output, as vertices; refused beyond `limit`."""
+        if self.count > limit:
+            raise InputError(f"{self.count} paths: more than the limit of {limit}; raise it, or use `count`")
+        found: list[Path] = []
+        stack: list[Path] = [(self.output,)]
+        while stack:
+            path = stack.pop()
+            if path[0] in self.inputs:
+                found.append(path)
+            else:
+                stack += [(a, *path) for a in self.into.get(path[0], [])]
+        return sorted(found)
+
+
+def fully_connected(weights: Sequence[Any], slope: tuple[float, float] = RELU) -> Graph:
+    """The graph of x ↦ W_L σ(⋯ σ(W_1 x)) with one output; matrices (n_k, n_{k−1}), hidden vertices "layer.unit"."""
+    matrices = [np.asarray(w, dtype=np.float64) for w in weights]
+    good = matrices and all(m.ndim == 2 for m in matrices) and len(matrices[-1]) == 1
+    if not good or any(a.shape[0] != b.shape[1] for a, b in pairwise(matrices)):
+        raise InputError(f"expected matrices that follow each other to one output; got {[m.shape for m in matrices]}")
+    names = [[f"{k}.{i}" for i in range(m.shape[1])] for k, m in enumerate(matrices)] + [["output"]]
+    edges = {
+        (names[k][j], names[k + 1][i]): float(m[i, j]) for k, m in enumerate(matrices) for i, j in np.ndindex(m.shape)
+    }
+    hidden = {name: slope for layer in names[1:-1] for name in layer}
+    return Graph(tuple(names[0]), "output", edges, hidden)
+
+
+def point(graph: Graph, x: Sequence[float] | Array) -> Array:
+    found = np.asarray(x, dtype=np.float64)
+    if found.shape != (len(graph.inputs),) or not np.isfinite(found).all():
+        raise InputError(f"expected {len(graph.inputs)} finite inputs; got shape {found.shape}")
+    return found
+
+
+def activate(z: float, slope: tuple[float, float]) -> float:
+    return slope[1] * z if z > 0 else slope[0] * z
+
+
+def sign(w: float) -> float:
+    """−1 or 1: the paper's sign has no zero."""
+    return -1.0 if w < 0 else 1.0

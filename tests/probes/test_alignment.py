@@ -1,0 +1,222 @@
+"""Ranks and alignment against a full singular value decomposition; the probe through watch, and across a restart."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import excite
+from excite.bounds import alignment as of_matrices
+from excite.errors import InputError
+from excite.probes import Alignment, Every, alignment
+from excite.probes.leading import leading
+from excite.probes.protocol import Moment
+from excite.wiring.junctions import junctions
+from models import CASES, build, same_state, state_of
+
+
+def svd(matrix: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    u, s, v = np.linalg.svd(matrix.detach().double().numpy(), full_matrices=False)
+    return u, s, v
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 10**6), st.floats(1e-3, 1e3))
+def test_all_of_a_small_matrix(m: int, n: int, seed: int, scale: float) -> None:
+    w = scale * torch.randn(m, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    u, s, v = svd(w)
+    found = leading(w, exact=100)
+    np.testing.assert_allclose(found.squares[: len(s)], s**2, rtol=0, atol=1e-10 * s[0] ** 2)
+    assert float(found.total) == pytest.approx(float((s**2).sum()), rel=1e-12)
+    if len(s) == 1 or s[0] - s[1] > 1e-3 * s[0]:
+        assert abs(float(found.left @ torch.from_numpy(u[:, 0]))) == pytest.approx(1, abs=1e-8)
+        assert abs(float(found.right @ torch.from_numpy(v[0]))) == pytest.approx(1, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((60, 90), torch.float64), ((90, 60), torch.float64), ((64, 80), torch.float32)]
+)
+def test_subspace_iteration_from_a_warm_start(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Weights that move a little: a few iterations each follow the leading singular vectors."""
+    g = torch.Generator().manual_seed(0)
+    w = torch.randn(shape, generator=g, dtype=torch.float64)
+    w += 15 * torch.outer(
+        *(nn.functional.normalize(torch.randn(k, generator=g, dtype=torch.float64), dim=0) for k in shape)
+    )
+    basis = None
+    for _ in range(20):
+        w = w + 0.02 * torch.randn(shape, generator=g, dtype=torch.float64)
+        found = leading(w.to(dtype), exact=8, basis=basis)
+        basis = found.basis
+        assert not found.complete
+    u, s, v = svd(w)
+    # The error of a Ritz value is of the order of the residual squared.
+    precise = max(10 * float(found.residual) ** 2, 1e-5 if dtype == torch.float32 else 0.0)
+    assert float(found.squares[0]) == pytest.approx(s[0] ** 2, rel=precise)
+    assert float(found.residual) < 1e-3
+    assert float(found.squares[0]) <= s[0] ** 2 * (1 + 1e-6)
+    assert float(found.total) == pytest.approx(float((s**2).sum()), rel=1e-6)
+    assert float(found.fourth) == pytest.approx(float((s**4).sum()), rel=1e-5)  # type: ignore[arg-type]
+    assert abs(float(found.left.double() @ torch.from_numpy(u[:, 0]))) == pytest.approx(1, abs=1e-4)
+    assert abs(float(found.right.double() @ torch.from_numpy(v[0]))) == pytest.approx(1, abs=1e-4)
+
+
+def by_hand(matrix: Tensor) -> dict[str, float]:
+    u, s, v = svd(matrix)
+    shares = s**2 / (s**2).sum()
+    part = matrix.detach().double().numpy() / np.linalg.norm(matrix.detach().double().numpy())
+    return {
+        "ratio": float(shares[0]),
+        "stable_rank": float((s**2).sum() / s[0] ** 2),
+        "participation": float((s**2).sum() ** 2 / (s**4).sum()),
+        "effective_rank": float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())),
+        "distance": float(np.linalg.norm(part - np.outer(u[:, 0], v[0]))),
+    }
+
+
+NETWORKS = [
+    "mlp",
+    "deep-linear",
+    "convolutional",
+    "products",
+    "transposed",
+    "resnet-free",
+    "resnet-norm",
+    "shared",
+    "grouped",
+]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layers_of_the_shared_table(name: str) -> None:
+    model, x = build(name)
+    before = state_of(model)
+    found = alignment(model, x)
+    assert same_state(before, state_of(model))
+    parameters = dict(model.named_parameters())
+    for one in found:
+        weight = parameters.get(f"{one.layer}.weight", parameters.get(one.layer))
+        assert weight is not None
+        transposed = name == "transposed" and one.layer == "2"
+        matrix = weight.transpose(0, 1).flatten(1) if transposed else weight.flatten(1)
+        if name == "products" and one.layer == "first":
+            matrix = weight.T
+        assert one.shape == tuple(matrix.shape)
+        for quantity, value in by_hand(matrix).items():
+            assert float(getattr(one, quantity)) == pytest.approx(value, abs=1e-7)
+        assert one.residual == 0
+    assert str(found).count("\n") >= len(found.layers) + 1
+
+
+def test_neighbours_are_those_of_the_wiring() -> None:
+    model, x = build("deep-linear")
+    found = alignment(model, x)
+    extended = [torch.cat([m.weight, m.bias[:, None]], 1) for m in model]  # type: ignore[attr-defined]
+    for k, one in enumerate(found.junctions):
+        u, v = svd(extended[k])[0][:, 0], svd(model[k + 1].weight)[2][0]  # type: ignore[index]
+        assert one.value == pytest.approx(abs(float(u @ v)), abs=1e-9)
+    for layer in model:
+        layer.bias.data.zero_()  # type: ignore[union-attr]
+    found = alignment(model, x)
+    expected = of_matrices([layer.weight.detach() for layer in model])  # type: ignore[union-attr]
+    np.testing.assert_allclose([one.value for one in found.junctions], expected, atol=1e-7)
+    assert found.between("0>1").law == "matrix"
+
+
+def test_a_residual_block_is_u_and_z_together_and_norms_are_looked_through() -> None:
+    model, x = build("resnet-free")
+    junction = alignment(model, x).between("block1.conv2+block1.skip>block2.conv1+block2.skip")
+    block = model.block1
+    both = torch.cat([p.flatten(1) if p.dim() > 1 else p[:, None] for p in
+                      (block.conv2.weight, block.conv2.bias, block.skip.weight, block.skip.bias)], 1)  # fmt: skip
+    assert junction.ratio == pytest.approx(by_hand(both)["ratio"], abs=1e-9)
+    model, x = build("resnet-norm")
+    found = {one.name: one for one in junctions(excite.trace(model, x))}
+    assert found["block1.conv1>block1.conv2"].law == "norm"
+    assert "stem+block1.conv2+block2.conv2>block1.conv1+block2.conv1+head" in found
+
+
+def test_every_model_of_the_table_can_be_looked_at() -> None:
+    for name in CASES:
+        if name != "papers":
+            model, x = build(name)
+            found = alignment(model, x, output=CASES[name].pick)
+            assert all(0 <= one.ratio <= 1 for one in found)
+
+
+def test_the_range_of_the_effective_rank_holds_the_truth() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 50, bias=False), nn.ReLU(), nn.Linear(50, 1, bias=False)).double()
+    x = torch.randn(2, 40, dtype=torch.float64)
+    truth, found = alignment(model, x)["0"], alignment(model, x, exact=8, iterations=60)["0"]
+    assert found.ratio == pytest.approx(truth.ratio, rel=1e-6)
+    assert found.participation == pytest.approx(truth.participation, rel=1e-6)
+    assert found.effective_rank.low <= float(truth.effective_rank) <= found.effective_rank.high
+    assert found.effective_rank.high < 1.25 * float(truth.effective_rank)
+
+
+def test_the_probe_through_watch_and_across_a_restart(tmp_path) -> None:
+    def network() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1))
+
+    def train(model: nn.Module, watch: excite.watching.Watch, steps: range) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for step in steps:
+            x = torch.randn(16, 12, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            loss = (model(x)[:, 0] - x[:, 0]).square().mean()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
+
+    example = torch.randn(4, 12)
+    whole, first = network(), network()
+    with excite.watch(whole, example, tmp_path / "whole", probes=[Alignment(Every(5), exact=16)], strict=True) as watch:
+        train(whole, watch, range(20))
+    with excite.watch(first, example, tmp_path / "first", probes=[Alignment(Every(5), exact=16)], strict=True) as watch:
+        train(first, watch, range(10))
+        state = watch.state_dict()
+        again = Alignment(Every(5), exact=16)
+    with excite.watch(first, example, tmp_path / "second", probes=[again], strict=True) as watch:
+        watch.load_state_dict(state)
+        train(first, watch, range(10, 20))
+    full = excite.load_run(tmp_path / "whole").frame()
+    rest = excite.load_run(tmp_path / "second").frame()
+    for name in ("alignment/ratio/0", "alignment/ratio/2", "alignment/aligned/0>2", "alignment/effective_rank_high/2"):
+        a, b = (frame[frame.name == name].set_index("step").value for frame in (full, rest))
+        assert list(a.index) == [0, 5, 10, 15, 20]
+        assert a[15] == b[15]
+        assert a[20] == b[20]
+    last = by_hand(whole[2].weight)
+    assert full[(full.name == "alignment/ratio/2") & (full.step == 20)].value.item() == pytest.approx(
+        last["ratio"], rel=1e-3
+    )
+
+
+def test_bad_input() -> None:
+    model, x = build("mlp")
+    with pytest.raises(InputError, match="example"):
+        Alignment().attach(Moment(model, 0))
+    with pytest.raises(InputError, match="attached"):
+        Alignment().measure(Moment(model, 0))
+    with pytest.raises(InputError, match="exact"):
+        Alignment(exact=0)
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan  # type: ignore[index, union-attr, operator]
+    with pytest.raises(InputError, match="not finite"):
+        alignment(model, x)
+
+
+def test_a_layer_of_zeros_has_ratio_zero() -> None:
+    model, x = build("mlp")
+    with torch.no_grad():
+        model[2].weight.zero_()  # type: ignore[union-attr, operator]
+    found = alignment(model, x)["2"]
+    assert (found.ratio, float(found.effective_rank)) == (0.0, 0.0)
