@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +64,21 @@ class WandB:
 
 
 class MLflow:
-    """Metrics of the active MLflow run, or of a new one; characters that MLflow does not take become "_"."""
+    """Metrics of the active MLflow run, or of a new one, as excite/probe/quantity.layer.
+
+    Its file store keeps names as paths, where "a" and "a/b" cannot both be. Characters that it does not take become "_".
+    """
 
     name = "mlflow"
 
-    def __init__(self, run_id: str | None = None):
+    def __init__(self, run_id: str | None = None, client: Any = None):
         mlflow = need("mlflow", "mlflow")
         active = mlflow.active_run()
         self._own = run_id is None and active is None
         if run_id is None:
             run_id = (mlflow.start_run() if active is None else active).info.run_id
         self._mlflow, self._id = mlflow, run_id
-        self._client = mlflow.MlflowClient()
+        self._client = client or mlflow.MlflowClient()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         import time
@@ -93,7 +96,8 @@ class MLflow:
 
 
 def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)
+    probe, _, rest = name.partition("/")
+    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in f"{probe}/{rest.replace('/', '.')}")
 
 
 def _bounded(value: float) -> float:
@@ -101,7 +105,7 @@ def _bounded(value: float) -> float:
     return math.copysign(1.7976931348623157e308, value) if math.isinf(value) else value
 
 
-_KINDS = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+_KINDS: dict[str, Callable[[], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
 def make_sinks(given: Sequence[str | Sink], folder: Path | None) -> list[Sink]:
