@@ -63,6 +63,9 @@ class Nothing:
     def step(self, loss):
         pass
 
+    def close(self):
+        pass
+
 
 def test_nothing_is_attached_after_an_exception(tmp_path):
     class Hooked(Probe):

@@ -151,11 +151,11 @@ class Alignment(Probe):
     name = "alignment"
     reduction = "first"  # every process holds the same weights
 
-    def __init__(self, schedule: Schedule | None = None, exact: int | None = None, block: int = 8):
+    def __init__(self, schedule: Schedule | None = None, exact: int | None = None, block: int = 8, output: Pick = None):
         super().__init__(schedule or Every(100))
         if (exact is not None and exact < 1) or block < 2:
             raise InputError(f"Alignment: expected exact of at least 1 and block of at least 2; got {exact}, {block}")
-        self.exact, self.block = exact, block
+        self.exact, self.block, self.output = exact, block, output
         self._measure: Measure | None = None
         self._stored: dict[str, Tensor] = {}
 
@@ -164,7 +164,7 @@ class Alignment(Probe):
             raise InputError("the alignment probe needs an example batch: excite.watch(model, example=x, ...)")
         gpu = any(p.is_cuda for p in now.model.parameters())
         exact = self.exact if self.exact is not None else 32 if gpu else EXACT
-        self._measure = Measure(trace(now.model, now.example), exact, self.block)
+        self._measure = Measure(trace(now.model, now.example, output=self.output), exact, self.block)
         self._measure.bases |= self._stored
 
     def measure(self, now: Moment) -> Values:

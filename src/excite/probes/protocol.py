@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError
+from excite.probes.schedules import Every, PowersOfTwo, Schedule
 from excite.wiring.affine import AffineCall, AffineMode, Names
 from excite.wiring.calling import Batch, call, own_copy
 from excite.wiring.untouched import evaluating
@@ -30,32 +31,7 @@ from excite.wiring.untouched import evaluating
 Reduction = Literal["mean", "sum", "max", "min", "first"]
 Values = Mapping[str, float | Tensor]
 
-
-class Schedule(Protocol):
-    def due(self, step: int) -> bool:
-        """Whether to measure after `step` steps; step 0 is before training."""
-
-
-@dataclass(frozen=True)
-class Every:
-    """Before training and then every `n` steps."""
-
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise InputError(f"Every: expected a whole number of steps of at least 1; got {self.n!r}")
-
-    def due(self, step: int) -> bool:
-        return step % self.n == 0
-
-
-@dataclass(frozen=True)
-class PowersOfTwo:
-    """Before training and after 1, 2, 4, 8, … steps: dense where training moves fast."""
-
-    def due(self, step: int) -> bool:
-        return step & (step - 1) == 0
+__all__ = ["Every", "Moment", "PowersOfTwo", "Probe", "Reduction", "Schedule", "Signal", "Values"]
 
 
 @dataclass
@@ -101,10 +77,14 @@ class _Recorder(AffineMode):
 
 
 class Probe:
-    """Base of all probes. `name` is the first part of every metric's name."""
+    """Base of all probes. `name` is the first part of every metric's name.
+
+    Several processes: `reduction` makes one value out of theirs; `reductions` by quantity, where some need another one.
+    """
 
     name: ClassVar[str]
     reduction: ClassVar[Reduction] = "mean"
+    reductions: ClassVar[Mapping[str, Reduction]] = {}
 
     def __init__(self, schedule: Schedule | None = None):
         self.schedule: Schedule = schedule or Every(1)

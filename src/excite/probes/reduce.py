@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
-from excite.probes.protocol import Reduction
+from excite.probes.protocol import Probe, Reduction
+
+Row = tuple[int, Probe, dict[str, float] | None]  # step, probe, values by full name; None where the probe raised
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -16,26 +20,66 @@ def rank_and_size() -> tuple[int, int]:
     return 0, 1
 
 
-def reduce(values: Mapping[str, float], reduction: Reduction, device: torch.device) -> dict[str, float]:
-    """The same on every process: mean, sum, max or min over processes, or the value of the first one.
+def reduction_of(probe: Probe, name: str) -> Reduction:
+    """How a value `probe/quantity/layer` is reduced."""
+    return probe.reductions.get(name.split("/")[1], probe.reduction)
 
-    Every process has to come with the same names.
+
+def reduce_rows(rows: Sequence[Row], device: torch.device) -> list[dict[str, float] | None]:
+    """The same on every process; None for a row whose probe raised on any of them.
+
+    Every process comes with the same steps and probes. Where it also has the same names, sums are made by one collective
+    for each kind of reduction; otherwise all rows travel, and values count that are there.
     """
-    _, size = rank_and_size()
-    if size == 1 or not values:
-        return dict(values)
-    names = sorted(values)
-    tensor = torch.tensor([values[name] for name in names], dtype=torch.float64, device=device)
+    if rank_and_size()[1] == 1 or not rows:
+        return [values for _, _, values in rows]
+    names = [None if values is None else sorted(values) for _, _, values in rows]
+    # A number below 2⁴⁸ is exact in float64; its largest and its smallest value over processes agree if all do.
+    mark = int.from_bytes(hashlib.blake2b(repr(names).encode(), digest_size=6).digest(), "big")
+    marks = torch.tensor([mark, -mark], dtype=torch.float64, device=device)
+    dist.all_reduce(marks, dist.ReduceOp.MAX)
+    if marks[0] != -marks[1]:
+        return _gathered(rows)
+    places: dict[Reduction, list[tuple[int, str]]] = {}
+    for i, (_, probe, values) in enumerate(rows):
+        for name in sorted(values or {}):
+            places.setdefault(reduction_of(probe, name), []).append((i, name))
+    result: list[dict[str, float] | None] = [None if values is None else {} for _, _, values in rows]
+    for reduction in sorted(places):
+        flat = torch.tensor([rows[i][2][name] for i, name in places[reduction]], dtype=torch.float64, device=device)  # type: ignore[index]
+        for (i, name), value in zip(places[reduction], _reduced(flat, reduction).tolist()):
+            result[i][name] = value  # type: ignore[index]
+    return result
+
+
+def _reduced(values: torch.Tensor, reduction: Reduction) -> torch.Tensor:
     if reduction == "first":
-        dist.broadcast(tensor, 0)
-    else:
-        operations = {
-            "mean": dist.ReduceOp.SUM,
-            "sum": dist.ReduceOp.SUM,
-            "max": dist.ReduceOp.MAX,
-            "min": dist.ReduceOp.MIN,
-        }
-        dist.all_reduce(tensor, operations[reduction])
-        if reduction == "mean":
-            tensor /= size
-    return dict(zip(names, tensor.tolist()))
+        dist.broadcast(values, 0)
+        return values
+    operation = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(reduction, dist.ReduceOp.SUM)
+    dist.all_reduce(values, operation)
+    return values / dist.get_world_size() if reduction == "mean" else values
+
+
+def _gathered(rows: Sequence[Row]) -> list[dict[str, float] | None]:
+    everyone: list[list[dict[str, float] | None]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, [values for _, _, values in rows])
+    result: list[dict[str, float] | None] = []
+    for (_, probe, _), theirs in zip(rows, zip(*everyone)):
+        there = [values for values in theirs if values is not None]
+        if len(there) < len(theirs):
+            result.append(None)
+            continue
+        names = sorted(set().union(*there))
+        result.append({name: _one(probe, name, [values[name] for values in there if name in values]) for name in names})
+    return result
+
+
+def _one(probe: Probe, name: str, values: Sequence[float]) -> float:
+    reduction = reduction_of(probe, name)
+    if reduction in ("max", "min") and any(map(math.isnan, values)):
+        return math.nan
+    total: Mapping[Reduction, float] = {
+        "mean": sum(values) / len(values), "sum": sum(values), "max": max(values), "min": min(values), "first": values[0],
+    }  # fmt: skip
+    return total[reduction]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from excite.errors import InputError, ModelError
 from excite.probes.exactness import LABELS, applies_link, labels
 from excite.probes.hooking import Hooks
 from excite.probes.operators import Operator
-from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
+from excite.probes.protocol import Every, Moment, Probe, Reduction, Schedule, Values
 from excite.probes.sites import Site, Sites, find
 from excite.probes.updates import gradients_of, looked, row_norms
 from excite.probes.windows import BiasPath, Sums
@@ -34,7 +34,8 @@ class Trajectory(Probe):
     operator, and the means `lower` ≤ `lipschitz` ≤ `upper` of Lemma 1, with `lipschitz_max` and the count of `violations`.
     With `clean`, on that schedule, `clean` and `clean_max`: the same ratio from an extra pass over the last batch in
     evaluation mode, exact also with batch normalization. `trajectory/label/...` is 1 where a label of
-    `excite.probes.exactness.LABELS` applies. Several processes: means over them.
+    `excite.probes.exactness.LABELS` applies. Several processes: sums and maxima over
+    all of their samples; means over processes, which is the mean over samples where each has as many.
 
     Args:
         layers: "first", "all", or names of layers.
@@ -44,6 +45,10 @@ class Trajectory(Probe):
 
     name = "trajectory"
     reduction = "mean"
+    reductions: ClassVar[Mapping[str, Reduction]] = {
+        "length": "sum", "total": "sum", "samples": "sum", "zero": "sum", "nonfinite": "sum", "violations": "sum",
+        "max": "max", "lipschitz_max": "max", "clean_max": "max",
+    }  # fmt: skip
 
     def __init__(
         self,

@@ -191,6 +191,10 @@ class Run:
         """Put everything logged so far on the disk, where readers see it."""
         self._metrics.flush()
 
+    def patience(self, seconds: float) -> contextlib.AbstractContextManager[None]:
+        """A context in which `log` and `flush` wait for a locked database for so long only, not for half a minute."""
+        return self._metrics.patience(seconds)
+
     def rewind(self, step: int) -> None:
         """Forget what was measured after `step`: a killed process logs past its last checkpoint."""
         self._writable()

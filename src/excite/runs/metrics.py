@@ -24,6 +24,7 @@ from excite.errors import InputError, RunError
 APPLICATION = 0x45584354  # "EXCT" in the header of the file: this is ours
 VERSION = 1
 _FLUSH_COUNT, _FLUSH_SECONDS = 4096, 1.0
+_PATIENCE = 30  # seconds to wait for a locked database
 _SCHEMA = """
 CREATE TABLE metrics (
     name TEXT NOT NULL, step INTEGER NOT NULL, value REAL, time REAL NOT NULL, PRIMARY KEY (name, step)
@@ -108,6 +109,17 @@ class Metrics:
                 connection.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", rows)
             self._buffer.clear()
 
+    @contextmanager
+    def patience(self, seconds: float) -> Iterator[None]:
+        """Inside, wait for a locked database for so long only."""
+        if self._connection is not None:
+            self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * seconds)}")
+        try:
+            yield
+        finally:
+            if self._connection is not None:
+                self._connection.execute(f"PRAGMA busy_timeout = {1000 * _PATIENCE}")
+
     def rewind(self, step: int) -> None:
         """Drop everything after `step`."""
         with self._guard():
@@ -148,7 +160,7 @@ class Metrics:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         # FULL: what `flush` wrote survives a power cut too, so that no checkpoint is ahead of its metrics.
@@ -162,7 +174,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _read_only(path: Path) -> sqlite3.Connection:
     address = path.absolute().as_uri()
     connection = sqlite3.connect(
-        f"{address}?mode=ro", uri=True, timeout=30, isolation_level=None, check_same_thread=False
+        f"{address}?mode=ro", uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
     )
     try:
         connection.execute("SELECT count(*) FROM sqlite_master")

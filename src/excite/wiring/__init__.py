@@ -1,6 +1,7 @@
 """What a model is made of: its affine layers in order of execution, how they connect, and which channels scale together."""
 
 from excite.wiring.counting import PathCount, path_count
+from excite.wiring.cutting import Cut, cuts
 from excite.wiring.decomposition import Decomposition, decompose
 from excite.wiring.groups import Group, Site
 from excite.wiring.layers import Layer
@@ -8,6 +9,7 @@ from excite.wiring.paths import Graph, fully_connected
 from excite.wiring.tracing import Wiring, trace
 
 __all__ = [
+    "Cut",
     "Decomposition",
     "Graph",
     "Group",
@@ -15,6 +17,7 @@ __all__ = [
     "PathCount",
     "Site",
     "Wiring",
+    "cuts",
     "decompose",
     "fully_connected",
     "path_count",

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from excite.wiring.cutting import Cut
 from excite.wiring.groups import Group, Site, names
 from excite.wiring.layers import Layer
 
@@ -43,10 +44,12 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape)) if shape else "1"
 
 
-def render(layers: Sequence[Layer], groups: Sequence[Group], notes: Sequence[str]) -> str:
+def render(layers: Sequence[Layer], groups: Sequence[Group], cuts: Sequence[Cut], notes: Sequence[str]) -> str:
     parts = [_layers_table(layers)]
     if groups:
         parts.append(_groups_table(groups))
+    if any(len(cut.groups) > 1 for cut in cuts):
+        parts.append(_cuts_table(cuts))
     parts += [textwrap.fill(f"note: {note}", WIDTH, subsequent_indent="      ") for note in notes]
     return "\n\n".join(parts)
 
@@ -120,3 +123,24 @@ def _span(numbers: list[int], of: int) -> str:
     if numbers[-1] - numbers[0] + 1 == len(numbers):
         return f"[{numbers[0]}:{numbers[-1] + 1}]"
     return f"[{len(numbers)} of {of}]"
+
+
+def _cuts_table(cuts: Sequence[Cut]) -> str:
+    """Cuts behind which lie several groups; of one group, a cut is the sum over its line above."""
+    lines = ["layer against layer: squares of all weights that enter − of all that leave", "─" * WIDTH]
+    for cut in cuts:
+        if len(cut.groups) > 1:
+            text = f"{_whole_layers(cut.enters)}  −  {_whole_layers(cut.leaves)}"
+            lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _whole_layers(paths: Sequence[str], most: int = 12) -> str:
+    """Weights under the name of their layer, as in the other tables; biases that enter without their weight in full."""
+    shown: dict[str, None] = {}
+    for path in paths:
+        name = path.replace(".weight", "")
+        if not (path.endswith(".bias") and path.removesuffix("bias") + "weight" in paths):
+            shown.setdefault(name)
+    names = list(shown)
+    return ", ".join([*names[: most - 1], f"{len(names) - most + 1} more"] if len(names) > most else names)

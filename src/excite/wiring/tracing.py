@@ -11,6 +11,7 @@ from excite.errors import InputError
 from excite.wiring.calling import Batch, Pick, check_finite
 from excite.wiring.channels import follow
 from excite.wiring.channels.slots import Held, Slot, entries_slot
+from excite.wiring.cutting import Cut, cuts
 from excite.wiring.exporting import ExportFailed, exported
 from excite.wiring.groups import Group, Site, assemble, names
 from excite.wiring.layers import Layer, record
@@ -33,7 +34,7 @@ class Wiring:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return render(self.layers, self.groups, self.notes)
+        return render(self.layers, self.groups, self.cuts(), self.notes)
 
     def __getitem__(self, name: str) -> Layer:
         """The layer with this name."""
@@ -41,6 +42,10 @@ class Wiring:
             if layer.name == name:
                 return layer
         raise InputError(f"no layer {name!r}: the layers are {', '.join(layer.name for layer in self.layers)}")
+
+    def cuts(self) -> tuple[Cut, ...]:
+        """Layer against layer: what enters a set of channels minus what leaves it is conserved (Lemma 4)."""
+        return cuts(self.groups)
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """The table as plain data: "layers" and "groups", one dict of strings and numbers per row."""

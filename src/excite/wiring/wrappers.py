@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -30,8 +32,41 @@ def eagerly(model: nn.Module) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def refuse_compiled(model: nn.Module) -> None:
+    """Hooks that are added after the first compiled call never fire, and torch says nothing.
+
+    The code compiled for one instance is used for the others of its class as well, so the class decides.
+    """
+    inner = unwrap(model)
+    compiled = type(model).__name__ == "OptimizedModule" or getattr(model, "_compiled_call_impl", None) is not None
+    if not compiled or "torch._dynamo" not in sys.modules:
+        return
+    try:
+        from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+    except ImportError:
+        return
+    code = getattr(type(inner).forward, "__code__", None)
+    if code is not None and _debug_get_cache_entry_list(code):
+        raise ModelError(
+            f"a compiled {type(inner).__name__} ran already, so that hooks would never fire: call excite.watch before the "
+            "first compiled call, or torch.compiler.reset() before excite.watch"
+        )
+
+
 def refuse_lazy(model: nn.Module) -> None:
     """Lazy modules get their weights from the first batch: before that there is nothing to look at."""
     lazy = [path for path, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
     if lazy:
         raise ModelError(f"parameter {lazy[0]!r} is not initialized yet: run the model once on a batch first")
+
+
+@contextmanager
+def resharded(model: nn.Module) -> Iterator[None]:
+    """After a forward pass without a backward pass FSDP keeps weights gathered: afterwards they are sharded again."""
+    try:
+        yield
+    finally:
+        if "torch.distributed.fsdp" in sys.modules:
+            for module in model.modules():
+                if isinstance(module, sys.modules["torch.distributed.fsdp"].FSDPModule):
+                    module.reshard()

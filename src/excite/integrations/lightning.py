@@ -1,0 +1,163 @@
+"""Lightning: a callback that watches, and a mix-in that trains with persistent excitation.
+
+    trainer = Trainer(callbacks=[ExciteCallback(run="runs/first")])
+
+Works with `lightning.pytorch` and with `pytorch_lightning`, whichever the program has imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor, nn
+
+from excite.errors import InputError
+from excite.excitation import PersistentExcitation
+from excite.integrations.following import Following, few
+from excite.integrations.needing import MissingPackage, need
+from excite.integrations.sinks import MLflow, TensorBoard, WandB
+from excite.recording import Sink
+from excite.wiring.calling import Batch
+
+
+def _lightning() -> Any:
+    names = ["lightning.pytorch", "pytorch_lightning"]
+    names.sort(key=lambda name: name not in sys.modules)
+    try:
+        return need(names[0], "lightning")
+    except MissingPackage:
+        try:
+            return need(names[1], "lightning")
+        except MissingPackage:
+            raise MissingPackage("lightning is not installed: pip install 'excite[lightning]'") from None
+
+
+_Callback: Any = _lightning().Callback
+
+
+class ExciteCallback(_Callback):  # type: ignore[misc]
+    """`excite.watch` as a callback: attached before the first training batch, a step for every optimizer step.
+
+    Args:
+        run: folder of the run; by default `excite` in the trainer's log folder.
+        module: path of the module to watch inside the LightningModule, such as "net"; by default the LightningModule
+            itself if it defines `forward`, else its only child.
+        options: those of `excite.watch`. `example` is the input of the first training batch if not given; `sinks` are the
+            trainer's own loggers.
+    """
+
+    def __init__(self, run: str | os.PathLike[str] | None = None, module: str | None = None, **options: Any):
+        self._module = module
+        self._following = Following(run, options)
+
+    @property
+    def watch(self) -> Any:
+        """The `Watch`, while training goes on."""
+        return self._following.watch
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self._following.watch is None:
+            optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
+            where = trainer.log_dir or trainer.default_root_dir
+            self._following.start(self._watched(pl_module), few(input_of(batch)), optimizer, where, _sinks(trainer))
+            self._steps = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if isinstance(loss, Tensor):
+            self._following.add(loss)
+        if trainer.global_step > self._steps:
+            self._steps = trainer.global_step
+            self._following.step()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._following.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._following.end(exception)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._following.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._following.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._following.load_state_dict(state_dict)
+
+    def _watched(self, pl_module: Any) -> nn.Module:
+        if self._module is not None:
+            try:
+                found: nn.Module = attrgetter(self._module)(pl_module)
+            except AttributeError as error:
+                raise InputError(
+                    f"ExciteCallback: {type(pl_module).__name__} has no module {self._module!r}"
+                ) from error
+            return found
+        if type(pl_module).forward is not _lightning().LightningModule.forward:
+            return pl_module  # type: ignore[no-any-return]
+        children = [child for child in pl_module.children() if any(True for _ in child.parameters())]
+        if len(children) != 1:
+            raise InputError(
+                f"ExciteCallback: {type(pl_module).__name__} has no forward and {len(children)} children with weights: "
+                "say which module to watch, as in module='net'"
+            )
+        return children[0]  # type: ignore[no-any-return]
+
+
+class PersistentlyExcited:
+    """A mix-in for a LightningModule: its training step excites every layer.
+
+        class Robust(PersistentlyExcited, LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.net = ...
+                self.excite(self.net, radius=0.02)     # the arguments of excite.PersistentExcitation
+
+    Batches are (x, y). A schedule of radii moves on with the epochs. `train_loss` is logged.
+    """
+
+    def excite(self, model: nn.Module, radius: Any, **settings: Any) -> None:
+        # Not as an attribute that nn.Module would register: the model is one of the module's children already.
+        object.__setattr__(self, "excitation", PersistentExcitation(model, radius, **settings))
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        if getattr(self, "excitation", None) is None:
+            raise InputError("PersistentlyExcited: call self.excite(self.net, radius=...) in __init__")
+        x, y = batch
+        loss: Tensor = self.excitation.loss(x, y)
+        self.log("train_loss", loss.detach())
+        return loss
+
+    def on_train_epoch_start(self: Any) -> None:
+        epochs = self.trainer.max_epochs
+        if epochs and epochs > 0:
+            self.excitation.advance(self.current_epoch / epochs)
+
+
+def input_of(batch: Any) -> Batch:
+    """What the model takes of a batch (x, y): x; a dict as it is."""
+    if isinstance(batch, list | tuple):
+        if not batch:
+            raise InputError("ExciteCallback: the first batch is empty: give example=")
+        return input_of(batch[0]) if isinstance(batch[0], list) else batch[0]
+    return batch  # type: ignore[no-any-return]
+
+
+def _sinks(trainer: Any) -> list[Sink]:
+    """What the trainer logs to already."""
+    found: list[Sink] = []
+    if not trainer.is_global_zero:
+        return found
+    for logger in trainer.loggers:
+        kinds = {kind.__name__ for kind in type(logger).__mro__}
+        if "TensorBoardLogger" in kinds:
+            found.append(TensorBoard(writer=logger.experiment))
+        elif "WandbLogger" in kinds:
+            found.append(WandB(run=logger.experiment))
+        elif "MLFlowLogger" in kinds:
+            found.append(MLflow(run_id=logger.run_id, client=logger.experiment))
+    return found

@@ -1,0 +1,73 @@
+"""The ledger of conserved quantities as a probe of `excite.watch`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from excite.errors import InputError
+from excite.probes.ledger import Ledger, conservation
+from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
+from excite.wiring.calling import Pick
+from excite.wiring.tracing import Wiring
+
+
+class Conservation(Probe):
+    """For every law L, after every optimizer step, written down on the probe's schedule (by default every 10 steps):
+
+    - `conservation/drift/L`: largest |value − value at the start| over the channels, relative to their squared weights;
+    - `conservation/rest/L`: the same of what no part explains;
+    - `conservation/PART/L`: share of the drift explained by a part (step, decay, momentum, …; signed, with the rest they
+      sum to 1), for the parts that occur;
+    - `conservation/off-diagonal/L`: largest rest off the diagonal of the law's matrix, with `off_diagonal=True`.
+
+    The watch needs `optimizer=` and an `example`, unless a wiring is given.
+    """
+
+    name = "conservation"
+    reduction = "first"  # every process holds the same weights
+
+    def __init__(
+        self,
+        schedule: Schedule | None = None,
+        *,
+        wiring: Wiring | None = None,
+        output: Pick = None,
+        off_diagonal: bool | int = False,
+        tolerance: float | None = None,
+    ):
+        super().__init__(schedule or Every(10))
+        self._options = {
+            "wiring": wiring, "output": output, "off_diagonal": off_diagonal, "tolerance": tolerance
+        }  # fmt: skip
+        self.ledger: Ledger | None = None
+
+    def attach(self, now: Moment) -> None:
+        if now.optimizer is None:
+            raise InputError("Conservation needs the optimizer: excite.watch(model, optimizer=optimizer, ...)")
+        self.ledger = conservation(now.model, now.optimizer, now.example, **self._options)  # type: ignore[arg-type]
+
+    def detach(self) -> None:
+        if self.ledger is not None:
+            self.ledger.close()
+
+    def measure(self, now: Moment) -> Values:
+        if self.ledger is None:
+            return {}
+        values: dict[str, float] = {}
+        for entry in self.ledger.read().entries:
+            values[f"drift/{entry.name}"] = entry.moved
+            values[f"rest/{entry.name}"] = entry.relative
+            for part, amount in entry.parts.items():
+                if bool((amount != 0).any()):
+                    values[f"{part}/{entry.name}"] = entry.share(part)
+            if entry.off_diagonal is not None:
+                values[f"off-diagonal/{entry.name}"] = entry.off_diagonal.relative
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.ledger is None else self.ledger.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.ledger is not None and state:
+            self.ledger.load_state_dict(state)

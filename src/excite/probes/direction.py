@@ -1,0 +1,73 @@
+"""Whether the weights converge in direction: w / ‖w‖, whatever happens to their norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excite.errors import InputError, ModelError
+from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
+from excite.wiring.affine import clean_path
+
+
+def angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    """The angle in radians between two lists of tensors, each taken as one vector; accurate for small angles too."""
+    lengths = [torch.stack([t.double().square().sum() for t in side]).sum().sqrt() for side in (one, other)]
+    pairs = [(a.double() / lengths[0], b.double() / lengths[1]) for a, b in zip(one, other, strict=True)]
+    # ‖u − v‖ = 2 sin(angle / 2) for unit vectors: an arc cosine would lose half the digits.
+    gap = torch.stack([(a - b).square().sum() for a, b in pairs]).sum().sqrt()
+    return 2 * torch.asin((gap / 2).clamp(max=1.0))
+
+
+class Direction(Probe):
+    """`direction/angle`: radians between the weights now and `window` steps ago (the closest earlier look), also per
+    parameter; `direction/total`: since the start; `direction/norm`: ‖w‖; `direction/smallest`: the smallest |w_e| / ‖w‖,
+    which Assumption 2 wants to stay away from zero.
+
+    An angle that goes to zero while the norm grows is convergence in direction. Copies of the weights are kept for the
+    start and for the window.
+    """
+
+    name = "direction"
+    reduction = "first"
+
+    def __init__(self, schedule: Schedule | None = None, window: int = 100):
+        super().__init__(schedule or Every(50))
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+            raise InputError(f"Direction: expected a window of at least 1 step; got {window!r}")
+        self.window = window
+        self._kept: list[tuple[int, dict[str, Tensor]]] = []
+        self._start: dict[str, Tensor] = {}
+
+    def measure(self, now: Moment) -> Values:
+        weights = {clean_path(path): p.detach() for path, p in now.model.named_parameters() if p.requires_grad}
+        norm = torch.stack([w.double().square().sum() for w in weights.values()]).sum().sqrt()
+        if not math.isfinite(float(norm)):
+            raise ModelError(f"direction: a weight is not finite at step {now.step}")
+        self._start = self._start or {path: w.clone() for path, w in weights.items()}
+        if self._start.keys() != weights.keys() or any(self._start[k].shape != w.shape for k, w in weights.items()):
+            raise ModelError("direction: the parameters are not those of the start")
+        while len(self._kept) > 1 and self._kept[1][0] <= now.step - self.window:
+            self._kept.pop(0)
+        values: dict[str, Tensor] = {
+            "norm": norm,
+            "total": angle(list(weights.values()), list(self._start.values())),
+            "smallest": torch.stack([w.abs().min().double() for w in weights.values()]).min() / norm,
+        }
+        if self._kept and self._kept[0][0] <= now.step - self.window:
+            old = self._kept[0][1]
+            values["angle"] = angle(list(weights.values()), list(old.values()))
+            values |= {f"angle/{path}": angle([w], [old[path]]) for path, w in weights.items() if bool(old[path].any())}
+        self._kept.append((now.step, {path: w.clone() for path, w in weights.items()}))
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": self._start, "kept": {str(step): weights for step, weights in self._kept}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._start = dict(state["start"])
+        self._kept = [(int(step), dict(weights)) for step, weights in state["kept"].items()]

@@ -1,0 +1,161 @@
+"""The conservation laws of a model as sums over entries of its parameters, one number per channel.
+
+A law is Σ w² over what makes a channel minus Σ w² over what reads it. The same signed sum of products w·g, g·g, … is what
+a step changes it by, so all of them go through `LawSums`: products of whole parameters, sums over rows, one index_add.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from excite.wiring.channels.slots import Slot
+from excite.wiring.groups import Group, Site
+
+Rows = Callable[[Tensor], Tensor]
+Columns = Mapping[str, Sequence[Tensor]]
+Derive = Callable[[dict[str, Tensor], Tensor], None]
+_BLOCK = 1 << 16  # small parameters are handled together up to so many entries, larger ones alone
+
+
+@dataclass(frozen=True)
+class NamedLaw:
+    """A channel group with a name of its own, and where its channels stand among the channels of all laws."""
+
+    name: str
+    group: Group
+    start: int
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.start + self.group.channels)
+
+
+def named(groups: Iterable[Group]) -> list[tuple[str, Group]]:
+    """Groups under the name of their first producer; further ones of the same layer are `name#2`, `name#3`, …"""
+    counts: dict[str, int] = {}
+    result = []
+    for group in groups:
+        layer = group.producers[0].layer
+        counts[layer] = counts.get(layer, 0) + 1
+        result.append((layer if counts[layer] == 1 else f"{layer}#{counts[layer]}", group))
+    return result
+
+
+@dataclass
+class _Block:
+    """Some parameters whose entries are handled as one vector, and their sites: (first entry, last entry, row sums)."""
+
+    members: list[int]
+    sites: list[tuple[int, int, Rows]]
+    size: int = 0
+
+
+class LawSums:
+    """Signed sums over the sites of laws. `paths` are the parameters involved, `count` the channels of all laws."""
+
+    def __init__(self, laws: Sequence[NamedLaw], shapes: Mapping[str, tuple[int, ...]], device: torch.device):
+        self.count = max((law.span.stop for law in laws), default=0)
+        targets: dict[str, dict[tuple[Slot, str], tuple[Tensor, Tensor]]] = {}
+        for law in laws:
+            for sites, sign in ((law.group.producers, 1.0), (law.group.consumers, -1.0)):
+                for site in sites:
+                    mine = targets.setdefault(site.parameter, {})
+                    empty = torch.full((site.of,), self.count), torch.zeros(site.of)
+                    _aim(site, law.start, sign, *mine.setdefault((site.slot, site.side), empty))
+        self.paths = list(targets)
+        self._blocks: list[_Block] = []
+        filled = _BLOCK
+        for number, path in enumerate(self.paths):
+            size = math.prod(shapes[path])
+            if filled + size > _BLOCK:
+                self._blocks.append(_Block([], []))
+                filled = 0
+            self._blocks[-1].size = filled + size
+            self._blocks[-1].members.append(number)
+            for slot, side in targets[path]:
+                self._blocks[-1].sites.append((filled, filled + size, _row_sums(slot, side, shapes[path])))
+            filled += size
+        found = [(n, *pair) for n, path in enumerate(self.paths) for pair in targets[path].values()]
+        none = [torch.zeros(0, dtype=torch.long)]
+        # (rows,): which parameter a row belongs to, which channel it counts for, and with which sign
+        self.owner = torch.cat([torch.full((len(target),), n) for n, target, _ in found] or none).to(device)
+        self._target = torch.cat([target for _, target, _ in found] or none).to(device)
+        self._sign = torch.cat([sign for _, _, sign in found] or none).to(device, torch.float64)
+        self._device = device
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def rows(self, columns: Columns, pairs: Sequence[tuple[str, str]], derive: Derive | None = None) -> Tensor:
+        """(pairs, rows) in float64: Σ a·b over the entries of every row, for each pair of columns.
+
+        A column is a list of tensors in the order of `paths`; `derive` may add one to those of a block, in memory that it
+        is given.
+        """
+        result = [torch.zeros(len(pairs), 0, device=self._device)]
+        for block in self._blocks:
+            flat = {name: self._flat(name, block, tensors) for name, tensors in columns.items()}
+            dtype = flat[pairs[0][0]].dtype
+            if derive is not None:
+                derive(flat, self._buffer("derived", dtype, block.size))
+            products = self._buffer("products", dtype, len(pairs) * block.size).view(len(pairs), block.size)
+            for row, (one, other) in zip(products.unbind(), pairs):
+                torch.mul(flat[one], flat[other], out=row)
+            result += [rows(products[:, start:stop]) for start, stop, rows in block.sites]
+        return torch.cat(result, 1).to(torch.float64)
+
+    def _flat(self, name: str, block: _Block, tensors: Sequence[Tensor]) -> Tensor:
+        """The entries of a block's parameters as one vector, half precision widened."""
+        parts = [tensors[i].reshape(-1) for i in block.members]
+        if parts[0].dtype in (torch.float16, torch.bfloat16):
+            parts = [part.float() for part in parts]
+        if any(part.device != self._device for part in parts):
+            parts = [part.to(self._device) for part in parts]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts, out=self._buffer(name, parts[0].dtype, block.size))
+
+    def _buffer(self, name: str, dtype: torch.dtype, size: int) -> Tensor:
+        """Memory that stays: to allocate as much at every step costs more than the arithmetic."""
+        held = self._buffers.get((name, dtype))
+        if held is None or held.numel() < size:
+            held = self._buffers[name, dtype] = torch.empty(size, dtype=dtype, device=self._device)
+        return held.narrow(0, 0, size)
+
+    def fold(self, rows: Tensor) -> Tensor:
+        """(..., count): sums over rows, producers minus consumers."""
+        return self._add(rows * self._sign)
+
+    def size(self, rows: Tensor) -> Tensor:
+        """(..., count): sums over rows of all sites, producers plus consumers."""
+        return self._add(rows * self._sign.abs())
+
+    def _add(self, rows: Tensor) -> Tensor:
+        total = torch.zeros(*rows.shape[:-1], self.count + 1, dtype=torch.float64, device=self._device)
+        return total.index_add_(-1, self._target, rows)[..., :-1]  # the last one collects rows without a law
+
+
+def _aim(site: Site, start: int, sign: float, target: Tensor, signs: Tensor) -> None:
+    index = torch.tensor(site.index)
+    target[index] = torch.arange(start, start + len(index))[:, None].expand_as(index)
+    signs[index] = sign
+
+
+def _row_sums(slot: Slot, side: str, shape: tuple[int, ...]) -> Rows:
+    """From (k, entries) to (k, channels), by the cheapest reshape; anything unusual goes through the slot."""
+    blocks, first, second, kernel = slot.shape
+    if slot.held.steps or slot.order is not None:
+        axes = (2, 3) if side == "out" else (1, 3)
+        return lambda stack: torch.stack([slot.canonical(one.view(shape)).sum(axes).flatten() for one in stack])
+    if (side == "out") != slot.swapped:  # the first of the two axes is kept
+        if second * kernel == 1:
+            return lambda stack: stack.clone()  # its memory is used again
+        return lambda stack: stack.view(-1, blocks * first, second * kernel).sum(2)
+    if first == 1:
+        return lambda stack: stack.view(-1, blocks * second, kernel).sum(2)
+    if blocks == 1 and kernel == 1:
+        return lambda stack: stack.view(-1, first, second).sum(1)
+    return lambda stack: stack.view(-1, blocks, first, second, kernel).sum((2, 4)).flatten(1)

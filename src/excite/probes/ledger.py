@@ -1,0 +1,247 @@
+"""A ledger of what training conserves: at every optimizer step, how far each law moved and what moved it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite.errors import InputError, ModelError
+from excite.probes.laws import LawSums, NamedLaw, named
+from excite.probes.off_diagonal import OffDiagonal
+from excite.probes.reading import Entry, Reading, Unchecked
+from excite.probes.stages import Settings, Stages
+from excite.probes.update_parts import PARTS, Rule, rule_of
+from excite.wiring.affine import clean_path
+from excite.wiring.calling import Batch, Pick
+from excite.wiring.groups import Group
+from excite.wiring.tracing import Wiring, trace
+from excite.wiring.wrappers import unwrap
+
+_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}  # a rest beyond this share of the squared weights is flagged
+
+
+class Ledger:
+    """Books of the conserved quantities of a model. Use `excite.probes.conservation(...)` to make one."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        groups: Sequence[Group],
+        off_diagonal: bool | int = False,
+        tolerance: float | None = None,
+    ):
+        self.model, self.optimizer = unwrap(model), optimizer
+        parameters = {clean_path(path): p for path, p in self.model.named_parameters()}
+        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in known for p in parameters.values()):
+            raise InputError(
+                "conservation: the optimizer holds no parameter of this model: give the one that trains it"
+            )
+        laws, self._unchecked = _sorted(groups, parameters, known)
+        device = next(iter(parameters.values())).device
+        shapes = {path: tuple(p.shape) for path, p in parameters.items()}
+        self.laws = laws
+        self._sums = LawSums(laws, shapes, device)
+        self._parameters = [parameters[path] for path in self._sums.paths]
+        self._shapes = [p.shape for p in self._parameters]
+        self.rule: Rule = rule_of(optimizer)
+        norms = [law for law in laws if law.group.law == "norm"]
+        self._stages = Stages(self._sums, LawSums(norms, shapes, device) if norms else None, laws, self._parameters)
+        self.precision = _lowest([p.dtype for p in self._parameters])
+        self.tolerance = _TOLERANCE.get(self.precision, 0.1) if tolerance is None else tolerance
+        self._off = OffDiagonal(laws, parameters, off_diagonal) if off_diagonal else None
+        self.steps = 0
+        count = self._sums.count
+        self._parts = torch.zeros(len(PARTS), count, dtype=torch.float64, device=device)
+        self._ww: Tensor | None = None  # row sums of the squared weights after the last step
+        rows = self._squares()
+        self._start = self._value = self._sums.fold(rows)
+        self._scale = self._sums.size(rows)
+        self._worst = torch.zeros_like(self._start)
+        self._worst_step = torch.zeros(count, dtype=torch.long, device=device)
+        self._flagged = torch.full((count,), -1, dtype=torch.long, device=device)  # first step with a rest too large
+        self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+
+    # -- at every step -------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.laws:
+            return
+        for path, p, shape in zip(self._sums.paths, self._parameters, self._shapes):
+            if p.shape != shape:
+                raise ModelError(
+                    f"conservation: {path} had shape {tuple(shape)} and now has {tuple(p.shape)}: start a new ledger"
+                )
+        closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
+        if self._ww is None:
+            self._ww = self._squares()
+        fused = getattr(optimizer, "grad_scale", None) is not None  # then gradients are scaled inside the step
+        self._stages.before("measured" if fused else self.rule, optimizer, closure)
+
+    @torch.no_grad()
+    def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.steps += 1
+        if not self.laws:
+            return
+        assert self._ww is not None
+        rows, parts = self._stages.after(optimizer, self._ww, self._value)
+        value = self._sums.fold(rows)
+        rest = value - self._value
+        for name, part in parts.items():
+            self._parts[PARTS.index(name)] += part
+            rest -= part
+        if self._off is not None:
+            self._off.after(self._settings())
+        self._book(rest.abs_())
+        self._ww, self._value = rows, value
+
+    def _book(self, rest: Tensor) -> None:
+        larger = rest > self._worst
+        self._worst = torch.where(larger, rest, self._worst)
+        self._worst_step.masked_fill_(larger, self.steps)
+        allowed = rest <= self.tolerance * self._scale  # false for NaN, too
+        self._flagged.masked_fill_(~allowed & (self._flagged < 0), self.steps)
+
+    def _squares(self) -> Tensor:
+        with torch.no_grad():
+            return self._sums.rows({"w": [p.detach() for p in self._parameters]}, [("w", "w")])[0]
+
+    def _settings(self) -> dict[str, Settings]:
+        return dict(zip(self._sums.paths, self._stages.settings(self.optimizer)))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+    def read(self) -> Reading:
+        """What is in the books now; synchronizes with the device."""
+        value = self._value
+        if self.laws:
+            rows = self._squares()
+            value = self._sums.fold(rows)
+            self._scale = torch.maximum(self._scale, self._sums.size(rows))
+        drift = value - self._start
+        rest = drift - self._parts.sum(0)
+        columns = {
+            "value": value, "start": self._start, "drift": drift, "rest": rest, "scale": self._scale,
+            "worst": self._worst, "worst_step": self._worst_step, "flagged": self._flagged,
+        }  # fmt: skip
+        columns = {name: column.cpu() for name, column in columns.items()}
+        parts = self._parts.cpu()
+        entries = []
+        for law in self.laws:
+            mine = {name: column[law.span] for name, column in columns.items()}
+            split = {name: parts[i, law.span] for i, name in enumerate(PARTS)}
+            matrix = None if self._off is None else self._off.read(law.name)
+            entries.append(
+                Entry(law.name, law.group, parts=split, off_diagonal=matrix, tolerance=self.tolerance, **mine)
+            )
+        self._check_same_parameters()
+        return Reading(self.steps, tuple(entries), self._unchecked, self.precision, self.tolerance, self.rule)
+
+    def _check_same_parameters(self) -> None:
+        current = {clean_path(path): p for path, p in self.model.named_parameters()}
+        for path, p in zip(self._sums.paths, self._parameters):
+            if current.get(path) is not p:
+                raise ModelError(f"conservation: {path} is no longer the parameter it was: start a new ledger")
+
+    # -- a restart, and the end ----------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """The books, to be kept in a checkpoint beside the model and the optimizer."""
+        return {
+            "steps": self.steps,
+            "laws": [f"{law.name} {law.group.law} {law.group.channels}" for law in self.laws],
+            "parts": self._parts.clone(),
+            "start": self._start.clone(),
+            "value": self._value.clone(),
+            "scale": self._scale.clone(),
+            "worst": self._worst.clone(),
+            "worst_step": self._worst_step.clone(),
+            "flagged": self._flagged.clone(),
+            "off_diagonal": {} if self._off is None else self._off.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the books of a checkpoint end. Load the model first: weights that differ show as a rest."""
+        laws = [f"{law.name} {law.group.law} {law.group.channels}" for law in self.laws]
+        if list(state["laws"]) != laws:
+            raise InputError(f"conservation: the books are about other laws ({len(state['laws'])} against {len(laws)})")
+        for name in ("parts", "start", "value", "scale", "worst", "worst_step", "flagged"):
+            setattr(self, f"_{name}", state[name].to(getattr(self, f"_{name}")).clone())
+        self.steps = int(state["steps"])
+        self._ww = None
+        if self._off is not None:
+            self._off.load_state_dict(state["off_diagonal"])
+
+    def close(self) -> None:
+        """Take the hooks off the optimizer. Closing twice does nothing."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _sorted(
+    groups: Sequence[Group], parameters: Mapping[str, Tensor], known: set[int]
+) -> tuple[list[NamedLaw], tuple[Unchecked, ...]]:
+    """Laws that can be kept, in order, and what has none, with the reason."""
+    laws: list[NamedLaw] = []
+    unchecked = []
+    start = 0
+    for name, group in named(groups):
+        paths = [site.parameter for site in (*group.producers, *group.consumers)]
+        outside = [path for path in paths if id(parameters[path]) not in known]
+        if group.law == "none" or outside:
+            why = group.why if group.law == "none" else f"{outside[0]} is not in the optimizer"
+            unchecked.append(Unchecked(name, group.channels, why))
+        else:
+            laws.append(NamedLaw(name, group, start))
+            start += group.channels
+    return laws, tuple(unchecked)
+
+
+def _lowest(dtypes: list[torch.dtype]) -> torch.dtype:
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
+
+
+def conservation(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    example: Batch | None = None,
+    *,
+    wiring: Wiring | None = None,
+    output: Pick = None,
+    off_diagonal: bool | int = False,
+    tolerance: float | None = None,
+) -> Ledger:
+    """Keep the books of everything that `model` conserves while `optimizer` trains it.
+
+        with excite.probes.conservation(model, optimizer, x) as ledger:
+            ...                              # your usual training loop
+            print(ledger.read())
+
+    Args:
+        example: a batch as the model takes it, to find its laws; or `wiring`, from `excite.trace`.
+        output: which output of a model that returns several; see `excite.trace`.
+        off_diagonal: also keep the whole matrix of laws, up to this many channels (True: 256); slower.
+        tolerance: flag a step whose rest exceeds this share of the squared weights; by default 1e-12 in float64 and
+            1e-4 in float32.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"conservation: expected a torch.nn.Module; got {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"conservation: expected a torch.optim.Optimizer; got {type(optimizer).__name__}")
+    if wiring is None:
+        if example is None:
+            raise InputError("conservation: give an example batch or a wiring, to find the laws of the model")
+        wiring = trace(model, example, output=output)
+    return Ledger(model, optimizer, wiring.groups, off_diagonal, tolerance)

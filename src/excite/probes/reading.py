@@ -1,0 +1,132 @@
+"""What a ledger says, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from excite.errors import InputError
+from excite.probes.off_diagonal import Matrix
+from excite.wiring.groups import Group
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """Channels without a law that could be kept, and why."""
+
+    name: str
+    channels: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One law: a number per channel, Σ w² over its producers minus Σ w² over its consumers. All tensors: (channels,).
+
+    drift = value − start = the sum of `parts` + rest. `scale` is Σ w² over producers and consumers, the larger of then
+    and now: what a rest is compared with. `worst` is the largest rest of a single step, which was step `worst_step`;
+    `flagged` the first step whose rest exceeded the tolerance, or −1.
+    """
+
+    name: str
+    group: Group = field(repr=False)
+    value: Tensor
+    start: Tensor
+    drift: Tensor
+    rest: Tensor
+    parts: Mapping[str, Tensor]
+    scale: Tensor
+    worst: Tensor
+    worst_step: Tensor
+    flagged: Tensor
+    off_diagonal: Matrix | None
+    tolerance: float
+
+    @property
+    def law(self) -> str:
+        return self.group.law
+
+    @property
+    def relative(self) -> float:
+        """The largest |rest| / scale over the channels; NaN if a weight is not finite."""
+        return self._over(self.rest)
+
+    @property
+    def moved(self) -> float:
+        """The largest |drift| / scale over the channels."""
+        return self._over(self.drift)
+
+    def share(self, part: str) -> float:
+        """How much of the drift a part makes up, over all channels: Σ part·drift / Σ drift². Shares sum to one."""
+        whole = float(self.drift.square().sum())
+        amount = self.rest if part == "rest" else self.parts[part]
+        return float((amount * self.drift).sum()) / whole if whole else 0.0
+
+    @property
+    def first_flag(self) -> int | None:
+        """The first step whose rest was too large for rounding."""
+        steps = self.flagged[self.flagged >= 0]
+        return int(steps.min()) if len(steps) else None
+
+    @property
+    def holds(self) -> bool:
+        """No step left a rest beyond the tolerance, and every number is finite."""
+        return self.first_flag is None and bool(torch.isfinite(self.rest).all())
+
+    def _over(self, amount: Tensor) -> float:
+        scale = torch.where(self.scale > 0, self.scale, torch.ones_like(self.scale))
+        return float((amount.abs() / scale).max()) if len(amount) else 0.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All laws after `steps` steps. Printable; `reading["name"]` is the entry of a law."""
+
+    steps: int
+    entries: tuple[Entry, ...]
+    unchecked: tuple[Unchecked, ...]
+    precision: torch.dtype  # of the weights, the lowest; rounding in it bounds what can be told
+    tolerance: float
+    rule: str  # "sgd", "adam", or "measured": the optimizer's formula is not known, its update is taken as it comes
+
+    def __getitem__(self, name: str) -> Entry:
+        for entry in self.entries:
+            if entry.name == name:
+                return entry
+        raise InputError(f"no law {name!r}: there are {', '.join(entry.name for entry in self.entries) or 'none'}")
+
+    @property
+    def holds(self) -> bool:
+        """Every law that could be checked held; False if there was none."""
+        return bool(self.entries) and all(entry.holds for entry in self.entries)
+
+    def between(self, names: Iterable[str]) -> float:
+        """Drift of the sum of several laws over all their channels: what enters those channels minus what leaves them.
+
+        The law of one group is layer against layer; the groups between two cuts give one cut against the other (Lemma 4).
+        """
+        return sum(float(self[name].drift.sum()) for name in names)
+
+    def __str__(self) -> str:
+        lines = [f"{self.steps} steps, {str(self.precision).removeprefix('torch.')}, optimizer: {self.rule}"]
+        shown = [
+            part for part in self.entries[0].parts if any(bool((e.parts[part] != 0).any()) for e in self.entries)
+        ] if self.entries else []  # fmt: skip
+        width = max([len(e.name) for e in self.entries] + [3])
+        if self.entries:
+            head = "".join(f"{part:>11}" for part in shown)
+            lines.append(f"{'law':<{width}}  {'kind':<8}{'channels':>8}{'drift':>11}{head}{'rest':>11}  ")
+        for e in self.entries:
+            cells = "".join(f"{e.share(part):>11.1%}" for part in shown)
+            flag = "" if e.holds else "  not finite" if e.first_flag is None else f"  rest at step {e.first_flag}"
+            lines.append(
+                f"{e.name:<{width}}  {e.law:<8}{e.group.channels:>8}{e.moved:>11.2e}{cells}{e.relative:>11.1e}{flag}"
+            )
+            if e.off_diagonal is not None:
+                what = "conserved" if e.off_diagonal.exact else "no law off the diagonal"
+                lines.append(f"{'':<{width}}    off the diagonal: rest {e.off_diagonal.relative:.1e} ({what})")
+        lines += [f"{u.name}: no law for {u.channels} channels: {u.why}" for u in self.unchecked]
+        return "\n".join(lines)

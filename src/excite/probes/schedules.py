@@ -1,0 +1,89 @@
+"""When to measure: every n steps, at powers of two, or as often as a share of the training time pays for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from excite.errors import InputError
+
+
+class Schedule(Protocol):
+    def due(self, step: int) -> bool:
+        """Whether to measure after `step` steps; step 0 is before training."""
+
+
+@dataclass(frozen=True)
+class Every:
+    """Before training and then every `n` steps."""
+
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
+            raise InputError(f"Every: expected a whole number of steps of at least 1; got {self.n!r}")
+
+    def due(self, step: int) -> bool:
+        return step % self.n == 0
+
+
+@dataclass(frozen=True)
+class PowersOfTwo:
+    """Before training and after 1, 2, 4, 8, … steps: dense where training moves fast."""
+
+    def due(self, step: int) -> bool:
+        return step & (step - 1) == 0
+
+
+class Budget:
+    """Before training, after the first step, and then as often as `share` of the training time pays for.
+
+    Counted is all the time that passes inside `watch.step`, and before training the first look. All probes that hold the
+    same Budget are measured together. However expensive they are: at least once in `most` steps.
+    """
+
+    def __init__(self, share: float = 0.03, most: int = 1000):
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+            raise InputError(
+                f"Budget: expected a share of the training time between 0 and 1, such as 0.03; got {share!r}"
+            )
+        Every(most)
+        self.share, self.most = float(share), most
+        self.next = 0
+
+    def due(self, step: int) -> bool:
+        return step >= self.next
+
+    def plan(self, step: int, steps: int, cost: float, spent: float, trained: float) -> int:
+        """The next step to measure at, after a measurement at `step` that took `cost` seconds.
+
+        So far `steps` steps took `trained` seconds, and watching them `spent` seconds. The next measurement is paid for
+        once share · trained ≥ spent + cost; nor does it come sooner than share pays for it from now on, so that a slow
+        first step does not buy many measurements in a row.
+        """
+        if steps < 1 or trained <= 0:
+            return step + 1
+        paid_in_a_step = self.share * trained / steps
+        wait = max(cost, spent + cost - self.share * trained) / paid_in_a_step
+        return step + max(1, math.ceil(min(wait, self.most)))
+
+    def __repr__(self) -> str:
+        return f"Budget({self.share})"
+
+
+def as_schedule(given: object, what: str = "every") -> Schedule:
+    """A whole number n stands for Every(n)."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return Every(given)
+    if not isinstance(given, type) and callable(getattr(given, "due", None)):
+        return given  # type: ignore[return-value]
+    raise InputError(
+        f"{what}: expected a number of steps or a schedule such as Every(10), PowersOfTwo(), Budget(0.03); got {given!r}"
+    )
+
+
+def budgets(schedules: Sequence[Schedule]) -> list[Budget]:
+    """The different budgets among them."""
+    return list({id(one): one for one in schedules if isinstance(one, Budget)}.values())

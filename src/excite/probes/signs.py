@@ -1,0 +1,86 @@
+"""Signs of the weights: how many change, when the last one did, and whether the stable sign regime holds.
+
+Assumption 1 of the training-invariances paper: from some step t₀ on, sgn(w(t)) = sgn(w(t₀)) for every weight, with
+sgn(0) = 1. It can be refuted by looking, never proven: what holds so far is reported with the step since which it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excite.errors import InputError, ModelError
+from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
+from excite.wiring.affine import clean_path
+
+
+def sign_changes(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
+    """The fraction of entries whose sign differs between two lists of tensors; sgn(0) = 1."""
+    pairs = list(zip(before, after, strict=True))
+    changed = sum((((one >= 0) != (other >= 0)).sum() for one, other in pairs), torch.zeros(()))
+    return changed / max(sum(one.numel() for one, _ in pairs), 1)
+
+
+class Signs(Probe):
+    """`signs/changed`: share of the weights whose sign changed within the last `window` steps, one or more times;
+    `signs/since`: steps since any sign changed (since the start, if none has); `signs/stable`: 1 if that is at least a
+    window, so that the stable sign regime has held for one, else 0. `changed` and `since` also per parameter.
+
+    Signs are compared at every look, so a sign that goes and comes back between two looks is not seen: look at every step
+    (`Signs(Every(1))`) where that matters. A weight that is not finite has no sign: an error.
+    """
+
+    name = "signs"
+    reduction = "first"
+
+    def __init__(self, schedule: Schedule | None = None, window: int = 100):
+        super().__init__(schedule or Every(10))
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+            raise InputError(f"Signs: expected a window of at least 1 step; got {window!r}")
+        self.window = window
+        self._positive: dict[str, Tensor] = {}  # signs at the last look
+        self._last: dict[str, Tensor] = {}  # step of the look that saw the last change, −1 for none
+        self._start = 0
+
+    def measure(self, now: Moment) -> Values:
+        values: dict[str, Tensor | float] = {}
+        latest: list[Tensor] = []
+        changed: list[Tensor] = []
+        weights = {clean_path(path): p.detach() for path, p in now.model.named_parameters() if p.requires_grad}
+        if not self._positive:
+            self._start = now.step
+        for path, w in weights.items():
+            positive = w >= 0
+            if path not in self._positive:
+                self._last[path] = torch.full(w.shape, -1, dtype=torch.int32, device=w.device)
+            elif self._positive[path].shape != w.shape:
+                raise ModelError(f"signs: {path} had shape {tuple(self._positive[path].shape)}, now {tuple(w.shape)}")
+            else:
+                self._last[path].masked_fill_(positive != self._positive[path], now.step)
+            self._positive[path] = positive
+            last = self._last[path]
+            recent = (last >= 0) & (last > now.step - self.window)
+            latest.append(last.max())
+            changed.append(recent.sum())
+            values[f"changed/{path}"] = changed[-1] / w.numel()
+            values[f"since/{path}"] = now.step - latest[-1].clamp(min=self._start)
+        if not weights:
+            return {}
+        if not all(bool(one.isfinite()) for one in torch._foreach_norm(list(weights.values()))):
+            raise ModelError(f"signs: a weight is not finite at step {now.step}")
+        count = sum(w.numel() for w in weights.values())
+        values["changed"] = torch.stack([c.cpu() for c in changed]).sum() / count
+        since = now.step - torch.stack([one.cpu() for one in latest]).max().clamp(min=self._start)
+        values["since"] = since
+        values["stable"] = float(since >= self.window)
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"positive": dict(self._positive), "last": dict(self._last), "start": self._start}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._positive, self._start = dict(state["positive"]), int(state["start"])
+        self._last = {path: last.clone() for path, last in state["last"].items()}

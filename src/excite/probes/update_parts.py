@@ -1,0 +1,112 @@
+"""What an optimizer's step does to a conserved number, part by part.
+
+With w before the step, g the gradient that the optimizer sees, and S(a, b) the signed sum of a·b over a law (producers
+minus consumers), an update w → w + Δ changes the law by 2 S(w, Δ) + S(Δ, Δ). The update is built up in stages,
+
+    −η g  →  −η (g + λ w)  →  momentum in place of g  →  divided by the root of the second moment,
+
+and each stage is charged with the change it makes. A gradient obeys S(w, g) = 0, so the first stage leaves
+η² S(g, g): appendix F. Where learning rates differ within a law, −2 S((η − η̄) w, g) is the part `rates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+PARTS = ("step", "rates", "decay", "momentum", "rescaling", "eps", "update")
+Rule = Literal["sgd", "adam", "measured"]
+Coefficient = float | Tensor
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
+    """Which formula the optimizer follows; "measured" where Excite knows none and takes its update as it comes."""
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        return "measured"
+    if type(optimizer) is torch.optim.SGD:
+        return "sgd"
+    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+        return "adam"
+    return "measured"
+
+
+@dataclass(frozen=True)
+class Products:
+    """Row sums of products: w·w, w·g and g·g before the step."""
+
+    ww: Tensor
+    wg: Tensor
+    gg: Tensor
+
+
+def plain(p: Products, rate: Coefficient) -> Tensor:
+    """Change of every row under −η g."""
+    return -2 * rate * p.wg + rate * rate * p.gg
+
+
+def decayed(p: Products, rate: Coefficient, decay: Coefficient) -> Tensor:
+    """What weight decay adds to it: coupled or decoupled, the update is −η (g + λ w)."""
+    return -2 * rate * decay * p.ww + rate * rate * (2 * decay * p.wg + decay * decay * p.ww)
+
+
+def moved(rate: Coefficient, shrink: Coefficient, ww: Tensor, wu: Tensor, uu: Tensor) -> Tensor:
+    """Change of every row under −η (u + s w)."""
+    return -2 * rate * (shrink * ww + wu) + rate * rate * (shrink * shrink * ww + 2 * shrink * wu + uu)
+
+
+def direction_of_sgd(
+    states: Sequence[Mapping[str, Any]],
+    settings: Sequence[Mapping[str, Any]],
+    before: Sequence[Tensor],
+    grads: Sequence[Tensor],
+) -> list[Tensor]:
+    """u with Δ = −η u, read from the state after the step; `grads` as they were before it."""
+    result = []
+    for state, setting, w, g in zip(states, settings, before, grads):
+        buffer = state.get("momentum_buffer")
+        if buffer is not None and setting["momentum"] and not setting["nesterov"]:
+            result.append(buffer)
+            continue
+        if setting["weight_decay"]:
+            g = g.add(w, alpha=setting["weight_decay"])
+        result.append(g if buffer is None or not setting["momentum"] else g.add(buffer, alpha=setting["momentum"]))
+    return result
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Adam's moments by parameter, and what its update divides them by: m̂ = m / correction, √v̂ = √v / root."""
+
+    first: list[Tensor]
+    second: list[Tensor]
+    correction: list[float]  # 1 − β₁ᵗ
+    root: list[float]  # √(1 − β₂ᵗ)
+    eps: list[float]
+
+    def scaled(self) -> list[Tensor]:
+        """m / (√v̂ + ε)."""
+        below = list(torch._foreach_sqrt(self.second))
+        torch._foreach_div_(below, self.root)
+        torch._foreach_add_(below, self.eps)
+        return list(torch._foreach_div(self.first, below))
+
+
+def moments_of_adam(
+    states: Sequence[Mapping[str, Any]], settings: Sequence[Mapping[str, Any]], like: Sequence[Tensor]
+) -> Moments:
+    found = Moments([], [], [], [], [])
+    for state, setting, w in zip(states, settings, like):
+        steps = float(state["step"]) if state else 1.0
+        # Without a state it never had a gradient, and does not move.
+        found.first.append(state["exp_avg"] if state else torch.zeros_like(w))
+        found.second.append(
+            state["max_exp_avg_sq" if setting["amsgrad"] else "exp_avg_sq"] if state else torch.ones_like(w)
+        )
+        found.correction.append(1 - setting["betas"][0] ** steps)
+        found.root.append((1 - setting["betas"][1] ** steps) ** 0.5)
+        found.eps.append(float(setting["eps"]))
+    return found

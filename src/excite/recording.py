@@ -1,0 +1,111 @@
+"""Where measured values go: the run and the sinks. What fails there must not end somebody's training."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from excite.errors import RunError
+from excite.runs import Run
+from excite.runs.folder import one_line
+
+_MOST = 200_000  # values kept in memory while they cannot be written
+_PATIENCE = 0.5  # seconds to wait for a locked database
+_PAUSE, _LONGEST = 2.0, 60.0  # seconds before the next try, doubled each time
+
+
+class Sink(Protocol):
+    """A place for values beside the run, such as TensorBoard."""
+
+    name: str
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Recorder:
+    """Writes values to a run and to sinks. A full disk or a locked database is reported, and tried again later.
+
+    Meanwhile values wait in memory, the newest 200,000 of them; `lost` counts those that had to go.
+    """
+
+    def __init__(self, run: Run | None, sinks: Sequence[Sink], strict: bool):
+        self.run, self.sinks, self.strict = run, list(sinks), strict
+        self.lost = 0
+        self._waiting: deque[tuple[int, dict[str, float]]] = deque()
+        self._size = 0
+        self._pause, self._again = 0.0, 0.0  # 0 while all is well
+
+    def write(self, rows: Sequence[tuple[int, dict[str, float]]]) -> None:
+        """Put (step, values by name) on the disk, and into the sinks."""
+        for sink in list(self.sinks):
+            try:
+                for step, values in rows:
+                    sink.log(step, values)
+            except Exception as error:
+                self._drop(sink, error)
+        if self.run is None:
+            return
+        for row in rows:
+            self._waiting.append(row)
+            self._size += len(row[1])
+        while self._size > _MOST:
+            self.lost += len(self._waiting[0][1])
+            self._size -= len(self._waiting.popleft()[1])
+        if not self._pause or time.monotonic() >= self._again:
+            self._try()
+
+    def close(self) -> None:
+        """Write what waits, or say how much could not be written; close the sinks."""
+        if self.run is not None and self._waiting:
+            self._try()
+        if self.lost or self._waiting:
+            self.lost += self._size
+            self._waiting.clear()
+            _warn(f"{self.lost} measured values are lost: {self._where()} could not be written")
+        for sink in list(self.sinks):
+            try:
+                sink.close()
+            except Exception as error:
+                self._drop(sink, error)
+
+    def _try(self) -> None:
+        assert self.run is not None
+        try:
+            with self.run.patience(_PATIENCE):
+                if self._pause:
+                    self.run.flush()  # what failed last time; only then does more go into its buffer
+                for step, values in self._waiting:
+                    self.run.log(step, values)
+                self.run.flush()
+        except RunError as error:
+            if self.strict:
+                raise
+            if not self._pause:
+                step = self._waiting[0][0] if self._waiting else 0
+                _warn(f"values from step {step} on cannot be written for now, training goes on: {one_line(error)}")
+            self._pause = min(2 * self._pause or _PAUSE, _LONGEST)
+            self._again = time.monotonic() + self._pause
+            return
+        if self._pause:
+            missing = f"; {self.lost} values are lost" if self.lost else ", nothing is lost"
+            _warn(f"values are written to {self._where()} again{missing}")
+        self._waiting.clear()
+        self._size, self._pause = 0, 0.0
+
+    def _where(self) -> str:
+        return str(self.run.path) if self.run is not None else "the run"
+
+    def _drop(self, sink: Sink, error: Exception) -> None:
+        if self.strict:
+            raise error
+        self.sinks.remove(sink)
+        _warn(f"{sink.name} is switched off, training goes on; it raised: {type(error).__name__}: {one_line(error)}")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=2)

@@ -1,0 +1,109 @@
+"""Layer against layer: cuts through a model, and the conserved difference of their squared norms (Lemma 4).
+
+Scale all channels behind a cut by a > 0: the entries that cross the cut scale by a, those that leave the scaled channels
+for the model's output by 1/a, and everything between keeps its size. So Σ w² over what enters a set of channels minus
+Σ w² over what leaves it is conserved. It is the sum of the laws of these channels: a cut needs no books of its own.
+Biases are edges from an input that is always one, so a cut contains the biases of all later layers too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from excite.wiring.groups import Group
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The entries that enter a set of channel groups, minus those that leave it.
+
+    `groups` are the numbers of the groups behind the cut in `wiring.groups`. `enters` and `leaves` name parameters;
+    those of which only some entries do are followed by "[part]". Every path into the set crosses the cut exactly once:
+    no entry leads from the set back into what lies before it (Definition 6, with "exactly once" added).
+    """
+
+    groups: tuple[int, ...]
+    enters: tuple[str, ...]
+    leaves: tuple[str, ...]
+
+    def value(self, groups: Sequence[Group], parameters: Mapping[str, Tensor]) -> Tensor:
+        """Σ w² over what enters minus Σ w² over what leaves: the sum of the laws of all channels behind the cut."""
+        total = torch.zeros((), dtype=torch.float64)
+        for number in self.groups:
+            for sites, sign in ((groups[number].producers, 1), (groups[number].consumers, -1)):
+                for site in sites:
+                    total = total + sign * site.rows(parameters[site.parameter].detach()).double().square().sum().cpu()
+        return total
+
+
+def cuts(groups: Sequence[Group]) -> tuple[Cut, ...]:
+    """One cut in front of each group with a law of channels, from the first to the last, where there is one.
+
+    Groups that feed each other in a circle, as the stream of a residual network and its blocks, stay on one side. Queries
+    against keys balance each other and are left out.
+    """
+    import networkx
+
+    kept = [i for i, g in enumerate(groups) if g.law in ("matrix", "channel") and g.consumers and _reads(g)]
+    sizes = _sizes(groups)
+    maker, reader = _ends(groups, kept, sizes)
+    graph: networkx.DiGraph[int] = networkx.DiGraph()
+    graph.add_nodes_from(kept)
+    for path in sizes:
+        both = (reader[path] >= 0) & (maker[path] >= 0)
+        pairs = (reader[path] * len(groups) + maker[path])[both].unique().tolist()
+        graph.add_edges_from(divmod(pair, len(groups)) for pair in pairs)
+    circles = networkx.condensation(graph)
+    result = []
+    for apart in networkx.weakly_connected_components(circles):  # parts of the model that share no channel
+        order = list(networkx.lexicographical_topological_sort(circles.subgraph(apart)))
+        for i in range(len(order)):
+            behind = sorted(number for node in order[i:] for number in circles.nodes[node]["members"])
+            inside = torch.zeros(len(groups) + 1, dtype=torch.bool)  # the last one stands for "no group"
+            inside[behind] = True
+            enters: list[str] = []
+            leaves: list[str] = []
+            for path in sizes:
+                makes, reads = inside[maker[path]], inside[reader[path]]
+                for names, entries in ((enters, makes & ~reads), (leaves, reads & ~makes)):
+                    if bool(entries.any()):
+                        names.append(path if bool(entries.all()) else f"{path}[part]")
+            result.append(Cut(tuple(behind), tuple(enters), tuple(leaves)))
+    return tuple(sorted(result, key=lambda cut: (cut.groups[-1], -len(cut.groups))))
+
+
+def _reads(group: Group) -> bool:
+    return all(site.side == "in" for site in group.consumers)
+
+
+def _sizes(groups: Sequence[Group]) -> dict[str, tuple[int, ...]]:
+    return {site.parameter: site.slot.held.shape for group in groups for site in (*group.producers, *group.consumers)}
+
+
+def _ends(
+    groups: Sequence[Group], kept: list[int], sizes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """For the entries of every parameter the number of the group they make, and of the one they read; −1 for none.
+
+    Entries of one kernel, or of one column of an embedding, have the same ends: the first of them stands for all.
+    """
+    ends: list[dict[str, Tensor]] = []
+    first = {path: torch.zeros(torch.Size(shape).numel(), dtype=torch.bool) for path, shape in sizes.items()}
+    for group in groups:
+        for site in (*group.producers, *group.consumers):
+            shape = sizes[site.parameter]
+            entries = site.slot.canonical(torch.arange(torch.Size(shape).numel()).view(shape))
+            first[site.parameter][entries[..., 0].reshape(-1)] = True
+    for side in ("producers", "consumers"):
+        found = {path: torch.full((torch.Size(shape).numel(),), -1) for path, shape in sizes.items()}
+        for number in kept:
+            for site in getattr(groups[number], side):
+                shape = sizes[site.parameter]
+                entries = torch.arange(torch.Size(shape).numel()).view(shape)
+                found[site.parameter][site.rows(entries).reshape(-1)] = number
+        ends.append({path: numbers[first[path]] for path, numbers in found.items()})
+    return ends[0], ends[1]

@@ -1,0 +1,140 @@
+"""Signs and directions of weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import excite
+from excite import InputError
+from excite.errors import ModelError
+from excite.probes import Direction, Every, Signs, angle, sign_changes
+from excite.probes.protocol import Moment
+
+
+def line(*values: float) -> nn.Module:
+    model = nn.Linear(len(values), 1, bias=False).double()
+    put(model, *values)
+    return model
+
+
+def put(model: nn.Module, *values: float) -> None:
+    with torch.no_grad():
+        model.weight[0] = torch.tensor(values)  # type: ignore[index, operator]
+
+
+def test_zero_counts_as_positive() -> None:
+    before, after = torch.tensor([1.0, -1.0, 0.0, -0.5]), torch.tensor([0.0, 1.0, -0.1, -2.0])
+    assert float(sign_changes([before], [after])) == 0.5
+    with pytest.raises(ValueError, match="zip"):
+        sign_changes([before], [])
+
+
+def test_signs_along_a_path_written_by_hand() -> None:
+    path = [(1, 1, 1, 1), (1, -1, 1, 1), (1, 1, 1, 1), (1, 1, 1, -1), *[(1, 1, 1, -1)] * 4]
+    model = line(*path[0])
+    probe = Signs(Every(1), window=3)
+    rows = []
+    for step, values in enumerate(path):
+        put(model, *values)
+        found = probe.measure(Moment(model, step))
+        rows.append((float(found["changed"]), float(found["since"]), float(found["stable"])))
+    assert rows == [
+        (0, 0, 0), (0.25, 0, 0), (0.25, 0, 0), (0.5, 0, 0), (0.5, 1, 0), (0.25, 2, 0), (0, 3, 1), (0, 4, 1)
+    ]  # fmt: skip
+
+
+def test_signs_that_never_change_are_stable_after_a_window() -> None:
+    model, probe = line(1, -1), Signs(Every(1), window=2)
+    stable = [float(probe.measure(Moment(model, step))["stable"]) for step in range(4)]
+    assert stable == [0, 0, 1, 1]
+
+
+def test_signs_are_the_same_after_a_restart(tmp_path: Any) -> None:
+    def run(stop: int | None) -> list[float]:
+        torch.manual_seed(0)
+        model, probe = line(*torch.randn(50).tolist()), Signs(Every(1), window=3)
+        found = []
+        for step in range(8):
+            if step == stop:
+                torch.save(probe.state_dict(), tmp_path / "signs")
+                probe = Signs(Every(1), window=3)
+                probe.load_state_dict(torch.load(tmp_path / "signs"))
+            put(model, *torch.randn(50).tolist())
+            found.append(float(probe.measure(Moment(model, step))["changed"]))
+        return found
+
+    assert run(4) == run(None)
+
+
+def test_angles() -> None:
+    one, other = [torch.tensor([3.0]), torch.tensor([0.0])], [torch.tensor([0.0]), torch.tensor([5.0])]
+    assert float(angle(one, other)) == pytest.approx(math.pi / 2)
+    assert float(angle(one, [torch.tensor([-1.0]), torch.tensor([0.0])])) == pytest.approx(math.pi)
+    tiny = torch.tensor([1.0, 1e-9], dtype=torch.float64)
+    assert float(angle([tiny], [torch.tensor([7.0, 0.0], dtype=torch.float64)])) == pytest.approx(1e-9, rel=1e-6)
+
+
+def test_a_growing_norm_with_a_fixed_direction_converges() -> None:
+    """w(t) = (t, 1) turns by less and less: Assumption 2's direction is (1, 0), whose second entry vanishes."""
+    model, probe = line(1, 1), Direction(Every(1), window=10)
+    angles, smallest = [], []
+    for step in range(1, 200):
+        put(model, step, 1)
+        found = probe.measure(Moment(model, step))
+        smallest.append(float(found["smallest"]))
+        if "angle" in found:
+            angles.append(float(found["angle"]))
+            assert angles[-1] == pytest.approx(math.atan2(1, step - 10) - math.atan2(1, step), abs=1e-9)
+    assert angles == sorted(angles, reverse=True)
+    assert smallest[-1] < 0.006
+    assert float(found["total"]) == pytest.approx(math.pi / 4 - math.atan2(1, 199), abs=1e-9)
+    assert len(probe._kept) <= 11
+
+
+def test_directions_are_the_same_after_a_restart() -> None:
+    def run(stop: int | None) -> list[float]:
+        torch.manual_seed(0)
+        model, probe = line(1, 2, 3), Direction(Every(1), window=2)
+        found = []
+        for step in range(7):
+            if step == stop:
+                state = probe.state_dict()
+                probe = Direction(Every(1), window=2)
+                probe.load_state_dict(state)
+            put(model, *torch.randn(3).tolist())
+            values = probe.measure(Moment(model, step))
+            found += [float(values["total"]), float(values.get("angle", -1.0))]
+        return found
+
+    assert run(3) == run(None)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(InputError, match="at least 1 step; got 0"):
+        Signs(window=0)
+    with pytest.raises(InputError, match="at least 1 step; got True"):
+        Direction(window=True)
+    for probe in (Signs(), Direction()):
+        with pytest.raises(ModelError, match="not finite at step 3"):
+            probe.measure(Moment(line(1, float("nan")), 3))
+        probe.measure(Moment(line(1, 2), 0))
+    signs, direction = Signs(), Direction()
+    for probe in (signs, direction):
+        probe.measure(Moment(line(1, 2), 0))
+        with pytest.raises(ModelError, match=r"had shape|not those of the start"):
+            probe.measure(Moment(line(1, 2, 3), 1))
+
+
+def test_both_are_written_to_a_run(tmp_path: Any) -> None:
+    model = line(1, -1)
+    with excite.watch(model, run=tmp_path / "run", probes=[Signs(Every(1), 2), Direction(Every(1), 2)]) as watch:
+        for step in range(3):
+            put(model, step, -1)
+            watch.step()
+    names = set(excite.load_run(tmp_path / "run").frame().name)
+    assert {"signs/changed", "signs/stable", "signs/changed/weight", "direction/angle", "direction/norm"} <= names
