@@ -28,6 +28,7 @@ from excite.studies import (
     margin_losses,
     margin_radii,
     regularization,
+    seven_cases,
     ten_classes,
 )
 from excite.studies.figures import save
@@ -42,7 +43,7 @@ STUDIES: dict[str, Study] = {
     study.STUDY.name: study.STUDY
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
-        boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
+        boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics, seven_cases,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
