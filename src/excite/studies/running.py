@@ -18,6 +18,7 @@ from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import (
     boundaries,
+    conservation_real,
     digits_auto,
     excitation_basics,
     hidden_rank,
@@ -43,7 +44,7 @@ STUDIES: dict[str, Study] = {
     study.STUDY.name: study.STUDY
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
-        boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics, seven_cases,
+        boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics, seven_cases, conservation_real,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
