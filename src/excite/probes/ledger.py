@@ -97,6 +97,7 @@ class Ledger:
             rest -= part
         if self._off is not None:
             self._off.after(self._settings())
+        self._scale = torch.maximum(self._scale, self._sums.size(rows))
         self._book(rest.abs_())
         self._ww, self._value = rows, value
 

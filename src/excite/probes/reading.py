@@ -118,7 +118,7 @@ class Reading:
         width = max([len(e.name) for e in self.entries] + [3])
         if self.entries:
             head = "".join(f"{part:>11}" for part in shown)
-            lines.append(f"{'law':<{width}}  {'kind':<8}{'channels':>8}{'drift':>11}{head}{'rest':>11}  ")
+            lines.append(f"{'law':<{width}}  {'kind':<8}{'channels':>8}{'drift':>11}{head}{'rest':>11}")
         for e in self.entries:
             cells = "".join(f"{e.share(part):>11.1%}" for part in shown)
             flag = "" if e.holds else "  not finite" if e.first_flag is None else f"  rest at step {e.first_flag}"

@@ -21,6 +21,7 @@ from excite.studies import (
     architecture,
     batch_size,
     boundaries,
+    conservation_real,
     corruption,
     decomposition,
     digits_auto,
@@ -38,6 +39,7 @@ from excite.studies import (
     reduced_alignment,
     regions,
     regularization,
+    seven_cases,
     ten_classes,
 )
 from excite.studies.figures import save
@@ -52,8 +54,7 @@ STUDIES: dict[str, Study] = {
     study.STUDY.name: study.STUDY
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
-        boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
-        frequency, corruption, architecture, regions, batch_size, all_biases, optimizers, low_rank, reduced_alignment, decomposition,
+        boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics, frequency, corruption, architecture, regions, batch_size, all_biases, optimizers, low_rank, reduced_alignment, decomposition, seven_cases, conservation_real,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]

@@ -1,0 +1,216 @@
+"""Study `conservation-real`: the ledger of a residual network and a small transformer through ordinary training.
+
+Minibatches, float32, cross-entropy; plain SGD, SGD with momentum and decay, AdamW. Scale "paper" (the paper has no such
+experiment) takes ResNet-18 on CIFAR-10 and a transformer on its patches, on a GPU if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite.data import load
+from excite.fit.architectures import build
+from excite.fit.randomness import seeded_weights
+from excite.probes import Reading, conservation
+from excite.probes.updates import PARTS
+from excite.studies.computed import Computed, Outcome, Report, StepsScale
+from excite.studies.conservation_real_figure import draw
+from excite.studies.study import Arm, Claim, Study
+from excite.training import find_device
+
+OPTIMIZERS: dict[str, Callable[[nn.Module, int], torch.optim.Optimizer]] = {
+    "SGD": lambda model, steps: torch.optim.SGD(model.parameters(), lr=0.05),
+    "momentum and decay": lambda model, steps: torch.optim.SGD(
+        model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-3
+    ),
+    "AdamW": lambda model, steps: torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05),
+}
+MODELS = ("residual network", "transformer")
+SMALL = 0.01  # a law that moved by less than this share of its weights counts as conserved
+FLOAT32 = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealScale(StepsScale):
+    data: str
+    width: int
+    stages: int
+    batch: int
+    images: int | None
+
+
+SCALES = {
+    "quick": RealScale(
+        name="quick", seeds=3, steps=150, data="digits", width=8, stages=2, batch=32, images=500,
+        words="8×8 digits, 150 steps, a residual network of width 8, a transformer of 2 layers",
+    ),
+    "paper": RealScale(
+        name="paper", seeds=5, steps=20_000, data="cifar10", width=64, stages=4, batch=128, images=None,
+        words="CIFAR-10, 20,000 steps, ResNet-18, a transformer of 6 layers",
+    ),
+}  # fmt: skip
+
+
+class Transformer(nn.Module):
+    """Patches of an image through encoder layers with ReLU, then their mean."""
+
+    def __init__(self, shape: tuple[int, ...], patch: int, width: int, layers: int, outputs: int):
+        super().__init__()
+        self.embed = nn.Conv2d(shape[0], width, patch, patch)
+        self.place = nn.Parameter(torch.randn(1, (shape[1] // patch) * (shape[2] // patch), width) / 50)
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x).flatten(2).transpose(1, 2) + self.place
+        return self.head(self.norm(self.encoder(x)).mean(1))  # type: ignore[no-any-return]
+
+
+def network(settings: Mapping[str, Any], shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+    width, stages = settings["width"], settings["stages"]
+    if settings["model"] == "residual network":
+        return build("resnet", seed=seed, channels=shape[0], outputs=outputs, width=width, stages=stages)
+    with seeded_weights(seed):
+        return Transformer(shape, 2 if shape[1] < 16 else 4, 4 * width, 2 if stages < 4 else 6, outputs)
+
+
+def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+    device = find_device(settings["device"])
+    data = load(settings["data"], train=settings["images"]).to(device)
+    model = network(settings, data.shape, len(data.classes), seed).to(device)
+    steps, size = settings["steps"], settings["batch"]
+    optimizer = OPTIMIZERS[settings["optimizer"]](model, steps)
+    order = torch.Generator().manual_seed(seed)
+    looks = {int(1.3**k) for k in range(60)} | {steps}
+    curve = []
+    with conservation(model, optimizer, data.x_train[:2]) as ledger:
+        for step in range(1, steps + 1):
+            mine = torch.randint(len(data.x_train), (size,), generator=order).to(device)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(data.x_train[mine]), data.y_train[mine]).backward()
+            optimizer.step()
+            if step in looks:
+                curve.append((step, sizes(ledger.read())))
+                report(step / steps)
+        reading = ledger.read()
+    with torch.no_grad():
+        model.eval()
+        right = (model(data.x_test[:500]).argmax(1) == data.y_test[:500]).float().mean().item()
+    found = curve[-1][1]
+    before, after = balance(reading)
+    values = {
+        "drift": found["drift"],
+        **{part: found[part] / found["drift"] for part in PARTS},
+        "rest": max(entry.relative for entry in reading.entries),
+        "imbalance": after / before,
+        "laws": float(len(reading.entries)),
+        "without": float(len(reading.unchecked)),
+        "right": right,
+    }
+    return Outcome(values, {"curve": curve, "laws": laws(reading)})
+
+
+def sizes(reading: Reading) -> dict[str, float]:
+    """Norms over all channels of all laws, relative to the norm of the squared weights: of the drift and of its parts."""
+    whole = torch.cat([entry.scale for entry in reading.entries]).norm()
+
+    def size(amount: Callable[[Any], Tensor]) -> float:
+        return float(torch.cat([amount(entry) for entry in reading.entries]).norm() / whole)
+
+    found = {"drift": size(lambda e: e.drift), "rest": size(lambda e: e.rest)}
+    return found | {part: size(lambda e, part=part: e.parts[part]) for part in PARTS}  # type: ignore[misc]
+
+
+def balance(reading: Reading) -> tuple[float, float]:
+    """‖Q‖ over the laws that have consumers, at the start and now: how far producers and consumers are apart."""
+    entries = [entry for entry in reading.entries if entry.group.consumers]
+    return tuple(float(torch.cat([getattr(e, at) for e in entries]).norm()) for at in ("start", "value"))  # type: ignore[return-value]
+
+
+def laws(reading: Reading) -> list[dict[str, Any]]:
+    return [{"name": e.name, "law": e.law, "drift": e.moved, "rest": e.relative} for e in reading.entries]
+
+
+def name(model: str, optimizer: str) -> str:
+    return f"{model}, {optimizer}"
+
+
+def arms(scale: RealScale) -> list[Arm]:
+    common = {k: getattr(scale, k) for k in ("steps", "data", "width", "stages", "batch", "images")}
+    return [
+        Arm(name(model, optimizer), {**common, "model": model, "optimizer": optimizer, "device": "auto"})
+        for model in MODELS for optimizer in OPTIMIZERS
+    ]  # fmt: skip
+
+
+def claims(scale: RealScale) -> list[Claim]:
+    source = "Training invariances, appendix F"
+
+    def of(arm: str, text: str, measure: str, effect: Callable[[Any], float], source: str, **bound: float) -> Claim:
+        return Claim(text, source, f"{arm}: {measure}", (arm,), lambda n: effect(n[arm]), **bound)
+
+    result = []
+    for model in MODELS:
+        plain, heavy, adam = (name(model, optimizer) for optimizer in OPTIMIZERS)
+        left = ("largest rest of a channel, relative", lambda n: n.rest)
+        drift = ("drift of all laws, relative", lambda n: n.drift)
+        result += [
+            of(plain, f"{model}: what SGD leaves unexplained is rounding", *left, source, below=FLOAT32),
+            of(heavy, f"{model}: with momentum and decay too", *left, "excite.probes.conservation", below=FLOAT32),
+            of(adam, f"{model}: and with AdamW", *left, "excite.probes.conservation", below=FLOAT32),
+            of(plain, f"{model}: SGD conserves its laws", *drift, source, below=SMALL),
+            of(heavy, f"{model}: momentum and decay conserve them, too", *drift, f"{source}, read beyond it", below=SMALL),
+            of(adam, f"{model}: AdamW conserves them, too", *drift, f"{source}, read beyond it", below=SMALL),
+            of(
+                heavy, f"{model}: decay alone explains most of the drift of momentum and decay",
+                "size of the part decay over the drift", lambda n: n.decay, "the law of decay, Q → Q (1 − ηλ)²", above=0.5,
+            ),
+            of(
+                adam, f"{model}: rescaling explains most of the drift of AdamW",
+                "size of the part rescaling over the drift", lambda n: n.rescaling, "excite.probes.conservation", above=0.5,
+            ),
+        ]  # fmt: skip
+    return result
+
+
+STUDY = Study(
+    "conservation-real",
+    "What ordinary training conserves, and what moves it",
+    "appendix F of Training Invariances and the Low-Rank Phenomenon, in ordinary training (no figure of the paper)",
+    "Images of ten classes, minibatches, cross-entropy, float32",
+    Computed(
+        compute,
+        {
+            "drift": ("drift", "{:.1e}"),
+            "step": ("by the step size", "{:.0%}"),
+            "momentum": ("by momentum", "{:.0%}"),
+            "decay": ("by decay", "{:.0%}"),
+            "rescaling": ("by rescaling", "{:.0%}"),
+            "eps": ("by eps", "{:.0%}"),
+            "rest": ("largest rest", "{:.0e}"),
+            "imbalance": ("imbalance, end over start", "{:.2f}"),
+            "right": ("test images right", "{:.0%}"),
+        },
+        draw,
+        "Norms over all channels of all laws, relative to the squared weights, first seed: how far the conserved numbers have moved\n"
+        "(black), the parts that explain it, and the rest (grey).",
+        "Means over seeds, and the range. *Drift* is the norm of Q − Q₀ over all channels of all laws, relative to the squared weights;\n"
+        "parts are norms relative to the drift, and may exceed 100 % where they cancel. *Imbalance* is the norm of Q over laws with\n"
+        "consumers, at the end over at the start: below one, producers and consumers have come closer.",
+        (
+            "SGD: rate 0.05. Momentum 0.9: rate 0.02, decay 0.005. AdamW: rate 0.001, decay 0.05. The same batches for all.",
+        ),
+    ),
+    SCALES,
+    arms,
+    claims,
+    (
+        "What has no law (queries and keys of attention have one, the stream behind a sum with the input has not) is left out.",
+    ),
+)

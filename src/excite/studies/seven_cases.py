@@ -1,0 +1,248 @@
+"""Study `conservation`: the seven cases of Theorem 1, linear and ReLU, on and off the diagonal, descent and flow.
+
+Networks without biases with one output, in float64; the paper has no experiment on the theorem, sizes and data are ours.
+The seed draws points, labels and first weights. Gradient descent is booked by the ledger, so its numbers are what is left
+once Σ η² of the squared gradients (appendix F) is subtracted. Gradient flow is integrated with control of its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite.fit.flow import gradient_flow
+from excite.probes import conservation
+from excite.probes.off_diagonal import law_matrix
+from excite.studies.computed import Computed, Outcome, Report, StepsScale
+from excite.studies.conservation_figure import draw
+from excite.studies.study import Arm, Claim, Study
+from excite.wiring import Group, trace
+
+CASES = {  # words, and the layers whose channels the case is about
+    1: ("fully connected", ("a",)),
+    2: ("convolutions", ("a",)),
+    3: ("inside a residual block", ("Y",)),
+    4: ("between free residual blocks", ("U",)),
+    5: ("convolution to fully connected", ("a",)),
+    6: ("convolution to residual block", ("a",)),
+    7: ("residual block and fully connected", ("a", "U")),
+}
+KINDS = ("linear", "ReLU")
+ROUNDING = 1e-12
+INTEGRATION = 1e-4  # flow slides along kinks of the ReLUs by short descent steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class CasesScale(StepsScale):
+    points: int
+    time: float
+
+
+SCALES = {
+    "quick": CasesScale(name="quick", seeds=3, steps=200, points=8, time=1.0, words="200 steps, flow to time 1"),
+    "paper": CasesScale(name="paper", seeds=10, steps=20_000, points=40, time=20.0, words="20,000 steps, flow to time 20"),
+}  # fmt: skip
+
+
+class Net(nn.Module):
+    """The network of a case. Blocks are r(x) = σ(U σ(Y x) + Z x), in case 3 with the identity in place of Z."""
+
+    def __init__(self, case: int, relu: bool):
+        super().__init__()
+        self.case, self.act = case, nn.ReLU() if relu else nn.Identity()
+
+        def line(before: int, after: int) -> nn.Module:
+            return nn.Linear(before, after, bias=False)
+
+        convolves = case in (2, 5, 6)
+        self.a: nn.Module = nn.Conv1d(2, 3, 3, bias=False) if convolves else line(4, 5)
+        width = 12 if convolves else 5  # of 3 channels, 4 places
+        if case == 2:
+            self.b: nn.Module = nn.Conv1d(3, 4, 2, bias=False)
+            width = 12
+        if case in (1, 5):
+            self.b = line(width, 4)
+            width = 4
+        if case in (3, 4, 6, 7):
+            after = width if case == 3 else 4
+            self.Y, self.U = line(width, 3), line(3, after)
+            self.Z = nn.Identity() if case == 3 else line(width, after)
+            width = after
+        if case == 4:
+            self.Y2, self.U2, self.Z2 = line(width, 3), line(3, 4), line(width, 4)
+        self.last = line(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.a(x))
+        if self.case in (2, 1):
+            x = self.act(self.b(x))
+        x = x.flatten(1)
+        if self.case == 5:
+            x = self.act(self.b(x))
+        if self.case in (3, 4, 6, 7):
+            x = self.act(self.U(self.act(self.Y(x))) + self.Z(x))
+        if self.case == 4:
+            x = self.act(self.U2(self.act(self.Y2(x))) + self.Z2(x))
+        return self.last(x)[:, 0]  # type: ignore[no-any-return]
+
+
+def start(settings: Mapping[str, Any], seed: int) -> tuple[Net, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Net(settings["case"], settings["relu"]).double()
+    shape = (2, 6) if settings["case"] in (2, 5, 6) else (4,)
+    x = torch.randn(settings["points"], *shape, generator=generator, dtype=torch.float64)
+    y = torch.randint(2, (settings["points"],), generator=generator).double() * 2 - 1
+    return model, x, y
+
+
+def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+    model, x, y = start(settings, seed)
+    wiring = trace(model, x)
+    names = CASES[settings["case"]][1]
+    groups = [group for group in wiring.groups if group.producers[0].layer in names]
+    flowed = flow(model, x, y, groups, settings["time"])
+    report(0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings["lr"])
+    first = {path: p.detach().clone() for path, p in model.named_parameters()}
+    steps, curve = settings["steps"], []
+    looks = {int(1.25**k) for k in range(60)} | {steps}
+    with conservation(model, optimizer, wiring=wiring, off_diagonal=True) as ledger:
+        for step in range(1, steps + 1):
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            if step in looks:
+                reading = ledger.read()
+                mine = [reading[name] for name in names]
+                apart = [entry.off_diagonal for entry in mine if entry.off_diagonal is not None]
+                curve.append((step, max(e.relative for e in mine), max(m.relative for m in apart)))
+                report(0.3 + 0.7 * step / steps)
+    moved = sum(float((p - first[path]).square().sum().detach()) for path, p in model.named_parameters()) ** 0.5
+    size = sum(float(w.square().sum()) for w in first.values()) ** 0.5
+    values = {
+        "diagonal": curve[-1][1],
+        "off": curve[-1][2],
+        "slack": max(entry.moved for entry in mine),
+        "flow_diagonal": flowed[0],
+        "flow_off": flowed[1],
+        "moved": moved / size,
+        "printed": printed(model, first) if settings["case"] == 6 else float("nan"),
+    }
+    return Outcome(values, {"curve": curve})
+
+
+def flow(model: Net, x: Tensor, y: Tensor, groups: list[Group], time: float) -> tuple[float, float]:
+    """Largest change of the law's matrix along gradient flow, on and off the diagonal, relative to its scale."""
+
+    def matrices(model: nn.Module) -> Tensor:
+        parameters = dict(model.named_parameters())
+        return torch.cat([law_matrix(group, parameters).flatten() for group in groups])
+
+    def loss(model: nn.Module) -> Tensor:
+        return (model(x) - y).square().mean()  # type: ignore[no-any-return]
+
+    course = gradient_flow(model, loss, time, at=20, quantities={"laws": matrices}, rtol=1e-8, shortest=time / 2000)
+    drift = torch.as_tensor(course.values["laws"] - course.values["laws"][0]).abs().amax(0)
+    on, off, at = 0.0, 0.0, 0
+    parameters = {path: p.detach() for path, p in course.model.named_parameters()}
+    for group in groups:
+        n = group.channels
+        mine, at = drift[at : at + n * n].view(n, n), at + n * n
+        scale = float(sum(s.rows(parameters[s.parameter]).square().sum() for s in (*group.producers, *group.consumers)))
+        on = max(on, float(mine.diagonal().max()) / scale)
+        off = max(off, float((mine - mine.diagonal().diag()).max()) / scale)
+    return on, off
+
+
+def printed(model: Net, first: Mapping[str, Tensor]) -> float:
+    """Case 6 as printed: the convolution against the columns of [U Z] that it has, Z alone. Relative change."""
+
+    def law(w: Mapping[str, Tensor]) -> Tensor:
+        read = w["Z.weight"].T.reshape(3, -1)
+        return (w["a.weight"].flatten(1).square().sum(1) - read.square().sum(1)).detach()
+
+    now = dict(model.named_parameters())
+    scale = now["a.weight"].square().sum() + now["Z.weight"].square().sum()
+    return float(((law(now) - law(first)).abs().max() / scale).detach())
+
+
+def name(case: int, kind: str) -> str:
+    return f"{case} {CASES[case][0]}, {kind}"
+
+
+def arms(scale: CasesScale) -> list[Arm]:
+    common = {"steps": scale.steps, "points": scale.points, "time": scale.time, "lr": 0.02}
+    return [Arm(name(case, kind), {**common, "case": case, "relu": kind == "ReLU"}) for case in CASES for kind in KINDS]
+
+
+def claims(scale: CasesScale) -> list[Claim]:
+    def worst(kind: str, number: str, text: str, source: str, below: float) -> Claim:
+        mine = tuple(name(case, kind) for case in CASES)
+        measure = f"largest relative change over the seven cases, {kind}"
+        return Claim(text, source, measure, mine, lambda n: max(getattr(n[a], number) for a in mine), below=below)
+
+    def least(kind: str, number: str, text: str, source: str, below: float) -> Claim:
+        mine = tuple(name(case, kind) for case in CASES)
+        measure = f"smallest relative change over the seven cases, {kind}"
+        return Claim(text, source, measure, mine, lambda n: min(getattr(n[a], number) for a in mine), below=below)
+
+    one, f = "Training invariances, Theorem 1", "Training invariances, appendix F"
+    six = name(6, "ReLU")
+    return [
+        worst("linear", "diagonal", "linear: descent conserves the diagonal, up to η² squared gradients", f, ROUNDING),
+        worst("ReLU", "diagonal", "ReLU: descent conserves the diagonal, up to η² squared gradients", f, ROUNDING),
+        worst("linear", "off", "linear: and all entries off the diagonal", f, ROUNDING),
+        least("ReLU", "off", "ReLU: and all entries off the diagonal, in one case at least", f, ROUNDING),
+        worst("linear", "flow_diagonal", "linear: gradient flow conserves the diagonal", one, INTEGRATION),
+        worst("ReLU", "flow_diagonal", "ReLU: gradient flow conserves the diagonal", one, INTEGRATION),
+        worst("linear", "flow_off", "linear: and all entries off the diagonal", one, INTEGRATION),
+        least("ReLU", "flow_off", "ReLU: and all entries off the diagonal, in one case at least", one, INTEGRATION),
+        Claim(
+            "case 6 holds with [U Z] as it is printed",
+            one,
+            f"{six}: relative change of the diagonal with Z in place of [Y; Z]",
+            (six,),
+            lambda n: n[six].printed,
+            below=INTEGRATION,
+        ),
+    ]
+
+
+STUDY = Study(
+    "conservation",
+    "What training conserves: the seven cases of Theorem 1",
+    "Theorem 1 and appendix F of Training Invariances and the Low-Rank Phenomenon (the paper has no figure of it)",
+    "Random points with random labels, squared error",
+    Computed(
+        compute,
+        {
+            "diagonal": ("diagonal, descent", "{:.1e}"),
+            "off": ("off the diagonal, descent", "{:.1e}"),
+            "slack": ("of which η² explains", "{:.1e}"),
+            "flow_diagonal": ("diagonal, flow", "{:.1e}"),
+            "flow_off": ("off the diagonal, flow", "{:.1e}"),
+            "moved": ("weights moved by", "{:.0%}"),
+        },
+        draw,
+        "The largest change of an entry of W₁W₁' − W₂'W₂ since the start, less the slack of appendix F, relative to the squared weights:\n"
+        "gradient descent, first seed. Lines at the bottom are rounding. On the diagonal the law holds in every case, for linear and for\n"
+        "ReLU networks. Off the diagonal it holds for linear networks; with ReLU it fails from the first steps on.",
+        "Means over seeds, and the range. Changes are relative to the squared norm of all weights around the channels. *Of which η²\n"
+        "explains* is the drift of the diagonal before the slack is subtracted. Flow ends with the error of the integrator, and of the\n"
+        "short descent steps it takes where a path slides along a kink.",
+        ("Squared error, mean over points; learning rate 0.02; float64; networks without biases and with one output.",),
+    ),
+    SCALES,
+    arms,
+    claims,
+    (
+        "W₂ of case 5 is (d·l) × c: every place of a channel counts. W₂ of case 6 is [Y; Z].",
+        "The residual blocks of case 3 have the identity in the skip; cases 4, 6 and 7 have a free matrix there.",
+    ),
+)
