@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,26 @@ class Seen:
     environment: dict[str, Any]
     status: str
     reason: str | None
-    metrics: dict[str, Series]
     margins: dict[str, Margins]  # "train", "test"
     accuracy: dict[str, float]  # "train", "test"
     wiring: dict[str, Any] | None
+
+    @cached_property
+    def metrics(self) -> dict[str, Series]:
+        """Everything measured, by name; read when it is asked for."""
+        with load_run(self.path) as run:
+            return {name: run.series(name) for name in run.names()}
+
+    def layers(self) -> list[str]:
+        """Names of layers in the order of the wiring."""
+        return [str(row["name"]) for row in self.wiring["layers"]] if self.wiring else []
 
     def by_layer(self, prefix: str) -> dict[str, Series]:
         """Metrics `prefix/layer` by layer, in the order of the wiring."""
         found = {
             name.removeprefix(prefix + "/"): s for name, s in self.metrics.items() if name.startswith(prefix + "/")
         }
-        order = [row["name"] for row in self.wiring["layers"]] if self.wiring else []
+        order = self.layers()
         return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 
 
@@ -114,7 +124,6 @@ def _see(path: Path, norm: str) -> Seen:
             environment=run.environment,
             status=run.status,
             reason=run.reason,
-            metrics={name: run.series(name) for name in run.names()},
             margins=margins,
             accuracy={part: float(value) for part, value in accuracy.items()},
             wiring=wiring,
