@@ -43,13 +43,18 @@ KINDS = (
     Kind(
         "steepness", ("trajectory", "lipschitz", "steadiness"), "Steepness of the function",
         "How strongly the output answers to the input at the points being trained on. A function that keeps getting steeper "
-        "while the loss stands still is fitting details: margins shrink.",
+        "while the loss stands still fits details, which costs margin.",
         (
             ("mean", "steepness at training points"), ("lipschitz", "local Lipschitz constant"),
             ("max", "steepest training point"), ("lower", "lower bound"), ("upper", "upper bound"),
             ("clean", "steepness, evaluation mode"), ("total", "length of the path so far"),
             ("sigma", "norm of the first layer"),
         ),
+    ),
+    Kind(
+        "distances", ("distance",), "Distance to initialization",
+        "How far the weights have moved from where they started.",
+        (("relative", "‖θ − θ₀‖ / ‖θ₀‖"), ("absolute", "‖θ − θ₀‖")),
     ),
     Kind(
         "ranks", ("rank",), "How many directions each layer's input uses",
@@ -74,17 +79,17 @@ KINDS = (
         "alignment", ("alignment", "direction"), "Alignment",
         "How far neighbouring layers point the same way, and whether the weights still turn. Networks that learn by the "
         "same few directions align and lose rank.",
+        (
+            ("aligned", "alignment of neighbours (1: the same way)"), ("ratio", "share of a layer in its first direction"),
+            ("stable_rank", "stable rank of the weights"), ("distance", "distance to rank one"),
+            ("angle", "turned lately, radians"), ("total", "turned since the start, radians"), ("norm", "norm of the weights"),
+        ),
     ),
     Kind(
         "signs", ("signs",), "Signs of the weights",
         "The share of weights whose sign changed lately. Once no sign changes, the network is in the stable sign regime that "
         "the theory of late training speaks about.",
         (("changed", "share that changed lately"), ("since", "steps since any changed"), ("stable", "stable (1) or not (0)")),
-    ),
-    Kind(
-        "distances", ("distance",), "Distance to initialization",
-        "How far the weights have moved from where they started.",
-        (("relative", "‖θ − θ₀‖ / ‖θ₀‖"), ("absolute", "‖θ − θ₀‖")),
     ),
 )  # fmt: skip
 _BY_PROBE = {probe: kind for kind in KINDS for probe in kind.probes}

@@ -100,8 +100,8 @@ def _ranks(metrics: Metrics) -> list[Remark]:
             else "it sees few directions"
         )
         found.append(Remark("warning", f"{text}: {seen}, and its weights along the others are no longer excited."))
-    if len(fallen) > _NAMED:
-        found.append(Remark("warning", f"{len(fallen) - _NAMED} more layers lost rank."))
+    if (more := len(fallen) - _NAMED) > 0:
+        found.append(Remark("warning", f"{more} more layer{'s' if more > 1 else ''} lost rank."))
     if risen:
         listed = "; ".join(
             f"{layer} from {number(up.before)} to {number(up.now)} {_since(up)}" for layer, up in risen[:_NAMED]
@@ -125,13 +125,11 @@ def _units(metrics: Metrics) -> list[Remark]:
         verb = "is" if len(units) == 1 else "are"
         found.append(Remark("warning", f"In layer {layer}, {_units_listed(sorted(units))} {verb} no longer excited."))
     for layer, series in deficient.items():
-        if layer in named or layer.rpartition("/")[0] in deficient:
-            continue
-        up = rise(series)
-        if up is not None and up.now - up.before >= 0.05:
+        up = rise(series) if "/" not in layer else None
+        if up is not None and layer not in named and up.now - up.before >= 0.05:
             text = f"In layer {layer}, {up.now:.0%} of the units are not excited by the example, {up.before:.0%} at best before"
             found.append(
-                Remark("warning", f"{text} ({_since(up)}): their weights can move without changing the output there.")
+                Remark("warning", f"{text} ({_since(up)}): nothing in training bounds their weights along some directions.")
             )
     return found
 
@@ -149,7 +147,7 @@ def _steepness(metrics: Metrics) -> list[Remark]:
                 if flat:
                     found.append(
                         Remark(
-                            "warning", f"{text} while the loss hardly moved: it is fitting details, and margins shrink."
+                            "warning", f"{text} while the loss hardly moved: it fits details, which costs margin."
                         )
                     )
                 else:
@@ -209,7 +207,7 @@ def _balance(metrics: Metrics) -> list[Remark]:
 
 def _alignment(metrics: Metrics) -> list[Remark]:
     listed = []
-    for layer, series in metrics.layers("alignment/value").items():
+    for layer, series in metrics.layers("alignment/aligned").items():
         up = rise(series)
         if up is not None and up.share > LARGE and up.now > 0.5:
             listed.append(f"{layer} from {up.before:.2f} to {up.now:.2f}")

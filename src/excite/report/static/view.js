@@ -29,6 +29,12 @@
     const t = i / (count - 1);
     return `hsl(${Math.round(265 - 220 * t)} 70% ${dark.matches ? 62 : 42}%)`;
   }
+  // How many powers of ten the values of these curves span.
+  function decades(curves) {
+    let low = Infinity, high = 0;
+    for (const { y } of curves) for (const v of y) if (v > 0) { low = Math.min(low, v); high = Math.max(high, v); }
+    return high > 0 ? Math.log10(high / low) : 0;
+  }
   const runLine = (run) => ({
     color: COLOURS[run.group % COLOURS.length],
     dash: DASHES[Math.floor(run.group / COLOURS.length) % DASHES.length],
@@ -37,7 +43,7 @@
   function themed(layout, height) {
     const ink = variable("--ink"), line = variable("--line"), paper = variable("--paper");
     const made = {
-      height, margin: { l: 64, r: 16, t: 40, b: 48 }, hovermode: "closest",
+      height, margin: { l: 60, r: 12, t: 36, b: 44 }, hovermode: "closest",
       legend: { orientation: "h", yanchor: "bottom", y: 1.04, x: 0 }, ...layout,
       template: {}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: 13, color: ink },
@@ -74,6 +80,7 @@
         title, about, this.controls, this.map, this.chart,
       );
       this.map.hidden = !described.map;
+      this.section.classList.toggle("wide", described.map);
       const [home, holder] = described.known ? [byId("panels"), null] : [byId("other-panels"), byId("others")];
       if (holder) holder.hidden = false;
       home.append(this.section);
@@ -125,7 +132,8 @@
       if (!this.data || this.data.key !== this.quantity || !window.Plotly) return;
       const { traces, layout } = this.lines();
       layout.uirevision = `${this.quantity} ${this.layer}`;
-      Plotly.react(this.chart, traces, themed(layout, 360), CONFIG);
+      this.section.classList.toggle("wide", this.described.map || layout.annotations !== undefined);
+      Plotly.react(this.chart, traces, themed(layout, this.section.classList.contains("wide") ? 360 : 320), CONFIG);
       this.chart.setAttribute("aria-label", this.spoken());
       if (!this.bound) {
         this.bound = true;
@@ -139,8 +147,8 @@
         this.layer === "" ? layer === "" : this.layer === "*" ? layer !== "" : layer === this.layer.slice(1));
       const runs = [...new Set(wanted.map((curve) => curve.run))];
       const layers = this.current().layers.filter((one) => wanted.some((curve) => curve.layer === one));
-      const apart = this.layer === "*" && runs.length > 1; // one set of axes for each run, side by side
-      const byLayer = this.layer === "*" && layers.length > 0;
+      const apart = this.layer === "*" && runs.length > 1 && layers.length > 1; // one set of axes for each run, side by side
+      const byLayer = this.layer === "*" && (apart || runs.length === 1);
       const seen = new Set();
       const traces = [];
       for (const curve of wanted) {
@@ -168,8 +176,9 @@
         const n = i ? i + 1 : "", start = i * (width + gap);
         layout[`xaxis${n}`] = { title: { text: "step" }, domain: [start, start + width], anchor: `y${n}` };
         layout[`yaxis${n}`] = { type: this.log.checked ? "log" : "linear", anchor: `x${n}`, exponentformat: "power" };
+        if (this.log.checked && decades(wanted) > 2) layout[`yaxis${n}`].dtick = 1;
         if (i) Object.assign(layout[`yaxis${n}`], { matches: "y", showticklabels: false });
-        else layout.yaxis.title = { text: safe(this.current().name) };
+        else layout.yaxis.title = { text: safe(shorten(this.current().name.split(" (")[0])) };
       }
       if (apart) {
         layout.margin = { l: 64, r: 16, t: 70, b: 48 };
@@ -199,7 +208,7 @@
         traces.push({
           type: "heatmap", x: one.x, y: one.layers.map((layer) => safe(shorten(layer))), z: one.z, xaxis: `x${n}`, yaxis: `y${n}`,
           zmin: low, zmax: high, colorscale: "Cividis", showscale: i === 0, hoverongaps: false,
-          colorbar: { title: { text: safe(this.current().name), side: "right" }, tickformat: share ? ".0%" : "", thickness: 14 },
+          colorbar: { tickformat: share ? ".0%" : "", thickness: 14 },
           hovertemplate: `step %{x:,}, %{y}: %{z:${share ? ".1%" : ".4g"}}<extra>${safe(shorten(state.runs[one.run].label))}</extra>`,
         });
         layout[`yaxis${n}`] = { type: "category", autorange: "reversed", domain: [Math.max(top - height, 0), top], anchor: `x${n}` };
@@ -258,15 +267,14 @@
   }
 
   function say(remarks) {
-    const marks = { warning: "Look:", good: "Good:", note: "" };
+    const marks = { warning: "Look:", good: "Good:" };
     const runs = [...new Set(remarks.map((one) => one.run))];
     const lists = runs.map((run) => {
       const list = element("ul");
       for (const { kind, text } of remarks.filter((one) => one.run === run)) {
         const item = element("li", { class: kind });
-        const mark = element("b");
-        mark.textContent = marks[kind];
-        item.append(mark, text);
+        if (marks[kind]) item.append(element("b", {}, marks[kind]));
+        item.append(text);
         list.append(item);
       }
       if (runs.length === 1 && state.runs.length === 1) return list;
