@@ -114,7 +114,7 @@ def _see(path: Path, norm: str) -> Seen:
         if not isinstance(accuracy, dict) or not all(isinstance(v, int | float) for v in accuracy.values()):
             raise RunError(f"{run.path}/artifacts/summary.json is damaged: delete it and measure again")
         wiring = _artifact(run, "wiring")
-        if wiring is not None and not all(isinstance(wiring.get(key), list) for key in ("layers", "groups")):
+        if wiring is not None and not _is_wiring(wiring):
             raise RunError(f"{run.path}/artifacts/wiring.json is damaged: delete it and measure again")
         margins = {part: found for part in PARTS if (found := _margins(run, f"margins-{norm}-{part}")) is not None}
         return Seen(
@@ -128,6 +128,18 @@ def _see(path: Path, norm: str) -> Seen:
             accuracy={part: float(value) for part, value in accuracy.items()},
             wiring=wiring,
         )
+
+
+def _is_wiring(found: dict[str, Any]) -> bool:
+    keys = {
+        "layers": {"name", "kind", "in", "out", "parameters"},
+        "groups": {"channels", "producers", "consumers", "law", "why"},
+    }
+    for part, wanted in keys.items():
+        rows = found.get(part)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and wanted <= row.keys() for row in rows):
+            return False
+    return all(isinstance(row[key], list) for row in found["groups"] for key in ("producers", "consumers"))
 
 
 def _artifact(run: Run, name: str) -> dict[str, Any] | None:

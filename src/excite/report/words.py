@@ -129,7 +129,9 @@ def _units(metrics: Metrics) -> list[Remark]:
         if up is not None and layer not in named and up.now - up.before >= 0.05:
             text = f"In layer {layer}, {up.now:.0%} of the units are not excited by the example, {up.before:.0%} at best before"
             found.append(
-                Remark("warning", f"{text} ({_since(up)}): nothing in training bounds their weights along some directions.")
+                Remark(
+                    "warning", f"{text} ({_since(up)}): nothing in training bounds their weights along some directions."
+                )
             )
     return found
 
@@ -146,9 +148,7 @@ def _steepness(metrics: Metrics) -> list[Remark]:
                 text += f" (seen at {layer})" if layer else ""
                 if flat:
                     found.append(
-                        Remark(
-                            "warning", f"{text} while the loss hardly moved: it fits details, which costs margin."
-                        )
+                        Remark("warning", f"{text} while the loss hardly moved: it fits details, which costs margin.")
                     )
                 else:
                     found.append(Remark("note", f"{text}, while the loss moved too."))

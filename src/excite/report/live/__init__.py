@@ -9,10 +9,15 @@ import secrets
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from excite.errors import ExciteError, InputError
 
 PORT = 8765
+OPTIONS: dict[str, Any] = {
+    "http": "h11", "ws": "none", "lifespan": "off", "log_level": "warning", "access_log": False, "server_header": False,
+    "limit_concurrency": 64, "timeout_keep_alive": 10, "timeout_graceful_shutdown": 2,
+}  # fmt: skip
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,200}")
 
 
@@ -43,12 +48,8 @@ def serve(
     listening = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     announce(f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none", limit_concurrency=64,
-        timeout_keep_alive=10, timeout_graceful_shutdown=2,
-    )  # fmt: skip
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(uvicorn.Config(app, **OPTIONS)).run(sockets=[listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:

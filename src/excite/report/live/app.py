@@ -51,6 +51,7 @@ def make_app(root: str | os.PathLike[str], token: str | None = None, host: str =
         ],
         exception_handlers={ExciteError: _refused, HTTPException: _refused, Exception: _failed},
     )
+    app.state.runs = runs
     return Guard(app, token, host)
 
 
@@ -161,11 +162,11 @@ def _json(value: Any) -> Response:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    """What a request can cause: one line, no traceback, no path of this machine."""
+    """What a request can cause: one line, no traceback, no path outside the folder."""
     if isinstance(error, HTTPException):
         return PlainTextResponse(f"{error.detail}\n", error.status_code, headers=error.headers)
     status = 404 if isinstance(error, NotFound) else 400 if isinstance(error, InputError) else 422
-    return PlainTextResponse(f"{' '.join(str(error).split())}\n", status)
+    return PlainTextResponse(f"{request.app.state.runs.within(error)}\n", status)
 
 
 def _failed(request: Request, error: Exception) -> Response:

@@ -89,7 +89,11 @@ class Runs:
             step, updated = last if last is not None else (None, None)
             return Row(name, status, reason, step, follower.latest("loss/step"), updated)
         except ExciteError as error:
-            return Row(name, "unreadable", str(error))
+            return Row(name, "unreadable", self.within(error))
+
+    def within(self, error: ExciteError) -> str:
+        """An error as one line, with paths as seen from the folder."""
+        return " ".join(str(error).split()).replace(str(self._real), self.name)
 
     def path(self, name: str) -> Path:
         """The folder of the run called `name`; anything that is not a run below the root is refused."""

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "excite-token"
-LONGEST_QUERY = 8000
+LONGEST_QUERY, LONGEST_HEADERS = 8000, 32_000
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -70,6 +70,8 @@ class Guard:
         query: bytes = scope.get("query_string", b"")
         if len(query) > LONGEST_QUERY:
             return _say(414, f"the query is longer than {LONGEST_QUERY} bytes")
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > LONGEST_HEADERS:
+            return _say(431, f"the headers are longer than {LONGEST_HEADERS} bytes")
         if self.token is None:
             return None
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
