@@ -1,4 +1,4 @@
-"""The command line: `excite demo | study | train | margins | audit | trace | report | data`."""
+"""The command line: `excite demo | study | train | margins | audit | trace | report | serve | data`."""
 
 from __future__ import annotations
 
@@ -259,6 +259,27 @@ def report(
     _show(shown)
     console.print(f"report: {path}", soft_wrap=True)
     _open(path, open_report)
+
+
+@app.command(epilog="Example: excite serve runs")
+def serve(
+    runs: Annotated[Path, typer.Argument(help="A folder of runs, or one run.")] = Path("runs"),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
+    token: Annotated[str | None, typer.Option(help="What visitors must bring; made by itself where needed.")] = None,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+) -> None:
+    """The live page: runs while they train, with curves that grow, compared on the same axes. Ctrl-C ends it."""
+    from excite.report.live import serve as serve_runs
+
+    def announce(address: str) -> None:
+        console.print(f"open {address} (Ctrl-C ends it)", soft_wrap=True, markup=False)
+        if open_page:
+            webbrowser.open(address)
+
+    serve_runs(runs, host, port, token, announce)
 
 
 @study_app.command("list", epilog="Example: excite study list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,26 @@ class Seen:
     environment: dict[str, Any]
     status: str
     reason: str | None
-    metrics: dict[str, Series]
     margins: dict[str, Margins]  # "train", "test"
     accuracy: dict[str, float]  # "train", "test"
     wiring: dict[str, Any] | None
+
+    @cached_property
+    def metrics(self) -> dict[str, Series]:
+        """Everything measured, by name; read when it is asked for."""
+        with load_run(self.path) as run:
+            return {name: run.series(name) for name in run.names()}
+
+    def layers(self) -> list[str]:
+        """Names of layers in the order of the wiring."""
+        return [str(row["name"]) for row in self.wiring["layers"]] if self.wiring else []
 
     def by_layer(self, prefix: str) -> dict[str, Series]:
         """Metrics `prefix/layer` by layer, in the order of the wiring."""
         found = {
             name.removeprefix(prefix + "/"): s for name, s in self.metrics.items() if name.startswith(prefix + "/")
         }
-        order = [row["name"] for row in self.wiring["layers"]] if self.wiring else []
+        order = self.layers()
         return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 
 
@@ -104,7 +114,7 @@ def _see(path: Path, norm: str) -> Seen:
         if not isinstance(accuracy, dict) or not all(isinstance(v, int | float) for v in accuracy.values()):
             raise RunError(f"{run.path}/artifacts/summary.json is damaged: delete it and measure again")
         wiring = _artifact(run, "wiring")
-        if wiring is not None and not all(isinstance(wiring.get(key), list) for key in ("layers", "groups")):
+        if wiring is not None and not _is_wiring(wiring):
             raise RunError(f"{run.path}/artifacts/wiring.json is damaged: delete it and measure again")
         margins = {part: found for part in PARTS if (found := _margins(run, f"margins-{norm}-{part}")) is not None}
         return Seen(
@@ -114,11 +124,22 @@ def _see(path: Path, norm: str) -> Seen:
             environment=run.environment,
             status=run.status,
             reason=run.reason,
-            metrics={name: run.series(name) for name in run.names()},
             margins=margins,
             accuracy={part: float(value) for part, value in accuracy.items()},
             wiring=wiring,
         )
+
+
+def _is_wiring(found: dict[str, Any]) -> bool:
+    keys = {
+        "layers": {"name", "kind", "in", "out", "parameters"},
+        "groups": {"channels", "producers", "consumers", "law", "why"},
+    }
+    for part, wanted in keys.items():
+        rows = found.get(part)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and wanted <= row.keys() for row in rows):
+            return False
+    return all(isinstance(row[key], list) for row in found["groups"] for key in ("producers", "consumers"))
 
 
 def _artifact(run: Run, name: str) -> dict[str, Any] | None:

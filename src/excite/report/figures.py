@@ -1,4 +1,4 @@
-"""The figures of a report, as Plotly figures."""
+"""The figure of margins, as a Plotly figure. Curves over steps are drawn in the browser (`static/view.js`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from excite.report.collect import Arm
-from excite.report.curves import curve, smooth, thin, widest_gap
+from excite.report.curves import curve, widest_gap
 
 # Colours that people with colour-blindness tell apart (Okabe and Ito).
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
@@ -57,63 +57,6 @@ def margin_curves(arms: Sequence[Arm]) -> go.Figure | None:
         figure.update_xaxes(title_text="perturbation size ε", range=[0, widest], row=1, col=column)
     figure.update_yaxes(title_text="fraction misclassified within ε", tickformat=".0%", range=[0, 1.02], row=1, col=1)
     return _styled(figure, 430)
-
-
-def losses(arms: Sequence[Arm]) -> go.Figure | None:
-    """The loss of every step, smoothed over 2 % of the steps, one line a run."""
-    figure = go.Figure()
-    for i, arm in enumerate(arms):
-        for j, run in enumerate(arm.runs):
-            if "loss/step" in run.metrics:
-                steps, values = run.metrics["loss/step"]
-                figure.add_scatter(
-                    x=thin(steps), y=thin(smooth(values)), mode="lines", name=arm.name, legendgroup=arm.name, showlegend=j == 0,
-                    line={"color": COLOURS[i % len(COLOURS)], "width": 1.5}, opacity=1.0 if len(arm.runs) == 1 else 0.7,
-                )  # fmt: skip
-    if not figure.data:
-        return None
-    figure.update_xaxes(title_text="step")
-    figure.update_yaxes(title_text="loss (each arm's own)", type="log", dtick=1)
-    return _styled(figure, 360)
-
-
-def ranks(arms: Sequence[Arm]) -> go.Figure | None:
-    """Effective rank of each layer's input while training, as a share of the layer's width; the first run of each arm."""
-    shown = [(arm, found) for arm in arms if (found := arm.runs[0].by_layer("rank/share"))]
-    if not shown:
-        return None
-    titles = [arm.name for arm, _ in shown]
-    figure = make_subplots(1, len(shown), shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.03)
-    for column, (arm, layers) in enumerate(shown, 1):
-        absolute = arm.runs[0].by_layer("rank/effective")
-        for i, (layer, (steps, share)) in enumerate(layers.items()):
-            numbers = absolute[layer][1] if layer in absolute else share
-            figure.add_scatter(
-                x=steps, y=share, mode="lines", name=f"input of {layer}", legendgroup=layer, showlegend=column == 1,
-                line={"color": COLOURS[i % len(COLOURS)], "width": 2}, row=1, col=column, customdata=numbers,
-                hovertemplate="step %{x}: rank %{customdata:.1f}, %{y:.0%} of the width<extra>" + layer + "</extra>",
-            )  # fmt: skip
-        figure.update_xaxes(title_text="step", row=1, col=column)
-    figure.update_yaxes(title_text="effective rank / width", tickformat=".0%", rangemode="tozero", row=1, col=1)
-    return _styled(figure, 380)
-
-
-def distances(arms: Sequence[Arm]) -> go.Figure | None:
-    """How far the weights have moved from their start, relative to their size then."""
-    figure = go.Figure()
-    for i, arm in enumerate(arms):
-        for j, run in enumerate(arm.runs):
-            if "distance/relative" in run.metrics:
-                steps, values = run.metrics["distance/relative"]
-                figure.add_scatter(
-                    x=thin(steps), y=thin(values), mode="lines", name=arm.name, legendgroup=arm.name, showlegend=j == 0,
-                    line={"color": COLOURS[i % len(COLOURS)], "width": 1.5}, opacity=1.0 if len(arm.runs) == 1 else 0.7,
-                )  # fmt: skip
-    if not figure.data:
-        return None
-    figure.update_xaxes(title_text="step")
-    figure.update_yaxes(title_text="‖θ − θ₀‖ / ‖θ₀‖", rangemode="tozero")
-    return _styled(figure, 360)
 
 
 def _styled(figure: go.Figure, height: int) -> go.Figure:

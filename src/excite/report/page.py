@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from excite._version import __version__
 from excite.report import figures
 from excite.report.collect import Arm, collect, differing, flat
 from excite.report.verdict import verdict
+from excite.report.view import Shown, describe, draw, remarks
 from excite.runs.files import write_bytes, writing
+from excite.runs.following import Follower
+
+ASSETS = ("plotly.js", "page.css", "view.js", "list.js")
+FROZEN_POINTS, FROZEN_BUDGET = 500, 20_000  # points of a curve, and of all curves of one quantity, in a file
 
 
 @dataclass(frozen=True)
@@ -45,32 +52,83 @@ def make_report(paths: Iterable[str | Path]) -> Report:
 
 
 def _render(report: Report, title: str) -> str:
+    shown = [
+        Shown(Follower(run.path), arm.name, i, first=j == 0, order=tuple(run.layers()))
+        for i, arm in enumerate(report.arms)
+        for j, run in enumerate(arm.runs)
+    ]
+    try:
+        for one in shown:
+            one.follower.refresh()
+        panels = describe(shown)
+        keys = {quantity["key"] for panel in panels for quantity in panel["quantities"]}
+        runs = [{"label": one.label, "group": one.group} for one in shown]
+        named = [replace(one, label=one.follower.path.name) for one in shown]
+        data = draw(shown, keys, FROZEN_POINTS, budget=FROZEN_BUDGET)
+        frozen = {"runs": runs, "panels": panels, "data": data, "words": remarks(named)}
+    finally:
+        for one in shown:
+            one.follower.close()
+    return render(
+        "report.html.j2",
+        title=title,
+        styles=asset("page.css"),
+        plotly=asset("plotly.js"),
+        script=asset("view.js"),
+        frozen=frozen | {"figures": _figures(report.arms)},
+        count=len(shown),
+        **_contents(report),
+    )
+
+
+def details(paths: Sequence[Path]) -> dict[str, Any]:
+    """For the live page: what is said and drawn about whole runs, as HTML from the templates of the report."""
+    report = make_report(paths)
+    contents = _contents(report)
+    top = render("summary.html.j2", **contents) if any(run.margins for arm in report.arms for run in arm.runs) else ""
+    return {"top": top, "bottom": render("settings.html.j2", **contents), "figures": _figures(report.arms)}
+
+
+def _contents(report: Report) -> dict[str, Any]:
     arms = report.arms
-    environment = Environment(
+    return {
+        "rows": report.rows,
+        "sentences": report.sentences,
+        "margins": any(run.margins for arm in arms for run in arm.runs),
+        "wiring": next((run.wiring for arm in arms for run in arm.runs if run.wiring), None),
+        "settings": _settings(arms),
+        "environment": flat(arms[0].runs[0].environment),
+        "evidence": _evidence(arms),
+    }
+
+
+def _figures(arms: Sequence[Arm]) -> dict[str, Any]:
+    found = figures.margin_curves(arms)
+    return {} if found is None else {"margins": json.loads(str(found.to_json()))}
+
+
+def render(template: str, **values: Any) -> str:
+    """A page or a part of one; everything put into it is escaped."""
+    return _environment().get_template(template).render(version=__version__, **values)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
         loader=PackageLoader("excite.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2").render(
-        title=title,
-        version=__version__,
-        plotly=get_plotlyjs(),
-        rows=report.rows,
-        sentences=report.sentences,
-        charts={
-            "margins": _div(figures.margin_curves(arms), "margins"),
-            "ranks": _div(figures.ranks(arms), "ranks"),
-            "losses": _div(figures.losses(arms), "losses"),
-            "distances": _div(figures.distances(arms), "distances"),
-        },
-        wiring=next((run.wiring for arm in arms for run in arm.runs if run.wiring), None),
-        settings=_settings(arms),
-        environment=flat(arms[0].runs[0].environment),
-        evidence=_evidence(arms),
-        count=sum(len(arm.runs) for arm in arms),
-    )
+
+
+@cache
+def asset(name: str) -> str:
+    """A script or style sheet of the pages; all of them are part of the installation, nothing is fetched."""
+    if name == "plotly.js":
+        return str(get_plotlyjs())
+    return (files("excite.report") / "static" / name).read_text(encoding="utf-8")
 
 
 def table(arms: Sequence[Arm]) -> list[dict[str, str]]:
@@ -116,11 +174,3 @@ def _evidence(arms: Sequence[Arm]) -> list[tuple[str, str, str]]:
     return [
         (run.path.name, part, str(margins)) for arm in arms for run in arm.runs for part, margins in run.margins.items()
     ]
-
-
-def _div(figure: go.Figure | None, name: str) -> str | None:
-    if figure is None:
-        return None
-    config = {"displaylogo": False, "responsive": True}
-    text: str = figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"chart-{name}", config=config)
-    return text

@@ -1,0 +1,66 @@
+"""The live page: `excite serve RUNS`. It needs starlette and uvicorn (the extra "serve")."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from excite.errors import ExciteError, InputError
+
+PORT = 8765
+OPTIONS: dict[str, Any] = {
+    "http": "h11", "ws": "none", "lifespan": "off", "log_level": "warning", "access_log": False, "server_header": False,
+    "limit_concurrency": 64, "timeout_keep_alive": 10, "timeout_graceful_shutdown": 2,
+}  # fmt: skip
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,200}")
+
+
+def serve(
+    root: str | os.PathLike[str],
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    token: str | None = None,
+    announce: Callable[[str], None] = print,
+) -> None:
+    """Serve the page on the runs below `root` until interrupted; `announce` is told the address to open.
+
+    Everyone on this machine can open a page on the loopback address. Any other address needs a token: the one given, or
+    one made now and told once with the address.
+    """
+    try:
+        import uvicorn
+
+        from excite.report.live.app import make_app
+        from excite.report.live.guard import is_loopback
+    except ImportError as error:
+        raise ExciteError(f"the live page needs {error.name}: pip install 'excite[serve]'") from error
+    if token is not None and not _TOKEN.fullmatch(token):
+        raise InputError("--token: expected 16 to 200 letters, digits, '.', '_', '~' or '-'; leave it out to get one")
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(24)
+    app = make_app(root, token, host)
+    listening = _listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    announce(f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(uvicorn.Config(app, **OPTIONS)).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).version == 6:
+            family = socket.AF_INET6
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"cannot listen on {host} port {port}: {why}; choose another --port (0 takes a free one)"
+        ) from error

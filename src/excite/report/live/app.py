@@ -1,0 +1,175 @@
+"""The live page as an application: a list of runs, a page for one or several, and the numbers as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from excite.errors import ExciteError, InputError
+from excite.report.live.folder import MOST_RUNS, NotFound, Runs
+from excite.report.live.guard import Guard
+from excite.report.page import ASSETS, asset, details, render
+from excite.report.view import POINTS, describe, draw, remarks
+from excite.runs.following import standing
+
+MOST_COMPARED, _MOST_KEYS, _FIRST = 12, 64, 3
+_TYPES = {".js": "text/javascript", ".css": "text/css"}
+Answer = Callable[[Runs, Request], Response]
+
+
+def make_app(root: str | os.PathLike[str], token: str | None = None, host: str = "127.0.0.1") -> Guard:
+    """The ASGI application for the runs below `root`. `token`: what every request must bring, if not None."""
+    runs = Runs(root)
+
+    def route(path: str, answer: Answer) -> Route:
+        async def endpoint(request: Request) -> Response:
+            return await run_in_threadpool(answer, runs, request)
+
+        return Route(path, endpoint, methods=["GET"])
+
+    app = Starlette(
+        routes=[
+            route("/", _list_page),
+            route("/view", _view_page),
+            route("/api/runs", _list_data),
+            route("/api/view", _view_data),
+            route("/api/words", _words_data),
+            route("/api/details", _details_data),
+            route("/assets/{name}", _asset),
+        ],
+        exception_handlers={ExciteError: _refused, HTTPException: _refused, Exception: _failed},
+    )
+    app.state.runs = runs
+    return Guard(app, token, host)
+
+
+def _list_page(runs: Runs, request: Request) -> Response:
+    return HTMLResponse(render("list.html.j2", title=f"{runs.name}: runs", folder=runs.name))
+
+
+def _view_page(runs: Runs, request: Request) -> Response:
+    chosen = _chosen(runs, request)
+    labels = [runs.label(name) for name in chosen]
+    return HTMLResponse(render("live.html.j2", title=" · ".join(labels), folder=runs.name, runs=chosen))
+
+
+def _list_data(runs: Runs, request: Request) -> Response:
+    rows = runs.rows()
+    listed = [
+        {
+            "id": row.id, "label": runs.label(row.id), "status": row.status, "reason": row.reason, "step": row.step,
+            "loss": _number(row.loss), "updated": row.updated,
+        }
+        for row in rows
+    ]  # fmt: skip
+    return _json({"runs": listed, "cut": len(rows) == MOST_RUNS})
+
+
+def _view_data(runs: Runs, request: Request) -> Response:
+    chosen = _chosen(runs, request)
+    keys = request.query_params.getlist("key")
+    if len(keys) > _MOST_KEYS:
+        raise InputError(f"at most {_MOST_KEYS} quantities at once; got {len(keys)}")
+    points = int(_parameter(request, "points", 40, 4000) or POINTS)
+    low, high = _parameter(request, "low"), _parameter(request, "high")
+    shown = runs.shown(chosen)
+    if "*" in keys:
+        keys += [panel["quantities"][0]["key"] for panel in describe(shown)[:_FIRST]]
+    rough = request.query_params.get("rough") == "1"
+    heads = []
+    for name, run in zip(chosen, shown):
+        status, reason = standing(runs.path(name))
+        last = run.follower.last()
+        heads.append(
+            {
+                "id": name, "label": run.label, "group": run.group, "status": status, "reason": reason,
+                "step": None if last is None else last[0], "updated": None if last is None else last[1],
+            }
+        )  # fmt: skip
+    version = "-".join(str(run.follower.version) for run in shown)
+    answer: dict[str, Any] = {"version": version, "runs": heads}
+    if request.query_params.get("since") != version:
+        answer |= {"panels": describe(shown), "data": draw(shown, keys, points, low, high, rough)}
+    return _json(answer)
+
+
+def _words_data(runs: Runs, request: Request) -> Response:
+    return _json({"words": remarks(runs.shown(_chosen(runs, request)))})
+
+
+def _details_data(runs: Runs, request: Request) -> Response:
+    return _json(details([runs.path(name) for name in _chosen(runs, request)]))
+
+
+def _asset(runs: Runs, request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in ASSETS:
+        raise HTTPException(404)
+    return Response(
+        _asset_bytes(name), media_type=_TYPES[Path(name).suffix], headers={"cache-control": "private, max-age=3600"}
+    )
+
+
+@cache
+def _asset_bytes(name: str) -> bytes:
+    return asset(name).encode()
+
+
+def _chosen(runs: Runs, request: Request) -> list[str]:
+    """The runs that a request names; every one has to be there."""
+    names = list(dict.fromkeys(request.query_params.getlist("run")))
+    if not names:
+        raise InputError("expected ?run=NAME, once for every run")
+    if len(names) > MOST_COMPARED:
+        raise InputError(f"at most {MOST_COMPARED} runs can be compared; got {len(names)}")
+    for name in names:
+        runs.path(name)
+    return names
+
+
+def _parameter(request: Request, name: str, least: float = -math.inf, most: float = math.inf) -> float | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most or not math.isfinite(value):
+        raise InputError(f"{name}: expected a number{f' from {least:g} to {most:g}' if least > -math.inf else ''}")
+    return value
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _json(value: Any) -> Response:
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Response(text, media_type="application/json")
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    """What a request can cause: one line, no traceback, no path outside the folder."""
+    if isinstance(error, HTTPException):
+        return PlainTextResponse(f"{error.detail}\n", error.status_code, headers=error.headers)
+    status = 404 if isinstance(error, NotFound) else 400 if isinstance(error, InputError) else 422
+    return PlainTextResponse(f"{request.app.state.runs.within(error)}\n", status)
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    return PlainTextResponse(
+        "this request could not be answered; the window in which excite serve runs says why\n", 500
+    )

@@ -1,0 +1,171 @@
+"""Which measured quantities belong together on a page, in which order, and what they mean in a sentence.
+
+A metric is called `probe/quantity/layer` or `probe/quantity`. A panel is a probe: its quantities are the choices of one
+menu, its layers those of another. Probes that are not known here get a panel with their own name, after the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+WHOLE = ""  # the "layer" of a value for the whole network
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A panel that Excite knows. `first` are the quantities worth seeing first, with their names in words."""
+
+    id: str
+    probes: tuple[str, ...]
+    title: str
+    about: str
+    first: tuple[tuple[str, str], ...] = ()
+    log: bool = False
+    map: bool = False  # also as a heat map over layers and time
+
+
+KINDS = (
+    Kind(
+        "losses", ("loss",), "Loss",
+        "The loss handed in after each step, averaged over the last 2 % of steps; the faint line of a single run is every "
+        "step, at its highest and lowest. Losses of different ways of training are not comparable: excited ones are "
+        "worst-case errors and stay higher.",
+        (("step", "loss"),), log=True,
+    ),
+    Kind(
+        "margin", ("margin", "margins"), "Margin",
+        "How far an input has to be changed before the decision changes, found by attack on a fixed small batch. Larger is "
+        "more robust.",
+        (("median", "median margin"), ("within", "share within reach"), ("mean", "mean margin")),
+    ),
+    Kind(
+        "steepness", ("trajectory", "lipschitz", "steadiness"), "Steepness of the function",
+        "How strongly the output answers to the input at the points being trained on. A function that keeps getting steeper "
+        "while the loss stands still fits details, which costs margin.",
+        (
+            ("mean", "steepness at training points"), ("lipschitz", "local Lipschitz constant"),
+            ("max", "steepest training point"), ("lower", "lower bound"), ("upper", "upper bound"),
+            ("clean", "steepness, evaluation mode"), ("total", "length of the path so far"),
+            ("sigma", "norm of the first layer"),
+        ),
+    ),
+    Kind(
+        "distances", ("distance",), "Distance to initialization",
+        "How far the weights have moved from where they started.",
+        (("relative", "‖θ − θ₀‖ / ‖θ₀‖"), ("absolute", "‖θ − θ₀‖")),
+    ),
+    Kind(
+        "ranks", ("rank",), "How many directions each layer's input uses",
+        "Effective rank of what enters each affine layer (patches, for convolutions), over the layer's input width. Where "
+        "it falls, the layer sees ever fewer directions, and its weights along the others are not excited: nothing in "
+        "training bounds them.",
+        (
+            ("share", "effective rank / width"), ("effective", "effective rank"),
+            ("participation", "participation ratio"), ("numerical", "numerical rank"),
+            ("smallest", "smallest eigenvalue / largest"), ("deficient", "share of units not excited"),
+        ),
+        map=True,
+    ),
+    Kind(
+        "balance", ("conservation",), "Balance of the layers",
+        "What gradient flow would conserve between layers (squared weights that make a channel minus those that read it). "
+        "“Moved” is the change since the start, “unexplained” what step size, momentum and decay do not account for: it "
+        "should stay near zero.",
+        (("drift", "moved since the start"), ("rest", "unexplained")),
+    ),
+    Kind(
+        "alignment", ("alignment", "direction"), "Alignment",
+        "How far neighbouring layers point the same way, and whether the weights still turn. Networks that learn by the "
+        "same few directions align and lose rank.",
+        (
+            ("aligned", "alignment of neighbours (1: the same way)"), ("ratio", "share of a layer in its first direction"),
+            ("stable_rank", "stable rank of the weights"), ("distance", "distance to rank one"),
+            ("angle", "turned lately, radians"), ("total", "turned since the start, radians"), ("norm", "norm of the weights"),
+        ),
+    ),
+    Kind(
+        "signs", ("signs",), "Signs of the weights",
+        "The share of weights whose sign changed lately. Once no sign changes, the network is in the stable sign regime that "
+        "the theory of late training speaks about.",
+        (("changed", "share that changed lately"), ("since", "steps since any changed"), ("stable", "stable (1) or not (0)")),
+    ),
+)  # fmt: skip
+_BY_PROBE = {probe: kind for kind in KINDS for probe in kind.probes}
+_HIDDEN = {"trajectory/label"}  # not numbers to draw
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One choice of a panel: all metrics `key` and `key/layer`."""
+
+    key: str
+    name: str
+    layers: tuple[str, ...]  # WHOLE first, if there is one
+
+    def metric(self, layer: str) -> str:
+        return f"{self.key}/{layer}" if layer != WHOLE else self.key
+
+
+@dataclass(frozen=True)
+class Panel:
+    kind: Kind
+    quantities: tuple[Quantity, ...]
+
+
+def split(name: str) -> tuple[str, str, str]:
+    """(probe, quantity, layer) of a metric's name; missing ones are empty."""
+    probe, _, rest = name.partition("/")
+    quantity, _, layer = rest.partition("/")
+    return probe, quantity, layer
+
+
+def panels(names: Iterable[str], order: Sequence[str] = ()) -> list[Panel]:
+    """The panels for these metrics; `order` are the layers in the order of execution, as far as it is known."""
+    found: dict[str, dict[str, set[str]]] = {}
+    kinds: dict[str, Kind] = {}
+    for name in names:
+        probe, quantity, layer = split(name)
+        key = f"{probe}/{quantity}" if quantity else probe
+        if key in _HIDDEN:
+            continue
+        kind = _BY_PROBE.get(probe) or Kind(f"other-{probe}", (probe,), probe, "")
+        kinds[kind.id] = kind
+        found.setdefault(kind.id, {}).setdefault(key, set()).add(layer)
+    known = [kind.id for kind in KINDS]
+    ids = sorted(kinds, key=lambda i: (known.index(i) if i in known else len(known), natural(i)))
+    return [_panel(kinds[i], found[i], order) for i in ids]
+
+
+def _panel(kind: Kind, keys: dict[str, set[str]], order: Sequence[str]) -> Panel:
+    words = dict(kind.first)
+    wanted = list(words)
+
+    def place(key: str) -> tuple[int, int, list[tuple[int, str]]]:
+        probe, quantity, _ = split(key)
+        return (
+            wanted.index(quantity) if quantity in wanted else len(wanted),
+            kind.probes.index(probe),
+            natural(key),
+        )
+
+    quantities = []
+    for key in sorted(keys, key=place):
+        probe, quantity, _ = split(key)
+        name = words.get(quantity, quantity or probe)
+        # Two probes of one panel may call different things the same.
+        twice = sum(split(other)[1] == quantity for other in keys) > 1
+        quantities.append(Quantity(key, f"{name} ({probe})" if twice else name, in_order(keys[key], order)))
+    return Panel(kind, tuple(quantities))
+
+
+def in_order(layers: Iterable[str], order: Sequence[str] = ()) -> tuple[str, ...]:
+    """The whole network first, then layers as they are executed, then the others by name."""
+    places = {name: i for i, name in enumerate(order)}
+    return tuple(sorted(layers, key=lambda one: (one != WHOLE, places.get(one, len(places)), natural(one))))
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A key that sorts layer2 before layer10."""
+    return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]

@@ -1,0 +1,153 @@
+"""What a page draws, as plain data for JSON: the same for the live page and for the file that `excite report` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from excite.report.curves import smooth
+from excite.report.panels import KINDS, WHOLE, Panel, Quantity, panels
+from excite.report.thinning import Series, extremes, grid, plain, within
+from excite.report.words import Metrics, words
+from excite.runs.following import Follower
+
+POINTS, COLUMNS = 1000, 240  # at most, of a curve and of a heat map
+BUDGET = 60_000  # points of all curves of one quantity together
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One run on a page. Runs of one `group` have one colour; quantities by layer are shown for the `first` of a group."""
+
+    follower: Follower
+    label: str
+    group: int
+    first: bool = True
+    order: tuple[str, ...] = ()  # layers as they are executed
+
+
+def describe(runs: Sequence[Shown]) -> list[dict[str, Any]]:
+    """The panels of a page: their quantities and layers, over all runs."""
+    names = {name for run in runs for name in run.follower.names()}
+    return [_described(panel) for panel in panels(names, _order(runs))]
+
+
+def _described(panel: Panel) -> dict[str, Any]:
+    kind = panel.kind
+    return {
+        "id": kind.id,
+        "title": kind.title,
+        "about": kind.about,
+        "log": kind.log,
+        "map": kind.map,
+        "known": kind in KINDS,
+        "quantities": [{"key": q.key, "name": q.name, "layers": list(q.layers)} for q in panel.quantities],
+    }
+
+
+def draw(
+    runs: Sequence[Shown],
+    keys: Collection[str],
+    points: int = POINTS,
+    low: float | None = None,
+    high: float | None = None,
+    rough: bool = False,
+    budget: int = BUDGET,
+) -> dict[str, Any]:
+    """The curves of the quantities `keys`, thinned, and heat maps where the panel has one; steps from `low` to `high`.
+
+    `rough`: at once, from a few values of every series that was not read before.
+    """
+    names = {name for run in runs for name in run.follower.names()}
+    found: dict[str, Any] = {}
+    for panel in panels(names, _order(runs)):
+        for quantity in panel.quantities:
+            if quantity.key in keys:
+                chosen = _Chosen(runs, panel, quantity, points, low, high, rough, budget)
+                found[quantity.key] = {"curves": chosen.curves(), "maps": chosen.maps()}
+    return found
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """One quantity of one panel, of all runs, between two steps."""
+
+    runs: Sequence[Shown]
+    panel: Panel
+    quantity: Quantity
+    points: int
+    low: float | None
+    high: float | None
+    rough: bool
+    budget: int
+    read: dict[tuple[str, str], Series] = field(default_factory=dict)
+
+    def curves(self) -> list[dict[str, Any]]:
+        count = sum(len(self._layers(run)) for run in self.runs)
+        most = max(40, min(self.points, self.budget // max(count, 1)))
+        found = []
+        for i, run in enumerate(self.runs):
+            for layer in self._layers(run):
+                steps, values = self._series(run, layer)
+                one: dict[str, Any] = {"run": i, "layer": layer}
+                if self.panel.kind.id == "losses":
+                    one["raw"] = _listed(extremes(steps, values, most))
+                    values = _smooth(values)
+                found.append(one | _listed(extremes(steps, values, most)))
+        return found
+
+    def maps(self) -> list[dict[str, Any]]:
+        if not self.panel.kind.map:
+            return []
+        found = []
+        for i, run in enumerate(self.runs):
+            layers = [layer for layer in self._layers(run) if layer != WHOLE]
+            if layers:
+                drawn = grid({layer: self._series(run, layer) for layer in layers}, COLUMNS)
+                z = [plain(row, 4) for row in drawn.z]
+                found.append({"run": i, "layers": layers, "x": plain(drawn.steps), "z": z})
+        return found
+
+    def _layers(self, run: Shown) -> list[str]:
+        there = set(run.follower.names())
+        layers = self.quantity.layers if run.first else (WHOLE,)
+        return [layer for layer in layers if self.quantity.metric(layer) in there]
+
+    def _series(self, run: Shown, layer: str) -> Series:
+        key = (run.label, layer)
+        if key not in self.read:
+            name = self.quantity.metric(layer)
+            few = max(60, min(1000, 4000 // len(self.quantity.layers)))
+            series = run.follower.sketch(name, few) if self.rough else run.follower.series(name)
+            self.read[key] = within(*series, self.low, self.high)
+        return self.read[key]
+
+
+def _listed(series: Series) -> dict[str, list[Any]]:
+    return {"x": plain(series[0]), "y": plain(series[1])}
+
+
+def _smooth(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Means over the last 2 % of steps; what is not finite is left out, and shown as such where nothing else is there."""
+    fine = np.isfinite(values)
+    if fine.all():
+        return smooth(values)
+    found = np.full(len(values), np.nan)
+    found[fine] = smooth(values[fine])
+    return found
+
+
+def remarks(runs: Sequence[Shown]) -> list[dict[str, str]]:
+    """What changed in each run, in words."""
+    return [
+        {"run": run.label, "kind": remark.kind, "text": remark.text}
+        for run in runs
+        for remark in words(Metrics(run.follower.names(), run.follower.series, run.order))
+    ]
+
+
+def _order(runs: Sequence[Shown]) -> tuple[str, ...]:
+    return next((run.order for run in runs if run.order), ())

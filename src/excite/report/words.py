@@ -1,0 +1,269 @@
+"""What changed during a training and what it means, in words, from the metrics alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from excite.report.changes import Change, after, calmed, fall, finite, first_broken, rise
+from excite.report.panels import in_order
+from excite.report.thinning import Series
+
+LARGE = 0.3  # a rank or a steepness that changed by less than this share is not worth a sentence
+FLAT = 0.1  # a loss that changed by less than this share stands still
+UNEXPLAINED = 1e-2  # drift of a conserved quantity, over the squared weights, that no part of the ledger explains
+_NAMED = 3  # layers named in one breath
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One sentence. `kind` is "warning" for what one should look at, "good" or "note" otherwise."""
+
+    kind: Literal["warning", "good", "note"]
+    text: str
+
+
+class Metrics:
+    """What was measured: names, and series read when they are needed."""
+
+    def __init__(self, names: Iterable[str], series: Callable[[str], Series], order: Sequence[str] = ()):
+        self._names, self._series, self.order = list(names), series, order
+        self._known = set(self._names)
+        self._read: dict[str, Series] = {}
+
+    def __getitem__(self, name: str) -> Series:
+        if name not in self._read:
+            self._read[name] = self._series(name) if name in self._known else (np.empty(0, np.int64), np.empty(0))
+        return self._read[name]
+
+    def layers(self, key: str) -> dict[str, Series]:
+        """Series `key/layer` by layer, in the order of execution."""
+        found = [name[len(key) + 1 :] for name in self._names if name.startswith(f"{key}/")]
+        return {layer: self[f"{key}/{layer}"] for layer in in_order(found, self.order)}
+
+    def of(self, key: str) -> dict[str, Series]:
+        """The same, with `key` itself as the layer ""."""
+        whole = {"": self[key]} if key in self._known else {}
+        return whole | self.layers(key)
+
+
+def words(metrics: Metrics) -> list[Remark]:
+    """Remarks on one run; what asks for attention comes first."""
+    rules = (_broken, _loss, _ranks, _units, _steepness, _margin, _balance, _alignment, _signs, _distance)
+    found = [remark for rule in rules for remark in rule(metrics)]
+    rank = {"warning": 0, "good": 1, "note": 2}
+    return sorted(found, key=lambda remark: rank[remark.kind])
+
+
+def _broken(metrics: Metrics) -> list[Remark]:
+    step = first_broken(metrics["loss/step"])
+    if step is None:
+        return []
+    return [Remark("warning", f"The loss is not a finite number at step {step:,}: training has broken down there. "
+                              "A smaller learning rate or radius may help.")]  # fmt: skip
+
+
+def _loss(metrics: Metrics) -> list[Remark]:
+    steps, values = calmed(metrics["loss/step"])
+    if len(steps) < 2:
+        return []
+    start, low, now = float(values[0]), float(values.min()), float(values[-1])
+    up = rise(metrics["loss/step"])
+    if up is not None and now > start and up.share > LARGE:
+        return [Remark("warning", f"The loss has risen from {number(up.before)} to {number(now)} since step {up.since:,}, "
+                                  "above where it began: training diverges.")]  # fmt: skip
+    text = f"The loss went from {number(start)} to {number(now)}"
+    if up is not None and up.share > LARGE:
+        text += f"; it has been lower, {number(low)} at step {up.since:,}"
+    return [Remark("note", text + ".")]
+
+
+def _ranks(metrics: Metrics) -> list[Remark]:
+    shares = metrics.layers("rank/share")
+    fallen: list[tuple[str, Change]] = []
+    risen: list[tuple[str, Change]] = []
+    for layer, series in metrics.layers("rank/effective").items():
+        if (down := fall(series)) is not None and down.share > LARGE and down.before - down.now >= 1:
+            fallen.append((layer, down))
+        elif (up := rise(series)) is not None and up.share > LARGE and up.now - up.before >= 1:
+            risen.append((layer, up))
+    found = []
+    for layer, down in sorted(fallen, key=lambda item: -item[1].share)[:_NAMED]:
+        text = f"Layer {layer}'s input activations fell from rank {number(down.before)} to {number(down.now)} {_since(down)}"
+        share = float(finite(shares[layer])[1][-1]) if layer in shares and len(finite(shares[layer])[1]) else 0.0
+        seen = (
+            f"it now sees about {number(down.now)} of {down.now / share:.0f} directions"
+            if share > 0
+            else "it sees few directions"
+        )
+        found.append(Remark("warning", f"{text}: {seen}, and its weights along the others are no longer excited."))
+    if (more := len(fallen) - _NAMED) > 0:
+        found.append(Remark("warning", f"{more} more layer{'s' if more > 1 else ''} lost rank."))
+    if risen:
+        listed = "; ".join(
+            f"{layer} from {number(up.before)} to {number(up.now)} {_since(up)}" for layer, up in risen[:_NAMED]
+        )
+        more = f", and {len(risen) - _NAMED} more" if len(risen) > _NAMED else ""
+        found.append(Remark("good", f"Layers gained rank, they see more directions of their input: {listed}{more}."))
+    return found
+
+
+def _units(metrics: Metrics) -> list[Remark]:
+    """`rank/deficient/LAYER` is a share; `rank/deficient/LAYER/UNIT` is 1 for a unit that is not excited, else 0."""
+    found = []
+    deficient = metrics.layers("rank/deficient")
+    named: dict[str, list[int]] = {}
+    for name, series in deficient.items():
+        layer, _, unit = name.rpartition("/")
+        steps, values = finite(series)
+        if layer and unit.isdecimal() and len(steps) and values[-1] > 0.5 and values.min() < 0.5:
+            named.setdefault(layer, []).append(int(unit))
+    for layer, units in named.items():
+        verb = "is" if len(units) == 1 else "are"
+        found.append(Remark("warning", f"In layer {layer}, {_units_listed(sorted(units))} {verb} no longer excited."))
+    for layer, series in deficient.items():
+        up = rise(series) if "/" not in layer else None
+        if up is not None and layer not in named and up.now - up.before >= 0.05:
+            text = f"In layer {layer}, {up.now:.0%} of the units are not excited by the example, {up.before:.0%} at best before"
+            found.append(
+                Remark(
+                    "warning", f"{text} ({_since(up)}): nothing in training bounds their weights along some directions."
+                )
+            )
+    return found
+
+
+def _steepness(metrics: Metrics) -> list[Remark]:
+    found = []
+    for key in ("trajectory/mean", "lipschitz/mean", "trajectory/lipschitz"):
+        for layer, series in metrics.of(key).items():
+            up, down = rise(series), fall(series)
+            if up is not None and up.before > 0 and up.share > LARGE:
+                loss = calmed(after(metrics["loss/step"], up.since))[1]
+                flat = len(loss) >= 2 and abs(loss[-1] - loss[0]) <= FLAT * abs(loss[0])
+                text = f"The function became {number(up.times)} times steeper at the training points {_since(up)}"
+                text += f" (seen at {layer})" if layer else ""
+                if flat:
+                    found.append(
+                        Remark("warning", f"{text} while the loss hardly moved: it fits details, which costs margin.")
+                    )
+                else:
+                    found.append(Remark("note", f"{text}, while the loss moved too."))
+            elif down is not None and down.now > 0 and down.share > LARGE:
+                found.append(
+                    Remark(
+                        "good",
+                        f"The function became {number(1 / down.times)} times flatter at the training points {_since(down)}.",
+                    )
+                )
+        if found:
+            return found[:_NAMED]
+    return found
+
+
+def _margin(metrics: Metrics) -> list[Remark]:
+    for key in ("margin/median", "margins/median"):
+        for layer, series in metrics.of(key).items():
+            where = f" ({layer})" if layer else ""
+            down, up = fall(series), rise(series)
+            if down is not None and down.share > LARGE and down.since > 0:
+                return [
+                    Remark(
+                        "warning",
+                        f"The median margin{where} fell from {number(down.before)} to {number(down.now)} {_since(down)}: smaller changes of the input change decisions.",
+                    )
+                ]
+            if up is not None and up.share > LARGE:
+                return [
+                    Remark(
+                        "good",
+                        f"The median margin{where} grew from {number(up.before)} to {number(up.now)} {_since(up)}.",
+                    )
+                ]
+    return []
+
+
+def _balance(metrics: Metrics) -> list[Remark]:
+    rests = {
+        law: float(finite(s)[1][-1]) for law, s in metrics.layers("conservation/rest").items() if len(finite(s)[1])
+    }
+    moved = [float(finite(s)[1][-1]) for s in metrics.layers("conservation/drift").values() if len(finite(s)[1])]
+    worst = max(rests, key=lambda law: rests[law], default=None)
+    if worst is not None and rests[worst] > UNEXPLAINED:
+        return [
+            Remark(
+                "warning",
+                f"The balance of {worst} drifted by {rests[worst]:.1%} of its squared weights without an explanation by step size, momentum or decay: something else changes these weights.",
+            )
+        ]
+    if moved and max(moved) > 0:
+        tail = ", all of it explained by step size, momentum and decay" if rests else ""
+        return [Remark("note", f"The balance of layers moved by up to {max(moved):.2%} of the squared weights{tail}.")]
+    return []
+
+
+def _alignment(metrics: Metrics) -> list[Remark]:
+    listed = []
+    for layer, series in metrics.layers("alignment/aligned").items():
+        up = rise(series)
+        if up is not None and up.share > LARGE and up.now > 0.5:
+            listed.append(f"{layer} from {up.before:.2f} to {up.now:.2f}")
+    if not listed:
+        return []
+    more = f", and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    return [
+        Remark(
+            "note", f"Neighbouring layers turned towards each other (1 is aligned): {'; '.join(listed[:_NAMED])}{more}."
+        )
+    ]
+
+
+def _signs(metrics: Metrics) -> list[Remark]:
+    stable, since = finite(metrics["signs/stable"]), finite(metrics["signs/since"])
+    if not len(stable[1]) or not len(since[1]):
+        return []
+    steps, now = int(since[1][-1]), int(since[0][-1])
+    if stable[1][-1] > 0.5:
+        return [
+            Remark(
+                "note",
+                f"No weight has changed its sign for {steps:,} steps, since step {now - steps:,}: the stable sign regime has held since then.",
+            )
+        ]
+    changed = finite(metrics["signs/changed"])[1]
+    if not len(changed):
+        return []
+    return [Remark("note", f"Signs still change: {changed[-1]:.2%} of the weights changed theirs lately.")]
+
+
+def _distance(metrics: Metrics) -> list[Remark]:
+    values = finite(metrics["distance/relative"])[1]
+    if not len(values) or values[-1] <= 0:
+        return []
+    return [Remark("note", f"The weights have moved by {values[-1]:.0%} of their initial norm.")]
+
+
+def number(value: float) -> str:
+    """Three digits, or all that stand before the point."""
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 100
+        else f"{value:.2g}"
+        if abs(value) < 0.1 or abs(value) >= 10
+        else f"{value:.2f}".rstrip("0").rstrip(".")
+    )
+
+
+def _since(change: Change) -> str:
+    return f"since step {change.since:,}"
+
+
+def _units_listed(units: Sequence[int]) -> str:
+    if len(units) == 1:
+        return f"unit {units[0]}"
+    if len(units) <= 5:
+        return f"units {', '.join(map(str, units[:-1]))} and {units[-1]}"
+    return f"units {', '.join(map(str, units[:4]))} and {len(units) - 4} more"
