@@ -37,8 +37,9 @@ from excite.studies.numbers import Numbers
 from excite.studies.page import page, table
 from excite.studies.study import Scale, Study
 from excite.studies.verdicts import Verdict, judge
-from excite.tasks import Task, Work, complete
+from excite.tasks import Task, complete
 from excite.training import find_device
+from excite.work import Work
 
 STUDIES: dict[str, Study] = {
     study.STUDY.name: study.STUDY
