@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_jobs import jobs, tries_of
 
+from engine_jobs import jobs, tries_of
 from excite.engines import find_engine
 from excite.errors import InputError
 

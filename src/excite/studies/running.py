@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from excite.engines import Engine
 from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import (
@@ -93,6 +94,7 @@ def run(
     *,
     arms: str | None = None,
     docs: str | os.PathLike[str] | None = None,
+    engine: Engine | None = None,
 ) -> StudyResult:
     """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
 
@@ -106,6 +108,7 @@ def run(
         progress: called as progress(what is going on, tasks done, tasks in all).
         arms: "figure" for the curves of the papers' figure, "all" for the others too; by default all at scale "paper".
         docs: also write the results page and its images into this folder.
+        engine: who does the work, from `excite.engines.find_engine`; by default this process and its workers.
     """
     study = find_study(name)
     size = find_scale(study, scale)
@@ -119,7 +122,7 @@ def run(
     study.method.check(todo)
     if out is None:
         _take_over(todo, folder.parent.glob(f"*-{size.name}"))
-    complete(todo, workers, progress)
+    complete(todo, workers, progress, engine)
     command = _command(study, size, count, chosen)
     result, details = _gather(study, size, todo, folder, command)
     _write(result, details, Path(docs) if docs is not None else None)
