@@ -1,4 +1,4 @@
-"""The command line: `excite demo | study | train | margins | audit | trace | report | serve | data`."""
+"""The command line: `excite demo | study | sweep | train | margins | audit | trace | report | serve | data`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ study_app = typer.Typer(
 )
 app.add_typer(study_app, name="study")
 console = Console(highlight=False, soft_wrap=False)
+_ON = (
+    "Who does the work: local (worker processes), ray (a cluster started here) or ray:ADDRESS; by default this process."
+)
+_GPUS = "GPUs for each training on Ray; a part such as 0.25 shares one."
+_RETRIES = "How often work is tried again whose process or machine was lost, or that failed unexpectedly."
 _debug = False
 _INTERRUPTED = 130
 
@@ -312,14 +317,44 @@ def study_run(
         str | None, typer.Option(help="figure: the papers' curves; all: the other arms too (default for paper).")
     ] = None,
     docs: Annotated[Path | None, typer.Option(help="Also write the results page and its images here.")] = None,
+    on: Annotated[str | None, typer.Option(help=_ON)] = None,
+    gpus_per_task: Annotated[float, typer.Option(min=0, help=_GPUS)] = 0.0,
+    retries: Annotated[int, typer.Option(min=0, help=_RETRIES)] = 1,
 ) -> None:
     """Run an experiment of the papers and judge its claims. What is finished already is not done again."""
+    from excite.engines import find_engine
     from excite.studies import run
 
+    engine = find_engine(on, workers, gpus_per_task, retries)
     with _progress(one_bar=True) as tell:
-        result = run(name, scale, seeds, out, device, workers, tell, arms=arms, docs=docs)
+        result = run(name, scale, seeds, out, device, workers, tell, arms=arms, docs=docs, engine=engine)
     print(result)
     console.print(f"results: {result.folder / 'results.md'}, {result.figure}", soft_wrap=True)
+
+
+@app.command(epilog="Example: excite sweep sweep.toml --on local --workers 4")
+def sweep(
+    config: Annotated[Path, typer.Argument(help="TOML or JSON file: a training config with a table [sweep].")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the runs; by default runs/sweeps/NAME-OF-THE-CONFIG.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Trainings side by side on the CPU.")] = 2,
+    on: Annotated[str | None, typer.Option(help=_ON)] = None,
+    gpus_per_task: Annotated[float, typer.Option(min=0, help=_GPUS)] = 0.0,
+    retries: Annotated[int, typer.Option(min=0, help=_RETRIES)] = 1,
+) -> None:
+    """Train every combination of a config's lists and ranges, and compare. What is finished already is not done again."""
+    from excite.engines import find_engine
+    from excite.sweeping import read_sweep, run_sweep
+
+    planned = read_sweep(config, out or Path("runs/sweeps") / config.stem)
+    engine = find_engine(on, workers, gpus_per_task, retries)
+    with _progress(one_bar=True) as tell:
+        result = run_sweep(planned, workers, tell, engine)
+    print(result)
+    console.print(f"results: {result.folder / 'sweep.json'}", soft_wrap=True)
+    if result.failed is not None:
+        _fail(result.failed, 1)
 
 
 @data_app.command("list", epilog="Example: excite data list")

@@ -149,6 +149,11 @@ class TrainConfig(_Section):
 
 def load_config(path: str | os.PathLike[str]) -> TrainConfig:
     """The config in a .toml or .json file."""
+    return parse_config(read_config(path), str(Path(path)))
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What is in a .toml or .json file, not yet checked but for being a table."""
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
@@ -164,7 +169,9 @@ def load_config(path: str | os.PathLike[str]) -> TrainConfig:
         raise InputError(
             f"the config {file} is not valid {file.suffix[1:].upper()}: {' '.join(str(error).split())}"
         ) from error
-    return parse_config(values, str(file))
+    if not isinstance(values, dict):
+        raise InputError(f"{file}: expected a table of settings; got {type(values).__name__}")
+    return values
 
 
 def parse_config(values: object, where: str = "config") -> TrainConfig:

@@ -5,50 +5,23 @@ Every task has a folder. What is finished is not done again; a task that fails d
 
 from __future__ import annotations
 
-import multiprocessing
-import queue
-import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import groupby
-from multiprocessing.managers import SyncManager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
 from excite import training
 from excite.config import TrainConfig, parse_config
-from excite.errors import ExciteError, InputError, RunError, TrainingStopped
+from excite.engines import Engine, Workers
+from excite.errors import ExciteError, InputError, TrainingStopped
 from excite.measuring import PARTS, SavedModel, artifact_name, load_model, measure
 from excite.runs import Run, load_run
-from excite.runs.folder import one_line
+from excite.work import Failure, JointWork, Tell, Work, attempt, in_words
 
-Tell = Callable[[str, str, float], None]  # folder, phase, share done
 _TRAINING, _MEASURING = 3, 1  # shares of a task's time, for the progress bar
-
-
-class Work(Protocol):
-    """One piece of work in a folder of its own."""
-
-    @property
-    def arm(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def folder(self) -> Path: ...
-    def finished(self) -> bool:
-        """Whether the folder holds everything already, so that what was stopped goes on where it was."""
-
-    def perform(self, tell: Tell) -> None: ...
-
-
-@runtime_checkable
-class JointWork(Work, Protocol):
-    """Work that is done at once with other work of its kind."""
-
-    def perform_with(self, others: Sequence[Any], tell: Tell) -> None: ...
 
 
 class Measurement(Protocol):
@@ -121,19 +94,15 @@ class Task:
         tell(name, "done", 1.0)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A task that could not be finished, and why."""
-
-    task: Work
-    error: Exception
-
-    def __str__(self) -> str:
-        return f"{self.task.folder.name}: {one_line(self.error)}"
-
-
-def complete(todo: Sequence[Work], workers: int, progress: Callable[[str, float, float], None] | None = None) -> None:
+def complete(
+    todo: Sequence[Work],
+    workers: int,
+    progress: Callable[[str, float, float], None] | None = None,
+    engine: Engine | None = None,
+) -> None:
     """Do what is not finished of `todo`; tasks that fail are one error at the end, and the next call tries them again.
+
+    Without an engine: together on a GPU where that is possible, else on `workers` processes, or in this one.
 
     progress(what is going on, tasks done, tasks in all); a task under way counts in part.
     """
@@ -145,7 +114,7 @@ def complete(todo: Sequence[Work], workers: int, progress: Callable[[str, float,
         if progress is not None:
             progress(f"{phase} {name}", sum(shares.values()), len(todo))
 
-    failures = perform_all(left, workers, tell)
+    failures = perform_all(left, workers, tell) if engine is None else engine.perform(left, tell)
     if failures:
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         raise TrainingStopped(
@@ -173,24 +142,12 @@ def perform_all(todo: Sequence[Work], workers: int, tell: Tell) -> list[Failure]
         failures = _attempt_together(joint, tell)
         return failures + perform_all([task for task in todo if task not in joint], workers, tell)
     if workers <= 1 or not todo:
-        return [failure for task in todo if (failure := _attempt(task, tell)) is not None]
-    return _spread(todo, workers, tell)
+        return [failure for task in todo if (failure := attempt(task, tell)) is not None]
+    return Workers(workers).perform(todo, tell)
 
 
 def _is_on_gpu(task: Task) -> bool:
     return training.find_device(task.config.device).type == "cuda"
-
-
-def _attempt(task: Work, tell: Tell) -> Failure | None:
-    try:
-        task.perform(tell)
-    except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
-        device = task.config.device if isinstance(task, Task) else "cuda"
-        return Failure(task, RunError(f"out of memory on {device} ({one_line(error)[:80]}…)"))
-    except Exception as error:
-        return Failure(task, error)
-    return None
 
 
 def _attempt_together(joint: Sequence[JointWork], tell: Tell) -> list[Failure]:
@@ -198,7 +155,7 @@ def _attempt_together(joint: Sequence[JointWork], tell: Tell) -> list[Failure]:
     try:
         first.perform_with(others, tell)
     except Exception as error:
-        return [Failure(task, error) for task in joint]
+        return [Failure(task, in_words(error)) for task in joint]
     return []
 
 
@@ -221,58 +178,4 @@ def _perform_group(group: list[Task], tell: Tell) -> list[Failure]:
                 run.close()
         except (ExciteError, torch.OutOfMemoryError):
             torch.cuda.empty_cache()  # one by one below: what is trained already is not trained again, and each error has its task
-    return [failure for task in group if (failure := _attempt(task, tell)) is not None]
-
-
-def _spread(todo: Sequence[Work], workers: int, tell: Tell) -> list[Failure]:
-    """On worker processes of one thread each."""
-    context = multiprocessing.get_context("spawn")
-    manager = SyncManager(ctx=context)
-    manager.start(_ignore_interrupts)
-    failures: list[Failure] = []
-    with manager, ProcessPoolExecutor(workers, context, initializer=_start_worker) as pool:
-        messages, stop = manager.Queue(), manager.Event()
-        running: dict[Future[None], Work] = {pool.submit(_work, task, messages, stop): task for task in todo}
-        try:
-            while running:
-                done, _ = wait(running, timeout=0.1)
-                while True:
-                    try:
-                        tell(*messages.get_nowait())
-                    except queue.Empty:
-                        break
-                for future in done:
-                    task, error = running.pop(future), future.exception()
-                    if isinstance(error, Exception):
-                        failures.append(Failure(task, error))
-                    elif error is not None:
-                        raise error
-        except BaseException:
-            stop.set()  # workers end at their next message, and leave runs that can be continued
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return failures
-
-
-def _ignore_interrupts() -> None:
-    # Ctrl-C reaches every process of the terminal; only the first one is to act on it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _start_worker() -> None:
-    _ignore_interrupts()
-    torch.set_num_threads(1)  # small networks do not profit from more
-
-
-def _work(task: Work, messages: Any, stop: Any) -> None:
-    last = -1.0
-
-    def tell(name: str, phase: str, share: float) -> None:
-        nonlocal last
-        if share - last >= 0.01 or share >= 1:
-            last = share
-            messages.put((name, phase, share))
-            if stop.is_set():
-                raise KeyboardInterrupt
-
-    task.perform(tell)
+    return [failure for task in group if (failure := attempt(task, tell)) is not None]

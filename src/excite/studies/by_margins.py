@@ -18,8 +18,9 @@ from excite.runs import Run, load_run
 from excite.studies.figures import gap_figure, margin_figure
 from excite.studies.numbers import Numbers
 from excite.studies.study import Arm, Scale, Study
-from excite.tasks import MarginsTaken, Task, Work
+from excite.tasks import MarginsTaken, Task
 from excite.training import load_data
+from excite.work import Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,8 +20,9 @@ from excite.studies.figures import COLOURS, DASHES
 from excite.studies.figures import PARTS as WORDS
 from excite.studies.numbers import Numbers
 from excite.studies.study import Arm, Scale, Study
-from excite.tasks import Task, Work
+from excite.tasks import Task
 from excite.training import load_data
+from excite.work import Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

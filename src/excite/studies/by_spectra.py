@@ -21,9 +21,10 @@ from excite.studies.by_margins import CHANCE, TrainingScale
 from excite.studies.numbers import Numbers
 from excite.studies.rank_figures import arms_figure, variance_figure
 from excite.studies.study import Arm, Study
-from excite.tasks import Task, Work
+from excite.tasks import Task
 from excite.training import build_model, load_data
 from excite.wiring.untouched import evaluating
+from excite.work import Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

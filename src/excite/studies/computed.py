@@ -15,7 +15,7 @@ from excite.runs.environment import environment
 from excite.runs.files import write_json, writing
 from excite.studies.numbers import Numbers
 from excite.studies.study import Arm, Scale, Study
-from excite.tasks import Tell, Work
+from excite.work import Tell, Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

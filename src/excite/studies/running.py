@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from excite.engines import Engine
 from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
 from excite.studies import (
@@ -47,14 +48,17 @@ from excite.studies.numbers import Numbers
 from excite.studies.page import page, table
 from excite.studies.study import Scale, Study
 from excite.studies.verdicts import Verdict, judge
-from excite.tasks import Task, Work, complete
+from excite.tasks import Task, complete
 from excite.training import find_device
+from excite.work import Work
 
 STUDIES: dict[str, Study] = {
     study.STUDY.name: study.STUDY
     for study in (
         margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
-        boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics, frequency, corruption, architecture, regions, batch_size, all_biases, optimizers, low_rank, reduced_alignment, decomposition, seven_cases, conservation_real,
+        boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
+        frequency, corruption, regions, architecture, batch_size, all_biases, optimizers,
+        seven_cases, low_rank, reduced_alignment, decomposition, conservation_real,
     )
 }  # fmt: skip
 Progress = Callable[[str, float, float], None]
@@ -101,6 +105,7 @@ def run(
     *,
     arms: str | None = None,
     docs: str | os.PathLike[str] | None = None,
+    engine: Engine | None = None,
 ) -> StudyResult:
     """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
 
@@ -114,6 +119,7 @@ def run(
         progress: called as progress(what is going on, tasks done, tasks in all).
         arms: "figure" for the curves of the papers' figure, "all" for the others too; by default all at scale "paper".
         docs: also write the results page and its images into this folder.
+        engine: who does the work, from `excite.engines.find_engine`; by default this process and its workers.
     """
     study = find_study(name)
     size = find_scale(study, scale)
@@ -127,7 +133,7 @@ def run(
     study.method.check(todo)
     if out is None:
         _take_over(todo, folder.parent.glob(f"*-{size.name}"))
-    complete(todo, workers, progress)
+    complete(todo, workers, progress, engine)
     command = _command(study, size, count, chosen)
     result, details = _gather(study, size, todo, folder, command)
     _write(result, details, Path(docs) if docs is not None else None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from excite.studies.numbers import Numbers
-from excite.tasks import Work
+from excite.work import Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,31 @@
+"""Who does the work: worker processes of this machine, or a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from excite.engines.workers import Workers
+from excite.errors import InputError
+from excite.work import Failure, Tell, Work
+
+__all__ = ["Engine", "Workers", "find_engine"]
+
+
+class Engine(Protocol):
+    def perform(self, todo: Sequence[Work], tell: Tell) -> list[Failure]:
+        """All of `todo`; what could not be finished."""
+
+
+def find_engine(on: str | None, workers: int = 2, gpus: float = 0.0, retries: int = 1) -> Engine | None:
+    """`on`: None for this process, "local" for worker processes, "ray" for a cluster started here, "ray:ADDRESS"."""
+    if on is None:
+        return None
+    kind, _, address = str(on).partition(":")
+    if kind == "local" and not address:
+        return Workers(workers, retries)
+    if kind == "ray":
+        from excite.engines.on_ray import OnRay
+
+        return OnRay(address or None, workers, gpus, retries)
+    raise InputError(f"on: expected 'local', 'ray' or 'ray:ADDRESS'; got {on!r}")

@@ -1,0 +1,190 @@
+"""Worker processes of one thread each. One that is killed is replaced, and its work tried again."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from excite.errors import ExciteError, InputError, RunError
+from excite.runs.files import writing
+from excite.runs.folder import one_line
+from excite.work import Failure, Lost, Tell, Work, in_words, log_of, worth_another_try
+
+_PATIENCE = 60.0  # seconds that a worker has to end at its next message after Ctrl-C
+
+
+@dataclass(frozen=True)
+class Workers:
+    """`count` processes; a piece of work that is lost or fails for no reason of its own is tried `retries` times more."""
+
+    count: int = 2
+    retries: int = 1
+
+    def perform(self, todo: Sequence[Work], tell: Tell) -> list[Failure]:
+        for task in todo:
+            check_pickles(task)
+        context = multiprocessing.get_context("spawn")
+        left = deque((task, self.retries) for task in todo)
+        crew = [_Worker(context) for _ in range(min(self.count, len(left)))]
+        failures: list[Failure] = []
+        try:
+            while left or any(worker.task is not None for worker in crew):
+                for at, worker in enumerate(crew):
+                    if worker.task is None and left:
+                        if not worker.process.is_alive():
+                            crew[at] = worker = _Worker(context)
+                        worker.start(*left.popleft())
+                for worker in _heard(crew):
+                    error = worker.listen(tell)
+                    if worker.task is None and error is not None:
+                        task, tries = worker.last
+                        if tries > 0 and worth_another_try(error):
+                            left.append((task, tries - 1))
+                        else:
+                            failures.append(Failure(task, error, log_of(task)))
+        finally:
+            for worker in crew:
+                worker.pipe.close()  # one that is at work ends at its next message, and leaves what can be continued
+            for worker in crew:
+                worker.end()
+        return failures
+
+
+def check_pickles(task: Work) -> None:
+    try:
+        pickle.dumps(task)
+    except Exception as error:
+        raise InputError(
+            f"{task.folder.name} cannot be sent to another process ({one_line(error)[:120]}): define what it uses in a module"
+        ) from error
+
+
+class _Worker:
+    """A process, and what it is at."""
+
+    def __init__(self, context: Any):
+        self.pipe, end = context.Pipe()
+        self.process = context.Process(target=_serve, args=(end,), daemon=True)
+        self.process.start()
+        end.close()
+        self.task: Work | None = None
+        self.last: tuple[Work, int]
+
+    def start(self, task: Work, tries: int) -> None:
+        self.task, self.last = task, (task, tries)
+        with contextlib.suppress(OSError):  # a process that died meanwhile is noticed by its silence
+            self.pipe.send(task)
+
+    def listen(self, tell: Tell) -> Exception | None:
+        """One message; the error, if the work has ended with one."""
+        try:
+            kind, content = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            self.task = None
+            code = self.process.exitcode
+            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
+            return Lost(f"its process {how}")
+        if kind == "progress":
+            tell(*content)
+            return None
+        self.task = None
+        return content if isinstance(content, Exception) else None
+
+    def end(self) -> None:
+        self.process.join(_PATIENCE)
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join()
+
+
+def _heard(crew: Sequence[_Worker]) -> list[_Worker]:
+    """The workers that have something to say, or have died."""
+    busy = {worker.pipe: worker for worker in crew if worker.task is not None}
+    return [busy[pipe] for pipe in wait(list(busy), timeout=0.5) if isinstance(pipe, Connection)]
+
+
+def _serve(pipe: Any) -> None:
+    # Ctrl-C reaches every process of the terminal; only the first one is to act on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            with logged(log_of(task)):
+                task.perform(Reporter(lambda *what: pipe.send(("progress", what))))
+            with contextlib.suppress(OSError):
+                pipe.send(("done", None))
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                pipe.send(("done", portable(in_words(error))))
+        except KeyboardInterrupt:
+            return
+
+
+class Reporter:
+    """Passes progress on, a message a hundredth; when nobody listens any more the work ends, as by Ctrl-C."""
+
+    def __init__(self, send: Any):
+        self.send, self.last = send, -1.0
+
+    def __call__(self, name: str, phase: str, share: float) -> None:
+        if share - self.last >= 0.01 or share >= 1:
+            self.last = share
+            try:
+                self.send(name, phase, share)
+            except OSError:
+                raise KeyboardInterrupt from None
+
+
+def portable(error: Exception) -> Exception:
+    """The error, or one that says the same, if it cannot travel between processes."""
+    try:
+        again = pickle.loads(pickle.dumps(error))
+        return error if str(again) == str(error) else RunError(f"{type(error).__name__}: {error}")
+    except Exception:
+        return RunError(f"{type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """Send what this process prints, also from libraries, to the end of a file; exceptions are written there too."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", buffering=1)
+    with file:
+        kept = [os.dup(stream) for stream in (1, 2)]
+        try:
+            for stream in (1, 2):
+                os.dup2(file.fileno(), stream)
+            yield
+        except Exception as error:
+            if not isinstance(error, ExciteError):
+                traceback.print_exc(file=file)
+            else:
+                print(one_line(error), file=file)
+            raise
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for stream, copy in zip((1, 2), kept):
+                os.dup2(copy, stream)
+                os.close(copy)
+    if path.stat().st_size == 0:
+        path.unlink(missing_ok=True)
