@@ -106,8 +106,8 @@ def _ranks(metrics: Metrics) -> list[Remark]:
         listed = "; ".join(
             f"{layer} from {number(up.before)} to {number(up.now)} {_since(up)}" for layer, up in risen[:_NAMED]
         )
-        more = f", and {len(risen) - _NAMED} more" if len(risen) > _NAMED else ""
-        found.append(Remark("good", f"Layers gained rank, they see more directions of their input: {listed}{more}."))
+        others = f", and {len(risen) - _NAMED} more" if len(risen) > _NAMED else ""
+        found.append(Remark("good", f"Layers gained rank, they see more directions of their input: {listed}{others}."))
     return found
 
 

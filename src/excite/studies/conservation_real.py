@@ -17,7 +17,7 @@ from excite.data import load
 from excite.fit.architectures import build
 from excite.fit.randomness import seeded_weights
 from excite.probes import Reading, conservation
-from excite.probes.updates import PARTS
+from excite.probes.update_parts import PARTS
 from excite.studies.computed import Computed, Outcome, Report, StepsScale
 from excite.studies.conservation_real_figure import draw
 from excite.studies.study import Arm, Claim, Study
