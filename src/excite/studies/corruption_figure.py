@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from excite.studies.frequency_figure import _curves, _dots
+from excite.studies.frequency_figure import curves, dots
 from excite.studies.numbers import Numbers
 from excite.studies.study import Study
 
@@ -32,12 +32,12 @@ def draw(
     axes = list(figure.subplots(2, 4).flat)
     order = [0, 1, 2, 4, 5, 6]
     for axis, (name, words, how) in zip([axes[i] for i in order], _CURVES):
-        _curves(axis, details, name)
+        curves(axis, details, name)
         axis.set(title=words, xlabel="epoch", yscale=how)
         if how == "linear":
             axis.set_ylim(bottom=0)
     for axis, (name, words) in zip((axes[3], axes[7]), _DOTS):
-        _dots(axis, list(details), numbers, name)
+        dots(axis, list(details), numbers, name)
         axis.set_xticks(range(len(details)), [arm.removesuffix(" corrupted") for arm in details])
         axis.set(title=words, xlabel="corrupted labels", yscale="log")
     for axis in axes:

@@ -38,7 +38,7 @@ def draw(
         if how == "linear":
             axis.set_ylim(bottom=0)
     for axis, (name, words) in zip(axes[len(_CURVES) :], _DOTS):
-        _dots(axis, list(details), numbers, name)
+        dots(axis, list(details), numbers, name)
         axis.set(title=words, xlabel="frequency ω", yscale="log")
     for axis in axes:
         axis.grid(alpha=0.3)
@@ -60,7 +60,8 @@ def curves(axis: Axes, details: Mapping[str, list[Any]], name: str, along: str =
     axis.set_xlim(0, at[-1])
 
 
-def _dots(axis: Axes, arms: Sequence[str], numbers: Sequence[Numbers], name: str) -> None:
+def dots(axis: Axes, arms: Sequence[str], numbers: Sequence[Numbers], name: str) -> None:
+    """A dot a network, and the geometric mean of each arm."""
     for number, arm in enumerate(arms):
         values = np.array([found.values[name] for found in numbers if found.arm == arm])
         colour = COLOURS[number % len(COLOURS)]
