@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from excite import studies
+from excite.bounds import bias_distance, bias_variance
 from excite.errors import TrainingStopped
+from excite.fit import ensemble
 from excite.fit.shuffle import Shuffle
 from excite.studies.computed import Jointly
-from excite.studies.frequency import ARMS, SCALES, STUDY, claims, compute, network, points, thinned
+from excite.studies.frequency import ARMS, FREQUENCIES, SCALES, STUDY, claims, compute, network, points, thinned
 from excite.studies.numbers import Numbers
 from excite.studies.verdicts import judge
 from studies.small import run_tiny
@@ -73,6 +75,29 @@ def test_numbers_are_those_of_a_slow_training() -> None:
         assert values["variance"] == pytest.approx(float((b[:-1] - b[:-1].mean(0)).square().sum(1).mean()), rel=1e-4)
         assert outcome.detail["total"][-1] == pytest.approx(values["total"], rel=1e-4)
         assert "training loss" in outcome.flags[0]
+
+
+def test_corollaries_on_networks_of_the_study() -> None:
+    """Corollary 2 below the variance, Corollary 3 above the distance; `pytest -s` prints how tight they are."""
+    drawn = [points(omega, 0) for omega in FREQUENCIES]
+    x, y = (torch.stack([d[k] for d in drawn]).double() for k in (0, 1))
+    found = ensemble([network(0).double() for _ in drawn], x, y, epochs=20, seeds=[0] * 4, window=1)
+    t = found.trajectory
+    errors, steep = (2 * found.loss).sqrt(), t.length  # |f − y|; the first weight is the identity
+    late = slice(1000, None)
+    for i, omega in enumerate(FREQUENCIES):
+        below = bias_variance(1e-3, errors[i, late].numpy(), steep[i, late].numpy(), 1.0, sgd=True)
+        b = t.bias[i, 1000:]  # one more than steps
+        variance = float((b - b.mean(0)).square().sum(1).mean())
+        above = bias_distance(1e-3, errors[i].numpy(), steep[i].numpy(), 1.0, sgd=True)
+        distance = float(t.distance[i, -1])
+        assert below.value <= variance
+        assert distance <= above.value
+        assert above.value == pytest.approx(
+            float(t.raw[i].sum()), rel=1e-9
+        )  # an identity: the bound is the path itself
+        print(f"ω = {omega}: variance over Corollary 2 {variance / below.value:.3g}, "
+              f"Corollary 3 over distance {above.value / distance:.3g}")  # fmt: skip
 
 
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

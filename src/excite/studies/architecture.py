@@ -164,16 +164,16 @@ def _compare(text: str, name: str, words: str, images: int, **limit: float) -> C
 def claims(scale: StepsScale) -> list[Claim]:
     few, many = IMAGES
     length, test, loss = f"length of {WINDOW} steps at the end", "test loss at the end", "training loss at the end"
+    at = f"with {few} images a class the convolutional network"
     return [
-        _compare(f"with {few} images a class the convolutional network learns a less complex function: its trajectory is shorter",
-                 "length", length, few, below=0.0),
-        _compare(f"and it overfits less: its test loss is lower ({few} a class)", "test", test, few, below=0.0),
-        _compare(f"while it fits its images equally well or better ({few} a class)", "loss", loss, few, below=0.0),
-        _compare(f"its trajectory is shorter with {many} images a class too", "length", length, many, below=0.0),
-        _compare(f"its test loss is lower with {many} images a class too", "test", test, many, below=0.0),
-        _compare(f"the whole trajectory is shorter ({few} a class)", "total", "whole length", few, below=0.0),
-        _compare(f"the trajectory is shorter when both have the same training loss ({few} a class)",
-                 "length_fit", f"length of the {WINDOW} steps in which the training loss first is below {FIT}", few, below=0.0),
+        _compare(f"{at} learns a less complex function: its trajectory is shorter", "length", length, few, below=0.0),
+        _compare(f"{at} overfits less: its test loss is lower", "test", test, few, below=0.0),
+        _compare(f"{at} fits its images equally well or better", "loss", loss, few, below=0.0),
+        _compare(f"{at} has the shorter trajectory as a whole", "total", "whole length", few, below=0.0),
+        _compare(f"{at} has the shorter trajectory when both have the same training loss", "length_fit",
+                 f"length of the {WINDOW} steps in which the training loss first is below {FIT}", few, below=0.0),
+        _compare(f"with {many} images a class, too, its trajectory is shorter", "length", length, many, below=0.0),
+        _compare(f"with {many} images a class, too, its test loss is lower", "test", test, many, below=0.0),
     ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from excite.studies.figures import COLOURS
 from excite.studies.frequency_figure import curves
 from excite.studies.numbers import Numbers
 from excite.studies.study import Study
@@ -12,7 +13,7 @@ from excite.studies.study import Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PANELS = (("loss", "training loss"), ("length", "normalized trajectory: length of 100 steps"), ("test", "test loss"))
+_PANELS = (("loss", "training loss"), ("length", "trajectory: length of 100 steps"), ("test", "test loss"))
 
 
 def draw(
@@ -26,7 +27,7 @@ def draw(
     for row, size in zip(axes, sizes):
         mine = {arm.split(", ")[0]: found for arm, found in details.items() if arm.endswith(size)}
         for axis, (name, words) in zip(row, _PANELS):
-            curves(axis, mine, name, "steps")
+            curves(axis, mine, name, "steps", (COLOURS[2], COLOURS[1]))
             axis.set(title=f"{words}, {size}", xlabel="step")
             axis.grid(alpha=0.3)
             if name == "length":

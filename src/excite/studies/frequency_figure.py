@@ -49,12 +49,14 @@ def draw(
     return {"figure": (f"{study.title}: loss, trajectory, test loss, variance and distance by frequency", figure)}
 
 
-def curves(axis: Axes, details: Mapping[str, list[Any]], name: str, along: str = "epochs") -> None:
+def curves(
+    axis: Axes, details: Mapping[str, list[Any]], name: str, along: str = "epochs", colours: Sequence[str] = COLOURS
+) -> None:
     """A line an arm, the mean over repeats, and a band from the lowest to the highest."""
     for number, (arm, repeats) in enumerate(details.items()):
         at = np.array(repeats[0][along])
         each = np.array([found[name] for found in repeats])  # (repeats, places)
-        colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        colour, dashes = colours[number % len(colours)], DASHES[number % len(DASHES)]
         axis.plot(at, each.mean(0), color=colour, linestyle=dashes, linewidth=2, label=arm)
         axis.fill_between(at, each.min(0), each.max(0), color=colour, alpha=0.15, linewidth=0)
     axis.set_xlim(0, at[-1])
