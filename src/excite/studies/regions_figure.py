@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from excite.lipschitz import RegionMap
 from excite.studies.figures import COLOURS, DASHES
 from excite.studies.numbers import Numbers
 from excite.studies.study import Study
@@ -36,7 +37,7 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.8, 7.9), layout="constrained")
+    figure = Figure(figsize=(7.9, 7.1), layout="constrained")
     bands = colormaps["cividis"].resampled(22)  # flat colours keep the picture small
     axes = figure.subplots(2, 2)
     z, ids = np.array(detail["z"]), np.array(detail["ids"])
@@ -80,7 +81,7 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
     axes[1, 1].imshow(shown, origin="lower", extent=_EDGES, interpolation="nearest", cmap="viridis", norm=norm)
     axes[1, 1].plot(*z.T, "o", color=COLOURS[1], markersize=2, markeredgewidth=0)
     axes[1, 1].set_title(
-        "(d) bound of Theorem 2 in empty regions\nwhite: holds a training point, black: out of reach", fontsize=11
+        "(d) bound of Theorem 2 in empty regions\nwhite: holds a training point, black: out of reach", fontsize=9.5
     )
     figure.colorbar(image, ax=axes[1], label="Lipschitz constant, and bounds on it", shrink=0.85)
     for axis in axes.flat:
@@ -89,10 +90,11 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _lines(axis: Axes, ids: np.ndarray) -> None:
+def _lines(axis: Axes, ids: np.ndarray, edges: Sequence[float] = _EDGES) -> None:
     """The sides of cells where two regions touch, as one line with gaps."""
     rows, columns = ids.shape
-    x, y = np.linspace(-1, 1, columns + 1), np.linspace(-1, 1, rows + 1)
+    left, right, low, high = edges
+    x, y = np.linspace(left, right, columns + 1), np.linspace(low, high, rows + 1)
     i, j = np.nonzero(ids[:, :-1] != ids[:, 1:])
     gap = np.full(len(i), np.nan)
     upright = np.stack([x[j + 1], x[j + 1], gap], 1).ravel(), np.stack([y[i], y[i + 1], gap], 1).ravel()
@@ -100,6 +102,27 @@ def _lines(axis: Axes, ids: np.ndarray) -> None:
     gap = np.full(len(i), np.nan)
     flat = np.stack([x[j], x[j + 1], gap], 1).ravel(), np.stack([y[i + 1], y[i + 1], gap], 1).ravel()
     axis.plot(*np.concatenate([upright, flat], 1), color="black", linewidth=0.5, alpha=0.8)
+
+
+def region_picture(found: RegionMap) -> Figure:
+    """Any map of `excite.lipschitz.region_map`: colours are local Lipschitz constants, lines the borders of regions."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 5.4), layout="constrained")
+    axis = figure.subplots()
+    sides = [
+        (places[0], places[-1], (places[-1] - places[0]) / max(len(places) - 1, 1))
+        for places in (found.across.tolist(), found.up.tolist())
+    ]
+    edges = [edge for low, high, step in sides for edge in (low - step / 2, high + step / 2)]
+    slopes = found.slopes.detach().cpu().numpy()
+    image = axis.imshow(
+        slopes, origin="lower", extent=tuple(edges), cmap="viridis", interpolation="nearest", aspect="auto"
+    )
+    _lines(axis, found.ids.cpu().numpy(), tuple(edges))
+    figure.colorbar(image, label="local Lipschitz constant")
+    axis.set(xlabel="along right", ylabel="along up", title=f"{found.count} linear regions met")
+    return figure
 
 
 def surfaces() -> Figure:
