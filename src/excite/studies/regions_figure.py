@@ -43,7 +43,7 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
     z, ids = np.array(detail["z"]), np.array(detail["ids"])
     for axis, name, title in (
         (axes[0, 0], "true", "(a) function to be learned"),
-        (axes[0, 1], "learned", "(b) learned function, and its linear regions"),
+        (axes[0, 1], "learned", "(b) learned function, linear regions"),
     ):
         image = axis.imshow(
             np.array(detail[name]),
@@ -55,7 +55,7 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
             vmax=1.1,
         )
         axis.plot(*z.T, "o", color=COLOURS[6], markersize=3, markeredgewidth=0.3, markeredgecolor="white")
-        axis.set_title(title)
+        axis.set_title(title, fontsize=11)
     figure.colorbar(image, ax=axes[0], label="output", shrink=0.85)
     _lines(axes[0, 1], ids)
     slopes, bound = np.array(detail["slopes"]), np.array(detail["bound"])
@@ -66,7 +66,7 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
         np.maximum(slopes, low), origin="lower", extent=_EDGES, interpolation="nearest", cmap="viridis", norm=norm
     )
     _lines(axes[1, 0], ids)
-    axes[1, 0].set_title("(c) local Lipschitz constants")
+    axes[1, 0].set_title("(c) local Lipschitz constants", fontsize=11)
     axes[1, 1].set_facecolor("black")
     axes[1, 1].imshow(
         np.where(bound == -2, 1.0, np.nan),
@@ -81,7 +81,7 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
     axes[1, 1].imshow(shown, origin="lower", extent=_EDGES, interpolation="nearest", cmap="viridis", norm=norm)
     axes[1, 1].plot(*z.T, "o", color=COLOURS[1], markersize=2, markeredgewidth=0)
     axes[1, 1].set_title(
-        "(d) bound of Theorem 2 in empty regions\nwhite: holds a training point, black: out of reach", fontsize=9.5
+        "(d) bound of Theorem 2 in empty regions\nwhite: a training point, black: out of reach", fontsize=9.5
     )
     figure.colorbar(image, ax=axes[1], label="Lipschitz constant, and bounds on it", shrink=0.85)
     for axis in axes.flat:
@@ -170,7 +170,9 @@ def overestimates(details: Mapping[str, Any]) -> Figure:
         axis.axvline(4, color="#888", linewidth=1)
         axis.annotate("factor 4", (4, 3), xytext=(4, 0), textcoords="offset points", fontsize=8, color="#555")
         axis.set(xscale="log", title=title, xlabel="bound of Theorem 2 over the exact constant", ylim=(0, 100))
-        axis.grid(alpha=0.3, which="both")
+        axis.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
     axes[0].set_ylabel("% of the empty plane\nwithin the theorem's reach")
     axes[1].legend(loc="lower right")
     return figure
