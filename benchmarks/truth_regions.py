@@ -180,8 +180,8 @@ def dropout(trainings: int, seed: int = 0, steps: int = 6000) -> list[tuple[str,
 def summary(found: list[tuple[str, DropoutStatement, Tensor]]) -> str:
     lines = [
         "| network | trainings | λ_steady above all found | λ_steady / found, median | product / found, median | "
-        "program: reached | violated | program / truth, median | p_min, median | μ, median | bound of Lemma 4, smallest |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "program: reached | violated | program / truth, median | p_min, median | μ, median | Lemma 4, least, with λ_steady | with the product | with the largest found |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in dict.fromkeys(name for name, _, _ in found):
         mine = [(one, truth) for other, one, truth in found if other == name]
@@ -192,12 +192,12 @@ def summary(found: list[tuple[str, DropoutStatement, Tensor]]) -> str:
             violated += int((one.program.values[reached] < truth[reached] * (1 - SLACK) - 1e-14).sum())
             some = reached & (truth > 1e-12)
             ratios += (one.program.values[some] / truth[some]).tolist()
-        least = min(g.bounds[0] for one, _ in mine for g in one.lemma4.values())
+        least = [min(bounds) for bounds in zip(*([g.bounds[0] for g in one.lemma4.values()] for one, _ in mine))]
         lines.append(
             f"| {name} | {len(mine)} | {above} | {np.median([one.steady / one.found for one, _ in mine]):.3g} | "
             f"{np.median([one.product / one.found for one, _ in mine]):.3g} | {np.mean([one.program.share for one, _ in mine]):.1%} | "
             f"{violated} | {np.median(ratios):.3g} | {np.median([one.terms['p_min'] for one, _ in mine]):.2g} | "
-            f"{np.median([one.terms['mu'] for one, _ in mine]):.2g} | {least:.2g} |"
+            f"{np.median([one.terms['mu'] for one, _ in mine]):.2g} | {' | '.join(f'{value:.2g}' for value in least)} |"
         )
     above = sum(one.steady >= one.found * (1 - SLACK) for _, one, _ in found)
     usable = [one for _, one, _ in found if math.isfinite(one.steady)]

@@ -90,19 +90,31 @@ def test_phi_of_the_run_and_the_gamma_that_it_needs() -> None:
 
 
 def test_mu_must_cover_all_training_points() -> None:
-    """As printed μ_T is over the steps at which each point was sampled. With a network that has grown more certain since,
-    the outputs at the other points are out of it, and the bound with the printed μ is too small."""
-    weight = torch.tensor([[1.0]], dtype=torch.float64)
-    pairs = [(weight, torch.tensor([10.0], dtype=torch.float64)), (weight, torch.tensor([-10.0], dtype=torch.float64))]
-    x, new = torch.tensor([[5.0]], dtype=torch.float64), torch.tensor([[0.0]], dtype=torch.float64)
-    # f = sigmoid(x) on x > −10; the one training point is at f = 0.9933, the new one at the steepest place.
-    truth = 0.25
+    """As printed μ_T has each point's output at the step it was sampled. One training point, x = 5, sampled when its output was
+    0.7; later the last weight has grown and the output is σ(5), with the same slope there: Assumption 1 holds with γ = 0. At
+    a new point of the same region the slope is 7.9, the printed bound 0.25."""
+
+    def pairs(last: float, shift: float) -> list[tuple[Tensor, Tensor]]:
+        one = torch.ones(1, 1, dtype=torch.float64)  # f = σ(last · (x + 10) + shift) where x > −10
+        return [(one, 10 * one[0]), (last * one, shift * one[0])]
+
+    x = torch.tensor([[5.0]], dtype=torch.float64)
     steep = float(torch.sigmoid(x) * torch.sigmoid(-x))
-    printed = 0.25 / (0.3 * 0.7) * steep  # μ = 0.3, when the point was sampled last
-    assert printed < truth
-    found = empty_region(pairs, x, None, new, sigmoid=True)
-    assert float(found.values) == pytest.approx(truth, rel=1e-12)
-    wrong = empty_region(pairs, x, None, new, sigmoid=True, mu=0.3)
+    last = 0.7 * 0.3 / steep
+    early, late = pairs(1.0, math.log(7 / 3) - 15), pairs(last, 5 - 15 * last)
+    new = torch.tensor([[15 - 5 / last - 10]], dtype=torch.float64)  # where the late network's output is one half
+    first = empty_region(early, x, None, x, sigmoid=True)
+    assert first.terms["mu"] == pytest.approx(0.3)
+    phi = first.terms["phi"]
+    assert phi == pytest.approx(0.21)  # the slope of the late network at x as well
+    printed = 0.25 / (0.3 * 0.7) * phi  # (1 + γ) β = 1
+    truth = 0.25 * last
+    assert printed == pytest.approx(0.25)
+    assert truth == pytest.approx(7.9, rel=0.01)
+    found = empty_region(late, x, phi, new, sigmoid=True)
+    assert found.terms["gamma"] == pytest.approx(0, abs=1e-9)
+    assert float(found.values) == pytest.approx(truth, rel=1e-9)
+    wrong = empty_region(late, x, phi, new, sigmoid=True, mu=0.3)
     assert not wrong.holds
     assert wrong.values.isnan().all()
 

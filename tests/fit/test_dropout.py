@@ -111,7 +111,7 @@ def test_what_is_looked_at() -> None:
     shares = torch.cat([first.double().mean(0), second.double().mean(0)])
     assert run.p_min == pytest.approx(float(shares.min()))
     assert run.p_avg == pytest.approx(float(shares.mean()))
-    assert run.beta == pytest.approx(float(torch.linalg.matrix_norm(model[0].weight, 2)))
+    assert run.beta == pytest.approx(float(torch.linalg.matrix_norm(model[0].weight.detach(), 2)))
     assert run.changed == 0
     assert run.gamma < 1e-6
     torch.testing.assert_close(run.module()(x), model(x).detach(), rtol=0, atol=1e-6)

@@ -22,6 +22,7 @@ from excite.studies.regions import (
     first_weights,
     train,
 )
+from excite.studies.regions_figure import region_picture
 from studies.small import run_tiny
 
 SETTINGS = {**arms(SCALES["quick"])[0].config, "points": 20, "epochs": 3, "cells": 40, "shown": 10}
@@ -98,6 +99,11 @@ def test_measures_of_a_known_map() -> None:
     near = (2 * 1 + 2 * (2**0.5 - 1)) / 4
     anywhere = (2 * 1 + 2**0.5 + 0 + 2 * (2**0.5 - 1)) / 6
     assert _clustering(found) == pytest.approx(near / anywhere)
+    picture = region_picture(found).axes[0]
+    assert picture.get_title() == "4 linear regions met"
+    np.testing.assert_allclose(picture.images[0].get_extent(), [-1, 1, -1, 1])
+    line = np.array(picture.lines[0].get_data())
+    assert np.nanmax(np.abs(line).min(0)) < 1e-12  # borders are the two axes
 
 
 def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

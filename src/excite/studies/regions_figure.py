@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from excite.lipschitz import RegionMap
 from excite.studies.figures import COLOURS, DASHES
 from excite.studies.numbers import Numbers
 from excite.studies.study import Study
@@ -36,13 +37,13 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.8, 7.9), layout="constrained")
+    figure = Figure(figsize=(7.9, 7.1), layout="constrained")
     bands = colormaps["cividis"].resampled(22)  # flat colours keep the picture small
     axes = figure.subplots(2, 2)
     z, ids = np.array(detail["z"]), np.array(detail["ids"])
     for axis, name, title in (
         (axes[0, 0], "true", "(a) function to be learned"),
-        (axes[0, 1], "learned", "(b) learned function, and its linear regions"),
+        (axes[0, 1], "learned", "(b) learned function, linear regions"),
     ):
         image = axis.imshow(
             np.array(detail[name]),
@@ -54,7 +55,7 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
             vmax=1.1,
         )
         axis.plot(*z.T, "o", color=COLOURS[6], markersize=3, markeredgewidth=0.3, markeredgecolor="white")
-        axis.set_title(title)
+        axis.set_title(title, fontsize=11)
     figure.colorbar(image, ax=axes[0], label="output", shrink=0.85)
     _lines(axes[0, 1], ids)
     slopes, bound = np.array(detail["slopes"]), np.array(detail["bound"])
@@ -65,7 +66,7 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
         np.maximum(slopes, low), origin="lower", extent=_EDGES, interpolation="nearest", cmap="viridis", norm=norm
     )
     _lines(axes[1, 0], ids)
-    axes[1, 0].set_title("(c) local Lipschitz constants")
+    axes[1, 0].set_title("(c) local Lipschitz constants", fontsize=11)
     axes[1, 1].set_facecolor("black")
     axes[1, 1].imshow(
         np.where(bound == -2, 1.0, np.nan),
@@ -80,7 +81,7 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
     axes[1, 1].imshow(shown, origin="lower", extent=_EDGES, interpolation="nearest", cmap="viridis", norm=norm)
     axes[1, 1].plot(*z.T, "o", color=COLOURS[1], markersize=2, markeredgewidth=0)
     axes[1, 1].set_title(
-        "(d) bound of Theorem 2 in empty regions\nwhite: holds a training point, black: out of reach", fontsize=11
+        "(d) bound of Theorem 2 in empty regions\nwhite: a training point, black: out of reach", fontsize=9.5
     )
     figure.colorbar(image, ax=axes[1], label="Lipschitz constant, and bounds on it", shrink=0.85)
     for axis in axes.flat:
@@ -89,10 +90,11 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _lines(axis: Axes, ids: np.ndarray) -> None:
+def _lines(axis: Axes, ids: np.ndarray, edges: Sequence[float] = _EDGES) -> None:
     """The sides of cells where two regions touch, as one line with gaps."""
     rows, columns = ids.shape
-    x, y = np.linspace(-1, 1, columns + 1), np.linspace(-1, 1, rows + 1)
+    left, right, low, high = edges
+    x, y = np.linspace(left, right, columns + 1), np.linspace(low, high, rows + 1)
     i, j = np.nonzero(ids[:, :-1] != ids[:, 1:])
     gap = np.full(len(i), np.nan)
     upright = np.stack([x[j + 1], x[j + 1], gap], 1).ravel(), np.stack([y[i], y[i + 1], gap], 1).ravel()
@@ -100,6 +102,27 @@ def _lines(axis: Axes, ids: np.ndarray) -> None:
     gap = np.full(len(i), np.nan)
     flat = np.stack([x[j], x[j + 1], gap], 1).ravel(), np.stack([y[i + 1], y[i + 1], gap], 1).ravel()
     axis.plot(*np.concatenate([upright, flat], 1), color="black", linewidth=0.5, alpha=0.8)
+
+
+def region_picture(found: RegionMap) -> Figure:
+    """Any map of `excite.lipschitz.region_map`: colours are local Lipschitz constants, lines the borders of regions."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 5.4), layout="constrained")
+    axis = figure.subplots()
+    sides = [
+        (places[0], places[-1], (places[-1] - places[0]) / max(len(places) - 1, 1))
+        for places in (found.across.tolist(), found.up.tolist())
+    ]
+    edges = [edge for low, high, step in sides for edge in (low - step / 2, high + step / 2)]
+    slopes = found.slopes.detach().cpu().numpy()
+    image = axis.imshow(
+        slopes, origin="lower", extent=tuple(edges), cmap="viridis", interpolation="nearest", aspect="auto"
+    )
+    _lines(axis, found.ids.cpu().numpy(), tuple(edges))
+    figure.colorbar(image, label="local Lipschitz constant")
+    axis.set(xlabel="along right", ylabel="along up", title=f"{found.count} linear regions met")
+    return figure
 
 
 def surfaces() -> Figure:
@@ -147,7 +170,9 @@ def overestimates(details: Mapping[str, Any]) -> Figure:
         axis.axvline(4, color="#888", linewidth=1)
         axis.annotate("factor 4", (4, 3), xytext=(4, 0), textcoords="offset points", fontsize=8, color="#555")
         axis.set(xscale="log", title=title, xlabel="bound of Theorem 2 over the exact constant", ylim=(0, 100))
-        axis.grid(alpha=0.3, which="both")
+        axis.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
     axes[0].set_ylabel("% of the empty plane\nwithin the theorem's reach")
     axes[1].legend(loc="lower right")
     return figure
