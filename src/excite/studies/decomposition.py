@@ -31,7 +31,7 @@ SCALES = {
 
 def arms(scale: StepsScale) -> list[Arm]:
     found = [Arm(kind, {"graphs": scale.steps, "slope": list(slope)}) for kind, slope in KINDS.items()]
-    return [*found, Arm(COUNTS, {"width": 16 if scale.name == "quick" else 64})]
+    return [*found, Arm(COUNTS, {"width": 8, "side": 8} if scale.name == "quick" else {"width": 64})]
 
 
 def graph(rng: np.random.Generator, slope: tuple[float, float], hidden: int = 6) -> Graph:
@@ -49,7 +49,11 @@ def differences(net: Graph, x: np.ndarray, edge: tuple[str, str], size: float = 
 
 
 def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
-    return counted(settings["width"]) if "width" in settings else compared(settings, seed, report)
+    return (
+        counted(settings["width"], settings.get("side", 32))
+        if "width" in settings
+        else compared(settings, seed, report)
+    )
 
 
 def compared(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
@@ -70,12 +74,12 @@ def compared(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
     return Outcome(values, {"errors": errors})
 
 
-def counted(width: int) -> Outcome:
+def counted(width: int, side: int) -> Outcome:
     """log10 of the number of paths. Depth d of width n has n^(d + 1); an identity skip over each two layers adds little."""
     depths = [2, 4, 8, 16, 32]
     x = torch.zeros(2, width)
     plain = [nn.Sequential(*(nn.Linear(width, width) for _ in range(d)), nn.Linear(width, 1)) for d in depths]
-    images = torch.zeros(2, 3, 32, 32)
+    images = torch.zeros(2, 3, side, side)
     convolutions = [
         nn.Sequential(*(nn.Conv2d(3 if k == 0 else width, width, 3, padding=1) for k in range(d)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1))
         for d in depths
@@ -93,7 +97,7 @@ def counted(width: int) -> Outcome:
         "resnet18": eighteen,
         "skips": float(logs["residual"][-1] - logs["convolutions"][-1]),
     }
-    return Outcome(values, {"depths": depths, "logs": logs, "width": width})
+    return Outcome(values, {"depths": depths, "logs": logs, "width": width, "side": side})
 
 
 def claims(scale: StepsScale) -> list[Claim]:
