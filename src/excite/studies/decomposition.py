@@ -102,7 +102,7 @@ def counted(width: int, side: int) -> Outcome:
 
 def claims(scale: StepsScale) -> list[Claim]:
     def exact(kind: str) -> Claim:
-        measure = f"{kind}: largest |ν − μ∘h| over Σ|h|"
+        measure = f"{kind}: largest difference of ν and μ∘h, over the sum of absolute products h"
         return Claim(f"ν = μ ∘ h with weights ±1, {kind}", "Training invariances, Lemma 2", measure, (kind,), lambda n: n[kind].error, below=1e-12)  # fmt: skip
 
     return [
@@ -116,12 +116,12 @@ def claims(scale: StepsScale) -> list[Claim]:
             below=1e-6,
         ),
         Claim(
-            "the gradient of μ is something else than the pattern Z of active paths",
-            "Training invariances, section 3 (equation 2 against equation 3)",
-            "ReLU: largest |∇μ(h) − Z|",
+            "the gradient of μ at h(x) is the pattern Z of active paths: equations 2 and 3 say the same",
+            "excite.wiring.Decomposition",
+            "ReLU: largest difference",
             ("ReLU",),
             lambda n: n["ReLU"].pattern,
-            above=1e-9,
+            below=1e-9,
         ),
         Claim(
             "counting by dynamic programming gives width^(depth + 1), fully connected",
@@ -158,5 +158,7 @@ STUDY = Study(
     SCALES,
     arms,
     claims,
-    ("The gradient of μ at h(x) *is* the pattern Z of active paths: equations 2 and 3 say the same wherever both are defined.",),
+    (
+        "Of convolutions and residual blocks the widths are those of all layers; residual networks have one more in front.",
+    ),
 )  # fmt: skip
