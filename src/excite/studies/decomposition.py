@@ -5,7 +5,7 @@ Graphs are random DAGs with skip connections of every length; weights are normal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -31,7 +31,10 @@ SCALES = {
 
 def arms(scale: StepsScale) -> list[Arm]:
     found = [Arm(kind, {"graphs": scale.steps, "slope": list(slope)}) for kind, slope in KINDS.items()]
-    return [*found, Arm(COUNTS, {"width": 8, "side": 8} if scale.name == "quick" else {"width": 64})]
+    return [
+        *found,
+        Arm(COUNTS, {"width": 8, "side": 8, "depths": [2, 4, 8]} if scale.name == "quick" else {"width": 64}),
+    ]
 
 
 def graph(rng: np.random.Generator, slope: tuple[float, float], hidden: int = 6) -> Graph:
@@ -50,7 +53,7 @@ def differences(net: Graph, x: np.ndarray, edge: tuple[str, str], size: float = 
 
 def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
     return (
-        counted(settings["width"], settings.get("side", 32))
+        counted(**settings)
         if "width" in settings
         else compared(settings, seed, report)
     )
@@ -74,9 +77,8 @@ def compared(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
     return Outcome(values, {"errors": errors})
 
 
-def counted(width: int, side: int) -> Outcome:
+def counted(width: int, side: int = 32, depths: Sequence[int] = (2, 4, 8, 16, 32)) -> Outcome:
     """log10 of the number of paths. Depth d of width n has n^(d + 1); an identity skip over each two layers adds little."""
-    depths = [2, 4, 8, 16, 32]
     x = torch.zeros(2, width)
     plain = [nn.Sequential(*(nn.Linear(width, width) for _ in range(d)), nn.Linear(width, 1)) for d in depths]
     images = torch.zeros(2, 3, side, side)
@@ -97,7 +99,7 @@ def counted(width: int, side: int) -> Outcome:
         "resnet18": eighteen,
         "skips": float(logs["residual"][-1] - logs["convolutions"][-1]),
     }
-    return Outcome(values, {"depths": depths, "logs": logs, "width": width, "side": side})
+    return Outcome(values, {"depths": list(depths), "logs": logs, "width": width, "side": side})
 
 
 def claims(scale: StepsScale) -> list[Claim]:
