@@ -52,11 +52,7 @@ def differences(net: Graph, x: np.ndarray, edge: tuple[str, str], size: float = 
 
 
 def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
-    return (
-        counted(**settings)
-        if "width" in settings
-        else compared(settings, seed, report)
-    )
+    return counted(**settings) if "width" in settings else compared(settings, seed, report)
 
 
 def compared(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
