@@ -147,9 +147,7 @@ def claims(scale: StepsScale) -> list[Claim]:
 
     def limit(arm: str, words: str) -> Claim:
         measure = f"{arm}: least measured ratio minus the limit, at the end (norms are finite: up to 0.05 below)"
-        return Claim(
-            f"equation 14 with 2 for 8, {words}", source, measure, (arm,), lambda n: n[arm].above, above=-0.05
-        )
+        return Claim(f"equation 14 with 2 for 8, {words}", source, measure, (arm,), lambda n: n[arm].above, above=-0.05)
 
     def below_one(arm: str, words: str) -> Claim:
         text = f"alignment is reduced: some layer stays below 0.99, {words}"
