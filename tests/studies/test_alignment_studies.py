@@ -60,14 +60,16 @@ def test_the_two_points_keep_their_ratio() -> None:
 
 
 def test_low_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = replace(low_rank.SCALES["quick"], steps=200, seeds=2, widths=(3, 4, 4), points=6)
+    monkeypatch.setattr(low_rank, "LOOKS", 6)
+    tiny = replace(low_rank.SCALES["quick"], steps=60, seeds=2, widths=(3, 4, 4), points=6)
     result = run_tiny("low-rank", tiny, tmp_path, monkeypatch)
     assert len(low_rank.arms(tiny)) == 11
     assert all(0 < n.ratio <= 1 for n in result.numbers)
 
 
 def test_reduced_alignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = replace(reduced_alignment.SCALES["quick"], steps=40, seeds=1)
+    monkeypatch.setattr(reduced_alignment, "LOOKS", 3)
+    tiny = replace(reduced_alignment.SCALES["quick"], steps=20, seeds=1)
     result = run_tiny("reduced-alignment", tiny, tmp_path, monkeypatch)
     by_arm = {n.arm: n for n in result.numbers}
     # Two residual blocks of six channels: the first layer has K = 4, as printed 64, but never less than 1/6.
