@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from excite.studies import decomposition, low_rank, reduced_alignment
+from excite.studies.low_rank_training import STRIDE, data_and_weights, norm, step
 from studies.small import run_tiny
 
 SETTINGS: dict[str, Any] = {"steps": 5, "widths": [4, 5, 3, 1], "points": 9, "gain": 1.0, "lr": 0.01}
@@ -22,7 +23,7 @@ SETTINGS: dict[str, Any] = {"steps": 5, "widths": [4, 5, 3, 1], "points": 9, "ga
 def test_a_step_is_along_the_gradient(loss: str, leak: float) -> None:
     outputs = 3 if loss == "classes" else 1
     settings = {**SETTINGS, "loss": loss, "leak": leak, "widths": [4, 5, 3, outputs]}
-    x, y, weights = low_rank.data_and_weights(1, settings)
+    x, y, weights = data_and_weights(1, settings)
     layers = [torch.tensor(w, requires_grad=True) for w in weights]
     z = torch.tensor(x)
     for k, layer in enumerate(layers):
@@ -36,8 +37,8 @@ def test_a_step_is_along_the_gradient(loss: str, leak: float) -> None:
         "classes": lambda: functional.cross_entropy(z, labels.long(), reduction="sum"),
     }[loss]()
     slow = [g.numpy() for g in torch.autograd.grad(risk, layers)]
-    moves = [w - new for w, new in zip(weights, low_rank.step(weights, x, y, settings))]
-    size = settings["lr"] if loss == "squared" else low_rank.STRIDE * low_rank.norm(weights) / low_rank.norm(slow)
+    moves = [w - new for w, new in zip(weights, step(weights, x, y, settings))]
+    size = settings["lr"] if loss == "squared" else STRIDE * norm(weights) / norm(slow)
     for move, gradient in zip(moves, slow):
         np.testing.assert_allclose(move, size * gradient, rtol=1e-9, atol=1e-14)
 
@@ -45,8 +46,8 @@ def test_a_step_is_along_the_gradient(loss: str, leak: float) -> None:
 def test_slopes_do_not_vanish_however_large_the_outputs() -> None:
     for loss in ("logistic", "exponential", "classes"):
         settings = {**SETTINGS, "loss": loss, "leak": 1.0, "widths": [4, 5, 3, 3 if loss == "classes" else 1]}
-        x, y, weights = low_rank.data_and_weights(0, settings)
-        after = low_rank.step([1e3 * w for w in weights], x, y, settings)
+        x, y, weights = data_and_weights(0, settings)
+        after = step([1e3 * w for w in weights], x, y, settings)
         assert all(np.isfinite(w).all() for w in after)
         assert any((a != 1e3 * b).any() for a, b in zip(after, weights))
 
