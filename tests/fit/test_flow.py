@@ -77,10 +77,10 @@ def test_a_path_that_slides_along_a_kink_is_followed() -> None:
             self.w, self.v = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(1.0))
 
     course = gradient_flow(Valley(), lambda m: (m.w.relu() + (-m.w).relu()) - m.w / 2 + m.v**2 / 2, 4.0,
-                           shortest=1e-3, at=[2.0, 4.0], quantities={"w": lambda m: m.w, "v": lambda m: m.v})  # fmt: skip
-    assert course.slides > 1000
-    assert np.abs(course.values["w"]).max() < 1.5e-3 + 1e-12
-    np.testing.assert_allclose(course.values["v"], np.exp([-2.0, -4.0]), atol=1e-4)
+                           shortest=5e-3, at=[2.0, 4.0], quantities={"w": lambda m: m.w, "v": lambda m: m.v})  # fmt: skip
+    assert course.slides > 300
+    assert np.abs(course.values["w"]).max() < 7.5e-3 + 1e-12
+    np.testing.assert_allclose(course.values["v"], np.exp([-2.0, -4.0]), atol=5e-4)
     assert course.slack > 0
 
 

@@ -38,7 +38,10 @@ def draw(
             found = seeds[0]
             for k, (name, logs) in enumerate(found["logs"].items()):
                 right.plot(found["depths"], logs, marker="o", color=COLOURS[2 + k], linestyle=DASHES[k], label=name)
-            right.set_title(f"number of paths, width {found['width']} (images of 32×32)", fontsize=10)
+            right.set_title(
+                f"number of paths, width {found['width']} (images of {found.get('side', 32)}×{found.get('side', 32)})",
+                fontsize=10,
+            )
             right.axhline(np.log10(LIMIT), color=COLOURS[0], linestyle=":", linewidth=1.2, label="limit of enumeration")
             right.legend()
     right.set(xlabel="layers", ylabel="log10 of the number of paths")
