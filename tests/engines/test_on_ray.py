@@ -15,6 +15,7 @@ from engine_jobs import jobs, tries_of
 from excite.engines import find_engine
 from excite.errors import InputError
 
+pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'excite[ray]'")
 
 

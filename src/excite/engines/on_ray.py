@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import socket
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -160,12 +161,24 @@ def _import() -> Any:
     return ray
 
 
+def _check_reached(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except OSError as error:
+            raise InputError(f"no Ray cluster at {address}: {error.strerror or error}") from error
+
+
 @contextlib.contextmanager
 def _connected(ray: Any, address: str | None, workers: int) -> Iterator[None]:
     """Connected to the cluster; one that was started here ends with it. A connection of the caller's is used as it is."""
     if ray.is_initialized():
         yield
         return
+    if address is not None:
+        _check_reached(address)
     quiet = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
     try:
         if address is None:
