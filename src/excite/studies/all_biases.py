@@ -63,7 +63,7 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report:
     found = []
     for i in range(len(parts)):
         loss, test = trained.loss[i].numpy(), trained.test_loss[i].numpy()  # type: ignore[index]
-        epochs = np.array(trained.trajectories[0].counts) / settings["points"]
+        epochs = trained.trajectories[0].counts.numpy() / settings["points"]
         lengths = [one.length[i].numpy() / epochs for one in trained.trajectories]
         values = {"loss": float(loss[-1]), "test": float(test[-1])}
         values |= {f"length_{k}": float(length[-1]) for k, length in enumerate(lengths, 1)}
