@@ -16,7 +16,7 @@ from scipy import stats
 
 from excite.fit import build, ensemble
 from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
-from excite.studies.frequency import points, thinned
+from excite.studies.frequency import FIT, points, thinned
 from excite.studies.numbers import Numbers
 from excite.studies.study import Arm, Claim, Study
 from excite.studies.trajectory_figures import all_layers
@@ -69,7 +69,8 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report:
         values |= {f"length_{k}": float(length[-1]) for k, length in enumerate(lengths, 1)}
         curves = {"epochs": epochs.cumsum(), "loss": loss, "test": test}
         curves |= {f"length_{k}": length for k, length in enumerate(lengths, 1)}
-        found.append(Outcome(values, {name: thinned(curve) for name, curve in curves.items()}))
+        flags = () if loss[-1] < FIT else (f"training loss {loss[-1]:.2g} at the end, above {FIT}",)
+        found.append(Outcome(values, {name: thinned(curve) for name, curve in curves.items()}, flags))
     return found
 
 
@@ -115,7 +116,7 @@ STUDY = Study(
     "all-biases",
     "The trajectories of the biases of all layers",
     "figure 10 of What Training Reveals about Neural Network Complexity",
-    "the task of `frequency`; networks 10-10-32-32-32-1, all weights trained",
+    "The task of `frequency`; networks 10-10-32-32-32-1, all weights trained",
     Computed(
         Jointly(compute),
         {
@@ -127,7 +128,7 @@ STUDY = Study(
         "A colour a frequency; lines are means over repeats, bands reach from the lowest to the highest. The length of an epoch is\n"
         "the sum of its 100 normalized updates of that layer's bias.",
         "Means over repeats, and the range. Training loss and lengths are means of the last ten epochs. *Bias l*: normalized length of an\n"
-        "epoch.",
+        f"epoch. *Trusted*: networks whose training loss went below {FIT}.",
         ("SGD, learning rate 0.001, batch size 1, half squared error, float32; all weights and biases are trained.",),
     ),
     SCALES,

@@ -132,7 +132,7 @@ STUDY = Study(
     "batch-size",
     "Batch size and the trajectory of the first bias",
     "figure 9 of What Training Reveals about Neural Network Complexity",
-    "the task of `frequency` at ω = 0.25 and 0.75; networks 10-10-32-32-32-1",
+    "The task of `frequency` at ω = 0.25 and 0.75; networks 10-10-32-32-32-1",
     Computed(
         Jointly(compute),
         {
@@ -144,7 +144,7 @@ STUDY = Study(
         batch_sizes,
         "A colour a frequency, a dash a batch size; lines are means over repeats, bands reach from the lowest to the highest. The\n"
         "normalized update is the mean over samples of ‖dL/dz‖ / |dL/df|, which with the identity as first weight is the Lipschitz\n"
-        "constant of the network at the sample.",
+        "constant of the network at the sample. Where dashes do not show, the curves of the batch sizes coincide.",
         "Means over repeats, and the range. *Training loss*, *normalized update* and *test loss* are means over the last twentieth\n"
         "of the steps.",
         (

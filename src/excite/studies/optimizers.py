@@ -41,7 +41,7 @@ _SOURCE = "What training reveals, section 7 (asked there)"
 _POINTS = 100
 
 SCALES = {
-    "quick": StepsScale(name="quick", seeds=5, steps=10_000, words="1,000 epochs, 5 repeats"),
+    "quick": StepsScale(name="quick", seeds=5, steps=5_000, words="500 epochs, 5 repeats"),
     "paper": StepsScale(name="paper", seeds=10, steps=30_000, words="3,000 epochs as in `frequency`, 10 repeats"),
 }
 
@@ -179,7 +179,7 @@ STUDY = Study(
     "optimizers",
     "Trajectories under other optimizers and normalizations",
     "no figure: questions asked in the conclusion of What Training Reveals about Neural Network Complexity",
-    "the task of `frequency`; networks 10-10-32-32-32-1, batches of ten",
+    "The task of `frequency`; networks 10-10-32-32-32-1, batches of ten",
     Computed(
         Jointly(compute),
         {
