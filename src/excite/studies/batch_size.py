@@ -28,7 +28,12 @@ _FIGURE = "What training reveals, figure 9"
 _POINTS, _WINDOWS = 100, 200
 
 SCALES = {
-    "quick": StepsScale(name="quick", seeds=3, steps=60_000, words="60,000 steps, 3 repeats"),
+    "quick": StepsScale(
+        name="quick",
+        seeds=3,
+        steps=60_000,
+        words="60,000 steps, 3 repeats; too few for the higher frequency to be fitted",
+    ),
     "paper": StepsScale(
         name="paper", seeds=10, steps=300_000, words="300,000 steps, as many as `frequency`, 10 repeats"
     ),

@@ -17,7 +17,7 @@ from scipy import stats
 
 from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
 from excite.studies.figures import COLOURS
-from excite.studies.frequency import points, thinned
+from excite.studies.frequency import FIT, points, thinned
 from excite.studies.numbers import Numbers
 from excite.studies.stacked_networks import Stacked, Trajectories, log_ratio, optimizer_of, train
 from excite.studies.study import Arm, Claim, Study
@@ -105,7 +105,8 @@ def outcome(curves: Mapping[str, np.ndarray[Any, Any]], steps: int) -> Outcome:
     }
     detail: dict[str, Any] = {"steps": thinned(np.linspace(0, steps, count + 1)[1:])}
     detail |= {name: [thinned(curve) for curve in curves[name]] for name in ("bias", "weights", "slope", "loss")}
-    return Outcome(values, detail)
+    flags = () if values["loss"] < FIT else (f"training loss {values['loss']:.2g} at the highest, above {FIT}",)
+    return Outcome(values, detail, flags)
 
 
 def _rank(a: Sequence[float] | np.ndarray[Any, Any], b: Sequence[float] | np.ndarray[Any, Any]) -> float:
@@ -142,7 +143,7 @@ def draw(
     from matplotlib.figure import Figure
 
     colours = (COLOURS[2], COLOURS[6], COLOURS[5], COLOURS[1])  # cold to warm
-    figure = Figure(figsize=(2.6 * len(details) + 1, 6), layout="constrained")
+    figure = Figure(figsize=(2.05 * len(details) + 1, 5), layout="constrained")
     axes = figure.subplots(2, len(details), squeeze=False, sharex=True)
     for column, (way, repeats) in enumerate(details.items()):
         at = np.array(repeats[0]["steps"]) / 1000
@@ -197,7 +198,8 @@ STUDY = Study(
         "at the training points in evaluation mode, which the update of the bias should show. *All weights*: √Σ‖dL/dW‖² / |dL/df| of\n"
         "a sample, over the layers after the first.",
         "Means over repeats, and the range, over the last twentieth of the steps. *Order*: rank correlation with the frequency over\n"
-        "the four functions, 1 if they are in order. *Agree*: rank correlation of the two. *Bias and test loss*: rank correlation.",
+        "the four functions, 1 if they are in order. *Agree*: rank correlation of the two. *Bias and test loss*: rank correlation.\n"
+        f"*Trusted*: repeats in which all four functions were fitted to a training loss below {FIT}.",
         (
             "Learning rates: SGD 0.01, momentum 0.9 with 0.001, Adam and AdamW (decay 0.01) 0.001; half squared error, float32.",
             "Normalizations stand before the ReLU of the three hidden layers of 32, with trained scale and shift.",
