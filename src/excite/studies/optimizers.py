@@ -143,7 +143,7 @@ def draw(
     from matplotlib.figure import Figure
 
     colours = (COLOURS[2], COLOURS[6], COLOURS[5], COLOURS[1])  # cold to warm
-    figure = Figure(figsize=(2.05 * len(details) + 1, 5), layout="constrained")
+    figure = Figure(figsize=(1.75 * len(details) + 0.7, 4.8), layout="constrained")
     axes = figure.subplots(2, len(details), squeeze=False, sharex=True)
     for column, (way, repeats) in enumerate(details.items()):
         at = np.array(repeats[0]["steps"]) / 1000
@@ -158,14 +158,16 @@ def draw(
             axes[0, column].plot(
                 at, slope, color="black", linewidth=0.8, linestyle=":", label="exact slope" if k == 0 else None
             )
-        axes[0, column].set_title(way.replace(", ", ",\n"), fontsize=10)
+        axes[0, column].set_title(way.replace(", ", ",\n"), fontsize=9)
         axes[1, column].set_xlabel("step, thousands")
         for axis in axes[:, column]:
             axis.grid(alpha=0.3)
             axis.set_yscale("log")
-    axes[0, 0].set_ylabel("normalized update of the first bias")
-    axes[1, 0].set_ylabel("normalized update of all weights")
-    axes[0, 0].legend(fontsize=8)
+    axes[0, 0].set_ylabel("normalized update\nof the first bias")
+    axes[1, 0].set_ylabel("normalized update\nof all weights")
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9, frameon=False
+    )
     count = max(len(one) for one in details.values())
     figure.suptitle(f"{study.title}\nlines: means over {count} repeats, bands: lowest to highest", fontsize=12)
     return {
