@@ -381,3 +381,21 @@ def test_an_exception_in_the_forward_pass_leaves_no_mode_behind():
         assert torch.overrides._len_torch_function_stack() == 0
         t.step(x, torch.zeros(4, 1, dtype=torch.float64))
     assert torch.overrides._len_torch_function_stack() == 0
+
+
+def test_the_search_of_an_excitation_is_no_training_pass():
+    model, x = build("mlp")
+    pe = excite.PersistentExcitation(model, radius=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with excite.watch(model, example=x, probes=[probe := Trajectory(Every(1), sandwich=1)], strict=True) as watch:
+        found = []
+        measure = probe.measure
+        probe.measure = lambda now: found.append(values := measure(now)) or values
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = pe.loss(x, torch.tensor([0, 1, 1, 0]))
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
+    assert [values["samples/0"] for values in found] == [8, 8]  # the doubled batch of the loss
+    assert all(float(values["violations/0"]) == 0 for values in found)

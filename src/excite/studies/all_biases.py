@@ -16,7 +16,7 @@ from scipy import stats
 
 from excite.fit import build, ensemble
 from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
-from excite.studies.frequency import points, thinned
+from excite.studies.frequency import FIT, points, thinned
 from excite.studies.numbers import Numbers
 from excite.studies.study import Arm, Claim, Study
 from excite.studies.trajectory_figures import all_layers
@@ -25,7 +25,7 @@ from excite.training import find_device
 FREQUENCIES = (0.25, 0.5, 0.75, 1.0)
 ARMS = tuple(f"ω = {omega:g}" for omega in FREQUENCIES)
 LAYERS = 5
-LAST = 10  # epochs at the end
+LAST = 10  # epochs at the end, and of every window
 _FIGURE = "What training reveals, figure 10"
 _POINTS = 100
 
@@ -56,19 +56,21 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report:
         lr=settings["lr"],
         seeds=[seed for _, seed in parts],
         test=(x_test, y_test),
+        window=min(LAST, settings["epochs"]) * settings["points"],
         layers="all",
         progress=lambda _, done, total: report(done / total),
     )
     found = []
     for i in range(len(parts)):
         loss, test = trained.loss[i].numpy(), trained.test_loss[i].numpy()  # type: ignore[index]
-        last = min(LAST, len(loss))
-        lengths = [one.length[i].numpy() for one in trained.trajectories]
-        values = {"loss": float(loss[-last:].mean()), "test": float(test[-last:].mean())}
-        values |= {f"length_{k}": float(length[-last:].mean()) for k, length in enumerate(lengths, 1)}
-        curves = {"epochs": np.arange(1.0, len(loss) + 1), "loss": loss, "test": test}
+        epochs = trained.trajectories[0].counts.numpy() / settings["points"]
+        lengths = [one.length[i].numpy() / epochs for one in trained.trajectories]
+        values = {"loss": float(loss[-1]), "test": float(test[-1])}
+        values |= {f"length_{k}": float(length[-1]) for k, length in enumerate(lengths, 1)}
+        curves = {"epochs": epochs.cumsum(), "loss": loss, "test": test}
         curves |= {f"length_{k}": length for k, length in enumerate(lengths, 1)}
-        found.append(Outcome(values, {name: thinned(curve) for name, curve in curves.items()}))
+        flags = () if loss[-1] < FIT else (f"training loss {loss[-1]:.2g} at the end, above {FIT}",)
+        found.append(Outcome(values, {name: thinned(curve) for name, curve in curves.items()}, flags))
     return found
 
 
@@ -114,7 +116,7 @@ STUDY = Study(
     "all-biases",
     "The trajectories of the biases of all layers",
     "figure 10 of What Training Reveals about Neural Network Complexity",
-    "the task of `frequency`; networks 10-10-32-32-32-1, all weights trained",
+    "The task of `frequency`; networks 10-10-32-32-32-1, all weights trained",
     Computed(
         Jointly(compute),
         {
@@ -125,7 +127,8 @@ STUDY = Study(
         all_layers,
         "A colour a frequency; lines are means over repeats, bands reach from the lowest to the highest. The length of an epoch is\n"
         "the sum of its 100 normalized updates of that layer's bias.",
-        "Means over repeats, and the range; everything is a mean of the last ten epochs. *Bias l*: normalized length of an epoch.",
+        "Means over repeats, and the range. Training loss and lengths are means of the last ten epochs. *Bias l*: normalized length of an\n"
+        f"epoch. *Trusted*: networks whose training loss went below {FIT}.",
         ("SGD, learning rate 0.001, batch size 1, half squared error, float32; all weights and biases are trained.",),
     ),
     SCALES,

@@ -28,7 +28,12 @@ _FIGURE = "What training reveals, figure 9"
 _POINTS, _WINDOWS = 100, 200
 
 SCALES = {
-    "quick": StepsScale(name="quick", seeds=3, steps=60_000, words="60,000 steps, 3 repeats"),
+    "quick": StepsScale(
+        name="quick",
+        seeds=3,
+        steps=60_000,
+        words="60,000 steps, 3 repeats; too few for the higher frequency to be fitted",
+    ),
     "paper": StepsScale(
         name="paper", seeds=10, steps=300_000, words="300,000 steps, as many as `frequency`, 10 repeats"
     ),
@@ -132,7 +137,7 @@ STUDY = Study(
     "batch-size",
     "Batch size and the trajectory of the first bias",
     "figure 9 of What Training Reveals about Neural Network Complexity",
-    "the task of `frequency` at ω = 0.25 and 0.75; networks 10-10-32-32-32-1",
+    "The task of `frequency` at ω = 0.25 and 0.75; networks 10-10-32-32-32-1",
     Computed(
         Jointly(compute),
         {
@@ -144,7 +149,7 @@ STUDY = Study(
         batch_sizes,
         "A colour a frequency, a dash a batch size; lines are means over repeats, bands reach from the lowest to the highest. The\n"
         "normalized update is the mean over samples of ‖dL/dz‖ / |dL/df|, which with the identity as first weight is the Lipschitz\n"
-        "constant of the network at the sample.",
+        "constant of the network at the sample. Where dashes do not show, the curves of the batch sizes coincide.",
         "Means over repeats, and the range. *Training loss*, *normalized update* and *test loss* are means over the last twentieth\n"
         "of the steps.",
         (

@@ -17,7 +17,7 @@ from scipy import stats
 
 from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
 from excite.studies.figures import COLOURS
-from excite.studies.frequency import points, thinned
+from excite.studies.frequency import FIT, points, thinned
 from excite.studies.numbers import Numbers
 from excite.studies.stacked_networks import Stacked, Trajectories, log_ratio, optimizer_of, train
 from excite.studies.study import Arm, Claim, Study
@@ -41,7 +41,7 @@ _SOURCE = "What training reveals, section 7 (asked there)"
 _POINTS = 100
 
 SCALES = {
-    "quick": StepsScale(name="quick", seeds=5, steps=10_000, words="1,000 epochs, 5 repeats"),
+    "quick": StepsScale(name="quick", seeds=5, steps=5_000, words="500 epochs, 5 repeats"),
     "paper": StepsScale(name="paper", seeds=10, steps=30_000, words="3,000 epochs as in `frequency`, 10 repeats"),
 }
 
@@ -105,7 +105,8 @@ def outcome(curves: Mapping[str, np.ndarray[Any, Any]], steps: int) -> Outcome:
     }
     detail: dict[str, Any] = {"steps": thinned(np.linspace(0, steps, count + 1)[1:])}
     detail |= {name: [thinned(curve) for curve in curves[name]] for name in ("bias", "weights", "slope", "loss")}
-    return Outcome(values, detail)
+    flags = () if values["loss"] < FIT else (f"training loss {values['loss']:.2g} at the highest, above {FIT}",)
+    return Outcome(values, detail, flags)
 
 
 def _rank(a: Sequence[float] | np.ndarray[Any, Any], b: Sequence[float] | np.ndarray[Any, Any]) -> float:
@@ -142,7 +143,7 @@ def draw(
     from matplotlib.figure import Figure
 
     colours = (COLOURS[2], COLOURS[6], COLOURS[5], COLOURS[1])  # cold to warm
-    figure = Figure(figsize=(2.6 * len(details) + 1, 6), layout="constrained")
+    figure = Figure(figsize=(1.75 * len(details) + 0.7, 4.8), layout="constrained")
     axes = figure.subplots(2, len(details), squeeze=False, sharex=True)
     for column, (way, repeats) in enumerate(details.items()):
         at = np.array(repeats[0]["steps"]) / 1000
@@ -157,14 +158,16 @@ def draw(
             axes[0, column].plot(
                 at, slope, color="black", linewidth=0.8, linestyle=":", label="exact slope" if k == 0 else None
             )
-        axes[0, column].set_title(way.replace(", ", ",\n"), fontsize=10)
+        axes[0, column].set_title(way.replace(", ", ",\n"), fontsize=9)
         axes[1, column].set_xlabel("step, thousands")
         for axis in axes[:, column]:
             axis.grid(alpha=0.3)
             axis.set_yscale("log")
-    axes[0, 0].set_ylabel("normalized update of the first bias")
-    axes[1, 0].set_ylabel("normalized update of all weights")
-    axes[0, 0].legend(fontsize=8)
+    axes[0, 0].set_ylabel("normalized update\nof the first bias")
+    axes[1, 0].set_ylabel("normalized update\nof all weights")
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9, frameon=False
+    )
     count = max(len(one) for one in details.values())
     figure.suptitle(f"{study.title}\nlines: means over {count} repeats, bands: lowest to highest", fontsize=12)
     return {
@@ -179,7 +182,7 @@ STUDY = Study(
     "optimizers",
     "Trajectories under other optimizers and normalizations",
     "no figure: questions asked in the conclusion of What Training Reveals about Neural Network Complexity",
-    "the task of `frequency`; networks 10-10-32-32-32-1, batches of ten",
+    "The task of `frequency`; networks 10-10-32-32-32-1, batches of ten",
     Computed(
         Jointly(compute),
         {
@@ -197,7 +200,8 @@ STUDY = Study(
         "at the training points in evaluation mode, which the update of the bias should show. *All weights*: √Σ‖dL/dW‖² / |dL/df| of\n"
         "a sample, over the layers after the first.",
         "Means over repeats, and the range, over the last twentieth of the steps. *Order*: rank correlation with the frequency over\n"
-        "the four functions, 1 if they are in order. *Agree*: rank correlation of the two. *Bias and test loss*: rank correlation.",
+        "the four functions, 1 if they are in order. *Agree*: rank correlation of the two. *Bias and test loss*: rank correlation.\n"
+        f"*Trusted*: repeats in which all four functions were fitted to a training loss below {FIT}.",
         (
             "Learning rates: SGD 0.01, momentum 0.9 with 0.001, Adam and AdamW (decay 0.01) 0.001; half squared error, float32.",
             "Normalizations stand before the ReLU of the three hidden layers of 32, with trained scale and shift.",
