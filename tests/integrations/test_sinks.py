@@ -75,7 +75,10 @@ def test_mlflow_holds_what_the_run_holds(tmp_path, monkeypatch):
     history = client.get_metric_history(theirs.info.run_id, "excite/loss/step")
     steps, values = run.series("loss/step")
     assert [(one.step, one.value) for one in history] == list(zip(steps.tolist(), values.tolist()))
-    assert client.get_run(theirs.info.run_id).data.metrics.keys() >= {"excite/distance/absolute", "excite/distance/absolute.2"}
+    assert client.get_run(theirs.info.run_id).data.metrics.keys() >= {
+        "excite/distance/absolute",
+        "excite/distance/absolute.2",
+    }
     # Without an open run there is a new one, which is closed at the end.
     train(tmp_path / "second", ["mlflow"], steps=1)
     assert mlflow.active_run() is None
