@@ -82,10 +82,10 @@ def test_alerts_in_a_watch_log_call_and_raise(tmp_path, caplog):
     with (
         caplog.at_level(logging.WARNING, logger="excite"),
         pytest.raises(AlertRaised, match="loss/step is nan") as error,
+        excite.watch(model, run=tmp_path / "run", probes=[Loss(), Given([50, 50, 5])], alerts=rules) as watch,
     ):
-        with excite.watch(model, run=tmp_path / "run", probes=[Loss(), Given([50, 50, 5])], alerts=rules) as watch:
-            for step in range(70):
-                watch.step(6.0 if step == 3 else math.nan if step == 30 else 1.0)
+        for step in range(70):
+            watch.step(6.0 if step == 3 else math.nan if step == 30 else 1.0)
     assert error.value.alert.step == 31
     assert [alert.step for alert in called] == [4]
     assert "step 4: rank/effective/fc fell from 50 to 5" in caplog.messages
@@ -100,13 +100,15 @@ def test_the_defaults_do_not_cry_wolf(kind, tmp_path, caplog):
     model, x = build(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     y = torch.linspace(0, 1, len(x), dtype=x.dtype)
-    with caplog.at_level(logging.WARNING, logger="excite"):
-        with excite.watch(model, x, tmp_path / "run", optimizer, every={"trajectory": 5, "rank": 5}) as watch:
-            for _ in range(200):
-                optimizer.zero_grad()
-                loss = (model(x).reshape(-1) - y).square().mean()
-                loss.backward()
-                optimizer.step()
-                watch.step(loss)
+    with (
+        caplog.at_level(logging.WARNING, logger="excite"),
+        excite.watch(model, x, tmp_path / "run", optimizer, every={"trajectory": 5, "rank": 5}) as watch,
+    ):
+        for _ in range(200):
+            optimizer.zero_grad()
+            loss = (model(x).reshape(-1) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
     assert not [one for one in caplog.records if one.name == "excite"]
     assert len(default_alerts()) == 4

@@ -37,9 +37,7 @@ def test_the_share_is_kept(share, step_time, relative):
 
 def test_a_slow_first_step_does_not_buy_measurements_in_a_row():
     measured, _, _ = simulate(Budget(0.05), lambda step: 10.0 if step == 1 else 0.01, lambda _: 0.01, 2000)
-    gaps = [b - a for a, b in zip(measured[1:], measured[2:])]
-    assert len(measured) < 300
-    assert gaps[0] >= 1
+    assert len(measured) < 150, "ten seconds and twenty more pay for 150 measurements, but one by one"
 
 
 def test_however_expensive_there_is_a_minimum():
