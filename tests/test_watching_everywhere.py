@@ -272,7 +272,9 @@ def test_two_processes_have_the_numbers_of_one_on_the_whole_batch(plain, two, ho
     found = {name: run.series(name)[1].tolist() for name in run.names()}
     more = ("trajectory/max/first", "trajectory/length/first", "trajectory/total/first", "trajectory/samples/first")
     equal(found, plain, (*NAMES, *more))
-    assert set(found) == set(plain)
+    # FSDP trains a shard of the bias: its path as a whole is not seen.
+    missing = {f"trajectory/{key}/first" for key in ("raw", "variance", "distance")} if how == "fsdp" else set()
+    assert set(found) == set(plain) - missing
 
 
 def test_processes_agree_on_when_to_measure_and_on_what_is_switched_off(two):
