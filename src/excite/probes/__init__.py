@@ -81,8 +81,8 @@ def default_probes(output: Pick = None) -> list[Probe]:
         Loss(),
         Trajectory(often, output=output),
         Distance(often),
-        Rank(often),
+        Rank(often, most_rows=256),
         Conservation(often, output=output),
-        Alignment(often, output=output),
+        Alignment(often, exact=32, output=output),
         Signs(often),
     ]
