@@ -27,6 +27,7 @@ class Following:
         self.folder, self.options = None if run is None else Path(run), options
         self.watch: Watch | None = None
         self._state: dict[str, Any] | None = None  # of a checkpoint, until the watch starts
+        self._final: dict[str, Any] = {}  # where the last training ended
         self._run: Run | None = None
         self._losses: list[Tensor] = []
 
@@ -67,15 +68,21 @@ class Following:
         if following is not None:
             kind = None if error is None else type(error)
             try:
-                following.__exit__(kind, error, None if error is None else error.__traceback__)
+                self._final = following.state_dict()
             finally:
-                if run is not None:
-                    run.__exit__(kind, error, None)
+                self._finish(following, run, kind, error)
+
+    def _finish(self, following: Watch, run: Run | None, kind: Any, error: BaseException | None) -> None:
+        try:
+            following.__exit__(kind, error, None if error is None else error.__traceback__)
+        finally:
+            if run is not None:
+                run.__exit__(kind, error, None)
 
     def state_dict(self) -> dict[str, Any]:
         if self.watch is not None:
             return self.watch.state_dict()
-        return self._state or {}
+        return self._state or self._final
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._state = dict(state) or None

@@ -72,13 +72,17 @@ __all__ = [
 
 
 def default_probes(output: Pick = None) -> list[Probe]:
-    """What `excite.watch` measures; `output` says which part is the output of a model that returns several."""
+    """What `excite.watch` measures, every 50 steps, and the loss at every step.
+
+    `output` says which part is the output of a model that returns several.
+    """
+    often = Every(50)
     return [
         Loss(),
-        Trajectory(output=output),
-        Distance(),
-        Rank(),
-        Conservation(output=output),
-        Alignment(output=output),
-        Signs(),
+        Trajectory(often, output=output),
+        Distance(often),
+        Rank(often, most_rows=256),
+        Conservation(often, output=output),
+        Alignment(often, exact=32, output=output),
+        Signs(often),
     ]

@@ -90,6 +90,7 @@ class Trajectory(Probe):
         if self.link == "sigmoid" and "vector" in self._static:
             raise InputError("link='sigmoid' needs a model with one output")
         self._link_found: bool | None = None
+        self._estimated = False
         device = self._sites.first.call.weight.device
         self._sums = {site.name: Sums(device) for site in self._sites.chosen}
         self._operators = {site.name: Operator(site) for site in self._sites.chosen}
@@ -236,7 +237,9 @@ class Trajectory(Probe):
         if self._hooks is None:
             return self._kept
         sums = {name: one.state_dict() for name, one in self._sums.items()}
-        return {"passes": self._passes, "sums": sums, "paths": {k: p.state_dict() for k, p in self._paths.items()}}
+        paths = {k: p.state_dict() for k, p in self._paths.items()}
+        looks = {"found": self._sandwiches, "estimated": self._estimated}  # taken, but not measured yet
+        return {"passes": self._passes, "sums": sums, "paths": paths, "sandwiches": looks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._hooks is None:
@@ -248,3 +251,6 @@ class Trajectory(Probe):
             self._sums[name].load_state_dict(sums)
         for name, path in state["paths"].items():
             self._paths[name].load_state_dict(path)
+        looks = state.get("sandwiches", {"found": {}, "estimated": False})
+        self._sandwiches = {name: dict(found) for name, found in looks["found"].items()}
+        self._estimated = bool(looks["estimated"])

@@ -92,7 +92,11 @@ class Run:
         try:
             lock = _build(building, dict(config), target)
             with writing(target):
-                os.rename(building, target)
+                try:
+                    os.rename(building, target)
+                except OSError:
+                    _refuse_existing(target)  # another process was faster
+                    raise
         except BaseException:
             if lock is not None:
                 lock.release()

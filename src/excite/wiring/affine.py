@@ -96,7 +96,7 @@ class Names:
         self._modules = {id(module): clean_path(path) for path, module in model.named_modules()}
         for path, parameter in model.named_parameters():
             self._by_id[id(parameter)] = clean_path(path)
-            if parameter.numel():
+            if parameter.numel() and not hasattr(parameter, "full_tensor"):  # a DTensor has no storage of its own
                 self._by_storage.setdefault(parameter.untyped_storage().data_ptr(), clean_path(path))
 
     def parameter(self, tensor: Any) -> str | None:

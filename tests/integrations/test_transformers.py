@@ -1,0 +1,110 @@
+"""The Transformers callback and Trainer in real trainings on a tiny BERT."""
+
+import warnings
+
+import pytest
+import torch
+
+import excite
+from excite import InputError
+
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+transformers = pytest.importorskip("transformers")
+
+from excite.integrations.transformers import ExciteCallback, ExcitedTrainer  # noqa: E402
+from models import state_of  # noqa: E402
+
+
+def network():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, num_labels=2,
+        max_position_embeddings=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config)
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 20, (16, 6), generator=generator)
+    ones = torch.ones_like(ids)
+    return [{"input_ids": i, "attention_mask": o, "labels": int(i[0] > 9)} for i, o in zip(ids, ones)]
+
+
+def arguments(tmp_path, **options):
+    options = {"report_to": "none", "logging_steps": 1, **options}
+    return transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"), num_train_epochs=2, per_device_train_batch_size=4, use_cpu=True, save_strategy="no",
+        disable_tqdm=True, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant", max_grad_norm=0.0, **options,
+    )  # fmt: skip
+
+
+class Weights(transformers.TrainerCallback):
+    """Keeps the weights after every step: checkpoints to compute from by hand."""
+
+    def __init__(self):
+        self.kept = []
+
+    def on_train_begin(self, args, state, control, model=None, **given):
+        self.kept.append([p.detach().clone() for p in model.parameters()])
+
+    on_step_end = on_train_begin
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_numbers_are_those_of_the_saved_weights_and_of_the_trainers_log(tmp_path, parts):
+    model, weights = network(), Weights()
+    before = state_of(model)["hooks"]
+    callback = ExciteCallback(tmp_path / "run", every={"distance": 1}, alerts=[])
+    trainer = transformers.Trainer(
+        model,
+        arguments(tmp_path, gradient_accumulation_steps=parts),
+        train_dataset=data(),
+        callbacks=[weights, callback],
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    run = excite.load_run(tmp_path / "run")
+    assert run.status == "done"
+    logged = [one["loss"] for one in trainer.state.log_history if "loss" in one]
+    assert run.series("loss/step")[1].tolist() == pytest.approx(logged, abs=1e-4)  # Trainer rounds its log
+    assert len(logged) == 8 // parts
+    start = weights.kept[0]
+    moved = [sum((a - b).square().sum() for a, b in zip(now, start)).sqrt().item() for now in weights.kept]
+    assert run.series("distance/absolute")[1].tolist() == pytest.approx(moved, rel=1e-5)
+    assert any(name.startswith("rank/effective/") for name in run.names())
+    assert state_of(model)["hooks"] == before
+
+
+def test_the_trainer_excites(tmp_path):
+    model = network()
+    settings = {"radius": 0.05, "classes": 2}
+    trainer = ExcitedTrainer(model, arguments(tmp_path, seed=3), train_dataset=data(), excitation=settings)
+    trainer.train()
+    ours = network()
+    pe = excite.PersistentExcitation(ours, output="logits", **settings)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    twin = transformers.Trainer(network(), arguments(tmp_path, seed=3), train_dataset=data())
+    transformers.set_seed(3)
+    ours.train()
+    batches = [batch for epoch in range(2) for batch in _epoch(twin, epoch)]
+    for batch in batches:
+        optimizer.zero_grad()
+        inputs = {k: v for k, v in batch.items() if k != "labels"}
+        pe.loss(inputs, batch["labels"]).backward()
+        optimizer.step()
+    logged = [one["loss"] for one in trainer.state.log_history if "loss" in one]
+    assert len(logged) == len(batches) == 8
+    for theirs, mine in zip(model.parameters(), ours.parameters()):
+        assert torch.allclose(theirs, mine, atol=1e-6)
+    with pytest.raises(InputError, match="expected excitation="):
+        ExcitedTrainer(model, arguments(tmp_path), train_dataset=data(), excitation={})
+
+
+def _epoch(trainer, epoch):
+    """The batches that Trainer draws in an epoch."""
+    loader = trainer.get_train_dataloader()
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch)
+    return list(loader)

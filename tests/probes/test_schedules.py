@@ -1,0 +1,56 @@
+"""Budget: how often a share of the training time pays for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from excite import InputError
+from excite.probes import Budget, Every, PowersOfTwo
+from excite.probes.schedules import as_schedule
+
+
+def simulate(budget, step_time, cost, steps):
+    """Steps measured, and the seconds that training and measuring took; costs are functions of the step."""
+    measured, spent, trained = [], 0.0, 0.0
+    for step in range(steps + 1):
+        trained += step_time(step) if step else 0.0
+        if budget.due(step):
+            measured.append(step)
+            now = cost(step)
+            spent += now
+            budget.next = budget.plan(step, step, now, spent, trained)
+    return measured, spent, trained
+
+
+@given(
+    share=st.floats(0.005, 0.3), step_time=st.floats(1e-4, 1.0), relative=st.floats(0.001, 20.0),
+)  # fmt: skip
+def test_the_share_is_kept(share, step_time, relative):
+    cost = relative * step_time
+    measured, spent, trained = simulate(Budget(share, most=10**6), lambda _: step_time, lambda _: cost, 5000)
+    assert measured[:2] == [0, 1]
+    # One measurement may be too much at the start: the one before training and the one that tells what a step takes.
+    assert spent <= share * trained + 2 * cost + 1e-9
+    # And it is used: no fewer measurements than the share pays for, but for the rounding up of each wait.
+    assert len(measured) >= min(5000, share * trained / cost) * share * step_time / (cost + share * step_time) * 0.5 - 3
+
+
+def test_a_slow_first_step_does_not_buy_measurements_in_a_row():
+    measured, _, _ = simulate(Budget(0.05), lambda step: 10.0 if step == 1 else 0.01, lambda _: 0.01, 2000)
+    assert len(measured) < 150, "ten seconds and twenty more pay for 150 measurements, but one by one"
+
+
+def test_however_expensive_there_is_a_minimum():
+    measured, _, _ = simulate(Budget(0.01, most=100), lambda _: 0.001, lambda _: 60.0, 1000)
+    assert measured == [0, *range(1, 1001, 100)]
+
+
+def test_schedules_are_checked():
+    for share in (0, 1, -0.1, "3%", True):
+        with pytest.raises(InputError, match="expected a share of the training time"):
+            Budget(share)
+    assert as_schedule(5) == Every(5)
+    assert as_schedule(PowersOfTwo()) == PowersOfTwo()
+    for wrong in ("often", True, Budget, 2.5):
+        with pytest.raises(InputError, match="every: expected a number of steps or a schedule"):
+            as_schedule(wrong)
