@@ -19,6 +19,7 @@ from excite.wiring.groups import Group, Site
 Rows = Callable[[Tensor], Tensor]
 Columns = Mapping[str, Sequence[Tensor]]
 Derive = Callable[[dict[str, Tensor], Tensor], None]
+_WIDE = {torch.float32, torch.float64}
 _BLOCK = 1 << 16  # small parameters are handled together up to so many entries, larger ones alone
 
 
@@ -110,8 +111,10 @@ class LawSums:
     def _flat(self, name: str, block: _Block, tensors: Sequence[Tensor]) -> Tensor:
         """The entries of a block's parameters as one vector, half precision widened."""
         parts = [tensors[i].reshape(-1) for i in block.members]
-        if parts[0].dtype in (torch.float16, torch.bfloat16):
-            parts = [part.float() for part in parts]
+        dtypes = {part.dtype for part in parts}
+        if len(dtypes) > 1 or not dtypes <= _WIDE:
+            wide = torch.float64 if torch.float64 in dtypes else torch.float32
+            parts = [part.to(wide) for part in parts]
         if any(part.device != self._device for part in parts):
             parts = [part.to(self._device) for part in parts]
         if len(parts) == 1:
