@@ -20,7 +20,10 @@ Rows = Callable[[Tensor], Tensor]
 Columns = Mapping[str, Sequence[Tensor]]
 Derive = Callable[[dict[str, Tensor], Tensor], None]
 _WIDE = {torch.float32, torch.float64}
-_BLOCK = 1 << 16  # small parameters are handled together up to so many entries, larger ones alone
+# Small parameters are handled together up to so many entries, larger ones alone: on a CPU what fits its cache, elsewhere
+# what keeps the number of kernels low.
+_BLOCK = {"cpu": 1 << 16}
+_LARGE_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,11 @@ class LawSums:
                     _aim(site, law.start, sign, *mine.setdefault((site.slot, site.side), empty))
         self.paths = list(targets)
         self._blocks: list[_Block] = []
-        filled = _BLOCK
+        most = _BLOCK.get(device.type, _LARGE_BLOCK)
+        filled = most
         for number, path in enumerate(self.paths):
             size = math.prod(shapes[path])
-            if filled + size > _BLOCK:
+            if filled + size > most:
                 self._blocks.append(_Block([], []))
                 filled = 0
             self._blocks[-1].size = filled + size
