@@ -19,7 +19,11 @@ from excite.wiring.groups import Group, Site
 Rows = Callable[[Tensor], Tensor]
 Columns = Mapping[str, Sequence[Tensor]]
 Derive = Callable[[dict[str, Tensor], Tensor], None]
-_BLOCK = 1 << 16  # small parameters are handled together up to so many entries, larger ones alone
+_WIDE = {torch.float32, torch.float64}
+# Small parameters are handled together up to so many entries, larger ones alone: on a CPU what fits its cache, elsewhere
+# what keeps the number of kernels low.
+_BLOCK = {"cpu": 1 << 16}
+_LARGE_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,11 @@ class LawSums:
                     _aim(site, law.start, sign, *mine.setdefault((site.slot, site.side), empty))
         self.paths = list(targets)
         self._blocks: list[_Block] = []
-        filled = _BLOCK
+        most = _BLOCK.get(device.type, _LARGE_BLOCK)
+        filled = most
         for number, path in enumerate(self.paths):
             size = math.prod(shapes[path])
-            if filled + size > _BLOCK:
+            if filled + size > most:
                 self._blocks.append(_Block([], []))
                 filled = 0
             self._blocks[-1].size = filled + size
@@ -110,8 +115,10 @@ class LawSums:
     def _flat(self, name: str, block: _Block, tensors: Sequence[Tensor]) -> Tensor:
         """The entries of a block's parameters as one vector, half precision widened."""
         parts = [tensors[i].reshape(-1) for i in block.members]
-        if parts[0].dtype in (torch.float16, torch.bfloat16):
-            parts = [part.float() for part in parts]
+        dtypes = {part.dtype for part in parts}
+        if len(dtypes) > 1 or not dtypes <= _WIDE:
+            wide = torch.float64 if torch.float64 in dtypes else torch.float32
+            parts = [part.to(wide) for part in parts]
         if any(part.device != self._device for part in parts):
             parts = [part.to(self._device) for part in parts]
         if len(parts) == 1:

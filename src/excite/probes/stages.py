@@ -176,10 +176,13 @@ class Stages:
         """The number of the first producer of every law."""
         if len(set(values)) == 1:
             return values[0]
-        per_law = torch.empty_like(self._is_norm)
-        for law, lead in zip(self._laws, self._lead):
-            per_law[law.span] = values[lead]
-        return per_law
+        key = tuple(values)
+        if "law" not in self._cached or self._cached["law"][0] != key:
+            per_law = [
+                value for law, lead in zip(self._laws, self._lead) for value in [values[lead]] * law.group.channels
+            ]
+            self._cached["law"] = key, torch.tensor(per_law, dtype=torch.float64).to(self._is_norm.device)
+        return self._cached["law"][1]
 
 
 def _grad(p: Tensor) -> Tensor:

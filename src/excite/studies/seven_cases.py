@@ -7,6 +7,7 @@ once Σ η² of the squared gradients (appendix F) is subtracted. Gradient flow 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -206,10 +207,10 @@ def claims(scale: CasesScale) -> list[Claim]:
         Claim(
             "case 6 holds with [U Z] as it is printed",
             one,
-            f"{six}: relative change of the diagonal with Z in place of [Y; Z]",
+            f"{six}: log₁₀ of the relative change of the diagonal, with Z in place of [Y; Z]",
             (six,),
-            lambda n: n[six].printed,
-            below=INTEGRATION,
+            lambda n: math.log10(n[six].printed),
+            below=math.log10(INTEGRATION),
         ),
     ]
 
@@ -224,7 +225,7 @@ STUDY = Study(
         {
             "diagonal": ("diagonal, descent", "{:.1e}"),
             "off": ("off the diagonal, descent", "{:.1e}"),
-            "slack": ("of which η² explains", "{:.1e}"),
+            "slack": ("diagonal before that", "{:.1e}"),
             "flow_diagonal": ("diagonal, flow", "{:.1e}"),
             "flow_off": ("off the diagonal, flow", "{:.1e}"),
             "moved": ("weights moved by", "{:.0%}"),
@@ -233,8 +234,8 @@ STUDY = Study(
         "The largest change of an entry of W₁W₁' − W₂'W₂ since the start, less the slack of appendix F, relative to the squared weights:\n"
         "gradient descent, first seed. Lines at the bottom are rounding. On the diagonal the law holds in every case, for linear and for\n"
         "ReLU networks. Off the diagonal it holds for linear networks; with ReLU it fails from the first steps on.",
-        "Means over seeds, and the range. Changes are relative to the squared norm of all weights around the channels. *Of which η²\n"
-        "explains* is the drift of the diagonal before the slack is subtracted. Flow ends with the error of the integrator, and of the\n"
+        "Means over seeds, and the range. Changes are relative to the squared norm of all weights around the channels. *Diagonal\n"
+        "before that* is its drift before the slack is subtracted. Flow ends with the error of the integrator, and of the\n"
         "short descent steps it takes where a path slides along a kink.",
         ("Squared error, mean over points; learning rate 0.02; float64; networks without biases and with one output.",),
     ),
