@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from excite.report.changes import Change, calmed, fall, first_broken, rise
-from excite.report.words import Metrics, Remark, number, words
+from excite.report.measured import Metrics
+from excite.report.words import Remark, number, words
 
 STEPS = np.arange(0, 4001, 100)
 

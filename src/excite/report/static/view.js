@@ -115,6 +115,8 @@
       fill(this.layers, options, this.layer);
     }
 
+    share() { return /\/(share|deficient|changed)$/.test(this.quantity); }
+
     current() { return this.described.quantities.find((q) => q.key === this.quantity); }
 
     changed() {
@@ -176,6 +178,8 @@
         const n = i ? i + 1 : "", start = i * (width + gap);
         layout[`xaxis${n}`] = { title: { text: "step" }, domain: [start, start + width], anchor: `y${n}` };
         layout[`yaxis${n}`] = { type: this.log.checked ? "log" : "linear", anchor: `x${n}`, exponentformat: "power" };
+        if (!this.log.checked && this.described.known) layout[`yaxis${n}`].rangemode = "tozero";
+        if (this.share()) layout[`yaxis${n}`].tickformat = ".0%";
         if (this.log.checked && decades(wanted) > 2) layout[`yaxis${n}`].dtick = 1;
         if (i) Object.assign(layout[`yaxis${n}`], { matches: "y", showticklabels: false });
         else layout.yaxis.title = { text: safe(shorten(this.current().name.split(" (")[0])) };
@@ -195,7 +199,7 @@
       const maps = this.data.maps || [];
       this.map.hidden = maps.length === 0;
       if (!maps.length) return;
-      const share = this.quantity.endsWith("/share"), rows = maps.map((one) => one.layers.length);
+      const share = this.share(), rows = maps.map((one) => one.layers.length);
       const total = rows.reduce((a, b) => a + b, 0);
       const values = maps.flatMap((one) => one.z.flat()).filter((v) => v !== null);
       const [low, high] = share ? [0, 1] : [0, values.reduce((a, b) => Math.max(a, b), 0)];
