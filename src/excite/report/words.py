@@ -142,6 +142,7 @@ def _margin(metrics: Metrics) -> list[Remark]:
         for layer, series in metrics.of(key).items():
             where = f" ({layer})" if layer else ""
             down, up = fall(series), rise(series)
+            # Margins of a network that has not learned yet are large for no good reason: a fall from there is no news.
             if down is not None and down.share > LARGE and down.since > 0:
                 return [
                     Remark(
@@ -173,7 +174,7 @@ def _balance(metrics: Metrics) -> list[Remark]:
             )
         ]
     if moved and max(moved) > 0:
-        tail = ", all of it explained by step size, momentum and decay" if rests else ""
+        tail = f"; step size, momentum and decay explain it to within {max(rests.values()):.1g}" if rests else ""
         return [Remark("note", f"The balance of layers moved by up to {max(moved):.2%} of the squared weights{tail}.")]
     return []
 

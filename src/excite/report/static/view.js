@@ -115,7 +115,7 @@
       fill(this.layers, options, this.layer);
     }
 
-    share() { return /\/(share|deficient|changed)$/.test(this.quantity); }
+    share() { return /\/(share|deficient|changed|misclassified|censored)$/.test(this.quantity); }
 
     current() { return this.described.quantities.find((q) => q.key === this.quantity); }
 
