@@ -3,8 +3,8 @@
     python -m benchmarks.page [--points 1000000] [--repeats 5] [--seconds 15] [--chromium PATH]
 
 Half of the points are the losses of every step, the others five quantities of twenty layers. Every repeat starts a new
-server and a new browser, which has shown another page but has nothing of this one cached; then the same page is opened again in a new context. "First curves" are on
-the screen from a few values of every series, "all read" when the smallest and largest of every stretch are. Memory is
+server and a new browser, which has shown another page but has nothing of this one cached; then the same page is opened
+again in a new context. "First curves" are on the screen from a few values of every series, "all read" when the smallest and largest of every stretch are. Memory is
 measured while a writer goes on for some seconds and the page keeps up: the largest of the JavaScript heap, and of what
 the page's process holds for itself. Needs Linux, playwright and a Chromium, and a machine with nothing else to do: the
 load is printed.
