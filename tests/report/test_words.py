@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from excite.report.changes import Change, calmed, fall, first_broken, rise
-from excite.report.words import Metrics, Remark, number, words
+from excite.report.measured import Metrics
+from excite.report.words import Remark, number, words
 
 STEPS = np.arange(0, 4001, 100)
 
@@ -65,13 +66,17 @@ def test_loss_that_breaks_or_diverges():
 def test_balance_alignment_signs_margin_and_distance():
     assert "drifted by 5.0%" in texts({"conservation/rest/a>b": np.linspace(0, 0.05, len(STEPS))}, "warning")[0]
     explained = {"conservation/rest/a>b": 1e-9, "conservation/drift/a>b": np.linspace(0, 0.02, len(STEPS))}
-    assert "moved by up to 2.00%" in texts(explained)[0]
+    assert texts(explained) == [
+        "The balance of layers moved by up to 2.00% of the squared weights; step size, momentum and decay explain it to within "
+        "1e-09."
+    ]
     assert "a>b from 0.10 to 0.90" in texts({"alignment/aligned/a>b": np.linspace(0.1, 0.9, len(STEPS))})[0]
     signs = {"signs/stable": 1.0, "signs/since": np.maximum(STEPS - 1200, 0), "signs/changed": 0.0}
     assert "for 2,800 steps, since step 1,200" in texts(signs)[0]
     assert "Signs still change: 3.00%" in texts({**signs, "signs/stable": 0.0, "signs/changed": 0.03})[0]
     assert "grew from 0.1 to 0.3" in texts({"margin/median": np.linspace(0.1, 0.3, len(STEPS))}, "good")[0]
     assert "fell from 0.3 to 0.1" in texts({"margin/median": np.linspace(0.3, 0.1, len(STEPS))})[0]
+    assert not texts({"margin/median": np.where(STEPS == 0, 3.0, 0.1)})  # before training it meant nothing
     assert texts({"distance/relative": 1.5}) == ["The weights have moved by 150% of their initial norm."]
 
 

@@ -18,6 +18,7 @@ from plotly.offline import get_plotlyjs
 from excite._version import __version__
 from excite.report import figures
 from excite.report.collect import Arm, collect, differing, flat
+from excite.report.panels import WHOLE
 from excite.report.verdict import verdict
 from excite.report.view import Shown, describe, draw, remarks
 from excite.runs.files import write_bytes, writing
@@ -61,6 +62,10 @@ def _render(report: Report, title: str) -> str:
         for one in shown:
             one.follower.refresh()
         panels = describe(shown)
+        if not all(one.first for one in shown):
+            for panel in panels:
+                if any(layer != WHOLE for quantity in panel["quantities"] for layer in quantity["layers"]):
+                    panel["about"] += " Layers are those of the first run of each way of training."
         keys = {quantity["key"] for panel in panels for quantity in panel["quantities"]}
         runs = [{"label": one.label, "group": one.group} for one in shown]
         named = [replace(one, label=one.follower.path.name) for one in shown]

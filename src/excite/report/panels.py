@@ -38,7 +38,10 @@ KINDS = (
         "margin", ("margin", "margins"), "Margin",
         "How far an input has to be changed before the decision changes, found by attack on a fixed small batch. Larger is "
         "more robust.",
-        (("median", "median margin"), ("within", "share within reach"), ("mean", "mean margin")),
+        (
+            ("median", "median margin"), ("low", "margin that a tenth of the points do not reach"),
+            ("misclassified", "share misclassified"), ("censored", "share never broken"),
+        ),
     ),
     Kind(
         "steepness", ("trajectory", "lipschitz", "steadiness"), "Steepness of the function",

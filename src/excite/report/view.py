@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from excite.report.curves import smooth
+from excite.report.measured import Metrics
 from excite.report.panels import KINDS, WHOLE, Panel, Quantity, panels
 from excite.report.thinning import Series, extremes, grid, plain, within
-from excite.report.words import Metrics, words
+from excite.report.words import words
 from excite.runs.following import Follower
 
 POINTS, COLUMNS = 1000, 240  # at most, of a curve and of a heat map

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from excite.report.changes import Change, after, calmed, fall, finite, first_broken, rise
-from excite.report.panels import in_order
-from excite.report.thinning import Series
+from excite.report.measured import Metrics
 
 LARGE = 0.3  # a rank or a steepness that changed by less than this share is not worth a sentence
 FLAT = 0.1  # a loss that changed by less than this share stands still
@@ -24,30 +21,6 @@ class Remark:
 
     kind: Literal["warning", "good", "note"]
     text: str
-
-
-class Metrics:
-    """What was measured: names, and series read when they are needed."""
-
-    def __init__(self, names: Iterable[str], series: Callable[[str], Series], order: Sequence[str] = ()):
-        self._names, self._series, self.order = list(names), series, order
-        self._known = set(self._names)
-        self._read: dict[str, Series] = {}
-
-    def __getitem__(self, name: str) -> Series:
-        if name not in self._read:
-            self._read[name] = self._series(name) if name in self._known else (np.empty(0, np.int64), np.empty(0))
-        return self._read[name]
-
-    def layers(self, key: str) -> dict[str, Series]:
-        """Series `key/layer` by layer, in the order of execution."""
-        found = [name[len(key) + 1 :] for name in self._names if name.startswith(f"{key}/")]
-        return {layer: self[f"{key}/{layer}"] for layer in in_order(found, self.order)}
-
-    def of(self, key: str) -> dict[str, Series]:
-        """The same, with `key` itself as the layer ""."""
-        whole = {"": self[key]} if key in self._known else {}
-        return whole | self.layers(key)
 
 
 def words(metrics: Metrics) -> list[Remark]:
@@ -106,8 +79,8 @@ def _ranks(metrics: Metrics) -> list[Remark]:
         listed = "; ".join(
             f"{layer} from {number(up.before)} to {number(up.now)} {_since(up)}" for layer, up in risen[:_NAMED]
         )
-        others = f", and {len(risen) - _NAMED} more" if len(risen) > _NAMED else ""
-        found.append(Remark("good", f"Layers gained rank, they see more directions of their input: {listed}{others}."))
+        rest = f", and {len(risen) - _NAMED} more" if len(risen) > _NAMED else ""
+        found.append(Remark("good", f"Layers gained rank, they see more directions of their input: {listed}{rest}."))
     return found
 
 
@@ -169,6 +142,7 @@ def _margin(metrics: Metrics) -> list[Remark]:
         for layer, series in metrics.of(key).items():
             where = f" ({layer})" if layer else ""
             down, up = fall(series), rise(series)
+            # Margins of a network that has not learned yet are large for no good reason: a fall from there is no news.
             if down is not None and down.share > LARGE and down.since > 0:
                 return [
                     Remark(
@@ -200,7 +174,7 @@ def _balance(metrics: Metrics) -> list[Remark]:
             )
         ]
     if moved and max(moved) > 0:
-        tail = ", all of it explained by step size, momentum and decay" if rests else ""
+        tail = f"; step size, momentum and decay explain it to within {max(rests.values()):.1g}" if rests else ""
         return [Remark("note", f"The balance of layers moved by up to {max(moved):.2%} of the squared weights{tail}.")]
     return []
 

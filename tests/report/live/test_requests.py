@@ -1,15 +1,20 @@
 """What the live page answers, and what it refuses: 4xx, never a file, never a traceback."""
 
+import itertools
 import json
 import math
+import multiprocessing
 import os
 import shutil
+import signal
 import socket
+import time
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 
-from excite import InputError
+from excite import InputError, load_run
 from excite.errors import ExciteError
 from excite.report.live import serve as serve_runs
 from excite.report.live.folder import NotFound, Runs
@@ -288,3 +293,47 @@ def test_another_address_gets_a_token_by_itself(root, monkeypatch):
     assert len(told[0].partition("?token=")[2]) >= 32
     assert "token" not in told[1]
     assert told[2].endswith(f"?token={TOKEN}")
+
+
+@pytest.mark.slow
+def test_fifty_killed_runs_and_the_page_keeps_serving(tmp_path):
+    """Killed at random moments, also while the run is being made: what is there is served as it is, the rest is not there."""
+    context = multiprocessing.get_context("fork")
+    rng = np.random.default_rng(0)
+
+    def write(go, path):
+        go.wait()
+        with Run.create(path, {}) as run:
+            for step in itertools.count():
+                run.log(step, {"loss/step": 1.0 / (step + 1), "rank/share/a": 0.5})
+                time.sleep(0.0005)
+                if step % 20 == 0:
+                    run.flush()
+
+    writers = []
+    for i in range(50):  # forked before the server starts its threads; each waits for its turn
+        go = context.Event()
+        writers.append((go, context.Process(target=write, args=(go, tmp_path / f"run{i}"), daemon=True)))
+        writers[-1][1].start()
+    served = 0
+    with serving(tmp_path) as page:
+        for i, (go, process) in enumerate(writers):
+            go.set()
+            time.sleep(rng.uniform(0, 0.3))
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            status, _, text = page.ask(f"/api/view?run=run{i}&key=loss/step")
+            if (tmp_path / f"run{i}").exists():
+                assert status == 200, text
+                assert json.loads(text)["runs"][0]["status"] == "stale"
+                served += 1
+                with load_run(tmp_path / f"run{i}") as run:
+                    if run.names():
+                        curve = json.loads(text)["data"]["loss/step"]["curves"][0]["raw"]
+                        assert curve["x"][-1] == run.series("loss/step")[0][-1]
+            else:
+                assert status == 404
+            status, _, text = page.ask("/api/runs")
+            assert status == 200
+            assert "unreadable" not in text
+    assert served >= 10

@@ -85,9 +85,9 @@ def _view_data(runs: Runs, request: Request) -> Response:
     points = int(_parameter(request, "points", 40, 4000) or POINTS)
     low, high = _parameter(request, "low"), _parameter(request, "high")
     shown = runs.shown(chosen)
-    if "*" in keys:
-        keys += [panel["quantities"][0]["key"] for panel in describe(shown)[:_FIRST]]
     rough = request.query_params.get("rough") == "1"
+    if "*" in keys:  # a page that does not know yet what there is; at once only the first panel
+        keys += [panel["quantities"][0]["key"] for panel in describe(shown)[: 1 if rough else _FIRST]]
     heads = []
     for name, run in zip(chosen, shown):
         status, reason = standing(runs.path(name))

@@ -80,7 +80,6 @@
         title, about, this.controls, this.map, this.chart,
       );
       this.map.hidden = !described.map;
-      this.section.classList.toggle("wide", described.map);
       const [home, holder] = described.known ? [byId("panels"), null] : [byId("other-panels"), byId("others")];
       if (holder) holder.hidden = false;
       home.append(this.section);
@@ -116,6 +115,8 @@
       fill(this.layers, options, this.layer);
     }
 
+    share() { return /\/(share|deficient|changed|misclassified|censored)$/.test(this.quantity); }
+
     current() { return this.described.quantities.find((q) => q.key === this.quantity); }
 
     changed() {
@@ -132,8 +133,9 @@
       if (!this.data || this.data.key !== this.quantity || !window.Plotly) return;
       const { traces, layout } = this.lines();
       layout.uirevision = `${this.quantity} ${this.layer}`;
-      this.section.classList.toggle("wide", this.described.map || layout.annotations !== undefined);
-      Plotly.react(this.chart, traces, themed(layout, this.section.classList.contains("wide") ? 360 : 320), CONFIG);
+      this.apart = layout.annotations !== undefined;
+      arrange();
+      Plotly.react(this.chart, traces, themed(layout, 330), CONFIG);
       this.chart.setAttribute("aria-label", this.spoken());
       if (!this.bound) {
         this.bound = true;
@@ -176,6 +178,8 @@
         const n = i ? i + 1 : "", start = i * (width + gap);
         layout[`xaxis${n}`] = { title: { text: "step" }, domain: [start, start + width], anchor: `y${n}` };
         layout[`yaxis${n}`] = { type: this.log.checked ? "log" : "linear", anchor: `x${n}`, exponentformat: "power" };
+        if (!this.log.checked && this.described.known) layout[`yaxis${n}`].rangemode = "tozero";
+        if (this.share()) layout[`yaxis${n}`].tickformat = ".0%";
         if (this.log.checked && decades(wanted) > 2) layout[`yaxis${n}`].dtick = 1;
         if (i) Object.assign(layout[`yaxis${n}`], { matches: "y", showticklabels: false });
         else layout.yaxis.title = { text: safe(shorten(this.current().name.split(" (")[0])) };
@@ -195,12 +199,13 @@
       const maps = this.data.maps || [];
       this.map.hidden = maps.length === 0;
       if (!maps.length) return;
-      const share = this.quantity.endsWith("/share"), rows = maps.map((one) => one.layers.length);
+      const share = this.share(), rows = maps.map((one) => one.layers.length);
       const total = rows.reduce((a, b) => a + b, 0);
       const values = maps.flatMap((one) => one.z.flat()).filter((v) => v !== null);
       const [low, high] = share ? [0, 1] : [0, values.reduce((a, b) => Math.max(a, b), 0)];
       const layout = { margin: { l: 90, r: 16, t: 34, b: 48 }, annotations: [] };
-      const gap = maps.length > 1 ? Math.min(0.08, 0.4 / maps.length) : 0;
+      const tiles = Math.min(900, Math.max(total * 26, maps.length * 60)), inside = tiles + 30 * (maps.length - 1);
+      const gap = 30 / inside; // room for a title between two maps
       const traces = [];
       let top = 1;
       maps.forEach((one, i) => {
@@ -220,8 +225,7 @@
         });
         top -= height + gap;
       });
-      const height = 90 + Math.min(900, Math.max(total * 26, maps.length * 70)) + 24 * (maps.length - 1);
-      Plotly.react(this.map, traces, themed(layout, height), CONFIG);
+      Plotly.react(this.map, traces, themed(layout, inside + 82), CONFIG);
       this.map.setAttribute("aria-label", `Heat map: ${this.current().name} by layer and step. ${this.spoken()}`);
     }
 
@@ -255,6 +259,21 @@
     label.hidden = options.length < 2;
   }
 
+  // Two panels beside each other; what needs room, or has no neighbour, takes a whole row.
+  function arrange() {
+    let waiting = null;
+    const lone = () => { if (waiting) waiting.section.classList.add("wide"); waiting = null; };
+    let home = null;
+    for (const panel of state.panels.values()) {
+      if (panel.section.parentNode !== home) lone();
+      home = panel.section.parentNode;
+      const wide = panel.described.map || panel.apart;
+      panel.section.classList.toggle("wide", Boolean(wide));
+      if (wide) lone(); else waiting = waiting ? null : panel;
+    }
+    lone();
+  }
+
   // -- the whole page --------------------------------------------------------------------------------------------
   function update(answer) {
     state.runs = answer.runs;
@@ -262,6 +281,7 @@
       if (!state.panels.has(described.id)) state.panels.set(described.id, new Panel(described));
       state.panels.get(described.id).describe(described);
     }
+    if (answer.panels) arrange();
     if (answer.data) for (const panel of state.panels.values())
       if (answer.data[panel.quantity]) { panel.take(answer.data); panel.draw(); }
   }
