@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: venv demo test test-all lint types format bench studies lock clean
+.PHONY: venv demo test test-all lint types format bench studies site lock clean
 
 venv: $(READY)
 
@@ -50,6 +50,10 @@ studies: venv
 	for name in $$($(BIN)/python -c 'from excite.studies import STUDIES; print(*STUDIES)'); do \
 		$(BIN)/excite study run $$name --scale $(SCALE) --workers $(WORKERS) --docs docs/results || exit 1; \
 	done
+
+# The documentation as a site, in build/site.
+site: venv
+	$(BIN)/mkdocs build --strict
 
 # Exact versions of what is installed now; local suffixes such as +cpu are dropped.
 lock: venv

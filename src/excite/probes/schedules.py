@@ -60,8 +60,8 @@ class Budget:
         """The next step to measure at, after a measurement at `step` that took `cost` seconds.
 
         So far `steps` steps took `trained` seconds, and watching them `spent` seconds. The next measurement is paid for
-        once share · trained ≥ spent + cost; nor does it come sooner than share pays for it from now on, so that a slow
-        first step does not buy many measurements in a row.
+        once share · trained ≥ spent + cost; nor does it come sooner than the mean step pays for it, so that what a slow
+        first step pays for is spread over the steps to come.
         """
         if steps < 1 or trained <= 0:
             return step + 1
