@@ -131,8 +131,8 @@ def claims(scale: StepsScale) -> list[Claim]:
                "normalized update of all weights, log10 of the ratio of ω = 1 to ω = 0.25") for way in WAYS),
         *(_one("weights say what biases say", way, "agree",
                "rank correlation of the two over frequencies", 0.5) for way in WAYS),
-        Claim("batch normalization takes the normalized update away from the exact slope", "errata: the hook ratio is per sample",
-              "|log10 of update over exact slope|, batch normalization minus SGD", (SGD, BATCH), _coupled, above=0.0),
+        Claim("batch normalization takes the normalized update away from the exact slope", "not in the paper: the ratio is per sample",
+              "size of log10 of update over exact slope, batch normalization minus SGD", (SGD, BATCH), _coupled, above=0.0),
     ]  # fmt: skip
 
 
