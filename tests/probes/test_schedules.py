@@ -38,7 +38,7 @@ def test_the_share_is_kept(share, step_time, relative):
 def test_what_a_slow_first_step_pays_for_is_spread_over_the_steps_to_come():
     measured, spent, trained = simulate(Budget(0.05), lambda step: 10.0 if step == 1 else 0.01, lambda _: 0.01, 2000)
     assert spent <= 0.05 * trained + 2 * 0.01
-    assert sum(100 < step for step in measured) >= len(measured) / 3, "not all of it at once"
+    assert sum(step > 100 for step in measured) >= len(measured) / 3, "not all of it at once"
 
 
 def test_however_expensive_there_is_a_minimum():

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from excite.data import Dataset
-from excite.studies import architecture
+from excite.studies import architecture, computed
 from excite.studies.architecture import SCALES, STUDY, claims, in_an_ensemble, name_of, network, with_a_probe
 from excite.studies.numbers import Numbers
 from excite.studies.verdicts import judge
@@ -36,7 +36,8 @@ def images(seed: int = 0) -> Dataset:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architecture, "WINDOW", 10)
-    monkeypatch.setattr(architecture, "load", lambda *a, seed=0, **how: images(seed))
+    for module in (architecture, computed):
+        monkeypatch.setattr(module, "load", lambda *a, seed=0, **how: images(seed))
 
 
 def test_settings_are_the_authors() -> None:

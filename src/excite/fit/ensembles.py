@@ -18,7 +18,7 @@ from torch.nn import functional
 from excite.fit.ensemble_inputs import check, check_room, check_seeds, check_whole, take_points, take_rates
 from excite.fit.perceptrons import Perceptrons
 from excite.fit.shuffle import Shuffle
-from excite.fit.trajectories import BiasTrajectory, Piece, join
+from excite.fit.trajectories import BiasTrajectory, Piece, Record
 from excite.fit.vectorised import Captured, Loss, Rule, Steps, few_threads
 
 Progress = Callable[[str, int, int], None]
@@ -107,25 +107,25 @@ def ensemble(
     every = len(networks.weights) if layers == "all" else 1
     check_room(networks, batch, width, every)
     steps = Steps(networks, rule, batch, width, every)
-    start = [w[:, :, -1].clone() for w in networks.weights[:every]]
     run = Captured(steps, capture)
     began, done, counts = time.perf_counter(), 0, []
-    losses: list[Tensor] = []
-    test_losses: list[Tensor] = []
-    pieces: list[list[Piece]] = [[] for _ in range(every)]
+    windows = -(-epochs * per_epoch // width)
+    losses, test_losses = torch.zeros(2, len(models), windows, dtype=torch.float64, device=device)
+    records = [Record(w[:, :, -1], windows) for w in networks.weights[:every]]
     with few_threads(networks, batch):
-        for at in _windows(orders, epochs, batch, width):  # (K, S, B), −1 where a batch is smaller
+        # (K, S, B), −1 where a batch is smaller
+        for number, at in enumerate(_windows(orders, epochs, batch, width)):
             k = len(at)
             at = at.to(device)
             real = at[:, 0] >= 0  # (K, B)
             _fill(steps, points, targets, at.clamp_min(0), real)
             run(k)
-            losses.append(_mean_loss(rule.loss, steps.outputs[:k, :, :, 0], steps.targets[:k, :, :, 0], real))
+            losses[:, number] = _mean_loss(rule.loss, steps.outputs[:k, :, :, 0], steps.targets[:k, :, :, 0], real)
             slope = _slope(steps, k)
-            for layer, mine in enumerate(pieces):
-                mine.append(Piece.of(steps.d[layer][:k], slope, real, steps.biases[layer][: k + 1]))
+            for layer, record in enumerate(records):
+                record.put(number, Piece.of(steps.d[layer][:k], slope, real, steps.biases[layer][: k + 1]))
             if held is not None:
-                test_losses.append(_loss(rule.loss, networks.outputs(held[0]), held[1]).double().mean(1))
+                test_losses[:, number] = _loss(rule.loss, networks.outputs(held[0]), held[1]).double().mean(1)
             counts.append(k)
             done += k
             if progress is not None:
@@ -134,9 +134,9 @@ def ensemble(
         models=tuple(models),
         steps=done,
         window=width,
-        loss=torch.stack(losses, 1).cpu(),
-        test_loss=torch.stack(test_losses, 1).cpu() if held is not None else None,
-        trajectories=tuple(join(b, mine, counts) for b, mine in zip(start, pieces)),
+        loss=losses.cpu(),
+        test_loss=test_losses.cpu() if held is not None else None,
+        trajectories=tuple(record.trajectory(counts) for record in records),
         seconds=time.perf_counter() - began,
         why_not_captured=run.why_not,
     )

@@ -8,7 +8,7 @@ Points with dL/df = 0 are left out, as in the theorem, and counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -100,18 +100,22 @@ class Piece:
         )
 
 
-def join(start: Tensor, pieces: Sequence[Piece], counts: Sequence[int]) -> BiasTrajectory:
-    """One trajectory from its windows; start (S, n): the first bias."""
+class Record:
+    """Room for the pieces of all windows, taken once: small tensors kept between large ones would hold on to memory."""
 
-    def stack(name: str) -> Tensor:
-        return torch.stack([getattr(piece, name) for piece in pieces], 1).cpu()
+    def __init__(self, start: Tensor, windows: int):
+        self.start = start.double().cpu().clone()  # the weights are trained in place
+        self._windows = windows
+        self._kept: dict[str, Tensor] = {}
 
-    bias = torch.cat([start.double().cpu()[:, None], stack("bias")], 1)
-    names = ("mean", "max", "length", "raw", "zero", "nonfinite")
-    return BiasTrajectory(
-        **{name: stack(name) for name in names},
-        bias=bias,
-        middle=stack("middle"),
-        spread=stack("spread"),
-        counts=torch.tensor(counts),
-    )
+    def put(self, window: int, piece: Piece) -> None:
+        for field in fields(piece):
+            value = getattr(piece, field.name)
+            if field.name not in self._kept:
+                self._kept[field.name] = value.new_zeros((self._windows, *value.shape))
+            self._kept[field.name][window].copy_(value)
+
+    def trajectory(self, counts: Sequence[int]) -> BiasTrajectory:
+        found = {name: values.transpose(0, 1).contiguous().cpu() for name, values in self._kept.items()}
+        found["bias"] = torch.cat([self.start[:, None], found["bias"]], 1)
+        return BiasTrajectory(**found, counts=torch.tensor(counts))
