@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,12 @@ from excite.data import load
 from excite.studies.computed import Computed, Outcome, Report, Resumable
 from excite.studies.corruption_figure import draw
 from excite.studies.image_trajectory import network, train, variance
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.study import Arm, Claim, Ladder, Scale, Study
 from excite.training import find_device
 
 SHARES = (0.0, 0.2, 0.4, 0.6)
 ARMS = tuple(f"{share:.0%} corrupted" for share in SHARES)
+_LADDER = Ladder(ARMS, "share")
 LAST = 10  # epochs at the end
 _PAPER = "What training reveals"
 
@@ -117,39 +116,21 @@ def _short(curve: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
     return [float(f"{value:.5g}") for value in curve]
 
 
-def _ordered(text: str, source: str, name: str, words: str) -> Claim:
-    """A number grows from each share to the next."""
-
-    def effect(n: Mapping[str, Numbers]) -> float:
-        return float(np.diff(np.log10([getattr(n[arm], name) for arm in ARMS])).min())
-
-    return Claim(text, source, f"{words}, log10 of the smallest ratio of a share to the one below", ARMS, effect, above=0.0)  # fmt: skip
-
-
-def _ends(text: str, source: str, name: str, words: str) -> Claim:
-    low, high = ARMS[0], ARMS[-1]
-
-    def effect(n: Mapping[str, Numbers]) -> float:
-        return math.log10(getattr(n[high], name) / getattr(n[low], name))
-
-    return Claim(text, source, f"{words}, log10 of the ratio of {high} to {low}", (low, high), effect, above=0.0)
-
-
 def claims(scale: ImagesScale) -> list[Claim]:
     late = f"mean of the last {LAST} epochs"
     length, theirs = f"length an epoch, {late}", f"length an epoch with the reciprocal, {late}"
     return [
-        _ordered("training slows down with corruption", f"{_PAPER}, figure 2d", "loss", f"training loss, {late}"),
-        _ordered("the trajectory of an epoch is longer the more labels are corrupted", f"{_PAPER}, figure 2e", "trajectory", length),
-        _ends("the trajectory of an epoch is longer with 60 % corrupted than with none", f"{_PAPER}, figure 2e", "trajectory", length),
-        _ordered("normalized by the reciprocal, as the authors' program does, it is longer the more labels are corrupted",
+        _LADDER.each("training slows down with corruption", f"{_PAPER}, figure 2d", "loss", f"training loss, {late}"),
+        _LADDER.each("the trajectory of an epoch is longer the more labels are corrupted", f"{_PAPER}, figure 2e", "trajectory", length),
+        _LADDER.ends("the trajectory of an epoch is longer with 60 % corrupted than with none", f"{_PAPER}, figure 2e", "trajectory", length),
+        _LADDER.each("normalized by the reciprocal, as the authors' program does, it is longer the more labels are corrupted",
                  f"{_PAPER}, the authors' program", "theirs", theirs),
-        _ends("normalized by the reciprocal it is longer with 60 % corrupted than with none", f"{_PAPER}, the authors' program", "theirs", theirs),
-        _ordered("the test loss grows with corruption", f"{_PAPER}, figure 2f", "test", f"test loss, {late}"),
-        _ordered("the variance of the bias near the end grows with corruption", f"{_PAPER}, figure 3c", "variance", "variance"),
-        _ends("the variance of the bias is larger with 60 % corrupted than with none", f"{_PAPER}, figure 3c", "variance", "variance"),
-        _ordered("the whole trajectory is longer the more labels are corrupted", f"{_PAPER}, figure 7b", "total", "whole length"),
-        _ends("the whole trajectory is longer with 60 % corrupted than with none", f"{_PAPER}, figure 7b", "total", "whole length"),
+        _LADDER.ends("normalized by the reciprocal it is longer with 60 % corrupted than with none", f"{_PAPER}, the authors' program", "theirs", theirs),
+        _LADDER.each("the test loss grows with corruption", f"{_PAPER}, figure 2f", "test", f"test loss, {late}"),
+        _LADDER.each("the variance of the bias near the end grows with corruption", f"{_PAPER}, figure 3c", "variance", "variance"),
+        _LADDER.ends("the variance of the bias is larger with 60 % corrupted than with none", f"{_PAPER}, figure 3c", "variance", "variance"),
+        _LADDER.each("the whole trajectory is longer the more labels are corrupted", f"{_PAPER}, figure 7b", "total", "whole length"),
+        _LADDER.ends("the whole trajectory is longer with 60 % corrupted than with none", f"{_PAPER}, figure 7b", "total", "whole length"),
         Claim(
             "with cross-entropy the bias does not end further from its start the more labels are corrupted", f"{_PAPER}, figure 4",
             "distance, log10 of the smallest ratio of a share to the one below", ARMS,

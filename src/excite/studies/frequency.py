@@ -21,11 +21,12 @@ from excite.fit import Ensemble, build, ensemble
 from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
 from excite.studies.frequency_figure import draw
 from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Arm, Claim, Ladder, Study
 from excite.training import find_device
 
 FREQUENCIES = (0.25, 0.5, 0.75, 1.0)
 ARMS = tuple(f"ω = {omega:g}" for omega in FREQUENCIES)
+_LADDER = Ladder(ARMS, "frequency")
 FIT = 0.02  # training loss at which networks count as having fitted equally well
 LAST = 10  # epochs at the end
 _PAPER = "What training reveals"
@@ -115,26 +116,6 @@ def thinned(curve: np.ndarray[Any, np.dtype[np.float64]], most: int = 300) -> li
     return [float(f"{part.mean():.5g}") for part in parts]
 
 
-def _ordered(text: str, source: str, name: str, words: str) -> Claim:
-    """A number grows from each frequency to the next."""
-
-    def effect(n: Mapping[str, Numbers]) -> float:
-        logs = np.log10([getattr(n[arm], name) for arm in ARMS])
-        return float(np.diff(logs).min())
-
-    return Claim(text, source, f"{words}, log10 of the smallest ratio of a frequency to the one below", ARMS, effect, above=0.0)  # fmt: skip
-
-
-def _ends(text: str, source: str, name: str, words: str) -> Claim:
-    """A number is larger for the highest frequency than for the lowest."""
-    low, high = ARMS[0], ARMS[-1]
-
-    def effect(n: Mapping[str, Numbers]) -> float:
-        return math.log10(getattr(n[high], name) / getattr(n[low], name))
-
-    return Claim(text, source, f"{words}, log10 of the ratio of {high} to {low}", (low, high), effect, above=0.0)
-
-
 def _together(n: Mapping[str, Numbers]) -> float:
     return float(stats.spearmanr([n[arm].trajectory for arm in ARMS], [n[arm].test for arm in ARMS]).statistic)
 
@@ -142,22 +123,22 @@ def _together(n: Mapping[str, Numbers]) -> float:
 def claims(scale: StepsScale) -> list[Claim]:
     late = f"length an epoch, mean of the last {LAST}"
     return [
-        _ordered("training slows down with the frequency", f"{_PAPER}, figure 2a", "epochs", f"epochs until the training loss is below {FIT}"),
-        _ordered("near the end the trajectory of an epoch is longer the higher the frequency", f"{_PAPER}, figure 2b", "trajectory", late),
-        _ends("near the end the trajectory of an epoch is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 2b", "trajectory", late),
-        _ordered("the test loss grows with the frequency", f"{_PAPER}, figure 2c", "test", "test loss at the end"),
+        _LADDER.each("training slows down with the frequency", f"{_PAPER}, figure 2a", "epochs", f"epochs until the training loss is below {FIT}"),
+        _LADDER.each("near the end the trajectory of an epoch is longer the higher the frequency", f"{_PAPER}, figure 2b", "trajectory", late),
+        _LADDER.ends("near the end the trajectory of an epoch is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 2b", "trajectory", late),
+        _LADDER.each("the test loss grows with the frequency", f"{_PAPER}, figure 2c", "test", "test loss at the end"),
         Claim(
             "longer trajectories go with poorer test loss", f"{_PAPER}, section 6", "rank correlation over frequencies",
             ARMS, _together, above=0.0,
         ),
-        _ordered("the variance of the bias over the last ten epochs grows with the frequency", f"{_PAPER}, figure 3a", "variance", "variance"),
-        _ends("the variance of the bias is larger at the highest frequency than at the lowest", f"{_PAPER}, figure 3a", "variance", "variance"),
-        _ordered("the bias ends further from where it began the higher the frequency", f"{_PAPER}, figure 3b", "distance", "distance"),
-        _ends("the bias ends further from where it began at the highest frequency than at the lowest", f"{_PAPER}, figure 3b", "distance", "distance"),
-        _ordered("the whole trajectory is longer the higher the frequency", f"{_PAPER}, figure 7a", "total", "whole length at the end"),
-        _ends("the whole trajectory is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 7a", "total", "whole length at the end"),
-        _ends("at every point of training, such as a third of the way, it is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 7a", "total_third", "whole length at a third of the epochs"),
-        _ordered(
+        _LADDER.each("the variance of the bias over the last ten epochs grows with the frequency", f"{_PAPER}, figure 3a", "variance", "variance"),
+        _LADDER.ends("the variance of the bias is larger at the highest frequency than at the lowest", f"{_PAPER}, figure 3a", "variance", "variance"),
+        _LADDER.each("the bias ends further from where it began the higher the frequency", f"{_PAPER}, figure 3b", "distance", "distance"),
+        _LADDER.ends("the bias ends further from where it began at the highest frequency than at the lowest", f"{_PAPER}, figure 3b", "distance", "distance"),
+        _LADDER.each("the whole trajectory is longer the higher the frequency", f"{_PAPER}, figure 7a", "total", "whole length at the end"),
+        _LADDER.ends("the whole trajectory is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 7a", "total", "whole length at the end"),
+        _LADDER.ends("at every point of training, such as a third of the way, it is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 7a", "total_third", "whole length at a third of the epochs"),
+        _LADDER.each(
             "among networks that have fitted their points equally well, the trajectory so far is longer the higher the frequency",
             f"{_PAPER}, appendix A.4", "total_fit", f"whole length until the training loss is below {FIT}",
         ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,6 +52,33 @@ def gap_claim(text: str, source: str, arm: str, than: str, *, wider: bool = Fals
     bounds = {"above": 0.0} if wider else {"below": 0.0}
     measure = f"gap of the curves, {arm} minus {than}"
     return Claim(text, source, measure, (than, arm), lambda n: n[arm].gap - n[than].gap, **bounds)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Arms from the simplest task to the most complex, and claims that a number grows along them."""
+
+    arms: tuple[str, ...]
+    rung: str  # what distinguishes one from the next, in words
+
+    def each(self, text: str, source: str, name: str, words: str) -> Claim:
+        """The number `name` grows from every arm to the next."""
+
+        def effect(n: Mapping[str, Numbers]) -> float:
+            logs = [math.log10(getattr(n[arm], name)) for arm in self.arms]
+            return min(after - before for before, after in pairwise(logs))
+
+        measure = f"{words}, log10 of the smallest ratio of a {self.rung} to the one below"
+        return Claim(text, source, measure, self.arms, effect, above=0.0)
+
+    def ends(self, text: str, source: str, name: str, words: str) -> Claim:
+        """The number `name` is larger in the last arm than in the first."""
+        low, high = self.arms[0], self.arms[-1]
+
+        def effect(n: Mapping[str, Numbers]) -> float:
+            return math.log10(getattr(n[high], name) / getattr(n[low], name))
+
+        return Claim(text, source, f"{words}, log10 of the ratio of {high} to {low}", (low, high), effect, above=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
