@@ -89,7 +89,7 @@ def test_numbers_are_those_of_the_same_loop_by_hand(tmp_path, parts):
     moved = [sum((a - b).square().sum() for a, b in zip(now, weights[0])).sqrt().item() for now in weights]
     assert run.series("distance/absolute")[1].tolist() == pytest.approx(moved, rel=1e-5)
     assert {"trajectory/mean/0", "rank/effective/2", "signs/changed"} <= set(run.names())
-    assert any(name.startswith("conservation/rest/") for name in run.names())
+    assert any(name.startswith("conservation/drift/") for name in run.names())
     assert state_of(model)["hooks"] == before
 
 

@@ -548,3 +548,27 @@ def test_the_probe_writes_the_ledger(tmp_path: Any) -> None:
     model, x = build("mlp")
     with pytest.raises(InputError, match="needs the optimizer"):
         excite.watch(model, x, probes=[Conservation()])
+
+
+def test_without_parts_the_probe_writes_the_same_drift_and_does_nothing_between() -> None:
+    found = []
+    for parts in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        x = torch.randn(8, 3, dtype=torch.float64)
+        probe = Conservation(Every(1), parts=parts)
+        values = []
+        with excite.watch(model, x, None, optimizer, [probe], strict=True):
+            assert bool(optimizer._optimizer_step_post_hooks) is parts
+            for _ in range(5):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                assert probe.ledger is not None
+                values.append({entry.name: entry.moved for entry in probe.ledger.read().entries})
+        found.append(values)
+    assert found[0] == found[1]
+    assert found[0][-1]["0"] > 0
+    with pytest.raises(InputError, match="off_diagonal needs every step"):
+        Conservation(parts=False, off_diagonal=True)

@@ -82,7 +82,7 @@ def default_probes(output: Pick = None) -> list[Probe]:
         Trajectory(often, output=output),
         Distance(often),
         Rank(often, most_rows=256),
-        Conservation(often, output=output),
+        Conservation(often, parts=False, output=output),
         Alignment(often, exact=32, output=output),
         Signs(often),
     ]

@@ -21,7 +21,8 @@ class Conservation(Probe):
       sum to 1), for the parts that occur;
     - `conservation/off-diagonal/L`: largest rest off the diagonal of the law's matrix, with `off_diagonal=True`.
 
-    The watch needs `optimizer=` and an `example`, unless a wiring is given.
+    With `parts=False` the drift alone, from the weights at the time: then nothing is done at the steps between, and nothing
+    says what explains it. The watch needs `optimizer=` and an `example`, unless a wiring is given.
     """
 
     name = "conservation"
@@ -31,12 +32,16 @@ class Conservation(Probe):
         self,
         schedule: Schedule | None = None,
         *,
+        parts: bool = True,
         wiring: Wiring | None = None,
         output: Pick = None,
         off_diagonal: bool | int = False,
         tolerance: float | None = None,
     ):
         super().__init__(schedule or Every(10))
+        if off_diagonal and not parts:
+            raise InputError("Conservation: off_diagonal needs every step: leave out parts=False")
+        self.parts = parts
         self._options = {
             "wiring": wiring, "output": output, "off_diagonal": off_diagonal, "tolerance": tolerance
         }  # fmt: skip
@@ -46,6 +51,8 @@ class Conservation(Probe):
         if now.optimizer is None:
             raise InputError("Conservation needs the optimizer: excite.watch(model, optimizer=optimizer, ...)")
         self.ledger = conservation(now.model, now.optimizer, now.example, **self._options)  # type: ignore[arg-type]
+        if not self.parts:
+            self.ledger.close()  # its hooks are what takes time; the start is in the books
 
     def detach(self) -> None:
         if self.ledger is not None:
@@ -57,6 +64,8 @@ class Conservation(Probe):
         values: dict[str, float] = {}
         for entry in self.ledger.read().entries:
             values[f"drift/{entry.name}"] = entry.moved
+            if not self.parts:
+                continue
             values[f"rest/{entry.name}"] = entry.relative
             for part, amount in entry.parts.items():
                 if bool((amount != 0).any()):
