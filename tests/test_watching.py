@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 import excite
 from excite import InputError, RunError
 from excite.probes import Distance, Every, Loss, PowersOfTwo, Probe, Rank
+from excite.runs import Run
 from models import build, same_state, state_of
 
 
@@ -286,3 +287,21 @@ def test_odd_arguments_are_refused(tmp_path):
 
     with pytest.warns(UserWarning, match=r"vector/all: expected one number; got a tensor of shape \(1, 2\)"):
         excite.watch(model, probes=[Vector()])
+
+
+def test_what_is_measured_before_training_waits_until_training_has_begun(tmp_path):
+    """A training that starts over clears what an earlier try has written: slow first looks must come after that."""
+
+    class Slow(Probe):
+        name = "slow"
+
+        def measure(self, now):
+            time.sleep(1.2 if now.step == 0 else 0.0)
+            return {"step": float(now.step)}
+
+    model = torch.nn.Linear(2, 1)
+    with Run.create(tmp_path / "run", {}) as run, excite.watch(model, run=run, probes=[Slow()]) as watching:
+        assert run.names() == []
+        watching.step(0.0)
+        watching.flush()
+        assert run.series("slow/step")[0].tolist() == [0, 1]

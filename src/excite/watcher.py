@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,8 @@ class Watch:
         self._muted: set[str] = set()  # raised here; switched off once all processes know
         self._closed = False
         self._device = device_of(self.model)
-        self._flushed = began = time.monotonic()
+        began = time.monotonic()
+        self._flushed = math.inf  # not yet: a training that starts over first clears what an earlier try has written
         self._spent, self._counted = 0.0, 0
         try:
             self._attach(optional)
@@ -67,7 +69,7 @@ class Watch:
         except BaseException:
             self._detach()
             raise
-        self._began = time.monotonic()
+        self._flushed = self._began = time.monotonic()
         self._spent = self._began - began
 
     def step(self, loss: Tensor | float | None = None) -> None:
