@@ -9,16 +9,16 @@ gradient flow's path to norms that fixed steps would never reach. With squared e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from excite.bounds import alignment
 from excite.studies.computed import Computed, Outcome, Report
+from excite.studies.linear_rank import RankScale
 from excite.studies.low_rank_figure import draw
 from excite.studies.low_rank_training import data_and_weights, differences, moved, norm, ratios, right, step
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.study import Arm, Claim, Study
 
 LOOKS = 40
 NEAR = 0.99
@@ -29,26 +29,19 @@ MANY = {"linear": "linear, three classes", "ReLU": "ReLU, three classes"}
 TWO = "ReLU, two points"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LowRankScale(Scale):
-    steps: int
-    widths: tuple[int, ...]
-    points: int
-
-
 SCALES = {
-    "quick": LowRankScale(
+    "quick": RankScale(
         name="quick", seeds=3, steps=6_000, widths=(6, 8, 8), points=20, every_arm=True,
         words="20 points in 6 dimensions, two hidden layers of width 8, 6,000 steps, 3 seeds",
     ),
-    "paper": LowRankScale(
+    "paper": RankScale(
         name="paper", seeds=5, steps=10_000, widths=(10, 16, 16, 16), points=40, every_arm=True,
         words="40 points in 10 dimensions, three hidden layers of width 16, 10,000 steps, 5 seeds",
     ),
 }  # fmt: skip
 
 
-def arms(scale: LowRankScale) -> list[Arm]:
+def arms(scale: RankScale) -> list[Arm]:
     base = {"steps": scale.steps, "widths": [*scale.widths, 1], "points": scale.points, "gain": 1.0, "lr": 2e-3}
     found = []
     for names, leak in ((LINEAR, 1.0), (RELU, 0.0)):
@@ -92,7 +85,7 @@ def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
     return Outcome(values, {"curve": curve})
 
 
-def claims(scale: LowRankScale) -> list[Claim]:
+def claims(scale: RankScale) -> list[Claim]:
     two, cor = "Training invariances, Theorem 2", "Training invariances, Corollary 1"
 
     def rank_one(text: str, source: str, arm: str) -> Claim:
