@@ -50,30 +50,41 @@ class Slow:
         self.second: dict[str, Tensor] = {}
 
     def stages(self, w: dict[str, Tensor], g: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Weights after −ηg, after −η(g + what decay has in the update), after momentum, after the rescaling."""
         s, self.time = self.setting, self.time + 1
         rate, decay = s["lr"], s.get("weight_decay", 0.0)
         plain = {k: w[k] - rate * g[k] for k in w}
-        decayed = {k: w[k] - rate * (g[k] + decay * w[k]) for k in w}
+        # The optimizer run on gradients alone and on the decay alone: its buffers are linear in what enters them.
+        of_gradients = self.direction("g", g)
+        of_decay = {k: decay * w[k] for k in w} if self.kind == "adamw" else self.direction("d", w, decay)
+        decayed = {k: plain[k] - rate * of_decay[k] for k in w}
+        moved = {k: w[k] - rate * (of_gradients[k] + of_decay[k]) for k in w}
         if self.kind == "sgd":
-            moved = {}
-            for k in w:
-                d = g[k] + decay * w[k]
-                old = self.first.get(k)
-                self.first[k] = d if old is None else s["momentum"] * old + (1 - s["dampening"]) * d
-                u = d if not s["momentum"] else d + s["momentum"] * self.first[k] if s["nesterov"] else self.first[k]
-                moved[k] = w[k] - rate * u
             return [plain, decayed, moved, moved]
-        moved, scaled = {}, {}
-        b1, b2 = s["betas"]
-        apart = decay if self.kind == "adamw" else 0.0
+        scaled = {}
         for k in w:
-            d = g[k] + (0.0 if apart else decay) * w[k]
-            self.first[k] = b1 * self.first.get(k, torch.zeros_like(d)) + (1 - b1) * d
+            d = g[k] + (0.0 if self.kind == "adamw" else decay) * w[k]
+            b2 = s["betas"][1]
             self.second[k] = b2 * self.second.get(k, torch.zeros_like(d)) + (1 - b2) * d * d
-            m, v = self.first[k] / (1 - b1**self.time), self.second[k] / (1 - b2**self.time)
-            moved[k] = w[k] - rate * (m + apart * w[k])
-            scaled[k] = w[k] - rate * (m / (v.sqrt() + s["eps"]) + apart * w[k])
+            below = (self.second[k] / (1 - b2**self.time)).sqrt() + s["eps"]
+            apart = of_decay[k] if self.kind == "adamw" else 0.0
+            first = of_gradients[k] if self.kind == "adamw" else of_gradients[k] + of_decay[k]
+            scaled[k] = w[k] - rate * (first / below + apart)
         return [plain, decayed, moved, scaled]
+
+    def direction(self, name: str, entering: dict[str, Tensor], factor: float = 1.0) -> dict[str, Tensor]:
+        s, result = self.setting, {}
+        for k, e in entering.items():
+            e, old = factor * e, self.first.get(name + k)
+            if self.kind != "sgd":
+                b1 = s["betas"][0]
+                self.first[name + k] = b1 * (0.0 if old is None else old) + (1 - b1) * e
+                result[k] = self.first[name + k] / (1 - b1**self.time)
+                continue
+            self.first[name + k] = e if old is None else s["momentum"] * old + (1 - s["dampening"]) * e
+            buffer = self.first[name + k]
+            result[k] = e if not s["momentum"] else e + s["momentum"] * buffer if s["nesterov"] else buffer
+        return result
 
 
 def snapshot(model: nn.Module, grads: bool = False) -> dict[str, Tensor]:
@@ -191,7 +202,7 @@ def squared(model: nn.Module, x: Tensor) -> Tensor:
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.02),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.01),
-    "nesterov": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, foreach=True),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
     "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True, weight_decay=0.01),
 }
@@ -331,6 +342,55 @@ def test_learning_rates_and_decays_by_group() -> None:
         assert reading["0"].parts["rates"].abs().max() > 1e-5
         assert not reading["2"].parts["rates"].abs().max() > 1e-12
         assert reading["2"].parts["decay"].abs().max() > 1e-5
+
+
+def test_what_decay_does_through_the_momentum_buffer_counts_as_decay() -> None:
+    """Small weights that the data does not move: all the drift is decay's, with momentum 0.9 nine tenths of it delayed."""
+    for setting in ({}, {"dampening": 0.5}, {"nesterov": True}):
+        model, x = build("mlp")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1, **setting)  # type: ignore[arg-type]
+        with conservation(model, optimizer, x) as ledger:
+            for _ in range(40):
+                optimizer.zero_grad()
+                (0.0 * squared(model, x)).backward()
+                optimizer.step()
+            for entry in ledger.read().entries:
+                assert entry.share("decay") == pytest.approx(1, abs=1e-12)
+                assert entry.moved > 1e-2
+                assert entry.relative < 1e-13
+
+
+def test_decay_that_comes_and_goes_and_parameters_that_skip_a_step() -> None:
+    """v_d goes on when decay is switched off, and stands still for a parameter without a gradient."""
+    model, x = build("mlp")
+    last = [p for k, p in model.named_parameters() if k.startswith("4")]
+    first = [p for k, p in model.named_parameters() if not k.startswith("4")]
+    optimizer = torch.optim.SGD([{"params": first, "weight_decay": 0.2}, {"params": last}], lr=0.02, momentum=0.8)
+    names = {id(p): k for k, p in model.named_parameters()}
+    v: dict[str, Tensor] = {}
+    expected = torch.zeros(6, dtype=torch.float64)
+    with conservation(model, optimizer, x) as ledger:
+        for step in range(8):
+            optimizer.param_groups[0]["weight_decay"] = 0.2 if step < 4 else 0.0
+            optimizer.zero_grad()
+            squared(model, x).backward()
+            if step in (0, 5):
+                last[0].grad = None
+            w, g = snapshot(model), {k: p.grad for k, p in model.named_parameters()}
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    k = names[id(p)]
+                    if g[k] is not None:
+                        e = group["weight_decay"] * w[k]
+                        v[k] = 0.8 * v[k] + e if k in v else e
+            still = {k for k in w if g[k] is None}
+            plain = {k: w[k] if k in still else w[k] - 0.02 * g[k] for k in w}  # type: ignore[operator]
+            decayed = {k: plain[k] if k in still else plain[k] - 0.02 * v[k] for k in w}
+            expected += hidden_laws(model, decayed)[1] - hidden_laws(model, plain)[1]  # type: ignore[arg-type]
+            optimizer.step()
+        entry = ledger.read()["2"]
+    torch.testing.assert_close(entry.parts["decay"], expected, rtol=0, atol=1e-13)
+    assert expected.abs().max() > 1e-3
 
 
 def test_frozen_layers_have_no_law_and_a_layer_frozen_later_is_flagged() -> None:

@@ -161,6 +161,7 @@ class Ledger:
             "worst": self._worst.clone(),
             "worst_step": self._worst_step.clone(),
             "flagged": self._flagged.clone(),
+            "decay": self._stages.state_dict(),
             "off_diagonal": {} if self._off is None else self._off.state_dict(),
         }
 
@@ -173,6 +174,7 @@ class Ledger:
             setattr(self, f"_{name}", state[name].to(getattr(self, f"_{name}")).clone())
         self.steps = int(state["steps"])
         self._ww = None
+        self._stages.load_state_dict(state.get("decay", {}))
         if self._off is not None:
             self._off.load_state_dict(state["off_diagonal"])
 

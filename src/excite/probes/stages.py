@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from excite.errors import InputError
+from excite.probes.decay_share import DecayShare
 from excite.probes.laws import Derive, LawSums, NamedLaw
 from excite.probes.update_parts import (
     Coefficient,
@@ -16,6 +17,7 @@ from excite.probes.update_parts import (
     Products,
     Rule,
     decayed,
+    decayed_by,
     direction_of_sgd,
     moments_of_adam,
     moved,
@@ -45,6 +47,8 @@ class Stages:
         self._copies: list[Tensor] | None = None
         self._grads: list[Tensor] | None = None
         self._norm_wg: Tensor | None = None
+        self._share = DecayShare()
+        self._shared = False  # decay acts through a buffer in this step
         self._found: tuple[int, list[int]] | None = None  # how many groups the optimizer has, and the group of each
         self._cached: dict[str, tuple[tuple[float, ...], Coefficient]] = {}
 
@@ -84,6 +88,8 @@ class Stages:
         if self._copies is None:
             self._copies = [torch.empty_like(w) for w in weights]
         torch._foreach_copy_(self._copies, weights)
+        states = [optimizer.state.get(p, {}) for p in self._parameters]
+        self._shared = rule != "measured" and self._share.before(states, settings, weights)
         if rule == "measured" and closure:  # what the gradient was is not known: all of the step is its update
             self._grads = [torch.zeros_like(w) for w in weights]
         elif rule == "measured" or nesterov:
@@ -116,9 +122,21 @@ class Stages:
             moments = moments_of_adam(states, settings, self._copies)
             correction, derive = moments.correction, _scale(moments, columns)
             pairs += [("w", "u"), ("u", "u"), ("w", "scaled"), ("scaled", "scaled")]
+        if self._shared:
+            each = correction * len(states) if len(correction) == 1 else correction
+            columns["d"] = self._share.directions(self._copies, settings, trained, each)
+            pairs += [("w", "d"), ("g", "d"), ("d", "d")]
         rows = self._sums.rows(columns, pairs, derive)
         rates = [float(s.get("lr", 0.0)) if t else 0.0 for s, t in zip(settings, trained)]
         return rows[0], self._full(settings, rates, self._by_row("correction", correction), ww, rows)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What decay has in the momentum buffers, by parameter; empty where it has nothing there."""
+        return {path: v.clone() for path, v in zip(self._sums.paths, self._share.buffers or [])}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        pairs = zip(self._sums.paths, self._parameters)
+        self._share.buffers = [state[path].to(p).clone() for path, p in pairs] if state else None
 
     def _plain(self, setting: Settings, gg: Tensor, value: Tensor) -> dict[str, Tensor]:
         rate, decay = float(setting["lr"]), float(setting["weight_decay"])
@@ -135,7 +153,7 @@ class Stages:
     def _full(
         self, settings: list[Settings], rates: list[float], correction: Coefficient, ww: Tensor, rows: Tensor
     ) -> dict[str, Tensor]:
-        """Rows of: w·w after the step, w·g, g·g, and what the optimizer's rule adds to them."""
+        """Rows of: w·w after the step, w·g, g·g, what the optimizer's rule adds to them, and its decay if in a buffer."""
         fold, rate = self._sums.fold, self._by_row("rate", rates)
         products = Products(ww, rows[1], rows[2])
         parts = {"step": fold(rate * rate * products.gg)}
@@ -146,8 +164,12 @@ class Stages:
         if self._rule == "measured":
             parts["update"] = fold(rows[0] - rows[3]) - sum(parts.values()) - against * (1 - self._is_norm)
             return parts
-        decay = self._by_row("decay", [float(s["weight_decay"]) for s in settings])
-        parts["decay"] = fold(decayed(products, rate, decay))
+        if self._shared:
+            (wd, gd, dd), rows = rows[-3:], rows[:-3]
+            parts["decay"] = fold(decayed_by(rate, wd / correction, gd / correction, dd / (correction * correction)))
+        else:
+            decay = self._by_row("decay", [float(s["weight_decay"]) for s in settings])
+            parts["decay"] = fold(decayed(products, rate, decay))
         stages = [fold(plain(products, rate)) + parts["decay"]]
         # Adam's decoupled decay acts beside the moments, coupled decay inside them.
         apart = [float(s["weight_decay"]) * bool(s.get("decoupled_weight_decay")) for s in settings]

@@ -3,9 +3,9 @@
 With w before the step, g the gradient that the optimizer sees, and S(a, b) the signed sum of a·b over a law (producers
 minus consumers), an update w → w + Δ changes the law by 2 S(w, Δ) + S(Δ, Δ). The update is built up in stages,
 
-    −η g  →  −η (g + λ w)  →  momentum in place of g  →  divided by the root of the second moment,
+    −η g  →  −η (g + d)  →  momentum in place of g  →  divided by the root of the second moment,
 
-and each stage is charged with the change it makes. A gradient obeys S(w, g) = 0, so the first stage leaves
+and each stage is charged with the change it makes. d is λ w, or what decay has in the momentum buffer. A gradient obeys S(w, g) = 0, so the first stage leaves
 η² S(g, g): appendix F. Where learning rates differ within a law, −2 S((η − η̄) w, g) is the part `rates`.
 """
 
@@ -49,8 +49,13 @@ def plain(p: Products, rate: Coefficient) -> Tensor:
 
 
 def decayed(p: Products, rate: Coefficient, decay: Coefficient) -> Tensor:
-    """What weight decay adds to it: coupled or decoupled, the update is −η (g + λ w)."""
-    return -2 * rate * decay * p.ww + rate * rate * (2 * decay * p.wg + decay * decay * p.ww)
+    """What weight decay adds to it outside momentum: coupled or decoupled, the update is −η (g + λ w)."""
+    return decayed_by(rate, decay * p.ww, decay * p.wg, decay * decay * p.ww)
+
+
+def decayed_by(rate: Coefficient, wd: Tensor, gd: Tensor, dd: Tensor) -> Tensor:
+    """What decay adds to it when the update is −η (g + d)."""
+    return -2 * rate * wd + rate * rate * (2 * gd + dd)
 
 
 def moved(rate: Coefficient, shrink: Coefficient, ww: Tensor, wu: Tensor, uu: Tensor) -> Tensor:
