@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,7 @@ from excite.alerts import Alerts, Rule, act
 from excite.errors import ExciteError, InputError, RunError
 from excite.probes import Probe
 from excite.probes.measured import Measured
-from excite.probes.protocol import Moment
+from excite.probes.protocol import Moment, Values
 from excite.probes.reduce import rank_and_size, reduce_rows
 from excite.probes.schedules import budgets
 from excite.recording import Recorder, Sink
@@ -56,10 +57,11 @@ class Watch:
         self.steps = 0
         self._owns_run = owns_run
         self._recorder, self._alerts = Recorder(run, sinks, strict), Alerts(alerts)
-        self._pending: list[tuple[int, Probe, Measured | None]] = []  # None: the probe raised
+        self._pending: list[tuple[int, Probe, Measured | Future[Values] | None]] = []  # None: the probe raised
         self._muted: set[str] = set()  # raised here; switched off once all processes know
         self._closed = False
         self._device = device_of(self.model)
+        self._modules = list(self.model.modules())
         began = time.monotonic()
         self._flushed = math.inf  # not yet: a training that starts over first clears what an earlier try has written
         self._spent, self._counted = 0.0, 0
@@ -99,8 +101,9 @@ class Watch:
         """Write everything measured so far to the run."""
         pending, self._pending = self._pending, []
         self._flushed = time.monotonic()
-        numbers = iter(Measured.fetch([measured for _, _, measured in pending if measured is not None]))
-        found = [(step, probe, None if m is None else next(numbers)) for step, probe, m in pending]
+        here = [(step, probe, self._kept(step, probe, measured)) for step, probe, measured in pending]
+        numbers = iter(Measured.fetch([measured for _, _, measured in here if measured is not None]))
+        found = [(step, probe, None if m is None else next(numbers)) for step, probe, m in here]
         rows = []
         for (step, probe, _), values in zip(found, reduce_rows(found, self._device)):
             if values is None:
@@ -138,6 +141,7 @@ class Watch:
                 probe.load_state_dict(state["probes"][probe.name])
         for budget in budgets([probe.schedule for probe in self.probes]):
             budget.next = self.steps + 1
+        self._announce()
 
     def __enter__(self) -> Watch:
         return self
@@ -168,7 +172,7 @@ class Watch:
         start = self._moment(None)
         for probe in list(self.probes):
             try:
-                with eagerly(self.model):
+                with eagerly(self._modules):
                     probe.attach(start)
             except ExciteError as error:
                 if not optional or self.strict:
@@ -199,31 +203,57 @@ class Watch:
             if any(probe.schedule is budget for budget in paid):
                 cost += (self._settled() if self._device.type == "cuda" else time.monotonic()) - start
         # Several processes reduce together, so only the count of steps, the same for all, may decide then.
-        late = rank_and_size()[1] == 1 and time.monotonic() - self._flushed > _SECONDS
+        late = time.monotonic() - self._flushed > _SECONDS and rank_and_size()[1] == 1
         if self._pending and (late or now.step - self._pending[0][0] >= _PENDING):
             self.flush()
         self._spent += time.monotonic() - began
         for budget in paid:
             trained = 0.0 if self._counted == 0 else time.monotonic() - self._began - self._spent
             budget.next = self._agreed(budget.plan(now.step, self._counted, cost, self._spent, trained))
+        self._announce()
+
+    def _announce(self) -> None:
+        for probe in self.probes:
+            probe.announce(probe.schedule.due(self.steps + 1))
 
     def _look(self, probe: Probe, now: Moment) -> None:
-        measured: Measured | None = None
+        measured: Measured | Future[Values] | None = None
         if probe.name not in self._muted:
             try:
-                with eagerly(self.model), resharded(self.model):
-                    measured = Measured({f"{probe.name}/{key}": value for key, value in probe.measure(now).items()})
+                with self._prepared() if probe.runs_model else nullcontext():
+                    values = probe.measure(now)
+                measured = values if isinstance(values, Future) else _named(probe, values)
             except Exception as error:
-                if self.strict:
-                    raise
-                self._report(probe, now.step, error)
+                self._raised(probe, now.step, error)
                 if rank_and_size()[1] == 1:
-                    self._remove(probe)
                     return
-                # The others wait for this one's values: they hear of it with the next flush.
-                self._muted.add(probe.name)
-        if measured is None or len(measured):
+        if measured is None or isinstance(measured, Future) or len(measured):
             self._pending.append((now.step, probe, measured))
+
+    def _kept(self, step: int, probe: Probe, measured: Measured | Future[Values] | None) -> Measured | None:
+        """What was promised is fetched."""
+        if not isinstance(measured, Future):
+            return measured
+        try:
+            return _named(probe, measured.result())
+        except Exception as error:
+            if probe.name not in self._muted:
+                self._raised(probe, step, error)
+            return None
+
+    def _raised(self, probe: Probe, step: int, error: Exception) -> None:
+        if self.strict:
+            raise error
+        self._report(probe, step, error)
+        # The others wait for this one's values: they hear of it with the next flush.
+        self._muted.add(probe.name)
+        if rank_and_size()[1] == 1:
+            self._remove(probe)
+
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        with eagerly(self._modules), resharded(self._modules):
+            yield
 
     def _settled(self) -> float:
         """The time once the device has done what it was asked for."""
@@ -259,3 +289,7 @@ class Watch:
         self.probes.remove(probe)
         with suppress(Exception):
             probe.detach()
+
+
+def _named(probe: Probe, values: Values) -> Measured:
+    return Measured({f"{probe.name}/{key}": value for key, value in values.items()})

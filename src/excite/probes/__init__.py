@@ -79,9 +79,9 @@ def default_probes(output: Pick = None) -> list[Probe]:
     often = Every(50)
     return [
         Loss(),
-        Trajectory(often, output=output),
+        Trajectory(often, output=output, passes="measured", sandwich=1, most=16),
         Distance(often),
-        Rank(often, most_rows=256),
+        Rank(often, most_rows=128),
         Conservation(often, parts=False, output=output),
         Alignment(often, exact=32, output=output),
         Signs(often),

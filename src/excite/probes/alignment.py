@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from excite.errors import InputError
 from excite.probes.aligned import Alignments, JunctionAlignment, LayerAlignment
-from excite.probes.leading import Leading, leading
+from excite.probes.leading import Leading, leading_of
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
 from excite.probes.spectrum import Between
 from excite.wiring.calling import Batch, Pick
@@ -44,24 +45,20 @@ class Measure:
 
     def look(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Leading], dict[str, tuple[Leading, Leading]]]:
         """By layer, and by junction for what makes and what reads its channels. A matrix that is a layer is done once."""
-        done: dict[str, Leading] = {}
-        for name, matrix in self.matrices(parameters).items():
-            done[name] = self._leading(name, matrix)
-        met: dict[str, tuple[Leading, Leading]] = {}
+        matrices = self.matrices(parameters)
+        layers = list(matrices)
+        made = {}
         for junction in self.junctions:
-            alone = len(junction.before) == 1 and junction.made_by in done
-            made = (
-                done[junction.made_by] if alone else self._leading(f"{junction.name}/made", junction.made(parameters))
-            )
-            read = self._leading(f"{junction.name}/read", junction.read(parameters))
-            met[junction.name] = (made, read)
-        return done, met
-
-    def _leading(self, key: str, matrix: Tensor) -> Leading:
-        found = leading(matrix, exact=self.exact, basis=self.bases.get(key), block=self.block)
-        if found.basis is not None:
-            self.bases[key] = found.basis
-        return found
+            made[junction.name] = junction.made_by
+            if len(junction.before) > 1 or junction.made_by not in layers:
+                made[junction.name] = f"{junction.name}/made"
+                matrices[made[junction.name]] = junction.made(parameters)
+            matrices[f"{junction.name}/read"] = junction.read(parameters)
+        bases = [self.bases.get(key) for key in matrices]
+        found = dict(zip(matrices, leading_of(list(matrices.values()), bases, exact=self.exact, block=self.block)))
+        self.bases |= {key: one.basis for key, one in found.items() if one.basis is not None}
+        met = {name: (found[key], found[f"{name}/read"]) for name, key in made.items()}
+        return {name: found[name] for name in layers}, met
 
 
 def alignment(
@@ -100,7 +97,7 @@ def _layer(name: str, shape: tuple[int, ...], found: Leading) -> LayerAlignment:
         ratio,
         1 / ratio if ratio else 0.0,
         None if fourth is None else total**2 / fourth if fourth else 0.0,
-        _effective_rank(found, min(shape)),
+        _effective_rank(found),
         max(0.0, 2 - 2 * ratio**0.5) ** 0.5,
         1 - second / first if first else 0.0,
         float(found.residual),
@@ -117,24 +114,26 @@ def _aligned(made: Leading, read: Leading) -> Tensor:
     return (made.left.double() @ read.left.double()).abs().clamp(max=1.0)
 
 
-def _effective_rank(found: Leading, size: int) -> Between:
+def _effective_rank(found: Leading) -> Between:
     """exp of the entropy of σ²/Σσ². What the first k leave is spread over the others: evenly at most, and at least in
     pieces as large as the k-th."""
-    total = float(found.total)
-    if not total:
+    if not float(found.total):
         return Between(0.0, 0.0)
-    low, high = (float(v) for v in _entropy(found, size))
+    low, high = (float(v) for v in _entropies([found]))
     return Between(low, low) if found.complete else Between(low, high)
 
 
-def _entropy(found: Leading, size: int) -> tuple[Tensor, Tensor]:
-    shares = found.squares.double() / found.total
-    known = -torch.special.xlogy(shares, shares).sum()
-    left = (1 - shares.sum()).clamp_min(0)
-    if found.complete:
-        return known.exp(), known.exp()
-    rest = max(1, size - len(shares))
-    low = known - left * shares[-1].clamp(min=1e-300).log()
+def _entropies(found: Sequence[Leading]) -> tuple[Tensor, Tensor]:
+    """The ends of that range, of each; the same where all σ are known."""
+    total = torch.stack([one.total for one in found]).clamp_min(torch.finfo(torch.float64).tiny)
+    shares = pad_sequence([one.squares.double() for one in found], batch_first=True) / total[:, None]
+    known = -torch.special.xlogy(shares, shares).sum(1)
+    left = (1 - shares.sum(1)).clamp_min(0)
+    rest = torch.tensor([max(1, one.small - len(one.squares)) for one in found], dtype=torch.float64)
+    last = torch.stack([one.squares[-1].double() for one in found]) / total
+    partial = torch.tensor([not one.complete for one in found], dtype=torch.float64)
+    left, rest = left * partial.to(left.device, non_blocking=True), rest.to(left.device, non_blocking=True)
+    low = known - left * last.clamp(min=1e-300).log()
     high = known - torch.special.xlogy(left, left / rest)
     return torch.minimum(low, high).exp(), high.exp()
 
@@ -174,8 +173,7 @@ class Alignment(Probe):
         parameters = parameters_of(now.model)
         with torch.no_grad():
             done, met = self._measure.look(parameters)
-            for name, found in done.items():
-                values |= {f"{quantity}/{name}": value for quantity, value in _values(found).items()}
+            values |= _values(done)
             values |= {f"aligned/{name}": _aligned(made, read) for name, (made, read) in met.items()}
         return values
 
@@ -189,22 +187,26 @@ class Alignment(Probe):
             self._measure.bases = dict(self._stored)
 
 
-def _values(found: Leading) -> dict[str, Tensor]:
-    """As `_layer`, without waiting for the device. A matrix of zeros has ratio 0."""
+def _values(found: Mapping[str, Leading]) -> dict[str, Tensor]:
+    """As `_layer`, of all layers at once and without waiting for the device. A matrix of zeros has ratio 0."""
     tiny = torch.finfo(torch.float64).tiny
-    total = found.total.clamp_min(tiny)
-    ratio = (found.squares[0].double() / total).clamp(max=1.0)
-    values = {
+    total = torch.stack([one.total for one in found.values()])
+    ratio = (torch.stack([one.squares[0].double() for one in found.values()]) / total.clamp_min(tiny)).clamp(max=1.0)
+    columns = {
         "ratio": ratio,
         "stable_rank": 1 / ratio.clamp_min(tiny),
         "distance": (2 - 2 * ratio.sqrt()).clamp_min(0).sqrt(),
     }
-    if found.fourth is not None:
-        values["participation"] = found.total.square() / found.fourth.clamp_min(tiny)
-    low, high = _entropy(found, min(len(found.left), len(found.right)))
-    return values | (
-        {"effective_rank": low} if found.complete else {"effective_rank_low": low, "effective_rank_high": high}
-    )
+    values = {f"{key}/{name}": v for key, column in columns.items() for name, v in zip(found, column.unbind())}
+    known = {name: one for name, one in found.items() if one.fourth is not None}
+    if known:
+        squares = torch.stack([one.total for one in known.values()]).square()
+        below = torch.stack([one.fourth for one in known.values() if one.fourth is not None]).clamp_min(tiny)
+        values |= {f"participation/{name}": v for name, v in zip(known, (squares / below).unbind())}
+    for (name, one), low, high in zip(found.items(), *(ends.unbind() for ends in _entropies(list(found.values())))):
+        both = {"effective_rank": low} if one.complete else {"effective_rank_low": low, "effective_rank_high": high}
+        values |= {f"{key}/{name}": value for key, value in both.items()}
+    return values
 
 
 def _once(layers: tuple[Layer, ...]) -> list[Layer]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from excite.errors import InputError
+from excite.probes.digest import Digest
+from excite.probes.later import later
 from excite.probes.ledger import Ledger, conservation
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
+from excite.probes.update_parts import PARTS
 from excite.wiring.calling import Pick
 from excite.wiring.tracing import Wiring
 
@@ -58,20 +62,26 @@ class Conservation(Probe):
         if self.ledger is not None:
             self.ledger.close()
 
-    def measure(self, now: Moment) -> Values:
-        if self.ledger is None:
+    def measure(self, now: Moment) -> Values | Future[Values]:
+        if self.ledger is None or not self.ledger.laws:
             return {}
-        values: dict[str, float] = {}
-        for entry in self.ledger.read().entries:
-            values[f"drift/{entry.name}"] = entry.moved
-            if not self.parts:
-                continue
-            values[f"rest/{entry.name}"] = entry.relative
-            for part, amount in entry.parts.items():
-                if bool((amount != 0).any()):
-                    values[f"{part}/{entry.name}"] = entry.share(part)
-            if entry.off_diagonal is not None:
-                values[f"off-diagonal/{entry.name}"] = entry.off_diagonal.relative
+        digest = self.ledger.digest()
+        if digest.drift.is_cuda and not self._options["off_diagonal"]:  # nothing here may wait for it
+            return later(lambda: self._values(digest))
+        values = self._values(digest)
+        if self._options["off_diagonal"]:
+            for entry in self.ledger.read().entries:
+                if entry.off_diagonal is not None:
+                    values[f"off-diagonal/{entry.name}"] = entry.off_diagonal.relative
+        return values
+
+    def _values(self, digest: Digest) -> dict[str, float]:
+        values = {f"drift/{name}": moved for name, moved in zip(digest.names, digest.drift.tolist())}
+        if not self.parts:
+            return values
+        values |= {f"rest/{name}": rest for name, rest in zip(digest.names, digest.rest.tolist())}
+        for part, shares, there in zip(PARTS, digest.shares.tolist(), digest.occurs.tolist()):
+            values |= {f"{part}/{name}": share for name, share, yes in zip(digest.names, shares, there) if yes}
         return values
 
     def state_dict(self) -> dict[str, Any]:

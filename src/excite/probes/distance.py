@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +14,18 @@ from excite.wiring.affine import clean_path
 
 def distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """(‖θ − θ₀‖₂, ‖θ − θ₀‖₂ / ‖θ₀‖₂) over all entries, accumulated in float32 or better."""
-    moved = start = torch.zeros(())
-    for now, before in zip(parameters, initial):
-        wide = torch.promote_types(now.dtype, torch.float32)
-        now, before = now.detach().to(wide), before.to(now.device, wide)
-        moved = moved.to(now) + (now - before).square().sum()
-        start = start.to(now) + before.square().sum()
-    return moved.sqrt(), (moved / start).sqrt()
+    start = [one.detach() for one in initial]
+    moved = _norms([p.detach() - one.to(p.device, p.dtype) for p, one in zip(parameters, start)]).norm()
+    return moved, moved / _norms(start).to(moved.device).norm()
+
+
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    """(count,) in float64."""
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
+    wide = [one if one.dtype in (torch.float32, torch.float64) else one.float() for one in tensors]
+    norms = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in torch._foreach_norm(wide)]
+    return torch.stack([one.double().to(norms[0].device) for one in norms])
 
 
 class Distance(Probe):
@@ -32,32 +37,43 @@ class Distance(Probe):
     def __init__(self, schedule: Schedule | None = None):
         super().__init__(schedule or Every(10))
         self._initial: dict[str, Tensor] = {}
+        self._paths: list[str] | None = None  # in the order of the columns of `_member`
 
     def attach(self, now: Moment) -> None:
         if not self._initial:
             self._initial = {path: p.detach().clone() for path, p in _trained(now.model)}
 
     def measure(self, now: Moment) -> Values:
+        current = {path: p for path, p in _trained(now.model) if path in self._initial}
+        if list(current) != self._paths:
+            self._arrange(current)
+        start = [self._initial[path] for path in current]
+        moved = _norms([p.detach() - one.to(p.device, p.dtype) for p, one in zip(current.values(), start)])
+        absolute = (self._member.to(moved.device) @ moved.square()).sqrt()
         values: dict[str, Tensor] = {}
-        layers: dict[str, list[str]] = {"": []}
-        current = dict(_trained(now.model))
-        for path in current.keys() & self._initial.keys():
-            layers[""].append(path)
-            layers.setdefault(path.rpartition(".")[0] or path, []).append(path)
-        for layer, paths in layers.items():
-            paths.sort()
-            absolute, relative = distance([current[p] for p in paths], [self._initial[p] for p in paths])
+        for (layer, size), length in zip(self._sizes.items(), absolute.unbind()):
             suffix = f"/{layer}" if layer else ""
-            values[f"absolute{suffix}"] = absolute
-            if torch.isfinite(relative):  # a layer that starts at zero has no relative distance
-                values[f"relative{suffix}"] = relative
+            values[f"absolute{suffix}"] = length
+            if size > 0:  # a layer that starts at zero has no relative distance
+                values[f"relative{suffix}"] = length / size
         return values
+
+    def _arrange(self, current: Mapping[str, Tensor]) -> None:
+        """Which parameters make up which layer ("" is all of them), and how large the layers were at the start."""
+        layers: dict[str, list[str]] = {"": list(current)}
+        for path in current:
+            layers.setdefault(path.rpartition(".")[0] or path, []).append(path)
+        self._paths = list(current)
+        self._member = torch.tensor([[path in mine for path in current] for mine in layers.values()]).double()
+        norms = _norms([self._initial[path] for path in current])
+        self._member = self._member.to(norms.device)
+        self._sizes = dict(zip(layers, (self._member @ norms.square()).sqrt().tolist()))
 
     def state_dict(self) -> dict[str, Any]:
         return {"initial": self._initial}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._initial = dict(state["initial"])
+        self._initial, self._paths = dict(state["initial"]), None
 
 
 def _trained(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -90,6 +90,7 @@ class Hooks:
         self.number = 0  # of the node that made f, in the order of autograd
         self.direction: Tensor | None = None  # the last dL/df, if asked for
         self.failure: Exception | None = None
+        self.resting = False  # passes go by unseen
         self._take, self._before, self._look, self._directions = pair, before, look, directions
         self._looking = False
         self._now: _Pass | None = None
@@ -120,7 +121,7 @@ class Hooks:
     # -- forward -------------------------------------------------------------------------------------------------
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._leave()
-        if not (self._live and torch.is_grad_enabled()) or self.failure is not None or is_aside():
+        if self.resting or not (self._live and torch.is_grad_enabled()) or self.failure is not None or is_aside():
             return
         self._now = _Pass()
         try:

@@ -66,26 +66,35 @@ class LawSums:
         self.count = max((law.span.stop for law in laws), default=0)
         targets: dict[str, dict[tuple[Slot, str], tuple[Tensor, Tensor]]] = {}
         for law in laws:
-            for sites, sign in ((law.group.producers, 1.0), (law.group.consumers, -1.0)):
-                for site in sites:
+            for members, sign in ((law.group.producers, 1.0), (law.group.consumers, -1.0)):
+                for site in members:
                     mine = targets.setdefault(site.parameter, {})
                     empty = torch.full((site.of,), self.count), torch.zeros(site.of)
                     _aim(site, law.start, sign, *mine.setdefault((site.slot, site.side), empty))
-        self.paths = list(targets)
+        # Parameters of one shape stand side by side, so that one operation sums the rows of all of them.
+        together: dict[object, list[str]] = {}
+        for path, sites in targets.items():
+            kind = shapes[path], tuple(_kind(slot, side, path) for slot, side in sites)
+            together.setdefault(kind, []).append(path)
+        self.paths = [path for alike in together.values() for path in alike]
+        number = {path: i for i, path in enumerate(self.paths)}
         self._blocks: list[_Block] = []
         most = _BLOCK.get(device.type, _LARGE_BLOCK)
-        filled = most
-        for number, path in enumerate(self.paths):
-            size = math.prod(shapes[path])
-            if filled + size > most:
-                self._blocks.append(_Block([], []))
-                filled = 0
-            self._blocks[-1].size = filled + size
-            self._blocks[-1].members.append(number)
-            for slot, side in targets[path]:
-                self._blocks[-1].sites.append((filled, filled + size, _row_sums(slot, side, shapes[path])))
-            filled += size
-        found = [(n, *pair) for n, path in enumerate(self.paths) for pair in targets[path].values()]
+        found: list[tuple[int, Tensor, Tensor]] = []
+        for alike in together.values():
+            shape = shapes[alike[0]]
+            size = math.prod(shape)
+            few = max(1, most // max(1, size))
+            for some in (alike[i : i + few] for i in range(0, len(alike), few)):
+                if not self._blocks or self._blocks[-1].size + size * len(some) > most:
+                    self._blocks.append(_Block([], []))
+                block = self._blocks[-1]
+                start = block.size
+                block.size += size * len(some)
+                block.members += [number[path] for path in some]
+                for k, (slot, side) in enumerate(targets[some[0]]):
+                    block.sites.append((start, block.size, _row_sums(slot, side, shape, len(some))))
+                    found += [(number[path], *list(targets[path].values())[k]) for path in some]
         none = [torch.zeros(0, dtype=torch.long)]
         # (rows,): which parameter a row belongs to, which channel it counts for, and with which sign
         self.owner = torch.cat([torch.full((len(target),), n) for n, target, _ in found] or none).to(device)
@@ -151,18 +160,27 @@ def _aim(site: Site, start: int, sign: float, target: Tensor, signs: Tensor) -> 
     signs[index] = sign
 
 
-def _row_sums(slot: Slot, side: str, shape: tuple[int, ...]) -> Rows:
-    """From (k, entries) to (k, channels), by the cheapest reshape; anything unusual goes through the slot."""
+def _plain(slot: Slot) -> bool:
+    return not slot.held.steps and slot.order is None
+
+
+def _kind(slot: Slot, side: str, path: str) -> object:
+    """Equal for sites whose rows are summed in the same way; anything unusual is like itself alone."""
+    return (slot.shape, slot.swapped, side) if _plain(slot) else (path, side)
+
+
+def _row_sums(slot: Slot, side: str, shape: tuple[int, ...], count: int) -> Rows:
+    """From (k, entries) of `count` parameters to (k, channels), by the cheapest reshape; anything unusual through the slot."""
     blocks, first, second, kernel = slot.shape
-    if slot.held.steps or slot.order is not None:
+    if not _plain(slot):
         axes = (2, 3) if side == "out" else (1, 3)
         return lambda stack: torch.stack([slot.canonical(one.view(shape)).sum(axes).flatten() for one in stack])
     if (side == "out") != slot.swapped:  # the first of the two axes is kept
         if second * kernel == 1:
             return lambda stack: stack.clone()  # its memory is used again
-        return lambda stack: stack.view(-1, blocks * first, second * kernel).sum(2)
+        return lambda stack: stack.view(len(stack), -1, second * kernel).sum(2)
     if first == 1:
-        return lambda stack: stack.view(-1, blocks * second, kernel).sum(2)
+        return lambda stack: stack.clone() if kernel == 1 else stack.view(len(stack), -1, kernel).sum(2)
     if blocks == 1 and kernel == 1:
-        return lambda stack: stack.view(-1, first, second).sum(1)
-    return lambda stack: stack.view(-1, blocks, first, second, kernel).sum((2, 4)).flatten(1)
+        return lambda stack: stack.view(len(stack), count, first, second).sum(2).flatten(1)
+    return lambda stack: stack.view(len(stack), -1, first, second, kernel).sum((2, 4)).flatten(1)

@@ -1,7 +1,11 @@
-"""Leading singular values and vectors of a matrix: all of them, or a few by subspace iteration from a warm start."""
+"""Leading singular values and vectors of matrices: all of them, or a few by subspace iteration from a warm start.
+
+Many small matrices are done together, those of one size in one stack: on a GPU what counts is the number of calls.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,14 +26,31 @@ class Leading:
     squares: Tensor
     total: Tensor
     fourth: Tensor | None
-    left: Tensor
-    right: Tensor
     residual: Tensor
     basis: Tensor | None  # where the next call can start
+    side: Tensor  # W or W', (small, large)
+    flipped: bool
+    vector: Tensor  # (small,)
 
     @property
     def complete(self) -> bool:
         return self.basis is None
+
+    @property
+    def small(self) -> int:
+        return len(self.side)
+
+    @property
+    def left(self) -> Tensor:
+        return self._other() if self.flipped else self.vector
+
+    @property
+    def right(self) -> Tensor:
+        return self.vector if self.flipped else self._other()
+
+    def _other(self) -> Tensor:
+        other = self.side.to(self.vector.dtype).T @ self.vector
+        return other / other.norm().clamp_min(torch.finfo(other.dtype).tiny)
 
 
 def leading(
@@ -42,49 +63,85 @@ def leading(
     cold: int = 40,
     seed: int = 0,
 ) -> Leading:
+    """Of one matrix; see `leading_of`."""
+    return leading_of([matrix], [basis], exact=exact, block=block, warm=warm, cold=cold, seed=seed)[0]
+
+
+def leading_of(
+    matrices: Sequence[Tensor],
+    bases: Sequence[Tensor | None],
+    *,
+    exact: int,
+    block: int = 8,
+    warm: int = 4,
+    cold: int = 40,
+    seed: int = 0,
+) -> list[Leading]:
     """Up to the smaller dimension `exact` an eigendecomposition of G in float64. Beyond, subspace iteration with `block`
-    vectors: `warm` iterations from `basis` if it fits, else `cold` ones from random vectors; no value is waited for."""
-    wide = matrix.detach().flatten(1)
-    small = min(wide.shape)
-    flipped = wide.shape[0] > wide.shape[1]
-    side = wide.T if flipped else wide  # (small, large)
-    if small <= exact:
-        side = side.double()
-        values, vectors = torch.linalg.eigh(side @ side.T)
-        squares = values.flip(0).clamp_min(0)
-        return _finish(side, flipped, squares, vectors[:, -1], squares.square().sum(), squares.new_zeros(()), None)
-    side = side.to(torch.promote_types(side.dtype, torch.float32))
-    gram = side @ side.T if small <= _GRAM else None
+    vectors: `warm` iterations from a basis if it fits, else `cold` ones from random vectors; no value is waited for."""
+    sides, flips, groups = [], [], {}
+    for number, (matrix, basis) in enumerate(zip(matrices, bases)):
+        wide = matrix.detach().flatten(1)
+        small = min(wide.shape)
+        flips.append(wide.shape[0] > wide.shape[1])
+        side = wide.T if flips[-1] else wide  # (small, large)
+        dtype = torch.float64 if small <= exact else torch.promote_types(side.dtype, torch.float32)
+        sides.append(side.to(dtype))
+        fits = small > exact and basis is not None and basis.shape == (small, block)
+        groups.setdefault((small, fits, dtype, side.device), []).append(number)
+    found: dict[int, Leading] = {}
+    for (small, fits, *_), members in groups.items():
+        mine = [sides[i] for i in members]
+        totals = torch.stack([_squares(side) for side in mine])
+        if small <= exact:
+            squares, fourth, residual, vectors = _whole(mine)
+            stack: Sequence[Tensor | None] = [None] * len(members)
+        else:
+            if fits:
+                start = torch.stack([bases[i].to(side) for i, side in zip(members, mine)])  # type: ignore[union-attr]
+            else:
+                generator = torch.Generator().manual_seed(seed)
+                start = torch.linalg.qr(torch.randn(small, block, generator=generator).to(mine[0]))[0]
+                start = start.expand(len(members), -1, -1)
+            squares, fourth, residual, stack = _iterated(mine, start, (warm if fits else cold) // 2)
+            vectors = stack[:, :, 0]  # type: ignore[call-overload]
+        for k, number in enumerate(members):
+            found[number] = Leading(
+                squares[k], totals[k], None if fourth is None else fourth[k], residual[k], stack[k], mine[k],
+                flips[number], vectors[k],
+            )  # fmt: skip
+    return [found[number] for number in range(len(sides))]
+
+
+def _whole(sides: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """σ², Σσ⁴, residuals and first vectors from all eigenvalues."""
+    values, vectors = torch.linalg.eigh(torch.stack([side @ side.T for side in sides]))
+    squares = values.flip(1).clamp_min(0)
+    return squares, squares.square().sum(1), squares.new_zeros(len(sides)), vectors[:, :, -1]
+
+
+def _iterated(sides: Sequence[Tensor], basis: Tensor, rounds: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """First σ², Σσ⁴, residuals and bases (matrices, small, block) after 2 · `rounds` iterations."""
+    grams = torch.stack([side @ side.T for side in sides]) if len(sides[0]) <= _GRAM else None
 
     def apply(v: Tensor) -> Tensor:
-        return gram @ v if gram is not None else side @ (side.T @ v)
+        if grams is not None:
+            return grams @ v
+        return torch.stack([side @ (side.T @ one) for side, one in zip(sides, v)])
 
-    fits = basis is not None and basis.shape == (small, block)
-    if not fits:
-        generator = torch.Generator().manual_seed(seed)
-        basis = torch.linalg.qr(torch.randn(small, block, generator=generator).to(side))[0]
-    basis = basis.to(side)  # type: ignore[union-attr]
-    for _ in range((warm if fits else cold) // 2):
+    for _ in range(rounds):
         basis = torch.linalg.qr(apply(apply(basis)))[0]  # every second time: it takes longer than the products
     image = apply(basis)
-    values, turn = torch.linalg.eigh(basis.T @ image)
-    basis, image = basis @ turn.flip(1), image @ turn.flip(1)
-    squares = values.flip(0).clamp_min(0)
-    residual = (image[:, 0] - squares[0] * basis[:, 0]).norm() / squares[0].clamp_min(torch.finfo(side.dtype).tiny)
-    fourth = None if gram is None else gram.double().square().sum()
-    return _finish(side, flipped, squares, basis[:, 0], fourth, residual, basis)
+    values, turn = torch.linalg.eigh(basis.mT @ image)
+    turn = turn.flip(2)
+    basis, image = basis @ turn, image @ turn
+    squares = values.flip(1).clamp_min(0)
+    off = image[:, :, 0] - squares[:, :1] * basis[:, :, 0]
+    residual = off.norm(dim=1) / squares[:, 0].clamp_min(torch.finfo(basis.dtype).tiny)
+    return squares, None if grams is None else _squares(grams), residual, basis
 
 
-def _finish(
-    side: Tensor,
-    flipped: bool,
-    squares: Tensor,
-    vector: Tensor,
-    fourth: Tensor | None,
-    residual: Tensor,
-    basis: Tensor | None,
-) -> Leading:
-    other = side.T @ vector
-    other = other / other.norm().clamp_min(torch.finfo(other.dtype).tiny)
-    left, right = (other, vector) if flipped else (vector, other)
-    return Leading(squares, side.double().square().sum(), fourth, left, right, residual, basis)
+def _squares(matrix: Tensor) -> Tensor:
+    """The sum of all squares in float64, over the last two axes, without a copy of the matrix."""
+    rows: Tensor = torch.linalg.vector_norm(matrix, dim=-1)
+    return rows.double().square().sum(-1)

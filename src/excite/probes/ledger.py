@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError
+from excite.probes.digest import Digest, Digester
 from excite.probes.laws import LawSums, NamedLaw, named
 from excite.probes.off_diagonal import OffDiagonal
 from excite.probes.reading import Entry, Reading, Unchecked
@@ -65,6 +66,7 @@ class Ledger:
         self._worst = torch.zeros_like(self._start)
         self._worst_step = torch.zeros(count, dtype=torch.long, device=device)
         self._flagged = torch.full((count,), -1, dtype=torch.long, device=device)  # first step with a rest too large
+        self._digester = Digester(laws, count, device)
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     # -- at every step -------------------------------------------------------------------------------------------
@@ -141,6 +143,18 @@ class Ledger:
             )
         self._check_same_parameters()
         return Reading(self.steps, tuple(entries), self._unchecked, self.precision, self.tolerance, self.rule)
+
+    @torch.no_grad()
+    def digest(self) -> Digest:
+        """The same in a few numbers per law, left on the device: what was booked by the last step, or once the ledger is closed
+        what the weights are now."""
+        self._check_same_parameters()
+        value, scale = self._value, self._scale
+        if not self._hooks and self.laws:
+            rows = self._squares()
+            value, scale = self._sums.fold(rows), torch.maximum(scale, self._sums.size(rows))
+            self._scale = scale
+        return self._digester.digest(value - self._start, self._parts, scale)
 
     def _check_same_parameters(self) -> None:
         current = {clean_path(path): p for path, p in self.model.named_parameters()}

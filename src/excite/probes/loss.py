@@ -9,6 +9,7 @@ class Loss(Probe):
     """`loss/step`: the loss handed to `watch.step`, averaged over processes."""
 
     name = "loss"
+    runs_model = False
 
     def measure(self, now: Moment) -> Values:
         return {} if now.loss is None else {"step": now.loss}

@@ -13,7 +13,7 @@ from excite.errors import InputError
 class Measured:
     """Values by name, in memory of their own: a view of a weight would show the weight of a later step.
 
-    Tensors of one kind are copied together, and later fetched together: one kernel and one transfer for all of them.
+    Tensors on a device are copied together, and later fetched together: one kernel and one transfer for all of them.
     """
 
     def __init__(self, values: Mapping[str, object]):
@@ -27,6 +27,9 @@ class Measured:
                 value = value.detach()
                 whole = getattr(value, "full_tensor", None)  # of a DTensor, as FSDP has them
                 value = value if whole is None else whole()
+                if value.device.type == "cpu":
+                    self._numbers[name] = float(value)
+                    continue
                 names, tensors = kinds.setdefault((value.device, value.dtype), ([], []))
                 names.append(name)
                 tensors.append(value.reshape(()))

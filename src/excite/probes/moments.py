@@ -11,7 +11,7 @@ from torch import Tensor
 from excite.errors import InputError
 from excite.probes.sketch import FrequentDirections
 from excite.probes.smallest import default_tolerance
-from excite.probes.spectrum import Spectrum
+from excite.probes.spectrum import Spectrum, spectrum
 from excite.probes.sums import add_outer, home, symmetric
 
 EXACT = 1024  # widest vectors whose matrix is kept
@@ -129,13 +129,9 @@ class Moments:
                 rows = np.concatenate([sketch.rows.cpu().numpy() / math.sqrt(self.count), rows])
                 slack, total = sketch.slack / self.count, sketch.total / self.count + total
             found = np.linalg.eigvalsh(rows @ rows.T)[::-1]
-        values = np.zeros(self.width)
-        values[: len(found)] = found[: self.width].clip(min=0.0)
-        # What is left of equal rows after subtracting their mean is rounding, not variance.
-        if total <= self.width * (4 * np.finfo(np.float64).eps * self._size) ** 2:
-            values, total, slack = np.zeros(self.width), 0.0, 0.0
-        total = total if slack else float(values.sum())
-        return Spectrum(values, slack, total, self.tolerance() if tolerance is None else tolerance)
+        return spectrum(
+            found, self.width, self._size, self.tolerance() if tolerance is None else tolerance, total, slack
+        )
 
     def sampling_error(self, of: int) -> float:
         """How far the eigenvalues of the covariance C are off if the rows are a random sample of `of` rows: the standard

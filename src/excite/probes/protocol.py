@@ -15,6 +15,7 @@ Its values arrive in `run.frame()` as `weights/norm`. Keys that end in a layer's
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -84,6 +85,7 @@ class Probe:
 
     name: ClassVar[str]
     reduction: ClassVar[Reduction] = "mean"
+    runs_model: ClassVar[bool] = True  # False spares the preparations for that
     reductions: ClassVar[Mapping[str, Reduction]] = {}
 
     def __init__(self, schedule: Schedule | None = None):
@@ -95,8 +97,11 @@ class Probe:
     def detach(self) -> None:
         """Called once at the end, also after an exception: leave nothing behind."""
 
-    def measure(self, now: Moment) -> Values:
-        """Values by quantity, or by quantity/layer."""
+    def announce(self, due: bool) -> None:
+        """Called after every step: whether the coming one will be measured. A probe with hooks can rest until then."""
+
+    def measure(self, now: Moment) -> Values | Future[Values]:
+        """Values by quantity, or by quantity/layer; or a promise of them, which is asked for when they are written."""
         raise NotImplementedError(f"{type(self).__name__} has to define measure(self, now)")
 
     def state_dict(self) -> dict[str, Any]:

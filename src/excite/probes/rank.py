@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
 from excite.errors import InputError
-from excite.probes.moments import Moments
+from excite.probes.covariance import Covariances
+from excite.probes.later import later
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Signal, Values
 from excite.probes.seen import Seen, seen
 from excite.probes.smallest import default_tolerance
-from excite.probes.spectrum import Spectrum
 from excite.probes.units import UnitSums
 
 
@@ -23,14 +25,7 @@ def effective_rank(rows: Tensor) -> float:
     """
     if rows.dim() != 2:
         raise InputError(f"effective_rank: expected rows (N, D); got shape {tuple(rows.shape)}")
-    return float(_covariance(rows).effective_rank)
-
-
-def _covariance(rows: Tensor) -> Spectrum:
-    """Exact: by the rows' inner products where there are fewer rows than columns."""
-    moments = Moments(rows.shape[1], exact=rows.shape[1], device=rows.device, block=len(rows) + 1)
-    moments.add(rows)
-    return moments.covariance()
+    return float(Covariances([rows]).spectra()[0].effective_rank)
 
 
 class Rank(Probe):
@@ -52,24 +47,17 @@ class Rank(Probe):
         super().__init__(schedule or Every(50))
         self.most_rows, self.units = most_rows, units
 
-    def measure(self, now: Moment) -> Values:
-        values: dict[str, float] = {}
-        for signal in now.signals:
-            if not signal.input.is_floating_point():
-                continue
-            what = self._seen(signal)
-            spectrum = _covariance(what.rows)
-            rank = float(spectrum.effective_rank)
-            found = {
-                "effective": rank,
-                "share": rank / spectrum.width,
-                "participation": float(spectrum.participation_ratio),
-                "numerical": float(spectrum.rank),
-                "smallest": float(spectrum.smallest) / float(spectrum.largest) if spectrum.total else 0.0,
-            }
-            if what.active is not None:
-                found["deficient"] = _deficient(what)
-            values |= {f"{quantity}/{signal.layer}": value for quantity, value in found.items()}
+    def measure(self, now: Moment) -> Values | Future[Values]:
+        signals = [signal for signal in now.signals if signal.input.is_floating_point()]
+        seen = [self._seen(signal) for signal in signals]
+        covariances = Covariances([one.rows for one in seen])
+        layers = [signal.layer for signal in signals]
+        if covariances.travelling and not self.units:
+            return later(lambda: _values(layers, covariances))
+        values = _values(layers, covariances)
+        for layer, one in zip(layers, seen):
+            if one.active is not None:
+                values[f"deficient/{layer}"] = _deficient(one)
         return values
 
     def _seen(self, signal: Signal) -> Seen:
@@ -81,6 +69,21 @@ class Rank(Probe):
         step = max(1, math.ceil(len(what.rows) / self.most_rows))
         active = None if what.active is None else what.active[::step]
         return Seen(what.rows[::step], what.of, what.owner[::step], what.items, active, what.groups)
+
+
+def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for layer, spectrum in zip(layers, covariances.spectra()):
+        rank = float(spectrum.effective_rank)
+        found = {
+            "effective": rank,
+            "share": rank / spectrum.width,
+            "participation": float(spectrum.participation_ratio),
+            "numerical": float(spectrum.rank),
+            "smallest": float(spectrum.smallest) / float(spectrum.largest) if spectrum.total else 0.0,
+        }
+        values |= {f"{quantity}/{layer}": value for quantity, value in found.items()}
+    return values
 
 
 def _deficient(what: Seen) -> float:

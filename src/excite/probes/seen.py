@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -61,13 +62,26 @@ def seen(
     # (B, C, ...) -> (B, positions..., C · kernel...)
     windows = input.movedim(1, -1) if transposed else _windows(call, input)
     places = windows.shape[1 : 1 + axes]
-    at = _places(items, math.prod(places), patches, first, seed)
-    owner = torch.arange(items).repeat_interleave(at.shape[1])
-    index = tuple(i.to(input.device) for i in (owner, *map(torch.from_numpy, np.unravel_index(at.reshape(-1), places))))
+    # The same example is looked at again and again: its places are kept, because to send them to a GPU waits for it.
+    find = _kept_index if patches is not None and not first else _index
+    owner, index = find(items, tuple(places), patches, first, seed, input.device)
     active = None if output is None or transposed else output.movedim(1, -1)[index] > 0
     groups = 1 if transposed else call.weight.shape[0] and input.shape[1] // call.weight.shape[1]
     of = items * math.prod(places)
     return Seen(windows[index].flatten(1), of, owner, items, active, groups)
+
+
+def _index(
+    items: int, places: tuple[int, ...], patches: int | None, first: int, seed: int, device: torch.device
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The item of every row, and where the rows stand."""
+    at = _places(items, math.prod(places), patches, first, seed)
+    owner = torch.arange(items).repeat_interleave(at.shape[1])
+    where = map(torch.from_numpy, np.unravel_index(at.reshape(-1), places))
+    return owner, tuple(i.to(device) for i in (owner, *where))
+
+
+_kept_index = lru_cache(maxsize=64)(_index)
 
 
 def _places(items: int, places: int, patches: int | None, first: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:

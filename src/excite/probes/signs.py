@@ -6,13 +6,16 @@ sgn(0) = 1. It can be refuted by looking, never proven: what holds so far is rep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from excite.errors import InputError, ModelError
+from excite.probes.later import later
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
 from excite.wiring.affine import clean_path
 
@@ -45,37 +48,39 @@ class Signs(Probe):
         self._last: dict[str, Tensor] = {}  # step of the look that saw the last change, −1 for none
         self._start = 0
 
-    def measure(self, now: Moment) -> Values:
-        values: dict[str, Tensor | float] = {}
-        latest: list[Tensor] = []
-        changed: list[Tensor] = []
+    def measure(self, now: Moment) -> Values | Future[Values]:
         weights = {clean_path(path): p.detach() for path, p in now.model.named_parameters() if p.requires_grad}
+        if not weights:
+            return {}
         if not self._positive:
             self._start = now.step
+        latest, changed = [], []
         for path, w in weights.items():
             positive = w >= 0
             if path not in self._positive:
-                self._last[path] = torch.full(w.shape, -1, dtype=torch.int32, device=w.device)
+                self._last[path] = torch.full_like(w, -1, dtype=torch.int32)
             elif self._positive[path].shape != w.shape:
                 raise ModelError(f"signs: {path} had shape {tuple(self._positive[path].shape)}, now {tuple(w.shape)}")
             else:
                 self._last[path].masked_fill_(positive != self._positive[path], now.step)
             self._positive[path] = positive
-            last = self._last[path]
-            recent = (last >= 0) & (last > now.step - self.window)
-            latest.append(last.max())
-            changed.append(recent.sum())
-            values[f"changed/{path}"] = changed[-1] / w.numel()
-            values[f"since/{path}"] = now.step - latest[-1].clamp(min=self._start)
-        if not weights:
-            return {}
-        if not all(bool(one.isfinite()) for one in torch._foreach_norm(list(weights.values()))):
-            raise ModelError(f"signs: a weight is not finite at step {now.step}")
-        count = sum(w.numel() for w in weights.values())
-        values["changed"] = torch.stack([c.cpu() for c in changed]).sum() / count
-        since = now.step - torch.stack([one.cpu() for one in latest]).max().clamp(min=self._start)
-        values["since"] = since
-        values["stable"] = float(since >= self.window)
+            latest.append(self._last[path].max())
+            changed.append((self._last[path] > max(-1, now.step - self.window)).sum())
+        sizes = {path: w.numel() for path, w in weights.items()}
+        found = [_together(column) for column in (latest, changed, torch._foreach_norm(list(weights.values())))]
+        if found[0].is_cuda:  # nothing here may wait for it
+            return later(lambda: self._values(now.step, sizes, found))
+        return self._values(now.step, sizes, found)
+
+    def _values(self, step: int, sizes: Mapping[str, int], found: Sequence[Tensor]) -> Values:
+        latest, changed, norms = (column.tolist() for column in found)
+        if not all(map(math.isfinite, norms)):
+            raise ModelError(f"signs: a weight is not finite at step {step}")
+        since = [step - max(one, self._start) for one in latest]
+        values = {f"changed/{path}": count / size for (path, size), count in zip(sizes.items(), changed)}
+        values |= {f"since/{path}": float(steps) for path, steps in zip(sizes, since)}
+        values["changed"] = sum(changed) / sum(sizes.values())
+        values["since"], values["stable"] = float(min(since)), float(min(since) >= self.window)
         return values
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,3 +89,9 @@ class Signs(Probe):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._positive, self._start = dict(state["positive"]), int(state["start"])
         self._last = {path: last.clone() for path, last in state["last"].items()}
+
+
+def _together(scalars: Iterable[Tensor]) -> Tensor:
+    """One vector, whole numbers where shards have parts of them, on the device of the first."""
+    whole = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in scalars]
+    return torch.stack([one.to(whole[0].device) for one in whole])

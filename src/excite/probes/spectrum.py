@@ -114,3 +114,16 @@ class Spectrum:
             filled = np.clip(level, self.values, self.values + self.slack)
             low, high = (level, high) if filled.sum() < self.total else (low, level)
         return np.asarray(np.clip(high, self.values, self.values + self.slack))
+
+
+def spectrum(
+    found: Array, width: int, size: float, tolerance: float, total: float | None = None, slack: float = 0.0
+) -> Spectrum:
+    """From the eigenvalues found, largest first; the others of `width` are zero. What is left of equal rows after subtracting
+    their mean is rounding, not variance: nothing, beside the largest entry `size`."""
+    values = np.zeros(width)
+    values[: len(found)] = found[:width].clip(min=0.0)
+    sum_of = float(found.sum()) if total is None else total
+    if sum_of <= width * (4 * np.finfo(np.float64).eps * size) ** 2:
+        return Spectrum(np.zeros(width), 0.0, 0.0, tolerance)
+    return Spectrum(values, slack, sum_of if slack else float(values.sum()), tolerance)

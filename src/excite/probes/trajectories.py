@@ -22,6 +22,8 @@ from excite.wiring.calling import Batch, Pick, own_copy
 from excite.wiring.untouched import evaluating
 from excite.wiring.wrappers import refuse_lazy
 
+_OF_EVERY_STEP = ("length", "total", "raw", "variance")
+
 
 class Trajectory(Probe):
     """Normalized updates ‖dL/dz‖ / ‖dL/df‖ of the first layer's bias, of every sample that training sees.
@@ -30,7 +32,7 @@ class Trajectory(Probe):
     `total` (the sum since the start), `samples`, `zero` (without a loss gradient: left out), `nonfinite` (left out). Of the
     bias itself, if the layer has one: `raw` (length of its path), `variance`, `distance` (from its start).
 
-    Every `sandwich` training passes, for the samples of that pass: `sigma`, the largest singular value of the layer as an
+    Every `sandwich` training passes, for the first `most` samples of that pass: `sigma`, the largest singular value of the layer as an
     operator, and the means `lower` ≤ `lipschitz` ≤ `upper` of Lemma 1, with `lipschitz_max` and the count of `violations`.
     With `clean`, on that schedule, `clean` and `clean_max`: the same ratio from an extra pass over the last batch in
     evaluation mode, exact also with batch normalization. `trajectory/label/...` is 1 where a label of
@@ -39,6 +41,8 @@ class Trajectory(Probe):
 
     Args:
         layers: "first", "all", or names of layers.
+        passes: "all", or "measured" to look only at the passes of a step that is measured. Then nothing is done in between, and
+            what needs every step (`length`, `total`, `raw`, `variance`) is not written.
         output: which part of what the model returns is f, where it does not return a tensor.
         link: "sigmoid" if the model returns one logit and its probability is meant.
     """
@@ -57,15 +61,21 @@ class Trajectory(Probe):
         layers: str | Sequence[str] = "first",
         output: Pick = None,
         link: Literal["identity", "sigmoid"] = "identity",
+        passes: Literal["all", "measured"] = "all",
         sandwich: int | None = 100,
+        most: int | None = None,
         clean: Schedule | None = None,
     ):
         super().__init__(schedule or Every(10))
         if link not in ("identity", "sigmoid"):
             raise InputError(f"link: expected 'identity' or 'sigmoid'; got {link!r}")
-        if sandwich is not None and (isinstance(sandwich, bool) or not isinstance(sandwich, int) or sandwich < 1):
-            raise InputError(f"sandwich: expected a whole number of passes of at least 1, or None; got {sandwich!r}")
+        if passes not in ("all", "measured"):
+            raise InputError(f"passes: expected 'all' or 'measured'; got {passes!r}")
+        for name, count in (("sandwich", sandwich), ("most", most)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise InputError(f"{name}: expected a whole number of at least 1, or None; got {count!r}")
         self.layers, self.output, self.link, self.sandwich, self.clean = layers, output, link, sandwich, clean
+        self.passes, self.most = passes, most
         self.labels: tuple[str, ...] = ()
         self._hooks: Hooks | None = None
         self._passes = 0
@@ -114,6 +124,10 @@ class Trajectory(Probe):
         if self._kept:
             self.load_state_dict(self._kept)
 
+    def announce(self, due: bool) -> None:
+        if self._hooks is not None and self.passes == "measured":
+            self._hooks.resting = not due
+
     def detach(self) -> None:
         if self._hooks is not None:
             self._hooks.remove()
@@ -125,14 +139,17 @@ class Trajectory(Probe):
         """Before every training pass; whether to look closer at this one."""
         if self.clean is not None:
             self._batch = dict(kwargs) if kwargs and not args else tuple(args)
-        for path in self._paths.values():
-            path.look()
+        if self.passes == "all":
+            for path in self._paths.values():
+                path.look()
         self._passes += 1
         return self.sandwich is not None and (self._passes - 1) % self.sandwich == 0
 
     def _look(self, site: Site, gradient: Tensor, errors: Tensor) -> None:
         """Lemma 1 for the samples of one pass, with the weights they met."""
         operator = self._operators[site.name]
+        if self.most is not None:
+            gradient, errors = gradient.narrow(site.axis, 0, min(self.most, len(errors))), errors[: self.most]
         if not site.live:  # the weight is computed anew in every pass
             operator.site = find(self._model, self._example, [site.name])[site.name]
         values, steep, active = looked(site, gradient, errors, operator)
@@ -156,7 +173,7 @@ class Trajectory(Probe):
     # -- at a measurement ----------------------------------------------------------------------------------------
     def measure(self, now: Moment) -> Values:
         hooks = self._hooks
-        if hooks is None or now.step == 0:
+        if hooks is None or hooks.resting or now.step == 0:
             return {}
         if hooks.failure is not None:
             raise hooks.failure
@@ -168,6 +185,8 @@ class Trajectory(Probe):
                 values |= {f"{key}/{name}": value for key, value in self._sums[name].read().items()}
         for name, path in self._paths.items():
             values |= {f"{key}/{name}": value for key, value in path.read().items()}
+        if self.passes == "measured":
+            values = {key: value for key, value in values.items() if key.partition("/")[0] not in _OF_EVERY_STEP}
         for name, found in self._sandwiches.items():
             values |= {f"{key}/{name}": value for key, value in found.items()}
         estimated = bool(self._sandwiches) and self._estimated

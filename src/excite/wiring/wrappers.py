@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -21,12 +21,14 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-def eagerly(model: nn.Module) -> AbstractContextManager[object]:
-    """A context in which compiled parts of the model run eagerly, so that a torch function mode sees every call once."""
-    if any(
-        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
-        for module in model.modules()
-    ):
+def eagerly(model: nn.Module | Sequence[nn.Module]) -> AbstractContextManager[object]:
+    """A context in which compiled parts of the model run eagerly, so that a torch function mode sees every call once.
+
+    Instead of a model the list of its modules, where that is at hand: to collect them takes longer than to ask them.
+    """
+    for module in model.modules() if isinstance(model, nn.Module) else model:
+        if module._compiled_call_impl is None and type(module).__name__ != "OptimizedModule":
+            continue
         stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         return stance
     return nullcontext()
@@ -61,12 +63,12 @@ def refuse_lazy(model: nn.Module) -> None:
 
 
 @contextmanager
-def resharded(model: nn.Module) -> Iterator[None]:
+def resharded(modules: Sequence[nn.Module]) -> Iterator[None]:
     """After a forward pass without a backward pass FSDP keeps weights gathered: afterwards they are sharded again."""
     try:
         yield
     finally:
         if "torch.distributed.fsdp" in sys.modules:
-            for module in model.modules():
+            for module in modules:
                 if isinstance(module, sys.modules["torch.distributed.fsdp"].FSDPModule):
                     module.reshard()
