@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,14 +17,14 @@ from torch import Tensor
 from excite.wiring.channels.slots import Slot
 from excite.wiring.groups import Group, Site
 
-Rows = Callable[[Tensor], Tensor]
+Rows = Callable[[Tensor], Callable[[], Tensor]]  # from memory (k, entries) to what sums it up into (k, channels)
 Columns = Mapping[str, Sequence[Tensor]]
 Derive = Callable[[dict[str, Tensor], Tensor], None]
 _WIDE = {torch.float32, torch.float64}
 # Small parameters are handled together up to so many entries, larger ones alone: on a CPU what fits its cache, elsewhere
 # what keeps the number of kernels low.
 _BLOCK = {"cpu": 1 << 16}
-_LARGE_BLOCK = 1 << 22
+_LARGE_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class LawSums:
                 block.size += size * len(some)
                 block.members += [number[path] for path in some]
                 for k, (slot, side) in enumerate(targets[some[0]]):
-                    block.sites.append((start, block.size, _row_sums(slot, side, shape, len(some))))
+                    block.sites.append((start, block.size, _row_sums(slot, side, shape)))
                     found += [(number[path], *list(targets[path].values())[k]) for path in some]
         none = [torch.zeros(0, dtype=torch.long)]
         # (rows,): which parameter a row belongs to, which channel it counts for, and with which sign
@@ -102,6 +103,7 @@ class LawSums:
         self._sign = torch.cat([sign for _, _, sign in found] or none).to(device, torch.float64)
         self._device = device
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._views: dict[tuple[int, int, torch.dtype], tuple[int, tuple[Tensor, ...], list[Callable[[], Tensor]]]] = {}
 
     def rows(self, columns: Columns, pairs: Sequence[tuple[str, str]], derive: Derive | None = None) -> Tensor:
         """(pairs, rows) in float64: Σ a·b over the entries of every row, for each pair of columns.
@@ -109,17 +111,30 @@ class LawSums:
         A column is a list of tensors in the order of `paths`; `derive` may add one to those of a block, in memory that it
         is given.
         """
-        result = [torch.zeros(len(pairs), 0, device=self._device)]
-        for block in self._blocks:
+        result = []
+        for number, block in enumerate(self._blocks):
             flat = {name: self._flat(name, block, tensors) for name, tensors in columns.items()}
             dtype = flat[pairs[0][0]].dtype
             if derive is not None:
                 derive(flat, self._buffer("derived", dtype, block.size))
-            products = self._buffer("products", dtype, len(pairs) * block.size).view(len(pairs), block.size)
-            for row, (one, other) in zip(products.unbind(), pairs):
+            products, sums = self._memory(number, len(pairs), dtype)
+            for row, (one, other) in zip(products, pairs):
                 torch.mul(flat[one], flat[other], out=row)
-            result += [rows(products[:, start:stop]) for start, stop, rows in block.sites]
-        return torch.cat(result, 1).to(torch.float64)
+            result += [rows() for rows in sums]
+        return torch.cat(result, 1).to(torch.float64) if result else torch.zeros(len(pairs), 0, device=self._device)
+
+    def _memory(
+        self, number: int, pairs: int, dtype: torch.dtype
+    ) -> tuple[tuple[Tensor, ...], list[Callable[[], Tensor]]]:
+        """Where the products of a block go, a vector for each pair, and what sums them up. Kept: views cost as much as sums."""
+        block, size = self._blocks[number], max(block.size for block in self._blocks)
+        whole = self._buffer("products", dtype, pairs * size)
+        key = number, pairs, dtype
+        if key not in self._views or self._views[key][0] != whole.data_ptr():
+            mine = whole.narrow(0, 0, pairs * block.size).view(pairs, block.size)
+            sums = [rows(mine[:, start:stop]) for start, stop, rows in block.sites]
+            self._views[key] = whole.data_ptr(), mine.unbind(), sums
+        return self._views[key][1:]
 
     def _flat(self, name: str, block: _Block, tensors: Sequence[Tensor]) -> Tensor:
         """The entries of a block's parameters as one vector, half precision widened."""
@@ -169,18 +184,26 @@ def _kind(slot: Slot, side: str, path: str) -> object:
     return (slot.shape, slot.swapped, side) if _plain(slot) else (path, side)
 
 
-def _row_sums(slot: Slot, side: str, shape: tuple[int, ...], count: int) -> Rows:
-    """From (k, entries) of `count` parameters to (k, channels), by the cheapest reshape; anything unusual through the slot."""
-    blocks, first, second, kernel = slot.shape
+def _row_sums(slot: Slot, side: str, shape: tuple[int, ...]) -> Rows:
+    """Row sums of parameters of one kind that stand side by side, by the cheapest reshape; anything unusual goes through the slot."""
+    _, first, second, kernel = slot.shape
     if not _plain(slot):
         axes = (2, 3) if side == "out" else (1, 3)
-        return lambda stack: torch.stack([slot.canonical(one.view(shape)).sum(axes).flatten() for one in stack])
+        return lambda m: lambda: torch.stack([slot.canonical(one.view(shape)).sum(axes).flatten() for one in m])
+    rows: int | None = None  # entries of a row, where they are neighbours
     if (side == "out") != slot.swapped:  # the first of the two axes is kept
-        if second * kernel == 1:
-            return lambda stack: stack.clone()  # its memory is used again
-        return lambda stack: stack.view(len(stack), -1, second * kernel).sum(2)
-    if first == 1:
-        return lambda stack: stack.clone() if kernel == 1 else stack.view(len(stack), -1, kernel).sum(2)
-    if blocks == 1 and kernel == 1:
-        return lambda stack: stack.view(len(stack), count, first, second).sum(2).flatten(1)
-    return lambda stack: stack.view(len(stack), -1, first, second, kernel).sum((2, 4)).flatten(1)
+        rows = second * kernel
+    elif first == 1:
+        rows = kernel
+    if rows == 1:
+        return lambda memory: memory.clone  # used again
+    if rows is not None:
+        return lambda memory: partial(memory.view(len(memory), -1, rows).sum, 2)
+    # Over the first axis, which leaves neighbours together, and then over what is left of a row.
+    return lambda memory: _twice(memory.view(len(memory), -1, first, second * kernel), kernel)
+
+
+def _twice(view: Tensor, kernel: int) -> Callable[[], Tensor]:
+    if kernel == 1:
+        return lambda: view.sum(2).flatten(1)
+    return lambda: view.sum(2).view(len(view), -1, kernel).sum(2)

@@ -50,7 +50,8 @@ class Leading:
 
     def _other(self) -> Tensor:
         other = self.side.to(self.vector.dtype).T @ self.vector
-        return other / other.norm().clamp_min(torch.finfo(other.dtype).tiny)
+        length: Tensor = torch.linalg.vector_norm(other)
+        return other / length.clamp_min(torch.finfo(other.dtype).tiny)
 
 
 def leading(
@@ -79,7 +80,9 @@ def leading_of(
 ) -> list[Leading]:
     """Up to the smaller dimension `exact` an eigendecomposition of G in float64. Beyond, subspace iteration with `block`
     vectors: `warm` iterations from a basis if it fits, else `cold` ones from random vectors; no value is waited for."""
-    sides, flips, groups = [], [], {}
+    sides: list[Tensor] = []
+    flips: list[bool] = []
+    groups: dict[tuple[int, bool, torch.dtype, torch.device], list[int]] = {}
     for number, (matrix, basis) in enumerate(zip(matrices, bases)):
         wide = matrix.detach().flatten(1)
         small = min(wide.shape)
@@ -93,23 +96,31 @@ def leading_of(
     for (small, fits, *_), members in groups.items():
         mine = [sides[i] for i in members]
         totals = torch.stack([_squares(side) for side in mine])
+        fourth: Tensor | None
+        ends: Tensor | None = None
         if small <= exact:
             squares, fourth, residual, vectors = _whole(mine)
-            stack: Sequence[Tensor | None] = [None] * len(members)
         else:
-            if fits:
-                start = torch.stack([bases[i].to(side) for i, side in zip(members, mine)])  # type: ignore[union-attr]
+            known = [basis for i in members if fits and (basis := bases[i]) is not None]
+            if known:
+                start = torch.stack([basis.to(side) for basis, side in zip(known, mine)])
             else:
                 generator = torch.Generator().manual_seed(seed)
                 start = torch.linalg.qr(torch.randn(small, block, generator=generator).to(mine[0]))[0]
                 start = start.expand(len(members), -1, -1)
-            squares, fourth, residual, stack = _iterated(mine, start, (warm if fits else cold) // 2)
-            vectors = stack[:, :, 0]  # type: ignore[call-overload]
+            squares, fourth, residual, ends = _iterated(mine, start, (warm if fits else cold) // 2)
+            vectors = ends[:, :, 0]
         for k, number in enumerate(members):
             found[number] = Leading(
-                squares[k], totals[k], None if fourth is None else fourth[k], residual[k], stack[k], mine[k],
-                flips[number], vectors[k],
-            )  # fmt: skip
+                squares=squares[k],
+                total=totals[k],
+                fourth=None if fourth is None else fourth[k],
+                residual=residual[k],
+                basis=None if ends is None else ends[k],
+                side=mine[k],
+                flipped=flips[number],
+                vector=vectors[k],
+            )
     return [found[number] for number in range(len(sides))]
 
 
