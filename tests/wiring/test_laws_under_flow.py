@@ -75,13 +75,13 @@ def images(*middle: nn.Module, channels: int, places: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), *middle, nn.Flatten(), nn.Linear(channels * places, 1))
 
 
-def narrow(bias: bool = False) -> dict[str, nn.Module]:
+def free_block() -> dict[str, nn.Module]:
     sizes = {"first": (4, 5), "Y": (5, 3), "U": (3, 4), "Z": (5, 4), "last": (4, 1)}
-    return {name: nn.Linear(*size, bias=bias) for name, size in sizes.items()}
+    return {name: nn.Linear(*size, bias=False) for name, size in sizes.items()}
 
 
-def normed(norm: nn.Module, **_: object) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), norm, nn.ReLU(), nn.Linear(5, 1))
+def normed(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), norm, nn.Linear(5, 1))  # smooth: batch normalization makes kinks stiff
 
 
 CONSTRUCTS = {
@@ -121,11 +121,11 @@ CONSTRUCTS = {
     ),
     "attention": Construct(
         lambda: nn.Sequential(Attention(4, 2, batch_first=True), nn.Linear(4, 1)), WORDS, heads,
-        {"0.in_proj": "matrix"},
+        {"0.in_proj_weight": "matrix"},
     ),
     "the affine pair of a normalization": Construct(
         lambda: normed(nn.BatchNorm1d(5)), VECTOR,
-        lambda w: w["1.weight"].square() + w["1.bias"].square() - columns(w, "3", 5), {"1": "channel"},
+        lambda w: w["1.weight"].square() + w["1.bias"].square() - columns(w, "2", 5), {"1": "channel"},
     ),
     "in front of a batch normalization": Construct(
         lambda: normed(nn.BatchNorm1d(5, eps=1e-13)), VECTOR, lambda w: rows(w, "0"), {"0": "norm"},
@@ -134,7 +134,7 @@ CONSTRUCTS = {
         lambda: normed(nn.LayerNorm(5, eps=1e-13)), VECTOR, lambda w: rows(w, "0").sum(), {"0": "norm"},
     ),
     "cuts of a free residual block": Construct(
-        lambda: Net(block, **narrow()), VECTOR, crossings, {"first": "channel", "Y": "channel", "U": "channel"},
+        lambda: Net(block, **free_block()), VECTOR, crossings, {"first": "channel", "Y": "channel", "U": "channel"},
     ),
     "linear layers": Construct(
         lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.Linear(5, 1)), VECTOR,
@@ -158,8 +158,8 @@ def flowed(construct: Construct) -> tuple[float, float]:
     """How far the law moved along the flow, and how far the weights did, relative to the squared weights."""
     torch.manual_seed(0)
     model = construct.model().double()
-    x = torch.randn(3, *construct.shape, dtype=torch.float64)
-    y = torch.randn(3, dtype=torch.float64)
+    x = torch.randn(4, *construct.shape, dtype=torch.float64)
+    y = torch.randn(4, dtype=torch.float64)
     found = {group.producers[0].layer: group.law for group in trace(model, x).groups}
     assert construct.claimed.items() <= found.items(), found
 
@@ -173,7 +173,7 @@ def flowed(construct: Construct) -> tuple[float, float]:
         return torch.cat([p.flatten() for p in weights(model).values()])
 
     quantities = {"law": lambda m: construct.law(weights(m)), "all": everything}
-    course = gradient_flow(model, loss, 0.3, at=3, quantities=quantities, method="RK45", rtol=1e-9, atol=1e-12)
+    course = gradient_flow(model, loss, 0.02, at=2, quantities=quantities, method="RK45", rtol=1e-8, atol=1e-11)
     scale = float((course.values["all"][0] ** 2).sum())
     law, all_ = (np.abs(course.values[name] - course.values[name][0]) for name in ("law", "all"))
     assert course.slides == 0
@@ -184,11 +184,11 @@ def flowed(construct: Construct) -> tuple[float, float]:
 def test_the_law_of_every_construct_is_conserved_by_gradient_flow(name: str) -> None:
     law, moved = flowed(CONSTRUCTS[name])
     assert law < 1e-8
-    assert moved > 1e-2
+    assert moved > 1e-4
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_where_no_law_is_claimed_the_number_moves(name: str) -> None:
     law, moved = flowed(BROKEN[name])
     assert law > 1e-6
-    assert moved > 1e-2
+    assert moved > 1e-4
