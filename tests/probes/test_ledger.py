@@ -309,6 +309,36 @@ def test_parameters_changed_outside_the_optimizer_are_found_and_the_step_named(m
     assert "rest at step 5" in str(reading)
 
 
+def test_conservation_that_was_not_checked_is_not_reported() -> None:
+    """No step; weights changed since the last one; a ledger that was closed; another optimizer that trains the model."""
+    model, x = build("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with conservation(model, optimizer, x) as ledger:
+        assert not ledger.read().holds
+        assert "no step to check yet" in str(ledger.read())
+        train(model, optimizer, x, 3)
+        assert ledger.read().holds
+        with torch.no_grad():
+            model[0].weight[2] *= 1.001  # type: ignore[index]
+        first, second = ledger.read().entries
+        assert (first.holds, first.first_flag, second.holds) == (False, 4, True)
+        assert "changed after step 3, not by the optimizer" in str(ledger.read())
+        train(model, optimizer, x, 1)
+        assert ledger.read()["0"].flagged.tolist() == [-1, -1, 4, -1, -1, -1, -1, -1]
+        assert "rest at step 4" in str(ledger.read())
+    for closed in (True, False):
+        model, x = build("mlp")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with conservation(model, optimizer, x) as ledger:
+            train(model, optimizer, x, 2)
+            if closed:
+                ledger.close()
+            train(model, torch.optim.SGD(model.parameters(), lr=0.05) if not closed else optimizer, x, 2)
+            reading = ledger.read()
+        assert (reading.steps, reading.holds) == (2, False)
+        assert "changed after step 2" in str(reading)
+
+
 def test_an_optimizer_without_a_known_formula_is_measured_and_says_so() -> None:
     model, x = build("mlp")
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
@@ -514,6 +544,23 @@ def test_mixed_precision() -> None:
     assert 1e-7 < max(entry.relative for entry in reading.entries) < 1e-3
 
 
+def test_a_gradient_scaler_and_a_step_that_it_skips() -> None:
+    """Gradients are scaled back before the optimizer sees them; a step with an overflow is not made and not counted."""
+    model, x = build("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    with conservation(model, optimizer, x) as ledger:
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = squared(model, x) * (float("inf") if step == 3 else 1)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        reading = ledger.read()
+    assert (reading.steps, reading.holds) == (5, True)
+    assert all(entry.relative < 1e-13 for entry in reading.entries)
+
+
 def test_optimizer_and_model_that_do_not_match() -> None:
     model, x = build("mlp")
     other, _ = build("mlp", seed=1)
@@ -529,6 +576,14 @@ def test_optimizer_and_model_that_do_not_match() -> None:
         conservation(model, 3, x)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="an example batch or a wiring"):
         conservation(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for widths, match in (
+        ((5, 9, 1), r"0\.weight, and here it has shape \(8, 5\)"),
+        ((5, 8, 6, 1, 1), r"6\.weight, and there is none"),
+    ):
+        layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+        wiring = excite.trace(nn.Sequential(*layers[:-1]).double(), x)
+        with pytest.raises(InputError, match=f"the wiring is that of another model: it has {match}"):
+            conservation(model, torch.optim.SGD(model.parameters(), lr=0.1), wiring=wiring)
 
 
 def test_a_model_without_a_law_says_why() -> None:
@@ -540,6 +595,15 @@ def test_a_model_without_a_law_says_why() -> None:
     assert not reading.entries
     assert not reading.holds
     assert "tanh between 0 and 2 is not positively homogeneous" in str(reading)
+    model = nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)).double()
+    model[4].weight.requires_grad_(False)
+    reading = conservation(model, torch.optim.SGD(model.parameters(), lr=0.1), x).read()
+    assert [f"{u.name}: {u.why}" for u in reading.unchecked] == [
+        "0: gelu between 0 and 2 is not positively homogeneous",
+        "2: 4.weight does not train",
+    ]
+    alone = nn.Linear(5, 1).double()
+    assert "nothing to check" in str(conservation(alone, torch.optim.SGD(alone.parameters(), lr=0.1), x).read())
 
 
 def test_shapes_that_change_and_weights_that_are_not_finite() -> None:
@@ -553,6 +617,7 @@ def test_shapes_that_change_and_weights_that_are_not_finite() -> None:
         entry = ledger.read()["0"]
         assert not entry.holds
         assert entry.first_flag == 2
+        assert "not finite since step 2" in str(ledger.read())
         model[2].weight.data = torch.zeros(3, 3, dtype=torch.float64)  # type: ignore[index]
         with pytest.raises(ModelError, match=r"2\.weight had shape \(6, 8\) and now has \(3, 3\)"):
             optimizer.step()

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from excite.probes import conservation
 from excite.studies import conservation_real, seven_cases
+from excite.studies.ledger_measures import balances, forgotten, growth, imbalance, rate_of_decay, sizes
 from excite.studies.numbers import Numbers
 from excite.studies.seven_cases import CASES, CasesScale, Net, claims, compute, name
 from excite.studies.verdicts import judge
@@ -65,15 +68,41 @@ def test_claims_are_judged_as_they_should() -> None:
     assert words[8] == "fails"
 
 
-def test_one_arm_of_the_real_study() -> None:
+def test_one_arm_of_the_real_study(tmp_path: Path) -> None:
     tiny = conservation_real.RealScale(
         name="quick", seeds=1, steps=4, data="digits", width=4, stages=1, batch=8, images=40, words=""
     )
     (arm,) = [arm for arm in conservation_real.arms(tiny) if arm.name == "transformer, AdamW"]
-    outcome = conservation_real.compute({**arm.config, "device": "cpu"}, 0, nothing)
+    outcome = conservation_real.compute(arm.config, 0, "cpu", tmp_path, nothing)
     assert outcome.values["rest"] < 1e-5 < outcome.values["drift"]
     assert outcome.values["rescaling"] > 0.5
     assert {law["law"] for law in outcome.detail["laws"]} == {"matrix", "channel", "norm"}
+    steps, laws = zip(*outcome.detail["balance"])
+    assert steps == (0, 1, 2, 3, 4)
+    assert all(found.keys() == laws[0].keys() and min(found.values()) > 0 for found in laws)
+
+
+def test_measures_of_a_network_that_only_decays() -> None:
+    """Without gradients imbalance is forgotten at decay's own rate, and nothing else happens."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    for setting in ({"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.5}, {}):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=0.02, **setting)
+        with conservation(model, optimizer, x) as ledger:
+            start = balances(ledger.read(), dict(model.named_parameters()))
+            for _ in range(600):
+                optimizer.zero_grad()
+                (0 * model(x)).sum().backward()
+                optimizer.step()
+            reading = ledger.read()
+        apart, left = imbalance(reading)
+        assert apart == pytest.approx(left, rel=1e-9)
+        assert forgotten(left, rate_of_decay(optimizer), 600) == pytest.approx(1, abs=0.02)
+        assert growth(reading) == pytest.approx(left, rel=1e-9)
+        assert balances(reading, dict(model.named_parameters())) == pytest.approx(start, rel=1e-9)
+        found = sizes(reading)
+        assert found["decay"] == pytest.approx(found["drift"], rel=1e-9)
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from excite.fit.course import Array, Course, Field, Loss, Quantity, Record, Stat
 
 METHODS: dict[str, Any] = {name: getattr(integrate, name) for name in ("DOP853", "RK45", "LSODA", "Radau", "BDF")}
 Clock = Literal["time", "length"]
+Slope = Callable[[float, Array], Array]
 _SHORT = 25  # short steps in a row before a path counts as sliding: to cross a kink takes about ten
 _SLIDE = 20  # descent steps before error control is tried again; doubled as long as that fails
 
@@ -58,8 +60,22 @@ def gradient_flow(
         raise InputError(f"clock: expected 'time' or 'length'; got {clock!r}")
     tolerance = positive("tolerance", tolerance, zero=True)
     field = Field(model, loss)
-    record = Record(field, quantities)
-    moments = _moments(at, end)
+    walk = _Walk(
+        slope=_slope(field, clock),
+        record=Record(field, quantities),
+        moments=_moments(at, end),
+        point=field.start,
+        end=end,
+        shortest=end / 20_000 if shortest is None else positive("shortest", shortest),
+        most=most,
+        solver_from=lambda slope, begin, point: METHODS[method](slope, begin, point, end, rtol=rtol, atol=atol),
+    )
+    status = walk.go(lambda point: bool(tolerance) and float(np.linalg.norm(field.gradient(point)[1])) <= tolerance)
+    return walk.record.course(walk.point, status, walk.steps, walk.slack, walk.slides)
+
+
+def _slope(field: Field, clock: Clock) -> Slope:
+    """−∇R, or with clock "length" its direction times ‖θ‖."""
 
     def slope(_: float, point: Array) -> Array:
         gradient = field.gradient(point)[1]
@@ -68,50 +84,73 @@ def gradient_flow(
         norm = float(np.linalg.norm(gradient))
         return -gradient * (float(np.linalg.norm(point)) / norm) if norm > 0 else np.zeros_like(gradient)
 
-    def solver_from(begin: float, point: Array) -> Any:
-        return METHODS[method](slope, begin, point.copy(), end, rtol=rtol, atol=atol)
+    return slope
 
-    shortest = end / 20_000 if shortest is None else positive("shortest", shortest)
-    solver = solver_from(0.0, field.start)
-    while moments and moments[0] <= 0.0:
-        record.add(moments.pop(0), field.start)
-    status: Status = "finished"
-    steps, slides, slack = 0, 0, 0.0
-    short, patience = 0, _SLIDE
-    point = field.start
-    while solver.status == "running":
-        if tolerance and float(np.linalg.norm(field.gradient(point)[1])) <= tolerance:
-            status = "converged"
-            break
-        if steps == most:
-            status = "too many steps"
-            break
+
+@dataclass
+class _Walk:
+    """Where a flow is, what it has taken to get there, and which moments are still to be recorded."""
+
+    slope: Slope
+    record: Record
+    moments: list[float]
+    point: Array
+    end: float
+    shortest: float
+    most: int
+    solver_from: Callable[[Slope, float, Array], Any]
+    now: float = 0.0
+    steps: int = 0
+    slides: int = 0
+    slack: float = 0.0
+
+    def go(self, converged: Callable[[Array], bool]) -> Status:
+        """To the end, by steps with error control; where they stay short, the path slides along a kink."""
+        solver = self.solver_from(self.slope, 0.0, self.point.copy())
+        self._write(lambda _: self.point)
+        short, patience = 0, _SLIDE
+        while solver.status == "running":
+            if converged(self.point):
+                return self._stop("converged")
+            if self.steps == self.most:
+                return self._stop("too many steps")
+            self._step(solver)
+            short = short + 1 if solver.step_size < self.shortest else 0
+            patience = patience if short else _SLIDE
+            if short >= _SHORT and solver.status == "running":
+                patience, short = 2 * patience, 0
+                self._slide(patience)
+                solver = self.solver_from(self.slope, self.now, self.point.copy())
+        return "finished"
+
+    def _step(self, solver: Any) -> None:
         message = solver.step()
-        steps += 1
+        self.steps += 1
         if solver.status == "failed":
-            raise TrainingStopped(f"gradient flow stopped at {solver.t:.6g} of {end:.6g}: {message}")
-        point = np.asarray(solver.y, dtype=np.float64).copy()
-        if moments and moments[0] <= solver.t:
-            between = solver.dense_output()
-            while moments and moments[0] <= solver.t:
-                moment = moments.pop(0)
-                record.add(moment, np.asarray(between(moment), dtype=np.float64))
-        short = short + 1 if solver.step_size < shortest else 0
-        patience = patience if short else _SLIDE
-        if short >= _SHORT and solver.status == "running":
-            now, patience, short = float(solver.t), 2 * patience, 0
-            for _ in range(patience):
-                if now + shortest >= end or steps == most:
-                    break
-                move = shortest * slope(now, point)
-                point, now = point + move, now + shortest
-                steps, slides, slack = steps + 1, slides + 1, slack + float(move @ move)
-                while moments and moments[0] <= now:
-                    record.add(moments.pop(0), point)
-            solver = solver_from(now, point)
-    if status != "finished":
-        record.add(float(solver.t), point)
-    return record.course(point, status, steps, slack, slides)
+            raise TrainingStopped(f"gradient flow stopped at {solver.t:.6g} of {self.end:.6g}: {message}")
+        self.now, self.point = float(solver.t), np.asarray(solver.y, dtype=np.float64).copy()
+        if self.moments and self.moments[0] <= self.now:
+            self._write(solver.dense_output())
+
+    def _slide(self, count: int) -> None:
+        """Plain descent: no step along a kink is short enough for the error control."""
+        for _ in range(count):
+            if self.now + self.shortest >= self.end or self.steps == self.most:
+                return
+            move = self.shortest * self.slope(self.now, self.point)
+            self.point, self.now = self.point + move, self.now + self.shortest
+            self.steps, self.slides, self.slack = self.steps + 1, self.slides + 1, self.slack + float(move @ move)
+            self._write(lambda _: self.point)
+
+    def _write(self, between: Callable[[float], Any]) -> None:
+        """Record all moments up to now; `between` gives the point at a moment."""
+        while self.moments and self.moments[0] <= self.now:
+            moment = self.moments.pop(0)
+            self.record.add(moment, np.asarray(between(moment), dtype=np.float64))
+
+    def _stop(self, status: Status) -> Status:
+        self.record.add(self.now, self.point)
+        return status
 
 
 def _moments(at: int | Sequence[float] | Array, end: float) -> list[float]:

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from excite.errors import InputError
 from excite.wiring.channels.slots import Slot
 from excite.wiring.groups import Group, Site
 
@@ -49,6 +50,20 @@ def named(groups: Iterable[Group]) -> list[tuple[str, Group]]:
         counts[layer] = counts.get(layer, 0) + 1
         result.append((layer if counts[layer] == 1 else f"{layer}#{counts[layer]}", group))
     return result
+
+
+def check_wiring(sites: Sequence[Site], parameters: Mapping[str, Tensor]) -> None:
+    """Refuse sites that the parameters do not have."""
+    for site in sites:
+        found = parameters.get(site.parameter)
+        try:
+            if found is not None:
+                site.rows(found.detach())
+                continue
+        except (RuntimeError, IndexError):
+            pass
+        what = "there is none" if found is None else f"here it has shape {tuple(found.shape)}"
+        raise InputError(f"conservation: the wiring is that of another model: it has {site.parameter}, and {what}")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError
 from excite.probes.digest import Digest, Digester
-from excite.probes.laws import LawSums, NamedLaw, named
+from excite.probes.laws import LawSums, NamedLaw, check_wiring, named
 from excite.probes.off_diagonal import OffDiagonal
 from excite.probes.reading import Entry, Reading, Unchecked
 from excite.probes.stages import Settings, Stages
@@ -127,9 +127,12 @@ class Ledger:
             self._scale = torch.maximum(self._scale, self._sums.size(rows))
         drift = value - self._start
         rest = drift - self._parts.sum(0)
+        # What moved since the last step moved outside the optimizer; the next step will find it, too.
+        still = (value - self._value).abs() <= self.tolerance * self._scale
+        flagged = self._flagged.masked_fill(~still & (self._flagged < 0), self.steps + 1)
         columns = {
             "value": value, "start": self._start, "drift": drift, "rest": rest, "scale": self._scale,
-            "worst": self._worst, "worst_step": self._worst_step, "flagged": self._flagged,
+            "worst": self._worst, "worst_step": self._worst_step, "flagged": flagged,
         }  # fmt: skip
         columns = {name: column.cpu() for name, column in columns.items()}
         parts = self._parts.cpu()
@@ -215,7 +218,9 @@ def _sorted(
     unchecked = []
     start = 0
     for name, group in named(groups):
-        paths = [site.parameter for site in (*group.producers, *group.consumers)]
+        sites = (*group.producers, *group.consumers)
+        check_wiring(sites, parameters)
+        paths = [site.parameter for site in sites]
         outside = [path for path in paths if id(parameters[path]) not in known]
         if group.law == "none" or outside:
             why = group.why if group.law == "none" else f"{outside[0]} is not in the optimizer"

@@ -28,7 +28,7 @@ class Entry:
 
     drift = value − start = the sum of `parts` + rest. `scale` is Σ w² over producers and consumers, the larger of then
     and now: what a rest is compared with. `worst` is the largest rest of a single step, which was step `worst_step`;
-    `flagged` the first step whose rest exceeded the tolerance, or −1.
+    `flagged` the first step whose rest exceeded the tolerance, or −1; the step to come, if weights moved since the last one.
     """
 
     name: str
@@ -100,8 +100,8 @@ class Reading:
 
     @property
     def holds(self) -> bool:
-        """Every law that could be checked held; False if there was none."""
-        return bool(self.entries) and all(entry.holds for entry in self.entries)
+        """Every law that could be checked held; False if there was none, or no step to check."""
+        return self.steps > 0 and bool(self.entries) and all(entry.holds for entry in self.entries)
 
     def between(self, names: Iterable[str]) -> float:
         """Drift of the sum of several laws over all their channels: what enters those channels minus what leaves them.
@@ -121,12 +121,23 @@ class Reading:
             lines.append(f"{'law':<{width}}  {'kind':<8}{'channels':>8}{'drift':>11}{head}{'rest':>11}")
         for e in self.entries:
             cells = "".join(f"{e.share(part):>11.1%}" for part in shown)
-            flag = "" if e.holds else "  not finite" if e.first_flag is None else f"  rest at step {e.first_flag}"
             lines.append(
-                f"{e.name:<{width}}  {e.law:<8}{e.group.channels:>8}{e.moved:>11.2e}{cells}{e.relative:>11.1e}{flag}"
+                f"{e.name:<{width}}  {e.law:<8}{e.group.channels:>8}{e.moved:>11.2e}{cells}{e.relative:>11.1e}{self._flag(e)}"
             )
             if e.off_diagonal is not None:
                 what = "conserved" if e.off_diagonal.exact else "no law off the diagonal"
                 lines.append(f"{'':<{width}}    off the diagonal: rest {e.off_diagonal.relative:.1e} ({what})")
         lines += [f"{u.name}: no law for {u.channels} channels: {u.why}" for u in self.unchecked]
+        if not self.entries and not self.unchecked:
+            lines.append("nothing to check: no channels lie between two layers")
         return "\n".join(lines)
+
+    def _flag(self, entry: Entry) -> str:
+        """What is wrong with a law, for the end of its line."""
+        if not bool(torch.isfinite(entry.rest).all()):
+            return "  not finite" + ("" if entry.first_flag is None else f" since step {entry.first_flag}")
+        if entry.first_flag is None:
+            return "" if self.steps else "  no step to check yet"
+        if entry.first_flag > self.steps:
+            return f"  changed after step {self.steps}, not by the optimizer"
+        return f"  rest at step {entry.first_flag}"
