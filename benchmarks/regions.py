@@ -69,7 +69,7 @@ def explicit(model: nn.Module, x: Tensor, new: Tensor) -> tuple[float, float, fl
     columns, points = ([layer.numpy() for layer in patterns(net, some)] for some in (x, new))
     cost = np.random.default_rng(0).random(len(x)) + 0.1
     start = time.perf_counter()
-    ours = pursue(columns, cost, points)
+    ours = pursue(columns, cost, points, 1.0)
     middle = time.perf_counter()
     matrix, sides = (
         np.stack(

@@ -12,6 +12,7 @@ from scipy.optimize import linprog
 from excite.bounds import modular
 from excite.bounds.modular import Array, Grams, inner, multiply, rationals
 from excite.bounds.pursuit import pursue
+from excite.bounds.rounded import rounded
 
 
 def draw(rng: np.random.Generator, count: int, widths: tuple[int, ...], share: float = 0.75) -> list[Array]:
@@ -63,7 +64,7 @@ def test_the_kernel_program_is_the_kronecker_program(widths: tuple[int, ...], co
     rng = np.random.default_rng(count)
     columns, new, cost = draw(rng, count, widths), draw(rng, 20, widths), rng.random(count) + 0.1
     expected = explicit(columns, cost, new)
-    found = pursue(columns, cost, new)
+    found = pursue(columns, cost, new, 1.0)
     assert (found.reached == np.isfinite(expected)).all()
     some = found.reached
     np.testing.assert_allclose(found.values[some], expected[some], rtol=0, atol=1e-10)
@@ -88,7 +89,7 @@ def test_depth_does_not_limit_exactness() -> None:
     columns = draw(rng, 20, (60,) * 12, 0.9)
     near = [layer[:3].copy() for layer in columns]
     near[5][0] ^= np.eye(60, dtype=bool)[7]  # one unit of one layer
-    found = pursue(columns, np.ones(20), near)
+    found = pursue(columns, np.ones(20), near, 1.0)
     assert found.reached.tolist() == [False, True, True]
     assert found.values[1] == found.values[2] == 1
 
@@ -98,17 +99,17 @@ def test_a_single_unit_of_the_last_layer_is_a_difference() -> None:
     first = np.array([[1, 1, 0], [1, 1, 0], [1, 1, 0]], bool)
     second = np.array([[1, 1, 0], [1, 0, 0], [1, 0, 1]], bool)
     new = [first[:1], np.array([[1, 1, 1]], bool)]
-    found = pursue([first, second], np.array([2.0, 3.0, 4.0]), new)
+    found = pursue([first, second], np.array([2.0, 3.0, 4.0]), new, 1.0)
     assert found.values.tolist() == [9.0]
     assert not found.same.any()
 
 
 def test_copies_of_a_pattern_cost_what_the_cheapest_costs_and_dead_points_nothing() -> None:
     columns = [np.array([[1, 1], [1, 1], [0, 0]], bool)]
-    found = pursue(columns, np.array([5.0, 2.0, 7.0]), [np.array([[1, 1], [0, 0], [1, 0]], bool)])
+    found = pursue(columns, np.array([5.0, 2.0, 7.0]), [np.array([[1, 1], [0, 0], [1, 0]], bool)], 1.0)
     assert found.values.tolist() == [2.0, 0.0, np.inf]
     assert found.same.tolist() == [True, True, False]
-    nothing = pursue([np.zeros((2, 3), bool)], np.ones(2), [np.eye(3, dtype=bool)])
+    nothing = pursue([np.zeros((2, 3), bool)], np.ones(2), [np.eye(3, dtype=bool)], 1.0)
     assert not nothing.reached.any()
     assert nothing.rank == 0
 
@@ -132,8 +133,38 @@ def test_coefficients_with_many_digits_take_more_primes() -> None:
     rng = np.random.default_rng(5)
     columns, new = draw(rng, 40, (40,), 0.5), draw(rng, 2, (40,), 0.5)
     assert Grams(columns).depends(new).all()
-    basis, found = Grams(columns).coefficients(new)
+    basis, found, missed = Grams(columns).coefficients(new)
     np.testing.assert_allclose(kronecker(columns)[:, basis] @ found, kronecker(new), rtol=0, atol=1e-10)
+    assert not missed.any()
+
+
+@pytest.mark.parametrize(("widths", "count"), [((40,), 60), ((6, 5), 60), ((3, 4, 3), 60)])
+def test_rounded_coefficients_miss_by_no_more_than_is_said(widths: tuple[int, ...], count: int) -> None:
+    rng = np.random.default_rng(8)
+    columns, new = draw(rng, count, widths, 0.6), draw(rng, 30, widths, 0.6)
+    grams = Grams(columns)
+    inside = [layer[grams.depends(new)] for layer in new]
+    basis, exact, _ = grams.coefficients(inside)
+    found, missed = rounded([layer[basis] for layer in columns], inside)
+    assert found.size
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-9 * np.abs(exact).max())
+    off = np.linalg.norm(kronecker(columns)[:, basis] @ found - kronecker(inside), axis=0)
+    assert (off <= missed).all()
+    assert (missed < 1e-3).all()
+
+
+def test_where_exact_coefficients_are_too_long_the_program_rounds_and_stays_above(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(2)
+    columns, new, cost = draw(rng, 60, (30,), 0.5), draw(rng, 20, (30,), 0.5), rng.random(60) + 0.1
+    exact = pursue(columns, cost, new, 1.0)
+    monkeypatch.setattr(modular, "MOST_PRIMES", 1)
+    monkeypatch.setattr(modular, "PRIMES", 2)
+    near = pursue(columns, cost, new, 1.0)
+    assert exact.rounding == 0 < near.rounding < 1e-4
+    assert (near.values >= exact.values).all()
+    np.testing.assert_allclose(near.values, exact.values, rtol=1e-4)
 
 
 def test_an_unlucky_prime_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from excite.bounds import empty_region
-from excite.bounds.patterns import patterns, slopes
+from excite.bounds.patterns import patterns, slopes, steepest
 from excite.bounds.relu_network import relu_network
 from excite.errors import InputError, ModelError
 from excite.lipschitz import local
@@ -53,6 +53,26 @@ def test_the_bound_is_above_the_slope_wherever_it_speaks(widths: tuple[int, ...]
             assert (found.values <= stated.values * (1 + 1e-9)).all()
     assert any(share > 0.05 for share in shares)
     assert any(share < 0.95 for share in shares) or len(widths) == 3
+
+
+def test_a_wide_hidden_layer_whose_exact_coefficients_have_too_many_digits_still_gives_bounds() -> None:
+    """256 units: coefficients are ratios of determinants of 400 bits. The value stays a bound, and says what was added."""
+    model, x, new = network(10, 256, 1), points(300, 10), points(4, 10, seed=2)
+    found = empty_region(model, x, None, new)
+    assert found.holds
+    assert found.reached.all()
+    assert 0 < found.terms["rounding"] < 1e-3 * float(found.values.min())
+    assert (local(model, new) <= found.values).all()
+
+
+def test_no_combination_of_patterns_is_steeper_than_the_sum_over_paths() -> None:
+    net = relu_network(network(3, 5, 4, 1), points(2, 3))
+    w1, w2, w3 = net.weights
+    paths = torch.einsum("oj,ji,in->jin", w3, w2, w1).flatten(
+        0, 1
+    )  # (units, inputs): what each path adds to the gradient
+    assert steepest(net) == pytest.approx(float(paths.norm()))
+    assert float(torch.linalg.matrix_norm(paths, 2)) <= steepest(net)
 
 
 def test_slopes_of_patterns_are_gradients() -> None:

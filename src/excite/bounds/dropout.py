@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from excite.bounds.bound import Assumption, Statement
 from excite.bounds.covering import Covering, covering_number
-from excite.bounds.patterns import Patterns, patterns, slopes
+from excite.bounds.patterns import Patterns, patterns, slopes, steepest
 from excite.bounds.regions import LIMIT, EmptyRegions, among, pursue_some
 from excite.bounds.relu_network import ReluNetwork, as_module, relu_network
 from excite.errors import InputError
@@ -201,7 +201,7 @@ def _program(run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, limi
     held = math.isfinite(gamma)
     cost = 0.25 * (1 + (gamma if held else 0.0)) * run.beta * run.plain
     asked = patterns(network, new)
-    found, lost = pursue_some(seen, cost, asked, limit)
+    found, lost = pursue_some(seen, cost, asked, limit, 0.25 * steepest(network))
     terms = {"gamma": gamma, "patterns": found.columns, "rank": found.rank, "programs": found.programs, **lost}
     return EmptyRegions(
         "What training reveals, Theorem 2, over dropout patterns",

@@ -18,14 +18,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from excite.bounds.rounded import rounded
+
 Array = npt.NDArray[Any]
 PRIMES = 5
-MOST_PRIMES = 40  # rationals with more than about 500 bits above and below are given up
+MOST_PRIMES = 40  # rationals with more than about 350 bits above and below are given up
 _BLOCK = 64
 
 
 class TooLong(ArithmeticError):
-    """A coefficient is a rational with too many digits."""
+    """A coefficient is a rational with too many digits. Stays inside this module."""
 
 
 @dataclass
@@ -68,8 +70,11 @@ class Grams:
             found[left] = rest == 0
         return found
 
-    def coefficients(self, new: Sequence[Array]) -> tuple[Array, Array]:
-        """The basis (r,), and exact coefficients (r, M) of vectors that depend on it, rounded once."""
+    def coefficients(self, new: Sequence[Array]) -> tuple[Array, Array, Array]:
+        """The basis (r,), coefficients (r, M) of vectors that depend on it, and how far from each its combination is at most.
+
+        Coefficients are exact, rounded once, and the distances 0, unless they have too many digits (see `rounded`).
+        """
         count = PRIMES
         while True:
             residues, primes = [], []
@@ -79,10 +84,11 @@ class Grams:
                 residues.append(multiply(inverse, k, p).reshape(-1))
                 primes.append(p)
             try:
-                return pivots, rationals(residues, primes).reshape(len(pivots), len(new[0]))
+                found = rationals(residues, primes).reshape(len(pivots), len(new[0]))
+                return pivots, found, np.zeros(len(new[0]))
             except TooLong:
                 if count >= MOST_PRIMES:
-                    raise
+                    return pivots, *rounded([layer[pivots] for layer in self.columns], new)
                 count *= 2
 
 

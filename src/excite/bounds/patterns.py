@@ -29,3 +29,12 @@ def slopes(network: ReluNetwork, active: Sequence[Tensor]) -> tuple[Tensor, Tens
         if j:
             flowing = flowing @ network.weights[j]
     return torch.linalg.vector_norm(flowing, dim=1), torch.linalg.vector_norm(flowing @ network.weights[0], dim=1)
+
+
+def steepest(network: ReluNetwork) -> float:
+    """A bound on the slope before a sigmoid for one unit of ‖s‖, s a combination of patterns' Kronecker products: the root of
+    the sum over all paths of their squared products of weights."""
+    total = torch.ones(network.weights[0].shape[1], dtype=torch.float64)
+    for weight in network.weights:
+        total = weight.square() @ total
+    return float(total.sum().sqrt())

@@ -2,8 +2,9 @@
 
 Activations are Kronecker products, given by one 0/1 matrix a layer; only their inner products are used, so that the size
 of the program is the number of distinct columns, whatever the depth. Which s are combinations of the columns, and the
-equations a_B + C z = c(s) in a basis B and the other columns z, are exact. Columns that no equation ties together
-are solved on their own, and each distinct right side once, by HiGHS.
+equations a_B + C z = c(s) in a basis B and the other columns z, are exact, or rounded where exact numbers have too many
+digits: then Σ_k a_k s_k misses s by some r, and `steep` ‖r‖ is added to the value. Columns that no equation ties together are
+solved on their own, and each distinct right side once, by HiGHS.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ class Pursuit:
     columns: int  # distinct ones
     rank: int
     programs: int  # solved
+    rounding: float  # the most that was added for rounded equations; 0 if they are exact
 
     @property
     def reached(self) -> Array:
         return np.isfinite(self.values)
 
 
-def pursue(columns: Sequence[Array], cost: Array, new: Sequence[Array]) -> Pursuit:
-    """`columns`: (N, n_l) for each layer, `cost` φ (N,) at least 0, `new`: (M, n_l) for each layer."""
+def pursue(columns: Sequence[Array], cost: Array, new: Sequence[Array], steep: float) -> Pursuit:
+    """`columns`: (N, n_l) for each layer, `cost` φ (N,) at least 0, `new`: (M, n_l) for each layer.
+
+    `steep`: the most that a vector of norm one can add to what the value bounds.
+    """
     first, back = distinct(columns)
     cheapest = np.full(len(first), np.inf)
     np.minimum.at(cheapest, back, cost)
@@ -52,11 +57,15 @@ def pursue(columns: Sequence[Array], cost: Array, new: Sequence[Array]) -> Pursu
     reached = grams.depends(points)
     values = np.full(len(some), np.inf)
     inside = [layer[reached] for layer in points]
-    basis, found = grams.coefficients([np.concatenate(pair) for pair in zip(inside, kept)])
+    basis, found, missed = grams.coefficients([np.concatenate(pair) for pair in zip(inside, kept)])
     others = np.setdiff1d(np.arange(len(cheapest)), basis)
-    right, ties = found[:, : len(inside[0])], found[:, len(inside[0]) + others]
-    values[reached], programs = _minimize(right, ties, cheapest[basis], cheapest[others])
-    return Pursuit(values[spread], same[spread], len(cheapest), len(basis), programs)
+    tied = len(inside[0]) + others
+    price = cheapest[others] + steep * missed[tied]
+    minima, programs = _minimize(found[:, : len(inside[0])], found[:, tied], cheapest[basis], price)
+    extra = steep * missed[: len(inside[0])]
+    values[reached] = minima + extra
+    rounding = float(extra.max(initial=0.0))
+    return Pursuit(values[spread], same[spread], len(cheapest), len(basis), programs, rounding)
 
 
 def distinct(layers: Sequence[Array]) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,12 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from excite.bounds.bound import Assumption, Statement
-from excite.bounds.patterns import Patterns, patterns, slopes
+from excite.bounds.patterns import Patterns, patterns, slopes, steepest
 from excite.bounds.pursuit import Pursuit, distinct, pursue
 from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
 from excite.errors import InputError
 
 LIMIT = 1000  # distinct activation patterns of training points that enter the program
+MOST = 2**14  # for exact sums modulo a prime
 _ROOM = 1e-9  # relative, for rounding
 _NAME = "What training reveals, Theorem 2"
 
@@ -99,20 +100,22 @@ def empty_region(
             training points left out.
 
     Whether a point is reached is decided in integers (see `excite.bounds.modular`). `terms`: "gamma", "beta", "mu", "xi",
-    "patterns", "rank", "programs", and with a subsample "kept", "left out", "left out reached" (share) and "left out ratio"
+    "patterns", "rank", "programs", "rounding" (what bounds were raised by at most because exact coefficients have too many
+    digits, as with some 250 units in one hidden layer; else 0), and with a subsample "kept", "left out", "left out reached" (share) and "left out ratio"
     (median of bound over what the point itself would give).
     """
     if form not in ("stated", "point"):
         raise InputError(f"expected form 'stated' or 'point'; got {form!r}")
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise InputError(f"expected a limit of at least 1 pattern; got {limit!r}")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST:
+        raise InputError(f"limit: expected a number of patterns from 1 to {MOST}; got {limit!r}")
     network = relu_network(model, x, sigmoid=sigmoid)
     x, new = _points(network, x, "training points"), _points(network, new, "new points")
     at_training = patterns(network, x)
     scale, assumptions, terms = _scale(network, x, at_training, phi, beta, gamma, mu, form)
     at_new = patterns(network, new)
-    found, lost = pursue_some(at_training, scale, at_new, limit)
+    found, lost = pursue_some(at_training, scale, at_new, limit, steepest(network) * (0.25 if network.sigmoid else 1.0))
     terms.update({"patterns": found.columns, "rank": found.rank, "programs": found.programs, **lost})
+    terms["rounding"] = found.rounding
     values = torch.from_numpy(found.values)
     same = among(at_training, at_new) if lost else torch.from_numpy(found.same)
     return EmptyRegions(_NAME, values, torch.from_numpy(found.reached), ~same, terms, assumptions)
@@ -189,19 +192,21 @@ def _phi(phi: Tensor | float, count: int) -> Tensor:
     return found
 
 
-def pursue_some(active: Patterns, scale: Tensor, new: Patterns, limit: int) -> tuple[Pursuit, dict[str, Any]]:
+def pursue_some(
+    active: Patterns, scale: Tensor, new: Patterns, limit: int, steep: float
+) -> tuple[Pursuit, dict[str, Any]]:
     """The program, over a subsample of patterns where there are more than `limit`; and what that loses."""
     columns, cost, points = [layer.numpy() for layer in active], scale.numpy(), [layer.numpy() for layer in new]
     first, back = distinct(columns)
     if len(first) <= limit:
-        return pursue(columns, cost, points), {}
+        return pursue(columns, cost, points, steep), {}
     chosen = np.random.default_rng(0).permutation(len(first))[:limit]
     kept = np.isin(back, chosen)
     out = np.flatnonzero(~kept)
     together = [np.concatenate([layer, column[out]]) for layer, column in zip(points, columns)]
-    whole = pursue([layer[kept] for layer in columns], cost[kept], together)
+    whole = pursue([layer[kept] for layer in columns], cost[kept], together, steep)
     count = len(points[0])
-    found = Pursuit(whole.values[:count], whole.same[:count], whole.columns, whole.rank, whole.programs)
+    found = replace(whole, values=whole.values[:count], same=whole.same[:count])
     reached = whole.reached[count:]
     ratios = whole.values[count:][reached] / np.where(cost[out] > 0, cost[out], np.nan)[reached]
     ratio = float(np.nanmedian(ratios)) if np.isfinite(ratios).any() else math.nan
