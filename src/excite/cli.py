@@ -268,7 +268,7 @@ def report(
 
 @app.command(epilog="Example: excite serve runs")
 def serve(
-    runs: Annotated[Path, typer.Argument(help="A folder of runs, or one run.")] = Path("runs"),
+    runs: Annotated[str, typer.Argument(help="A folder of runs, or one run; a URL too.")] = "runs",
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")
     ] = "127.0.0.1",

@@ -64,7 +64,7 @@ def test_a_put_that_fails_midway_leaves_what_was_there(
         raise OSError("the connection is gone")
 
     monkeypatch.setattr(store._fs, "put_file", half)
-    with pytest.raises(StoreError, match="cannot use .*: the connection is gone"):
+    with pytest.raises(StoreError, match=r"cannot use .*: the connection is gone"):
         store.put(write(tmp_path / "two", "newer"), "a/b")
     assert list(store.list("a")) == ["b"]
     assert store.fetch("a/b", tmp_path / "back")

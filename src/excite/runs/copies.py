@@ -123,7 +123,7 @@ class Copy:
 def local_copy(url: str, *, checkpoints: bool = False) -> Path:
     """A folder on this disk with the run, or all runs and loose files, at a URL; only what changed is fetched again."""
     store = Store(url)
-    folder = mirror(store)
+    folder = scratch(store) / "seen"
     there = store.list()
     if not there:
         raise RunError(f"there is nothing at {url}")
@@ -140,7 +140,7 @@ def local_copy(url: str, *, checkpoints: bool = False) -> Path:
 
 
 def mirror(store: Store) -> Path:
-    """Where this machine keeps what it has fetched from a store."""
+    """Where the process that started a sweep or study keeps what it has fetched of it."""
     return scratch(store) / "copy"
 
 
