@@ -66,11 +66,15 @@ class TaskView:
         if self.tally is None:
             return Group()
         rows = Table.grid(padding=(0, 2))
+        rows.add_column(overflow="ellipsis", no_wrap=True)
+        for width in (12, 20, 5):
+            rows.add_column(width=width, no_wrap=True)
         running = self.tally.of("running")
         for entry in running[:_ROWS]:
-            name = Text(entry.name, no_wrap=True, overflow="ellipsis")
-            rows.add_row(name, Text(entry.phase), ProgressBar(1.0, entry.share, width=20), f"{100 * entry.share:.0f} %")
+            share = ProgressBar(1.0, entry.share, width=20)
+            rows.add_row(Text(entry.name), Text(entry.phase), share, f"{100 * entry.share:3.0f} %")
         if len(running) > _ROWS:
             rows.add_row(Text(f"and {len(running) - _ROWS} more"))
-        bar = ProgressBar(max(len(self.tally.entries), 1), self.tally.done, width=60)
+        bar = Table.grid()
+        bar.add_row(ProgressBar(max(len(self.tally.entries), 1), self.tally.done, width=60))
         return Group(Text(str(self.tally)), bar, rows)
