@@ -16,7 +16,8 @@ import torch
 import excite
 from engine_jobs import Job, jobs, tries_of
 from excite.engines import find_engine
-from excite.errors import InputError, RunError
+from excite.engines.on_ray import OnRay
+from excite.errors import InputError, RunError, TrainingStopped
 from excite.runs import load_run
 from excite.sweeping import plan, run_sweep
 from excite.tasks import complete
@@ -170,7 +171,7 @@ def test_a_store_and_a_lost_node(cluster: Any, tmp_path: Path) -> None:
     place = find_place(url)
     node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    todo = jobs(place.folder, *["fine"] * 4, "killed once", seconds=1.0)
+    todo = jobs(place.folder, *["fine"] * 5, "fails always", seconds=1.0)
     lost = threading.Event()
 
     def lose(tally: Any) -> None:
@@ -178,7 +179,29 @@ def test_a_store_and_a_lost_node(cluster: Any, tmp_path: Path) -> None:
             lost.set()
             cluster.remove_node(node, allow_graceful=False)
 
-    complete(todo, 2, engine=find_engine(f"ray:{cluster.address}", retries=2), place=place, show=lose)
+    with pytest.raises(TrainingStopped, match=r"fails-always-5: .* \(log: file://.*; 5 of 6"):
+        complete(todo, 2, engine=find_engine(f"ray:{cluster.address}", retries=2), place=place, show=lose)
     assert lost.is_set()
+    log = (tmp_path / "store/logs/fails-always-5.log").read_text()
+    assert log.count("RuntimeError: a failure that stays") == 3  # of every try, on whichever node
+    todo.pop()
     assert all((tmp_path / "store" / job.folder.name / "done").exists() for job in todo)
     assert all(work.finished() for work in place.works(todo))
+
+
+def test_messages_that_get_lost_do_not_stop_the_work(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = OnRay._board
+
+    def killed(self: OnRay, ray: Any) -> Any:
+        board = real(self, ray)
+        ray.kill(board)
+        return board
+
+    monkeypatch.setattr(OnRay, "_board", killed)
+    todo = jobs(tmp_path, "fine", "fine", seconds=0.3)
+    engine = find_engine(f"ray:{cluster.address}")
+    assert engine is not None
+    assert engine.perform(todo, quiet) == []
+    assert all(job.finished() for job in todo)

@@ -16,6 +16,7 @@ from excite.engines.nodes import check_gpus, check_reports, look, mark_for
 from excite.engines.workers import Reporter, check_travels, portable
 from excite.errors import InputError
 from excite.logs import log_of, recorded
+from excite.messages import Messages
 from excite.runs.folder import one_line
 from excite.work import Failure, Lost, Tell, Work, failed, in_words, one_thread, worth_another_try
 
@@ -66,8 +67,15 @@ class OnRay:
         finally:
             mark.remove()
 
+    def _board(self, ray: Any) -> Any:
+        """On this node: one that is lost takes work with it, not the view of it."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        return ray.remote(num_cpus=0, max_restarts=-1)(Messages).options(scheduling_strategy=here).remote()
+
     def _run(self, ray: Any, todo: Sequence[Work], tell: Tell) -> list[Failure]:
-        board = ray.remote(num_cpus=0)(Board).remote()
+        board = self._board(ray)
         # Ray itself starts work again whose process or machine is lost, as often as we say.
         work = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=self.retries)(_work)
         running = {work.remote(task, board): (task, self.retries) for task in todo}
@@ -75,8 +83,9 @@ class OnRay:
         try:
             while running:
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=0.5)
-                for message in ray.get(board.take.remote()):
-                    tell(*message)
+                with contextlib.suppress(ray.exceptions.RayError):  # not seen for a while, but done
+                    for message in ray.get(board.take.remote(), timeout=_WAIT):
+                        tell(*message)
                 for ref in ready:
                     task, tries = running.pop(ref)
                     try:
@@ -97,20 +106,6 @@ class OnRay:
                     ray.cancel(ref, force=True)  # folders hold what can be continued
             raise
         return failures
-
-
-class Board:
-    """Where work on other machines writes how far it is."""
-
-    def __init__(self) -> None:
-        self.messages: list[tuple[str, str, float]] = []
-
-    def put(self, name: str, phase: str, share: float) -> None:
-        self.messages.append((name, phase, share))
-
-    def take(self) -> list[tuple[str, str, float]]:
-        taken, self.messages = self.messages, []
-        return taken
 
 
 def _work(task: Work, board: Any) -> Exception | None:
