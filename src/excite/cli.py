@@ -322,6 +322,9 @@ def study_run(
     retries: Annotated[int, typer.Option(min=0, help=_RETRIES)] = 1,
 ) -> None:
     """Run an experiment of the papers and judge its claims. What is finished already is not done again."""
+    from excite.warming import warm
+
+    warm(on, workers)
     from excite.engines import find_engine
     from excite.runs.store import is_url
     from excite.studies import run
@@ -347,6 +350,9 @@ def sweep(
     retries: Annotated[int, typer.Option(min=0, help=_RETRIES)] = 1,
 ) -> None:
     """Train every combination of a config's lists and ranges, and compare. What is finished already is not done again."""
+    from excite.warming import warm
+
+    warm(on, workers)
     from excite.engines import find_engine
     from excite.sweeping import read_sweep, run_sweep
     from excite.task_view import TaskView

@@ -10,9 +10,10 @@ import pytest
 from engine_jobs import Job
 from excite._version import __version__
 from excite.engines import find_engine
-from excite.engines.nodes import Report, check_gpus, check_reports, look, mark_for
+from excite.engines.nodes import check_gpus, check_reports, mark_for
 from excite.engines.workers import gpu_slots
 from excite.errors import InputError
+from excite.node_report import Report, look
 from excite.stored import find_place
 
 FINE = Report(platform.python_version(), __version__, True)
@@ -42,7 +43,7 @@ def test_more_gpus_than_any_node_has_are_refused() -> None:
 @pytest.mark.parametrize("kind", ["folder", "store"])
 def test_a_mark_is_seen_where_it_was_left(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXCITE_SCRATCH", str(tmp_path / "scratch"))
-    monkeypatch.setattr("excite.engines.nodes.time.sleep", lambda _: None)
+    monkeypatch.setattr("excite.node_report.time.sleep", lambda _: None)
     place = find_place(tmp_path / "out" if kind == "folder" else f"file://{tmp_path}/out")
     mark = mark_for(place.works([Job("fine", 0, place.folder / "fine-0")])[0])
     assert not look(mark).sees

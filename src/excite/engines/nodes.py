@@ -3,77 +3,50 @@
 from __future__ import annotations
 
 import platform
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from excite._version import __version__
 from excite.errors import InputError
+from excite.node_report import FolderMark, Mark, Report
 from excite.runs.copies import scratch
-from excite.runs.files import writing
 from excite.runs.store import Store, StoreError
 from excite.work import Work
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A file where runs are kept, for nodes to look for: in a folder, or in a store."""
+class StoreMark:
+    """A file in a store, for nodes to look for."""
 
-    folder: Path
-    store: Store | None
+    store: Store
     name: str
 
     @property
     def place(self) -> str:
-        return str(self.folder) if self.store is None else self.store.url
+        return self.store.url
 
     def leave(self) -> None:
-        folder = self.folder if self.store is None else scratch(self.store)
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / self.name).touch()
-        if self.store is not None:
-            self.store.put(folder / self.name, self.name)
-            (folder / self.name).unlink()
+        path = scratch(self.store) / self.name
+        path.touch()
+        try:
+            self.store.put(path, self.name)
+        finally:
+            path.unlink()
 
-    def seen(self) -> bool:
-        for _ in range(20):  # shared file systems may take a moment
-            try:
-                if (self.folder / self.name).exists() if self.store is None else self.store.exists(self.name):
-                    return True
-            except (OSError, StoreError):
-                pass
-            time.sleep(0.1)
-        return False
+    def there(self) -> bool:
+        try:
+            return self.store.exists(self.name)
+        except StoreError:
+            return False
 
     def remove(self) -> None:
-        if self.store is None:
-            (self.folder / self.name).unlink(missing_ok=True)
-        else:
-            self.store.remove(self.name)
+        self.store.remove(self.name)
 
 
 def mark_for(task: Work) -> Mark:
-    store = getattr(task, "store", None)
-    return Mark(task.folder.parent.resolve(), store if isinstance(store, Store) else None, f".seen-{uuid.uuid4().hex}")
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a node says of itself."""
-
-    python: str
-    excite: str
-    sees: bool
-
-
-def look(mark: Mark) -> Report:
-    """On a node."""
-    from excite._version import __version__ as version
-
-    return Report(platform.python_version(), version, mark.seen())
+    store, name = getattr(task, "store", None), f".seen-{uuid.uuid4().hex}"
+    return StoreMark(store, name) if isinstance(store, Store) else FolderMark(task.folder.parent.resolve(), name)
 
 
 def check_reports(reports: Mapping[str, Report], place: str) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from excite.engines.nodes import check_gpus, check_reports, look, mark_for
+from excite.engines.nodes import check_gpus, check_reports, mark_for
 from excite.engines.workers import Reporter, check_travels, portable
 from excite.errors import InputError
 from excite.logs import log_of, recorded
 from excite.messages import Messages
+from excite.node_report import look
 from excite.runs.folder import one_line
 from excite.work import Failure, Lost, Tell, Work, failed, in_words, one_thread, worth_another_try
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import multiprocessing
 import os
 import pickle
 import signal
@@ -20,6 +19,7 @@ from excite.errors import InputError, RunError
 from excite.logs import log_of, recorded
 from excite.runs.folder import one_line
 from excite.stored import check_shared
+from excite.warming import workers_context
 from excite.work import Failure, Lost, Tell, Work, failed, in_words, worth_another_try
 
 _PATIENCE = 60.0  # seconds that a worker has to end at its next message after Ctrl-C
@@ -40,7 +40,7 @@ class Workers:
         for task in todo:
             check_travels(task)
         slots = gpu_slots(self.count, self.gpus, torch.cuda.device_count() if self.gpus else 0)
-        context = _context()
+        context = workers_context()
         left = deque((task, self.retries) for task in todo)
         crew = [_Worker(context, slot) for slot in slots[: len(left)]]
         failures: list[Failure] = []
@@ -93,15 +93,6 @@ def check_travels(task: Work) -> None:
         raise InputError(
             f"{task.folder.name} cannot be sent to another process ({one_line(error)[:120]}): define what it uses in a module"
         ) from error
-
-
-def _context() -> Any:
-    """A server that has imported everything forks the workers, so that a new one is there at once."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["excite.tasks"])
-    return context
 
 
 class _Worker:
