@@ -251,7 +251,7 @@ def trace(
 
 @app.command(epilog="Example: excite report runs/demo --out report.html")
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs.")],
+    runs: Annotated[list[str], typer.Argument(help="Run folders, or folders of runs; URLs too.")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Its title.")] = "Excite report",
     open_report: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = False,
@@ -268,7 +268,7 @@ def report(
 
 @app.command(epilog="Example: excite serve runs")
 def serve(
-    runs: Annotated[Path, typer.Argument(help="A folder of runs, or one run.")] = Path("runs"),
+    runs: Annotated[str, typer.Argument(help="A folder of runs, or one run; a URL too.")] = "runs",
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")
     ] = "127.0.0.1",
@@ -309,7 +309,7 @@ def study_run(
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="Trainings of each arm; by default the scale's own.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results; by default runs/studies/NAME-SCALE.")
+        str | None, typer.Option(help="Folder or URL for the results; by default runs/studies/NAME-SCALE.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU for scale paper.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Trainings side by side on the CPU.")] = 2,
@@ -322,21 +322,27 @@ def study_run(
     retries: Annotated[int, typer.Option(min=0, help=_RETRIES)] = 1,
 ) -> None:
     """Run an experiment of the papers and judge its claims. What is finished already is not done again."""
+    from excite.warming import warm
+
+    warm(on, workers)
     from excite.engines import find_engine
+    from excite.runs.store import is_url
     from excite.studies import run
+    from excite.task_view import TaskView
 
     engine = find_engine(on, workers, gpus_per_task, retries)
-    with _progress(one_bar=True) as tell:
-        result = run(name, scale, seeds, out, device, workers, tell, arms=arms, docs=docs, engine=engine)
+    with TaskView(console) as show:
+        result = run(name, scale, seeds, out, device, workers, arms=arms, docs=docs, engine=engine, show=show)
     print(result)
-    console.print(f"results: {result.folder / 'results.md'}, {result.figure}", soft_wrap=True)
+    where = out if is_url(out) else result.folder
+    console.print(f"results: {where}/results.md, {where}/{result.figure.name}", soft_wrap=True)
 
 
 @app.command(epilog="Example: excite sweep sweep.toml --on local --workers 4")
 def sweep(
     config: Annotated[Path, typer.Argument(help="TOML or JSON file: a training config with a table [sweep].")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; by default runs/sweeps/NAME-OF-THE-CONFIG.")
+        str | None, typer.Option(help="Folder or URL for the runs; by default runs/sweeps/NAME-OF-THE-CONFIG.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Trainings side by side on the CPU.")] = 2,
     on: Annotated[str | None, typer.Option(help=_ON)] = None,
@@ -344,15 +350,19 @@ def sweep(
     retries: Annotated[int, typer.Option(min=0, help=_RETRIES)] = 1,
 ) -> None:
     """Train every combination of a config's lists and ranges, and compare. What is finished already is not done again."""
+    from excite.warming import warm
+
+    warm(on, workers)
     from excite.engines import find_engine
     from excite.sweeping import read_sweep, run_sweep
+    from excite.task_view import TaskView
 
     planned = read_sweep(config, out or Path("runs/sweeps") / config.stem)
     engine = find_engine(on, workers, gpus_per_task, retries)
-    with _progress(one_bar=True) as tell:
-        result = run_sweep(planned, workers, tell, engine)
+    with TaskView(console) as show:
+        result = run_sweep(planned, workers, engine=engine, show=show)
     print(result)
-    console.print(f"results: {result.folder / 'sweep.json'}", soft_wrap=True)
+    console.print(f"results: {planned.place}/sweep.json", soft_wrap=True)
     if result.failed is not None:
         _fail(result.failed, 1)
 

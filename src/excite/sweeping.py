@@ -18,13 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from excite.config import TrainConfig, parse_config, read_config
 from excite.engines import Engine
-from excite.errors import InputError, TrainingStopped
+from excite.errors import InputError
 from excite.margin import Margins
 from excite.measuring import PARTS, SavedModel, artifact_name
 from excite.runs import Run, load_run
-from excite.runs.files import write_json, writing
-from excite.runs.lock import Lock
-from excite.tasks import MarginsTaken, Measurement, Task, complete
+from excite.runs.files import write_json
+from excite.stored import Place, find_place
+from excite.tally import Tally
+from excite.tasks import MarginsTaken, Measurement, Task, WorkStopped, complete
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -67,6 +68,7 @@ class Sweep:
     config: SweepConfig
     tasks: tuple[Task, ...]
     combinations: Mapping[str, Mapping[str, Any]]  # by arm
+    place: Place
 
     @property
     def highest(self) -> bool:
@@ -108,12 +110,13 @@ class SweepResult:
 
 
 def read_sweep(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Sweep:
-    """The sweep in a .toml or .json file, its trainings into `folder`."""
-    return plan(read_config(path), Path(folder), str(path))
+    """The sweep in a .toml or .json file, its trainings into `folder`: a path, or a URL such as s3://bucket/sweep."""
+    return plan(read_config(path), folder, str(path))
 
 
-def plan(values: Mapping[str, Any], folder: Path, where: str = "config") -> Sweep:
+def plan(values: Mapping[str, Any], folder: str | os.PathLike[str], where: str = "config") -> Sweep:
     """Every training of a sweep; all configs are checked before one is started."""
+    place = find_place(folder)
     base = {key: value for key, value in values.items() if key != "sweep"}
     try:
         config = SweepConfig.model_validate(values.get("sweep", {}))
@@ -134,9 +137,9 @@ def plan(values: Mapping[str, Any], folder: Path, where: str = "config") -> Swee
             _put(settings, key, value)
         for seed in range(config.seeds):
             parsed = parse_config({**settings, "seed": seed}, f"{where}, {name}")
-            tasks.append(Task(name, seed, folder / f"{_slug(name)}-{seed}", parsed, measurement))
+            tasks.append(Task(name, seed, place.folder / f"{_slug(name)}-{seed}", parsed, measurement))
         combinations[name] = chosen
-    return Sweep(config, tuple(tasks), combinations)
+    return Sweep(config, tuple(tasks), combinations, place)
 
 
 def run_sweep(
@@ -144,30 +147,31 @@ def run_sweep(
     workers: int = 2,
     progress: Callable[[str, float, float], None] | None = None,
     engine: Engine | None = None,
+    *,
+    show: Callable[[Tally], None] | None = None,
 ) -> SweepResult:
-    """Train what is not trained yet, compare, and write sweep.json. What fails is reported, with what is there."""
-    folder = sweep.tasks[0].folder.parent
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    lock = Lock(folder / "lock", folder)
-    failed = None
-    try:
-        complete(sweep.tasks, workers, progress, engine)
-    except TrainingStopped as error:
-        failed = str(error)
-    finally:
-        lock.release()
-    rows = [_row(sweep, name) for name in sweep.combinations]
-    sign = -1 if sweep.highest else 1
-    rows.sort(key=lambda row: math.inf if math.isnan(row.mean) else sign * row.mean)
-    result = SweepResult(sweep, tuple(rows), folder, failed)
-    found = [{"values": dict(row.values), sweep.config.metric: list(row.found)} for row in rows]
-    write_json(folder / "sweep.json", {"sweep": sweep.config.model_dump(), "rows": found, "failed": failed})
-    return result
+    """Train what is not trained yet, compare, and write sweep.json. What fails is reported, with what is there.
+
+    `progress` and `show` are told how far it is, see `excite.tasks.complete`.
+    """
+    place, failed = sweep.place, None
+    with place.held():
+        try:
+            complete(sweep.tasks, workers, progress, engine, show=show, place=place)
+        except WorkStopped as error:
+            failed = str(error)
+        place.gather(sweep.tasks)
+        finished = [task for task in sweep.tasks if task.finished()]
+        rows = [_row(sweep, name, finished) for name in sweep.combinations]
+        sign = -1 if sweep.highest else 1
+        rows.sort(key=lambda row: math.inf if math.isnan(row.mean) else sign * row.mean)
+        found = [{"values": dict(row.values), sweep.config.metric: list(row.found)} for row in rows]
+        write_json(place.folder / "sweep.json", {"sweep": sweep.config.model_dump(), "rows": found, "failed": failed})
+    return SweepResult(sweep, tuple(rows), place.folder, failed)
 
 
-def _row(sweep: Sweep, name: str) -> Row:
-    mine = [task for task in sweep.tasks if task.arm == name and task.finished()]
+def _row(sweep: Sweep, name: str, finished: Sequence[Task]) -> Row:
+    mine = [task for task in finished if task.arm == name]
     return Row(name, sweep.combinations[name], tuple(_metric(task.folder, sweep.config.metric) for task in mine))
 
 

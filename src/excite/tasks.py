@@ -19,7 +19,9 @@ from excite.engines import Engine, Workers
 from excite.errors import ExciteError, InputError, TrainingStopped
 from excite.measuring import PARTS, SavedModel, artifact_name, load_model, measure
 from excite.runs import Run, load_run
-from excite.work import Failure, JointWork, Tell, Work, attempt, in_words
+from excite.stored import Place
+from excite.tally import Noted, Tally
+from excite.work import Failure, JointWork, Tell, Work, attempt, failed, in_words
 
 _TRAINING, _MEASURING = 3, 1  # shares of a task's time, for the progress bar
 
@@ -94,32 +96,57 @@ class Task:
         tell(name, "done", 1.0)
 
 
+class WorkStopped(TrainingStopped):
+    """Some work could not be finished; `failures` says which."""
+
+    def __init__(self, message: str, failures: Sequence[Failure] = ()) -> None:
+        super().__init__(message)
+        self.failures = tuple(failures)
+
+
 def complete(
     todo: Sequence[Work],
     workers: int,
     progress: Callable[[str, float, float], None] | None = None,
     engine: Engine | None = None,
+    *,
+    show: Callable[[Tally], None] | None = None,
+    place: Place | None = None,
 ) -> None:
     """Do what is not finished of `todo`; tasks that fail are one error at the end, and the next call tries them again.
 
     Without an engine: together on a GPU where that is possible, else on `workers` processes, or in this one.
 
-    progress(what is going on, tasks done, tasks in all); a task under way counts in part.
+    progress(what is going on, tasks done, tasks in all); a task under way counts in part. `show` is called with the state
+    of all tasks whenever it changes; tasks.json beside the runs holds it for pages. `place`: where the runs are kept.
     """
+    todo = list(todo) if place is None else place.works(todo)
     left = [task for task in todo if not task.finished()]
-    shares = {task.folder.name: 0.0 if task in left else 1.0 for task in todo}
+    tally = Tally(todo, left)
+    note = Noted(tally, todo[0].folder.parent, None if place is None else place.keep) if todo else None
 
     def tell(name: str, phase: str, share: float) -> None:
-        shares[name] = share
+        tally.tell(name, phase, share)
         if progress is not None:
-            progress(f"{phase} {name}", sum(shares.values()), len(todo))
+            progress(f"{phase} {name}", tally.done, len(todo))
+        if show is not None:
+            show(tally)
+        if note is not None:
+            note()
 
-    failures = perform_all(left, workers, tell) if engine is None else engine.perform(left, tell)
+    if show is not None:
+        show(tally)
+    try:
+        failures = perform_all(left, workers, tell) if engine is None else engine.perform(left, tell)
+    finally:
+        if note is not None:
+            note(ended=True)
     if failures:
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-        raise TrainingStopped(
+        raise WorkStopped(
             f"{failures[0]}{more}; {len(todo) - len(failures)} of {len(todo)} trainings are finished and kept, the same "
-            "command continues"
+            "command continues",
+            failures,
         ) from failures[0].error
 
 
@@ -155,7 +182,10 @@ def _attempt_together(joint: Sequence[JointWork], tell: Tell) -> list[Failure]:
     try:
         first.perform_with(others, tell)
     except Exception as error:
-        return [Failure(task, in_words(error)) for task in joint]
+        said = in_words(error)
+        for task in joint:
+            tell(task.folder.name, failed(said), 0.0)
+        return [Failure(task, said) for task in joint]
     return []
 
 

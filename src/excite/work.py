@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,8 +12,10 @@ import torch
 
 from excite.errors import ExciteError, RunError
 from excite.runs.folder import one_line
+from excite.runs.store import StoreError
 
-Tell = Callable[[str, str, float], None]  # folder, phase, share done
+# Folder, phase, share done. Engines say "starting", "waiting" (for another try) and "failed: why".
+Tell = Callable[[str, str, float], None]
 
 
 class Work(Protocol):
@@ -44,7 +46,7 @@ class Failure:
 
     task: Work
     error: Exception
-    log: Path | None = None
+    log: str | None = None
 
     def __str__(self) -> str:
         where = f" (log: {self.log})" if self.log is not None else ""
@@ -52,12 +54,28 @@ class Failure:
 
 
 def attempt(task: Work, tell: Tell) -> Failure | None:
+    """In this process: what it prints stays on the terminal, an error is written to the log."""
+    tell(task.folder.name, "starting", 0.0)
     try:
         with one_thread():
             task.perform(tell)
     except Exception as error:
-        return Failure(task, in_words(error))
+        failure = Failure(task, in_words(error), _note(task, error))
+        tell(task.folder.name, failed(failure.error), 0.0)
+        return failure
     return None
+
+
+def failed(error: Exception) -> str:
+    return f"failed: {one_line(error)}"
+
+
+def _note(task: Work, error: Exception) -> str | None:
+    from excite.logs import log_of, recorded
+
+    with suppress(Exception), recorded(task):
+        raise error
+    return log_of(task)
 
 
 def in_words(error: Exception) -> Exception:
@@ -70,7 +88,7 @@ def in_words(error: Exception) -> Exception:
 
 def worth_another_try(error: Exception) -> bool:
     """What our own errors say of the input is true the next time too; a killed process or lost memory may not be."""
-    return not isinstance(error, ExciteError) or isinstance(error, Lost) or "out of memory" in str(error)
+    return not isinstance(error, ExciteError) or isinstance(error, Lost | StoreError) or "out of memory" in str(error)
 
 
 class Lost(RunError):
@@ -86,7 +104,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def log_of(task: Work) -> Path:
-    return task.folder.parent / "logs" / f"{task.folder.name}.log"

@@ -20,10 +20,12 @@ class Engine(Protocol):
 def find_engine(on: str | None, workers: int = 2, gpus: float = 0.0, retries: int = 1) -> Engine | None:
     """`on`: None for this process, "local" for worker processes, "ray" for a cluster started here, "ray:ADDRESS"."""
     if on is None:
+        if gpus:
+            raise InputError("gpus-per-task needs worker processes: --on local, --on ray or --on ray:ADDRESS")
         return None
     kind, _, address = str(on).partition(":")
     if kind == "local" and not address:
-        return Workers(workers, retries)
+        return Workers(workers, retries, gpus)
     if kind == "ray":
         from excite.engines.on_ray import OnRay
 

@@ -7,21 +7,19 @@ Excite on a node, a folder that a node does not see, more GPUs than there are.
 from __future__ import annotations
 
 import contextlib
-import platform
 import socket
-import time
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from excite._version import __version__
-from excite.engines.workers import Reporter, check_pickles, logged, portable
+from excite.engines.nodes import check_gpus, check_reports, mark_for
+from excite.engines.workers import Reporter, check_travels, portable
 from excite.errors import InputError
-from excite.runs.files import writing
+from excite.logs import log_of, recorded
+from excite.messages import Messages
+from excite.node_report import look
 from excite.runs.folder import one_line
-from excite.work import Failure, Lost, Tell, Work, in_words, log_of, one_thread, worth_another_try
+from excite.work import Failure, Lost, Tell, Work, failed, in_words, one_thread, worth_another_try
 
 _WAIT = 60.0  # seconds in which every node has to answer
 
@@ -39,52 +37,46 @@ class OnRay:
         if not todo:
             return []
         for task in todo:
-            check_pickles(task)
+            check_travels(task)
         ray = _import()
         with _connected(ray, self.address, self.workers):
-            self._check(ray, todo[0].folder.parent)
+            self._check(ray, todo[0])
             return self._run(ray, todo, tell)
 
-    def _check(self, ray: Any, folder: Path) -> None:
-        there = ray.cluster_resources()
-        if self.gpus > there.get("GPU", 0):
-            raise InputError(
-                f"gpus-per-task {self.gpus:g}: the cluster has {there.get('GPU', 0):g} GPUs; ask for fewer"
-            )
+    def _check(self, ray: Any, task: Work) -> None:
+        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        check_gpus(self.gpus, {name: node["Resources"].get("GPU", 0.0) for name, node in nodes.items()})
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            mark = folder / f".seen-{uuid.uuid4().hex}"
-            mark.touch()
+        mark = mark_for(task)
+        mark.leave()
         try:
-            look = ray.remote(num_cpus=0, max_retries=0)(_look)
+            ask = ray.remote(num_cpus=0, max_retries=0)(look)
             asked = {
-                node["NodeManagerHostname"]: look.options(
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                ).remote(str(mark.resolve()))
-                for node in ray.nodes()
-                if node["Alive"]
+                f"{node['NodeManagerHostname']} ({name[:8]})": ask.options(
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False)
+                ).remote(mark)
+                for name, node in nodes.items()
             }
-            for node, answer in asked.items():
+            reports = {}
+            for name, answer in asked.items():
                 try:
-                    python, version, seen = ray.get(answer, timeout=_WAIT)
+                    reports[name] = ray.get(answer, timeout=_WAIT)
                 except ray.exceptions.RayError as error:
-                    raise InputError(f"node {node} cannot run Excite: {one_line(error)[-160:]}") from error
-                if (python, version) != (platform.python_version(), __version__):
-                    raise InputError(
-                        f"node {node} has Python {python} and Excite {version}; here are {platform.python_version()} and "
-                        f"{__version__}: install the same on both"
-                    )
-                if not seen:
-                    raise InputError(
-                        f"node {node} does not see the folder {folder}: choose one on a shared file system"
-                    )
+                    raise InputError(f"node {name} cannot run Excite: {one_line(error)[-160:]}") from error
+            check_reports(reports, mark.place)
         finally:
-            mark.unlink(missing_ok=True)
+            mark.remove()
+
+    def _board(self, ray: Any) -> Any:
+        """On this node: one that is lost takes work with it, not the view of it."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        return ray.remote(num_cpus=0, max_restarts=-1)(Messages).options(scheduling_strategy=here).remote()
 
     def _run(self, ray: Any, todo: Sequence[Work], tell: Tell) -> list[Failure]:
-        board = ray.remote(num_cpus=0)(Board).remote()
+        board = self._board(ray)
         # Ray itself starts work again whose process or machine is lost, as often as we say.
         work = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=self.retries)(_work)
         running = {work.remote(task, board): (task, self.retries) for task in todo}
@@ -92,23 +84,23 @@ class OnRay:
         try:
             while running:
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=0.5)
-                for message in ray.get(board.take.remote()):
-                    tell(*message)
+                with contextlib.suppress(ray.exceptions.RayError):  # not seen for a while, but done
+                    for message in ray.get(board.take.remote(), timeout=_WAIT):
+                        tell(*message)
                 for ref in ready:
                     task, tries = running.pop(ref)
                     try:
                         error = ray.get(ref)
                     except ray.exceptions.RayError as lost:
-                        failures.append(
-                            Failure(task, Lost(f"lost {self.retries + 1} times: {one_line(lost)[:160]}"), log_of(task))
-                        )
-                        continue
+                        error, tries = Lost(f"lost {self.retries + 1} times: {one_line(lost)[:160]}"), 0
                     if error is None:
-                        continue
-                    if tries > 0 and worth_another_try(error):
+                        tell(task.folder.name, "done", 1.0)
+                    elif tries > 0 and worth_another_try(error):
                         running[work.remote(task, board)] = (task, tries - 1)
+                        tell(task.folder.name, "waiting", 0.0)
                     else:
                         failures.append(Failure(task, error, log_of(task)))
+                        tell(task.folder.name, failed(error), 0.0)
         except BaseException:
             for ref in running:
                 with contextlib.suppress(Exception):
@@ -117,40 +109,17 @@ class OnRay:
         return failures
 
 
-class Board:
-    """Where work on other machines writes how far it is."""
-
-    def __init__(self) -> None:
-        self.messages: list[tuple[str, str, float]] = []
-
-    def put(self, name: str, phase: str, share: float) -> None:
-        self.messages.append((name, phase, share))
-
-    def take(self) -> list[tuple[str, str, float]]:
-        taken, self.messages = self.messages, []
-        return taken
-
-
 def _work(task: Work, board: Any) -> Exception | None:
     """On a node: the error instead of an exception, so that Ray does not wrap it."""
     if task.finished():  # by the try before, whose answer was lost
         return None
     try:
-        with one_thread(), logged(log_of(task)):
+        board.put.remote(task.folder.name, "starting", 0.0)
+        with one_thread(), recorded(task):
             task.perform(Reporter(board.put.remote))
     except Exception as error:
         return portable(in_words(error))
     return None
-
-
-def _look(mark: str) -> tuple[str, str, bool]:
-    from excite._version import __version__ as version
-
-    for _ in range(20):  # shared file systems may take a moment
-        if Path(mark).exists():
-            return platform.python_version(), version, True
-        time.sleep(0.1)
-    return platform.python_version(), version, False
 
 
 def _import() -> Any:
@@ -187,6 +156,8 @@ def _connected(ray: Any, address: str | None, workers: int) -> Iterator[None]:
             ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError, RuntimeError) as error:
         where = f"no Ray cluster at {address}" if address else "Ray does not start here"
+        if "version mismatch" in str(error).lower():  # Ray compares its own version and that of Python itself
+            where = f"the cluster at {address} has other versions"
         raise InputError(f"{where}: {one_line(error)[:160]}") from error
     try:
         yield

@@ -3,58 +3,65 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import math
 import os
 import pickle
 import signal
-import sys
-import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from excite.errors import ExciteError, InputError, RunError
-from excite.runs.files import writing
+from excite.errors import InputError, RunError
+from excite.logs import log_of, recorded
 from excite.runs.folder import one_line
-from excite.work import Failure, Lost, Tell, Work, in_words, log_of, worth_another_try
+from excite.stored import check_shared
+from excite.warming import workers_context
+from excite.work import Failure, Lost, Tell, Work, failed, in_words, worth_another_try
 
 _PATIENCE = 60.0  # seconds that a worker has to end at its next message after Ctrl-C
 
 
 @dataclass(frozen=True)
 class Workers:
-    """`count` processes; a piece of work that is lost or fails for no reason of its own is tried `retries` times more."""
+    """`count` processes; a piece of work that is lost or fails for no reason of its own is tried `retries` times more.
+
+    With `gpus` every process sees so many GPUs of its own, or a share of one; without, all see all.
+    """
 
     count: int = 2
     retries: int = 1
+    gpus: float = 0.0
 
     def perform(self, todo: Sequence[Work], tell: Tell) -> list[Failure]:
         for task in todo:
-            check_pickles(task)
-        context = multiprocessing.get_context("spawn")
+            check_travels(task)
+        slots = gpu_slots(self.count, self.gpus, torch.cuda.device_count() if self.gpus else 0)
+        context = workers_context()
         left = deque((task, self.retries) for task in todo)
-        crew = [_Worker(context) for _ in range(min(self.count, len(left)))]
+        crew = [_Worker(context, slot) for slot in slots[: len(left)]]
         failures: list[Failure] = []
         try:
             while left or any(worker.task is not None for worker in crew):
                 for at, worker in enumerate(crew):
                     if worker.task is None and left:
                         if not worker.process.is_alive():
-                            crew[at] = worker = _Worker(context)
+                            crew[at] = worker = _Worker(context, worker.slot)
                         worker.start(*left.popleft())
+                        tell(worker.last[0].folder.name, "starting", 0.0)
                 for worker in _heard(crew):
                     error = worker.listen(tell)
                     if worker.task is None and error is not None:
                         task, tries = worker.last
                         if tries > 0 and worth_another_try(error):
                             left.append((task, tries - 1))
+                            tell(task.folder.name, "waiting", 0.0)
                         else:
                             failures.append(Failure(task, error, log_of(task)))
+                            tell(task.folder.name, failed(error), 0.0)
         finally:
             for worker in crew:
                 worker.pipe.close()  # one that is at work ends at its next message, and leaves what can be continued
@@ -63,7 +70,23 @@ class Workers:
         return failures
 
 
-def check_pickles(task: Work) -> None:
+def gpu_slots(count: int, gpus: float, there: int) -> list[str | None]:
+    """The GPUs of each process, as CUDA_VISIBLE_DEVICES says it; None for all of them. At most `count` processes."""
+    if not gpus:
+        return [None] * count
+    if gpus > there:
+        raise InputError(f"gpus-per-task {gpus:g}: this machine has {there} GPUs; ask for fewer")
+    if gpus < 1:
+        found = [str(device) for _ in range(int(1 / gpus + 1e-9)) for device in range(there)]
+    else:
+        each = math.ceil(gpus)
+        found = [",".join(map(str, range(at, at + each))) for at in range(0, there - each + 1, each)]
+    return list(found[:count])
+
+
+def check_travels(task: Work) -> None:
+    """Refuse what another process could not be sent, or would not see."""
+    check_shared(task)
     try:
         pickle.dumps(task)
     except Exception as error:
@@ -75,9 +98,11 @@ def check_pickles(task: Work) -> None:
 class _Worker:
     """A process, and what it is at."""
 
-    def __init__(self, context: Any):
+    def __init__(self, context: Any, slot: str | None):
         self.pipe, end = context.Pipe()
-        self.process = context.Process(target=_serve, args=(end,), daemon=True)
+        self.slot = slot
+        environment = dict(os.environ) if slot is None else {**os.environ, "CUDA_VISIBLE_DEVICES": slot}
+        self.process = context.Process(target=_serve, args=(end, environment), daemon=True)
         self.process.start()
         end.close()
         self.task: Work | None = None
@@ -117,7 +142,9 @@ def _heard(crew: Sequence[_Worker]) -> list[_Worker]:
     return [busy[pipe] for pipe in wait(list(busy), timeout=0.5) if isinstance(pipe, Connection)]
 
 
-def _serve(pipe: Any) -> None:
+def _serve(pipe: Any, environment: Mapping[str, str]) -> None:
+    os.environ.clear()  # that of the server may be older
+    os.environ.update(environment)
     # Ctrl-C reaches every process of the terminal; only the first one is to act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -127,7 +154,7 @@ def _serve(pipe: Any) -> None:
         except (EOFError, OSError):
             return
         try:
-            with logged(log_of(task)):
+            with recorded(task):
                 task.perform(Reporter(lambda *what: pipe.send(("progress", what))))
             with contextlib.suppress(OSError):
                 pipe.send(("done", None))
@@ -160,31 +187,3 @@ def portable(error: Exception) -> Exception:
         return error if str(again) == str(error) else RunError(f"{type(error).__name__}: {error}")
     except Exception:
         return RunError(f"{type(error).__name__}: {error}")
-
-
-@contextlib.contextmanager
-def logged(path: Path) -> Iterator[None]:
-    """Send what this process prints, also from libraries, to the end of a file; exceptions are written there too."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a", buffering=1)
-    with file:
-        kept = [os.dup(stream) for stream in (1, 2)]
-        try:
-            for stream in (1, 2):
-                os.dup2(file.fileno(), stream)
-            yield
-        except Exception as error:
-            if not isinstance(error, ExciteError):
-                traceback.print_exc(file=file)
-            else:
-                print(one_line(error), file=file)
-            raise
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for stream, copy in zip((1, 2), kept):
-                os.dup2(copy, stream)
-                os.close(copy)
-    if path.stat().st_size == 0:
-        path.unlink(missing_ok=True)

@@ -15,6 +15,8 @@ from excite.errors import InputError, RunError
 from excite.margin import Margins
 from excite.report.curves import widest_gap
 from excite.runs import Run, load_run
+from excite.runs.copies import local_copy
+from excite.runs.store import is_url
 
 PARTS = ("train", "test")
 Values = npt.NDArray[np.float64]
@@ -90,9 +92,9 @@ class Arm:
 
 
 def collect(paths: Iterable[str | Path]) -> list[Arm]:
-    """The runs at `paths`, or in folders of runs, grouped into arms in the order given."""
+    """The runs at `paths`, or in folders of runs, grouped into arms in the order given; those at URLs are copied here."""
     runs: list[Path] = []
-    for given in map(Path, paths):
+    for given in (local_copy(str(path)) if is_url(path) else Path(path) for path in paths):
         inside = sorted(folder.parent for folder in given.glob("*/run.json")) if given.is_dir() else []
         runs += [given] if (given / "run.json").exists() or not inside else inside
     if not runs:

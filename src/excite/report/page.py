@@ -24,7 +24,7 @@ from excite.report.view import Shown, describe, draw, remarks
 from excite.runs.files import write_bytes, writing
 from excite.runs.following import Follower
 
-ASSETS = ("plotly.js", "page.css", "view.js", "list.js")
+ASSETS = ("plotly.js", "page.css", "view.js", "list.js", "tasks.js")
 FROZEN_POINTS, FROZEN_BUDGET = 500, 20_000  # points of a curve, and of all curves of one quantity, in a file
 
 

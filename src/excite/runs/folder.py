@@ -34,6 +34,7 @@ from excite.runs.environment import environment
 from excite.runs.files import TEMPORARY, read_json, remove_temporary, sync_folder, write_json, writing
 from excite.runs.lock import Lock, held
 from excite.runs.metrics import Metrics
+from excite.runs.store import is_url
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 Status = Literal["running", "done", "failed", "stopped"]
 FORMAT, VERSION = "excite-run", 1
 _STATUSES = ("running", "done", "failed", "stopped")
+_MEANT_URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # a Path of a URL has one slash left
 _ARTIFACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -73,6 +75,10 @@ class Run:
         again, if it was made by an equal config. `keep` is the number of checkpoints kept beside the final one.
         """
         target = Path(path)
+        if _MEANT_URL.match(str(path)):
+            raise InputError(
+                f"{path}: a training writes to a folder of this machine; sweeps and studies take a URL as --out"
+            )
         if keep < 1:
             raise InputError(f"keep: expected at least 1 checkpoint; got {keep}")
         if resume and (target / "run.json").exists():
@@ -165,9 +171,11 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """How the run stands. One that says it is running while no process holds its lock was killed: "stopped"."""
+        """How the run stands. One that says it is running while no process holds its lock was killed: "stopped". A copy
+        from a store has no lock: nobody here knows more than it says."""
         stored = self._check_marker()
-        if stored == "running" and not held(self.path / "lock"):
+        lock = self.path / "lock"
+        if stored == "running" and lock.exists() and not held(lock):
             return "stopped"
         return stored
 
@@ -300,7 +308,11 @@ class Run:
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
-    """Open a run folder for reading; works while another process writes to it."""
+    """Open a run folder for reading; works while another process writes to it. A run at a URL is copied to this disk first."""
+    if is_url(path):
+        from excite.runs.copies import local_copy
+
+        path = local_copy(str(path), checkpoints=True)
     return Run.open(path, "r")
 
 

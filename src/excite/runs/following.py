@@ -206,7 +206,8 @@ def standing(path: Path) -> tuple[str, str | None]:
     if marker.get("version") != VERSION:
         raise RunError(f"{path} has version {marker.get('version')}; this Excite reads {VERSION}: upgrade")
     status, reason = str(marker.get("status")), marker.get("reason")
-    if status == "running" and not held(path / "lock"):
+    lock = path / "lock"  # a copy from a store has none
+    if status == "running" and lock.exists() and not held(lock):
         return "stale", "its process ended without saying so"
     return status, None if reason is None else str(reason)
 

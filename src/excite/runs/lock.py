@@ -22,8 +22,8 @@ _TRIES, _PAUSE = 10, 0.02
 class Lock:
     """An exclusive `flock` on `path`, taken at construction, given back by `release`."""
 
-    def __init__(self, path: Path, run: Path) -> None:
-        with writing(run):
+    def __init__(self, path: Path, run: object) -> None:
+        with writing(run if isinstance(run, Path) else path):
             self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         if fcntl is None:
             return

@@ -17,6 +17,7 @@ import torch
 from excite.engines import Engine
 from excite.errors import InputError
 from excite.runs.files import write_bytes, write_json, writing
+from excite.stored import find_place
 from excite.studies import (
     all_biases,
     architecture,
@@ -48,6 +49,7 @@ from excite.studies.numbers import Numbers
 from excite.studies.page import page, table
 from excite.studies.study import Scale, Study
 from excite.studies.verdicts import Verdict, judge
+from excite.tally import Tally
 from excite.tasks import Task, complete
 from excite.training import find_device
 from excite.work import Work
@@ -106,6 +108,7 @@ def run(
     arms: str | None = None,
     docs: str | os.PathLike[str] | None = None,
     engine: Engine | None = None,
+    show: Callable[[Tally], None] | None = None,
 ) -> StudyResult:
     """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
 
@@ -113,30 +116,35 @@ def run(
         name: one of `STUDIES`.
         scale: "quick" or "paper".
         seeds: how many; the scale's own number by default.
-        out: folder for runs, figure, numbers.json and results.md; runs/studies/NAME-SCALE by default.
+        out: folder for runs, figure, numbers.json and results.md, or a URL such as s3://bucket/study;
+            runs/studies/NAME-SCALE by default.
         device: "cpu", "cuda"; by default the GPU for scale "paper" if there is one.
         workers: trainings side by side on the CPU.
         progress: called as progress(what is going on, tasks done, tasks in all).
         arms: "figure" for the curves of the papers' figure, "all" for the others too; by default all at scale "paper".
         docs: also write the results page and its images into this folder.
         engine: who does the work, from `excite.engines.find_engine`; by default this process and its workers.
+        show: called with the state of all tasks whenever it changes.
     """
     study = find_study(name)
     size = find_scale(study, scale)
     count = size.seeds if seeds is None else _count(seeds)
     chosen = _which(study, size, arms)
-    folder = Path(out) if out is not None else Path("runs/studies") / f"{study.name}-{size.name}"
+    place = find_place(out if out is not None else Path("runs/studies") / f"{study.name}-{size.name}")
+    folder = place.folder
     if device is None:
         device = "cuda" if size.name == "paper" and torch.cuda.is_available() else "cpu"
     find_device(device)
     todo = tasks(study, size, count, folder, device, chosen == "all")
     study.method.check(todo)
-    if out is None:
-        _take_over(todo, folder.parent.glob(f"*-{size.name}"))
-    complete(todo, workers, progress, engine)
-    command = _command(study, size, count, chosen)
-    result, details = _gather(study, size, todo, folder, command)
-    _write(result, details, Path(docs) if docs is not None else None)
+    with place.held():
+        if out is None and place.store is None:
+            _take_over(todo, folder.parent.glob(f"*-{size.name}"))
+        complete(todo, workers, progress, engine, show=show, place=place)
+        place.gather(todo)
+        command = _command(study, size, count, chosen)
+        result, details = _gather(study, size, todo, folder, command)
+        _write(result, details, Path(docs) if docs is not None else None)
     return result
 
 

@@ -28,7 +28,7 @@ def serve(
     token: str | None = None,
     announce: Callable[[str], None] = print,
 ) -> None:
-    """Serve the page on the runs below `root` until interrupted; `announce` is told the address to open.
+    """Serve the page on the runs below `root`, a folder or a URL, until interrupted; `announce` is told the address to open.
 
     Everyone on this machine can open a page on the loopback address. Any other address needs a token: the one given, or
     one made now and told once with the address.
@@ -38,18 +38,20 @@ def serve(
 
         from excite.report.live.app import make_app
         from excite.report.live.guard import is_loopback
+        from excite.report.live.mirroring import mirrored
     except ImportError as error:
         raise ExciteError(f"the live page needs {error.name}: pip install 'excite[serve]'") from error
     if token is not None and not _TOKEN.fullmatch(token):
         raise InputError("--token: expected 16 to 200 letters, digits, '.', '_', '~' or '-'; leave it out to get one")
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
-    app = make_app(root, token, host)
-    listening = _listen(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    announce(f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(uvicorn.Config(app, **OPTIONS)).run(sockets=[listening])
+    with mirrored(root) as folder:
+        app = make_app(folder, token, host)
+        listening = _listen(host, port)
+        shown = f"[{host}]" if ":" in host else host
+        announce(f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(uvicorn.Config(app, **OPTIONS)).run(sockets=[listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from excite.errors import ExciteError, InputError
 from excite.report.live.folder import MOST_RUNS, NotFound, Runs
 from excite.report.live.guard import Guard
+from excite.report.live.tasks import sweeps
 from excite.report.page import ASSETS, asset, details, render
 from excite.report.view import POINTS, describe, draw, remarks
 from excite.runs.following import standing
@@ -44,6 +45,7 @@ def make_app(root: str | os.PathLike[str], token: str | None = None, host: str =
             route("/", _list_page),
             route("/view", _view_page),
             route("/api/runs", _list_data),
+            route("/api/tasks", _tasks_data),
             route("/api/view", _view_data),
             route("/api/words", _words_data),
             route("/api/details", _details_data),
@@ -75,6 +77,10 @@ def _list_data(runs: Runs, request: Request) -> Response:
         for row in rows
     ]  # fmt: skip
     return _json({"runs": listed, "cut": len(rows) == MOST_RUNS})
+
+
+def _tasks_data(runs: Runs, request: Request) -> Response:
+    return _json({"sweeps": sweeps(runs.real)})
 
 
 def _view_data(runs: Runs, request: Request) -> Response:

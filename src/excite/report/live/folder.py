@@ -52,6 +52,10 @@ class Runs:
     def name(self) -> str:
         return self._real.name or str(self._real)
 
+    @property
+    def real(self) -> Path:
+        return self._real
+
     def rows(self) -> list[Row]:
         """All runs, those that were written last first."""
         found = [self._row(name) for name in self.ids()]

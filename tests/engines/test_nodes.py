@@ -1,0 +1,66 @@
+"""What nodes say of themselves, and what is refused for it, without a cluster."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from engine_jobs import Job
+from excite._version import __version__
+from excite.engines import find_engine
+from excite.engines.nodes import check_gpus, check_reports, mark_for
+from excite.engines.workers import gpu_slots
+from excite.errors import InputError
+from excite.node_report import Report, look
+from excite.stored import find_place
+
+FINE = Report(platform.python_version(), __version__, True)
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        (Report("3.1.4", __version__, True), r"node b has Python 3\.1\.4 and Excite .*; here are .*: install the same"),
+        (Report(FINE.python, "0.0.1", True), r"node b has Python .* and Excite 0\.0\.1; here are"),
+        (Report(FINE.python, __version__, False), r"node b does not see /somewhere: choose a folder on a shared"),
+    ],
+)
+def test_a_node_that_differs_or_does_not_see_the_place_is_refused(report: Report, words: str) -> None:
+    check_reports({"a": FINE, "b": FINE}, "/somewhere")
+    with pytest.raises(InputError, match=words):
+        check_reports({"a": FINE, "b": report}, "/somewhere")
+
+
+def test_more_gpus_than_any_node_has_are_refused() -> None:
+    check_gpus(0.0, {})
+    check_gpus(2.0, {"a": 2.0, "b": 1.0})
+    with pytest.raises(InputError, match="gpus-per-task 3: no node of the cluster has more than 2 GPUs"):
+        check_gpus(3.0, {"a": 2.0, "b": 2.0})  # four in all, but not on one node
+
+
+@pytest.mark.parametrize("kind", ["folder", "store"])
+def test_a_mark_is_seen_where_it_was_left(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXCITE_SCRATCH", str(tmp_path / "scratch"))
+    monkeypatch.setattr("excite.node_report.time.sleep", lambda _: None)
+    place = find_place(tmp_path / "out" if kind == "folder" else f"file://{tmp_path}/out")
+    mark = mark_for(place.works([Job("fine", 0, place.folder / "fine-0")])[0])
+    assert not look(mark).sees
+    mark.leave()
+    assert look(mark) == FINE
+    mark.remove()
+    assert not look(mark).sees
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_gpus_of_worker_processes() -> None:
+    assert gpu_slots(3, 0.0, 0) == [None, None, None]
+    assert gpu_slots(8, 1.0, 2) == ["0", "1"]
+    assert gpu_slots(8, 2.0, 5) == ["0,1", "2,3"]
+    assert gpu_slots(8, 0.5, 2) == ["0", "1", "0", "1"]
+    assert gpu_slots(3, 0.3, 1) == ["0", "0", "0"]
+    with pytest.raises(InputError, match="gpus-per-task 2: this machine has 1 GPUs"):
+        gpu_slots(1, 2.0, 1)
+    with pytest.raises(InputError, match="gpus-per-task needs worker processes"):
+        find_engine(None, gpus=1.0)
