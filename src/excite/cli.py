@@ -6,7 +6,7 @@ import shutil
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +55,8 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped; the same command continues where it was", _INTERRUPTED)
     except ExciteError as error:
+        if type(error).__name__ == "OtherProcess":  # of several, the one that failed says why
+            raise SystemExit(1) from None
         _fail(str(error), 1, error)
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # wrong usage: typer knows how to say it
@@ -145,16 +147,29 @@ def train(
     run: Annotated[Path | None, typer.Option(help="Run folder; by default runs/NAME-OF-THE-CONFIG.")] = None,
     margins: Annotated[bool, typer.Option("--margins/--no-margins", help="Measure margins at the end.")] = True,
 ) -> None:
-    """Train from a config file. A run that is there already is continued from its last checkpoint."""
+    """Train from a config file. A run that is there already is continued from its last checkpoint.
+
+    On several processes: torchrun --nproc-per-node 2 -m excite train CONFIG.
+    """
     from excite.config import load_config
+    from excite.fit.processes import many_processes, said_once
     from excite.measuring import load_model, measure
     from excite.report import make_report
-    from excite.training import train as train_config
+    from excite.training import train_across
 
-    settings = load_config(config)
+    with said_once():
+        settings = load_config(config)
     folder = run or Path("runs") / config.stem
-    with _progress() as tell:
-        train_config(settings, folder, progress=tell).close()
+    with ExitStack() as stack:
+        here = stack.enter_context(many_processes(settings.device))
+        if not here.first:
+            train_across(settings, folder)
+            return
+        tell = stack.enter_context(_progress())
+        trained = train_across(settings, folder, progress=tell)
+        assert trained is not None
+        trained.close()
+        here.part()  # what follows is for this process alone
         if margins and load_model(folder).data.classes:
             measure(load_model(folder), progress=tell)
     _show(make_report([folder]))

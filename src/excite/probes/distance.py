@@ -41,11 +41,12 @@ class Distance(Probe):
         values: dict[str, Tensor] = {}
         layers: dict[str, list[str]] = {"": []}
         current = dict(_trained(now.model))
-        for path in current.keys() & self._initial.keys():
+        for path in sorted(
+            current.keys() & self._initial.keys()
+        ):  # sharded weights are summed in the same order everywhere
             layers[""].append(path)
             layers.setdefault(path.rpartition(".")[0] or path, []).append(path)
         for layer, paths in layers.items():
-            paths.sort()
             absolute, relative = distance([current[p] for p in paths], [self._initial[p] for p in paths])
             suffix = f"/{layer}" if layer else ""
             values[f"absolute{suffix}"] = absolute
