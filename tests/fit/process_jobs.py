@@ -51,12 +51,17 @@ def config(name: str = "small-cnn", **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def process(rank: int, port: int, jobs: list[tuple[dict[str, Any], str]], told: str, stop: dict[str, Any]) -> None:
-    """One of the processes. `stop`: what to do in which process after which step; writes what it raised to `told`."""
+def meet_at(rank: int, port: int) -> None:
+    """What torchrun would put into the environment."""
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(SIZE), "LOCAL_WORLD_SIZE": str(SIZE),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
+
+
+def process(rank: int, port: int, jobs: list[tuple[dict[str, Any], str]], told: str, stop: dict[str, Any]) -> None:
+    """One of the processes. `stop`: what to do in which process after which step; writes what it raised to `told`."""
+    meet_at(rank, port)
     from excite.training import train_across
 
     torch.set_num_threads(1)
@@ -64,7 +69,7 @@ def process(rank: int, port: int, jobs: list[tuple[dict[str, Any], str]], told: 
 
     def stopping(self: SharedTraining, loss: torch.Tensor) -> None:
         after_update(self, loss)
-        if stop and self.step == stop["step"] and rank == stop["rank"]:
+        if "how" in stop and self.step == stop["step"] and rank == stop["rank"]:
             if stop["how"] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ValueError("this one\ncannot go on")
@@ -82,6 +87,18 @@ def process(rank: int, port: int, jobs: list[tuple[dict[str, Any], str]], told: 
             traceback.print_exc(file=sys.stderr)
     with open(f"{told}-{rank}.json", "w") as file:
         json.dump(raised, file)
+
+
+def example(rank: int, port: int, blocks: list[str], names: str, folder: str) -> None:
+    """The examples of a page of the docs, on several processes."""
+    import importlib
+
+    meet_at(rank, port)
+    torch.set_num_threads(1)
+    os.chdir(folder)
+    given = importlib.import_module(names).given()
+    for block in blocks:
+        exec(compile(block, "example", "exec"), given)
 
 
 def free_port() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -64,8 +65,12 @@ class Processes:
                 dist.broadcast(tensor.data, 0)
             return _shard(model)
         # Buffers are made equal after every step (see `excite.fit.shared`), for sharded models as well.
+        # That was called broadcast_buffers before torch 2.13.
+        known = inspect.signature(DistributedDataParallel).parameters
+        buffers = {name: False for name in ("forward_sync_buffers", "broadcast_buffers") if name in known}
+        options: dict[str, Any] = dict([*buffers.items()][:1])
         devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return DistributedDataParallel(model, devices, gradient_as_bucket_view=True, **options)
 
     # -- agreeing ------------------------------------------------------------------------------------------------
     def everyone(self, value: Any) -> list[Any]:
