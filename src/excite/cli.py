@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import webbrowser
@@ -53,6 +54,8 @@ def main() -> None:
             raise KeyboardInterrupt
         raise SystemExit(status)
     except (KeyboardInterrupt, typer.Abort):
+        if os.environ.get("RANK", "0") != "0":  # of several processes the first one says it
+            raise SystemExit(_INTERRUPTED) from None
         _fail("stopped; the same command continues where it was", _INTERRUPTED)
     except ExciteError as error:
         if type(error).__name__ == "OtherProcess":  # of several, the one that failed says why

@@ -72,6 +72,8 @@ def process(rank: int, port: int, jobs: list[tuple[dict[str, Any], str]], told: 
         if "how" in stop and self.step == stop["step"] and rank == stop["rank"]:
             if stop["how"] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if stop["how"] == "interrupt":
+                raise KeyboardInterrupt
             raise ValueError("this one\ncannot go on")
 
     SharedTraining.after_update = stopping  # type: ignore[method-assign]

@@ -73,7 +73,8 @@ def compare(one: Run, many: Run, within: float = 1e-10) -> None:
         assert close(state[part], other[part], within), part
     for part in ("settings", "progress", "shuffle"):
         assert close(state[part], other[part], 0.0), part
-    first, second = one.frame(), many.frame()
+    # Alerts look back on what was measured before, and forget it when a training is stopped.
+    first, second = (f[~f["name"].str.startswith("alert/")].reset_index() for f in (one.frame(), many.frame()))
     assert first[["step", "name"]].equals(second[["step", "name"]])
     assert {"loss/step", "accuracy/train", "accuracy/test", "distance/absolute"} <= set(first["name"])
     assert any(name.startswith("rank/effective/") for name in first["name"])
@@ -201,6 +202,15 @@ def test_what_ends_one_process_ends_the_other_in_one_line(tmp_path: Path) -> Non
     assert raised[0] == ["OtherProcess", "process 1 of 2 failed: this one cannot go on"]
     run = load_run(tmp_path / "run")
     assert (run.status, run.reason) == ("failed", "process 1 of 2 failed: this one cannot go on")
+
+
+def test_what_interrupts_one_process_stops_the_other(tmp_path: Path) -> None:
+    raised, codes = together([(WAYS["excited"], tmp_path / "run")], tmp_path / "told", how="interrupt", rank=1, step=10)
+    assert codes == [0, 0]
+    assert raised[1] == ["KeyboardInterrupt", ""]
+    assert raised[0][0] == "OtherProcess"
+    assert "process 1 of 2 was interrupted: start the same command again to continue" in raised[0][1]
+    assert load_run(tmp_path / "run").status == "stopped"
 
 
 def test_what_all_processes_meet_is_said_by_the_first(tmp_path: Path) -> None:

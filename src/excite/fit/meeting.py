@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -15,6 +16,9 @@ from excite.errors import InputError
 from excite.runs.folder import one_line
 
 _START = "start with torchrun --nproc-per-node N -m excite train CONFIG, or unset WORLD_SIZE for one process"
+
+_stores: list[Any] = []
+_meetings = itertools.count()
 
 
 def asked(environment: Mapping[str, str] = os.environ) -> int:
@@ -42,7 +46,10 @@ def meet(name: str, wait: float) -> tuple[int, int, torch.device, Any]:
     try:
         from torch.distributed.rendezvous import rendezvous
 
-        store, rank, size = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=wait)))
+        # One store for all meetings of a process, with names of its own for each: old ones would lead to closed doors.
+        if not _stores:
+            _stores.append(next(rendezvous("env://", rank, size, timeout=timedelta(seconds=wait)))[0])
+        store = dist.PrefixStore(f"excite/{next(_meetings)}", _stores[0])
         if device.type == "cuda":
             torch.cuda.set_device(device)
             dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size, device_id=device)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,8 +19,7 @@ from excite.errors import ExciteError, InputError, TrainingStopped
 from excite.fit.meeting import asked, leave, local_device, local_rank, local_size, meet
 from excite.runs.folder import one_line
 
-_FAILED, _HEARD = "excite/failed", "excite/heard"  # keys in the store: who failed first and why; the run says so
-_PATIENCE = timedelta(seconds=5)  # for the first process to write into the run why another one failed
+_FAILED = "failed"  # key in the store: who failed first, and why
 
 
 class OtherProcess(ExciteError):
@@ -27,7 +27,7 @@ class OtherProcess(ExciteError):
 
     def __init__(self, message: str, lost: bool = False):
         super().__init__(message)
-        self.lost = lost  # the other one is gone without a word
+        self.lost = lost  # gone without a word, or interrupted: the training can go on
 
 
 class Lost(TrainingStopped):
@@ -44,7 +44,7 @@ class Processes:
         self.first_of_machine = size == 1 or local_rank(rank) == 0
         self._store = store
         self._agreed: BaseException | None = None  # raised by all of them at the same place
-        self._told = False
+        self._told, self._parted = False, False
 
     @property
     def first(self) -> bool:
@@ -131,27 +131,33 @@ class Processes:
                 raise
             raise told from error
 
+    @contextlib.contextmanager
+    def ending_when_told(self) -> Iterator[None]:
+        """torchrun ends the others (SIGTERM) when one has failed: as by Ctrl-C, so that the run is closed and says why."""
+
+        def end(number: int, frame: object) -> None:
+            if not self._told or self._parted:  # else it is ending already
+                raise KeyboardInterrupt
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, end)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
     def part(self) -> None:
         """What follows is for each process alone: none waits for another any more."""
-        self._told = True
+        self._told = self._parted = True
         leave()
-
-    def heard(self) -> None:
-        """The first process: the run says why. Another one that failed: wait a moment for that."""
-        if self._store is None or not self._told:
-            return
-        with contextlib.suppress(Exception):
-            if self.first:
-                self._store.set(_HEARD, "1")
-            else:
-                self._store.wait([_HEARD], _PATIENCE)
 
     def _tell(self, error: BaseException) -> BaseException:
         """Say to the others what happened here, unless they were faster; leave the group. What to raise here."""
         self._told = True
-        lost = isinstance(error, RuntimeError) and _is_about_others(error)
-        mine = f"{self.rank} {'lost' if lost else 'failed'} {one_line(error)}"
-        told = mine
+        kind = "lost" if _is_about_others(error) else "failed" if isinstance(error, Exception) else "stopped"
+        told = mine = f"{self.rank} {kind} {one_line(error)}"
         if self._store is not None:
             with contextlib.suppress(Exception):  # the store may be gone with the process that held it
                 told = self._store.compare_set(_FAILED, "", mine).decode()
@@ -159,7 +165,10 @@ class Processes:
         rank, kind, text = told.split(" ", 2)
         if kind == "lost":
             text = f"one of the {self.size} processes is gone (killed, or its machine is): start the same command again to continue"
-            return Lost(text) if int(rank) == self.rank else OtherProcess(text, lost=True)
+            return Lost(text) if told == mine else OtherProcess(text, lost=True)
+        if kind == "stopped":
+            text = f"process {rank} of {self.size} was interrupted: start the same command again to continue"
+            return OtherProcess(text, lost=True) if isinstance(error, Exception) else error
         return error if told == mine else OtherProcess(f"process {rank} of {self.size} failed: {text}")
 
 
@@ -202,7 +211,7 @@ def many_processes(device: str = "auto", wait: float = 300.0) -> Iterator[Proces
         return
     _current = here
     try:
-        with here.ending_together():
+        with here.ending_together(), here.ending_when_told():
             yield here
     finally:
         _current = None
@@ -221,11 +230,11 @@ def said_once() -> Iterator[None]:
 
 
 # -- inside --------------------------------------------------------------------------------------------------------------
-def _is_about_others(error: RuntimeError) -> bool:
+def _is_about_others(error: BaseException) -> bool:
     """Whether a collective failed, rather than something of this process."""
-    text = str(error)
-    return isinstance(error, dist.DistError) or any(
-        word in text for word in ("gloo", "NCCL", "ncclComm", "Connection closed by peer", "Connection reset by peer")
+    words = ("gloo", "NCCL", "ncclComm", "Connection closed by peer", "Connection reset by peer")
+    return isinstance(error, RuntimeError) and (
+        isinstance(error, dist.DistError) or any(word in str(error) for word in words)
     )
 
 

@@ -107,8 +107,6 @@ class SharedTraining(Training):
             if error.lost:
                 record_end(self.run, "stopped", str(error))
             raise
-        finally:
-            self.here.heard()
 
     def make_step(self, loss: Loss, optimizer: torch.optim.Optimizer, networks: int = 1) -> Step:
         self._step = SharedStep(loss, optimizer, networks=networks, model=self.model, size=self.here.size)
