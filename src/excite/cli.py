@@ -147,7 +147,12 @@ def demo(
 @app.command(epilog="Example: excite train config.toml --run runs/first")
 def train(
     config: Annotated[Path, typer.Argument(help="TOML or JSON file.")],
-    run: Annotated[Path | None, typer.Option(help="Run folder; by default runs/NAME-OF-THE-CONFIG.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", "--folder", help="Run folder; by default runs/NAME-OF-THE-CONFIG. (torchrun has another --run.)"
+        ),
+    ] = None,
     margins: Annotated[bool, typer.Option("--margins/--no-margins", help="Measure margins at the end.")] = True,
 ) -> None:
     """Train from a config file. A run that is there already is continued from its last checkpoint.
