@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,8 +54,12 @@ def main() -> None:
             raise KeyboardInterrupt
         raise SystemExit(status)
     except (KeyboardInterrupt, typer.Abort):
+        if os.environ.get("RANK", "0") != "0":  # of several processes the first one says it
+            raise SystemExit(_INTERRUPTED) from None
         _fail("stopped; the same command continues where it was", _INTERRUPTED)
     except ExciteError as error:
+        if type(error).__name__ == "OtherProcess":  # of several, the one that failed says why
+            raise SystemExit(1) from None
         _fail(str(error), 1, error)
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # wrong usage: typer knows how to say it
@@ -142,19 +147,37 @@ def demo(
 @app.command(epilog="Example: excite train config.toml --run runs/first")
 def train(
     config: Annotated[Path, typer.Argument(help="TOML or JSON file.")],
-    run: Annotated[Path | None, typer.Option(help="Run folder; by default runs/NAME-OF-THE-CONFIG.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", "--folder", help="Run folder; by default runs/NAME-OF-THE-CONFIG. (torchrun has another --run.)"
+        ),
+    ] = None,
     margins: Annotated[bool, typer.Option("--margins/--no-margins", help="Measure margins at the end.")] = True,
 ) -> None:
-    """Train from a config file. A run that is there already is continued from its last checkpoint."""
+    """Train from a config file. A run that is there already is continued from its last checkpoint.
+
+    On several processes: torchrun --nproc-per-node 2 -m excite train CONFIG.
+    """
     from excite.config import load_config
+    from excite.fit.processes import many_processes, said_once
     from excite.measuring import load_model, measure
     from excite.report import make_report
-    from excite.training import train as train_config
+    from excite.training import train_across
 
-    settings = load_config(config)
+    with said_once():
+        settings = load_config(config)
     folder = run or Path("runs") / config.stem
-    with _progress() as tell:
-        train_config(settings, folder, progress=tell).close()
+    with ExitStack() as stack:
+        here = stack.enter_context(many_processes(settings.device))
+        if not here.first:
+            train_across(settings, folder)
+            return
+        tell = stack.enter_context(_progress())
+        trained = train_across(settings, folder, progress=tell)
+        assert trained is not None
+        trained.close()
+        here.part()  # what follows is for this process alone
         if margins and load_model(folder).data.classes:
             measure(load_model(folder), progress=tell)
     _show(make_report([folder]))

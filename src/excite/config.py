@@ -49,11 +49,13 @@ class DataConfig(_Section):
 class ModelConfig(_Section):
     """A built-in name ("small-cnn", "papers-cnn", "resnet", "mlp", "linear") or "module:factory", with options for it.
 
-    What follows from the data (channels, inputs, size, outputs) is filled in for built-in names.
+    What follows from the data (channels, inputs, size, outputs) is filled in for built-in names. `sharded`: where several
+    processes train, each keeps a part of the weights (FSDP2) instead of all of them (DistributedDataParallel).
     """
 
     name: str
     options: dict[str, Any] = {}
+    sharded: bool = False
 
 
 class ExcitationConfig(_Section):

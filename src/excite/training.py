@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._version import __version__
 from excite.config import DataConfig, TrainConfig, parse_config
 from excite.data import Dataset, load
 from excite.errors import InputError, ModelError, TrainingStopped
@@ -22,7 +24,8 @@ from excite.excitation.radius import base_radius
 from excite.fit import make_model, squared_error
 from excite.fit.architectures import ARCHITECTURES, options_for
 from excite.fit.augment import augmented
-from excite.fit.loop import Training, parse_every
+from excite.fit.loop import Training, make_training, parse_every
+from excite.fit.processes import Processes, alone, many_processes, these_processes
 from excite.fit.randomness import own_randomness
 from excite.fit.schedule import OneCycle
 from excite.fit.together import OneStopped, fit_together
@@ -44,12 +47,33 @@ def train(
     nothing is trained. `progress(phase, done, total)` is called as training goes.
     """
     settings = config if isinstance(config, TrainConfig) else parse_config(config)
+    if these_processes().size > 1:
+        raise InputError(f"{these_processes().size} processes are here together: call train_across in all of them")
+    _train(settings, Path(run_path), progress, these_processes())
+    return load_run(run_path)
+
+
+def train_across(
+    config: TrainConfig | Mapping[str, Any], run_path: str | os.PathLike[str], progress: Progress | None = None
+) -> Run | None:
+    """`train` on all processes that torchrun started, each calling this; without torchrun, or on one process, `train`.
+
+    The run, open for reading, in the first process, which alone writes it and tells the progress; None in the others. Runs
+    are those of one process: another number of processes continues them, and so does `train`.
+    """
+    settings = config if isinstance(config, TrainConfig) else parse_config(config)
+    with many_processes(settings.device) as here:
+        with here.ending_together():
+            _train(settings, Path(run_path), progress if here.first else None, here)
+        return load_run(run_path) if here.first else None
+
+
+def _train(settings: TrainConfig, path: Path, progress: Progress | None, here: Processes) -> None:
     with ExitStack() as stack:
-        training = _prepare(stack, settings, Path(run_path), progress)
+        training = _prepare(stack, settings, path, progress, here)
         with training.ending(), own_randomness(settings.seed, training.device):
             training.begin()
             training.train()
-    return load_run(run_path)
 
 
 def train_together(
@@ -119,35 +143,59 @@ def _without_seeds(config: TrainConfig) -> str:
     return same.model_dump_json()
 
 
-def _prepare(stack: ExitStack, settings: TrainConfig, path: Path, progress: Progress | None) -> Training:
+def _prepare(
+    stack: ExitStack, settings: TrainConfig, path: Path, progress: Progress | None, here: Processes | None = None
+) -> Training:
     """Everything that a training needs, with the run open and the watch attached as long as `stack` is."""
-    device = find_device(settings.device)
-    data = load_data(settings.data)
-    model = build_model(settings, data).to(device)
-    if _channels_last(settings, data):
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    excitation = build_excitation(settings, model, data)
-    optimizer = build_optimizer(settings, model)
-    loss = excitation.loss if excitation is not None else squared_error(model)
-    if settings.precision == "bfloat16":
-        loss = partial(_in_bfloat16, loss, device.type)
-    transform = build_transform(settings, data)
-    _clear_unstarted(path)
-    run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True))
+    here = here or alone()
+    with here.agreeing():
+        device = find_device(settings.device) if here.size == 1 else here.place(settings.device)
+        data = load_data(settings.data) if here.first_of_machine else None
+    with here.agreeing():  # the others find what the first of their machine has fetched
+        data = load_data(settings.data) if data is None else data
+        model = build_model(settings, data).to(device)
+        if _channels_last(settings, data):
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if here.size > 1:
+        here.check_same(_identity(settings, data))
+        model = here.wrap(model, settings.model.sharded)
+    run = None
+    with here.agreeing():
+        excitation = build_excitation(settings, model, data)
+        optimizer = build_optimizer(settings, model, captured=here.size == 1)
+        loss = excitation.loss if excitation is not None else squared_error(model)
+        if settings.precision == "bfloat16":
+            loss = partial(_in_bfloat16, loss, device.type)
+        transform = build_transform(settings, data)
+        if here.first:
+            _clear_unstarted(path)
+            run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True))
     watching = None
     if settings.watch:
         every = 10 if settings.watch is True else settings.watch
         probes = [Loss(), Distance(Every(every)), Rank(Every(every))]
         examples = data.x_train[:: max(1, len(data.x_train) // _EXAMPLES)][:_EXAMPLES].to(device)
         watching = stack.enter_context(watch(model, examples, run, optimizer, probes))
-    training = Training(
+    training = make_training(
         model, data, loss, optimizer, settings.epochs, settings.batch, settings.seed, run, excitation, watching, None,
         progress,
     )  # fmt: skip
     training.every = parse_every(settings.checkpoint_every, training.per_epoch)
     training.transform = transform
-    training.schedule = OneCycle(optimizer) if settings.schedule == "one-cycle" else None
+    training.schedule = OneCycle(optimizer, here.size == 1) if settings.schedule == "one-cycle" else None
     return training
+
+
+def _identity(settings: TrainConfig, data: Dataset) -> dict[str, object]:
+    """What has to be the same in all processes of a training."""
+    some = torch.cat([data.x_train[:100].flatten(), data.x_train[-100:].flatten()]).contiguous()
+    return {
+        "version of Excite": __version__,
+        "version of torch": torch.__version__,
+        "config": settings.model_dump_json(),
+        "training points": (tuple(data.x_train.shape), zlib.crc32(some.numpy().tobytes())),
+        "labels": zlib.crc32(data.y_train.contiguous().numpy().tobytes()),
+    }
 
 
 def _as_stored(settings: TrainConfig, path: Path) -> dict[str, Any]:
@@ -268,16 +316,18 @@ def _in_bfloat16(loss: Callable[[Tensor, Tensor], Tensor], device: str, x: Tenso
         return loss(x, y)
 
 
-def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(config: TrainConfig, model: nn.Module, captured: bool = True) -> torch.optim.Optimizer:
+    """The optimizer; on a GPU of the kind that a step `captured` in a CUDA graph can contain."""
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError(f"model {config.model.name!r} has no parameters to train")
     options = config.optimizer.model_dump(exclude={"name"})
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
-    if config.optimizer.name != "sgd" and parameters[0].is_cuda:
+    captured = captured and parameters[0].is_cuda
+    if config.optimizer.name != "sgd" and captured:
         options["capturable"] = True  # its step counts stay on the GPU, so that the step can be captured
-    if config.optimizer.name == "sgd" and config.schedule != "constant" and parameters[0].is_cuda:
+    if config.optimizer.name == "sgd" and config.schedule != "constant" and captured:
         options["fused"] = True  # the one kind that takes its rate from the GPU
     kinds: dict[str, type[torch.optim.Optimizer]] = {
         "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW

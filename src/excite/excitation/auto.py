@@ -47,10 +47,6 @@ class Auto:
     def observe(self, strain: Tensor, spread: Tensor | None) -> None:
         """One training step, seen."""
         seen = torch.stack([strain.float(), self.spread.float() if spread is None else spread.float()])
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # Every process has its own samples, and all must keep the same radius.
-            torch.distributed.all_reduce(seen)
-            seen = seen / torch.distributed.get_world_size()
         # A batch that tells nothing (one class only, an overflow) is passed over.
         usual = torch.stack([self.strain, self.spread])
         seen = torch.where(torch.isfinite(seen), seen.clamp(0, 10), usual)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError
+from excite.excitation.across import common_root_mean_square, gathered
 from excite.excitation.auto import Auto
 from excite.excitation.checks import (
     check_bounds,
@@ -24,14 +25,14 @@ from excite.excitation.direction import wide
 from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
 from excite.excitation.kinds import check_kind
 from excite.excitation.layout import Layout
-from excite.excitation.radius import Radius, check_radius, radius_names, radius_of, unknown_layer
+from excite.excitation.radius import Radius, check_radius, radius_names, radius_of, root_mean_square, unknown_layer
 from excite.excitation.search import INPUT, Bounds, Perturbations, Setting, evaluate, search
 from excite.excitation.targets import Loss, choose_target
 from excite.norms import parse_norm
 from excite.wiring.affine import Names
 from excite.wiring.calling import Batch, Pick, batch_size, call, pick_output
 from excite.wiring.untouched import device_of, evaluating, untouched
-from excite.wiring.wrappers import eagerly, unwrap
+from excite.wiring.wrappers import eagerly, is_shared, unwrap
 
 
 class PersistentExcitation:
@@ -209,8 +210,10 @@ class PersistentExcitation:
 
         losses = self.target.losses(excite, x, labels)
         if torch.is_grad_enabled() and isinstance(self.radius, Auto):
-            trivial, variance = self.target.trivial(labels), self.target.variance(middle[0])
-            self.radius.observe(losses.detach().mean() / trivial, None if variance is None else variance / trivial)
+            # Every process has its own samples, and all must keep the same radius.
+            everyone, middle_of_all, errors = gathered(labels), gathered(middle[0]), gathered(losses.detach())
+            trivial, variance = self.target.trivial(everyone), self.target.variance(middle_of_all)
+            self.radius.observe(errors.mean() / trivial, None if variance is None else variance / trivial)
         return losses
 
     def _radius_of(self, layer: str) -> tuple[float | Tensor, bool]:
@@ -222,7 +225,8 @@ class PersistentExcitation:
         """Whether anything is perturbed now: not at radius 0, nor in the first of `Stages`."""
         return any(self.setting())
 
-    def _search(self, x: Batch, direction: Tensor | None = None) -> Perturbations:
+    def _search(self, x: Batch, direction: Tensor | None = None, together: bool = False) -> Perturbations:
+        """`together`: the processes that train this model search at the same time, each for its part of the batch."""
         model = unwrap(self.model)
         wanted = self.layers
         setting = Setting(
@@ -238,6 +242,7 @@ class PersistentExcitation:
             read=self._read,
             start=self.target.start,
             turns=self.turns,
+            size=common_root_mean_square if together else root_mean_square,
         )
         if isinstance(self.radius, Auto):
             self.radius.to(device_of(model))
@@ -246,7 +251,7 @@ class PersistentExcitation:
         return found
 
     def _extremes(self, x: Batch, direction: Tensor | None) -> tuple[Tensor, Tensor]:
-        found = self._search(x, direction)
+        found = self._search(x, direction, together=torch.is_grad_enabled() and is_shared(self.model))
         both = evaluate(self.model, Names(unwrap(self.model)), x, found, self._read)
         high, low = both.chunk(2)
         return low, high

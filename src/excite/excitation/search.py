@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError
+from excite.excitation.across import anyone
 from excite.excitation.direction import along, any_direction, unit, wide
 from excite.excitation.kinds import KINDS, Kind
 from excite.excitation.layout import Layout
@@ -27,7 +28,7 @@ from excite.norms import Norm
 from excite.wiring.affine import AffineCall, Names
 from excite.wiring.calling import Batch, batch_size, call, doubled, own_copy, tensors
 from excite.wiring.untouched import Buffers, RandomState, aside, device_of
-from excite.wiring.wrappers import eagerly
+from excite.wiring.wrappers import eagerly, is_sharded
 
 INPUT = ""  # the name of the perturbation of the model's own input; no layer has it
 Bounds = tuple[float | Tensor, float | Tensor]
@@ -48,6 +49,7 @@ class Setting:
     kind: Kind = KINDS["additive"]
     start: Callable[[Tensor], Tensor] = any_direction  # outputs (B, k) -> where the search for the direction begins
     turns: int = 0  # of that search, where there are several outputs and no direction is given
+    size: Callable[[Tensor], Tensor] = root_mean_square  # of a layer's input, for radii relative to it
 
 
 @dataclass(frozen=True)
@@ -311,7 +313,7 @@ def _first_gradients(
         gradient, layout = gradients[name], layouts[name]
         if gradient is None or layout is None or (not isinstance(number, Tensor) and number == 0):
             continue  # no influence on the output, not perturbed, or a signal that all samples share
-        radius = number * root_mean_square(signal) if relative else number
+        radius = number * setting.size(signal) if relative else number
         bounds = _shaped(setting.bounds, signal, x) if name == INPUT or name in clean.made_by.on_x else None
         sites[name] = Site(layout, radius, bounds, signal.detach() if bounds is not None else None, setting.kind)
         kept[name] = setting.kind.slope(signal.detach(), gradient)
@@ -357,7 +359,9 @@ def find_layouts(
     key = (tape.batch, tuple(tape.shapes))
     if key not in known and not tape.shapes:
         known[key] = []  # the input is perturbed, and nothing inside is random
-    if key not in known:
+    unknown = key not in known
+    # A pass of a sharded model is one of all processes, and their batches may differ in size by one.
+    if anyone(unknown, device_of(model)) if is_sharded(model) else unknown:
         nothing = Perturbations({}, {}, tape, frozenset(clean.inputs))
         calibration = PerturbedPass(names, nothing, frozen=True, calibrate=True)
         with torch.no_grad(), calibration:

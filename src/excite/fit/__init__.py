@@ -1,4 +1,4 @@
-"""Training loops: one network, from a loss to a run; many small ones at once; gradient flow and descent to the letter."""
+"""Training loops: one network, from a loss to a run; many small ones at once; one on many processes; gradient flow and descent to the letter."""
 
 from excite.fit.accuracy import accuracy
 from excite.fit.architectures import ARCHITECTURES, build
@@ -10,6 +10,7 @@ from excite.fit.factories import import_factory, make_model
 from excite.fit.flow import gradient_flow
 from excite.fit.loop import Fitted, fit
 from excite.fit.losses import squared_error
+from excite.fit.processes import Processes, many_processes
 from excite.fit.trajectories import BiasTrajectory
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Course",
     "Ensemble",
     "Fitted",
+    "Processes",
     "accuracy",
     "build",
     "descent",
@@ -26,6 +28,7 @@ __all__ = [
     "gradient_flow",
     "import_factory",
     "make_model",
+    "many_processes",
     "squared_error",
     "train_with_dropout",
 ]

@@ -24,15 +24,26 @@ def decisions(model: nn.Module, threshold: float = 0.5) -> Predict:
     return predict
 
 
-@torch.no_grad()
 def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, most: int | None = None) -> float:
     """Share of right labels, with the model in evaluation mode and left as it was; of `most` points, spread evenly."""
-    if most is not None and len(x) > most:
-        # On the CPU, so that the same points are chosen on every device.
-        at = torch.linspace(0, len(x) - 1, most, dtype=torch.float64).round().long().to(x.device)
-        x, y = x[at], y[at]
+    x, y = spread_evenly(x, y, most)
+    return correct(model, predict, x, y) / len(x)
+
+
+def spread_evenly(x: Tensor, y: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
+    """At most `most` of the points, from the first to the last."""
+    if most is None or len(x) <= most:
+        return x, y
+    # On the CPU, so that the same points are chosen on every device.
+    at = torch.linspace(0, len(x) - 1, most, dtype=torch.float64).round().long().to(x.device)
+    return x[at], y[at]
+
+
+@torch.no_grad()
+def correct(model: nn.Module, predict: Predict, x: Tensor, y: Tensor) -> int:
+    """How many labels are right."""
     right = 0
     with evaluating(model):
         for part, labels in zip(x.split(_BATCH), y.split(_BATCH)):
             right += int((predict(part) == labels.reshape(-1)).sum())
-    return right / len(x)
+    return right

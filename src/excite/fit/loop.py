@@ -100,6 +100,10 @@ def fit(
     `accuracy/test`) are logged, checkpoints are written, and if there is one already training continues from it.
     The modes of the model's modules are left as they are; the global random state is the user's again afterwards.
 
+    In a process group (`excite.fit.many_processes`) all processes call it together, with a model in
+    DistributedDataParallel or sharded by FSDP2, the same data, and a `run` in the first process only; `batch` is the
+    size of the batch of all of them. See `excite.fit.shared` for what is the same as on one process.
+
     Args:
         excitation: told once per epoch how much of training is done, and saved with checkpoints.
         watch: its `step(loss)` is called after every optimizer step, and it is saved if it has a `state_dict`.
@@ -108,12 +112,23 @@ def fit(
         progress: called as progress("training", steps done, steps in all).
         capture: on a GPU, run each step as one CUDA graph where that is possible; `why_not_captured` says where not.
     """
-    training = Training(model, data, loss, optimizer, epochs, batch, seed, run, excitation, watch, predict, progress)
-    training.capture = capture
+    training = make_training(
+        model, data, loss, optimizer, epochs, batch, seed, run, excitation, watch, predict, progress
+    )
+    training.capture = capture and training.processes == 1
     training.every = parse_every(checkpoint_every, training.per_epoch)
     with training.ending(), own_randomness(seed, training.device):
         training.begin()
         return training.train()
+
+
+def make_training(model: nn.Module, *rest: Any) -> Training:
+    """The training of this process: alone, or with the others of its process group."""
+    from excite.fit.processes import these_processes
+    from excite.fit.shared import SharedTraining
+
+    here = these_processes()
+    return Training(model, *rest) if here.size == 1 else SharedTraining(here, model, *rest)
 
 
 class Training:
@@ -150,7 +165,7 @@ class Training:
         self.resumed_from: int | None = None
         self.started = False
         self.last: dict[str, float] = {}
-        self.capture = True
+        self.capture, self.processes = True, 1
         self.transform: Callable[[Tensor], Tensor] | None = None
         self.schedule: OneCycle | None = None
         self._spent, self._since = 0.0, time.perf_counter()  # seconds of training before the last checkpoint, and now
@@ -175,15 +190,15 @@ class Training:
         try:
             yield
         except KeyboardInterrupt:
-            _end(self.run, "stopped", "interrupted: start it again to continue")
+            record_end(self.run, "stopped", "interrupted: start it again to continue")
             raise
         except RunError as error:
-            _end(self.run, "failed", one_line(error))
+            record_end(self.run, "failed", one_line(error))
             if not self.started:  # the run could not be read: nothing was trained
                 raise
             raise TrainingStopped(f"{error} (training stopped; {self.last_good()})") from error
         except BaseException as error:
-            _end(self.run, "failed", one_line(error))
+            record_end(self.run, "failed", one_line(error))
             raise
 
     # The parts of a training, for those who take several through the same steps.
@@ -247,6 +262,7 @@ class Training:
         if self.run is not None:
             self.run.flush()
             taken = {"seconds": self.seconds, "together": together, "why_not_captured": why_not_captured}
+            taken |= {"processes": self.processes}
             self.run.write_json("time", {"device": _device_name(self.device), **taken})
             self.run.set_status("done")
         train, test = self.last.get("accuracy/train"), self.last.get("accuracy/test")
@@ -282,10 +298,13 @@ class Training:
     def _measure_accuracy(self) -> None:
         if not self.classifies:
             return
-        values = {"accuracy/train": accuracy(self.model, self.predict, self.x, self.y, _MOST)}
+        values = {"accuracy/train": self._accuracy(self.x, self.y, _MOST)}
         if len(self.test[0]):
-            values["accuracy/test"] = accuracy(self.model, self.predict, *self.test)
+            values["accuracy/test"] = self._accuracy(*self.test)
         self._log(self.step, values)
+
+    def _accuracy(self, x: Tensor, y: Tensor, most: int | None = None) -> float:
+        return accuracy(self.model, self.predict, x, y, most)
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         self.last.update(values)
@@ -303,12 +322,21 @@ class Training:
             return
         self._settle()
         # A gradient can be NaN under a finite loss; then the next loss would tell, after the last good state is gone.
-        if not bool(torch.stack([torch.isfinite(p).all() for p in self.model.parameters()]).all()):
-            raise TrainingStopped(
-                f"the weights are not finite after step {self.step}: training stopped, {self.last_good()}; lower the "
-                "learning rate or the radius"
-            )
-        state = {
+        if not self._finite():
+            raise self._not_finite()
+        self.run.save_checkpoint(self.step, self._state(), final=final)
+
+    def _finite(self) -> bool:
+        return bool(torch.stack([torch.isfinite(p).all() for p in self.model.parameters()]).all())
+
+    def _not_finite(self) -> TrainingStopped:
+        return TrainingStopped(
+            f"the weights are not finite after step {self.step}: training stopped, {self.last_good()}; lower the "
+            "learning rate or the radius"
+        )
+
+    def _state(self) -> dict[str, Any]:
+        return {
             "settings": self.settings,
             "progress": {"epoch": self.epoch, "position": self.position},
             "last": self.last,
@@ -320,15 +348,20 @@ class Training:
             "shuffle": self.shuffle.state_dict(between=self.position == 0),
             "random": capture(self.device),
         }
-        self.run.save_checkpoint(self.step, state, final=final)
 
     def _resume(self) -> None:
+        found = self._read()
+        if found is not None:
+            self._restore(*found)
+
+    def _read(self) -> tuple[int, dict[str, Any]] | None:
+        """The last checkpoint of the run."""
         if self.run is None:
-            return
+            return None
         if not self.run.checkpoints():
             if self.run.resumed:
                 self.run.rewind(-1)  # killed before its first checkpoint: start over
-            return
+            return None
         step, state = self.run.load_checkpoint()
         for name, value in self.settings.items():
             if state["settings"][name] != value:
@@ -336,13 +369,15 @@ class Training:
                     f"{self.run.path} was made with {name} = {state['settings'][name]}, not {value}: use the same settings "
                     "to continue it, or choose another folder"
                 )
+        return step, state
+
+    def _restore(self, step: int, state: dict[str, Any]) -> None:
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
-            raise RunError(
-                f"the checkpoint of {self.run.path} is of another model or optimizer: {one_line(error)}"
-            ) from error
+            where = "the run" if self.run is None else self.run.path
+            raise RunError(f"the checkpoint of {where} is of another model or optimizer: {one_line(error)}") from error
         if self.excitation is not None and state["excitation"] is not None:
             self.excitation.load_state_dict(state["excitation"])
         watch: object = self.watch
@@ -353,7 +388,8 @@ class Training:
         self._spent = float(state.get("seconds", 0.0))
         self.step, self.resumed_from = step, step
         self.epoch, self.position = state["progress"]["epoch"], state["progress"]["position"]
-        self.run.rewind(step)
+        if self.run is not None:
+            self.run.rewind(step)
         restore(state["random"], self.device)
 
 
@@ -384,7 +420,7 @@ def _check(data: Points, epochs: int, batch: int) -> None:
         check_finite(x, f"{which} points")
 
 
-def _end(run: Run | None, status: Any, reason: str) -> None:
+def record_end(run: Run | None, status: Any, reason: str) -> None:
     # The error under way matters more than one that recording it may add (a full disk fails twice).
     if run is not None:
         with contextlib.suppress(RunError):

@@ -13,11 +13,11 @@ import torch
 from excite.errors import InputError
 
 
-def stream(seed: int, number: int) -> int:
+def stream(seed: int, *numbers: int) -> int:
     """Seeds of independent streams from one seed."""
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed: expected a whole number of at least 0; got {seed!r}")
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+    return int(np.random.SeedSequence([seed, *numbers]).generate_state(1)[0])
 
 
 def capture(device: torch.device) -> dict[str, Any]:
@@ -40,17 +40,22 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
     random.setstate(state["python"])
 
 
+def reseed(seed: int, device: torch.device) -> None:
+    """Start all global streams anew."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
+
+
 @contextmanager
 def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
     """Inside, the global random states are those of the training; afterwards the user's are back."""
     before = capture(device)
     try:
-        torch.default_generator.manual_seed(stream(seed, 0))
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(stream(seed, 0))
-        np.random.seed(stream(seed, 0))  # noqa: NPY002
-        random.seed(stream(seed, 0))
+        reseed(stream(seed, 0), device)
         yield
     finally:
         restore(before, device)

@@ -18,10 +18,12 @@ def one_cycle(share: float) -> float:
 
 
 class OneCycle:
-    """Sets the rates of an optimizer before each step. On a GPU they become tensors, so that a captured step sees them."""
+    """Sets the rates of an optimizer before each step. Where steps are `captured` on a GPU they become tensors, so that a
+    captured step sees them.
+    """
 
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self.optimizer = optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer, captured: bool = True):
+        self.optimizer, self.captured = optimizer, captured
         self.peaks = [float(group["lr"]) for group in optimizer.param_groups]
 
     def __call__(self, step: int, steps: int) -> None:
@@ -29,7 +31,7 @@ class OneCycle:
         factor = one_cycle((step + 1) / (steps + 1))
         for group, peak in zip(self.optimizer.param_groups, self.peaks):
             device = group["params"][0].device
-            if device.type != "cuda":
+            if device.type != "cuda" or not self.captured:
                 group["lr"] = peak * factor
             elif isinstance(group["lr"], Tensor) and group["lr"].device == device:
                 group["lr"].fill_(peak * factor)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from excite.errors import ModelError
@@ -60,6 +61,19 @@ def refuse_lazy(model: nn.Module) -> None:
     lazy = [path for path, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
     if lazy:
         raise ModelError(f"parameter {lazy[0]!r} is not initialized yet: run the model once on a batch first")
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP2 keeps a part of the weights in each process: then every forward pass is one of all processes."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
+
+
+def is_shared(model: nn.Module) -> bool:
+    """Whether several processes train this model together, by DistributedDataParallel or FSDP2."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return False
+    return any(type(module).__name__ == "DistributedDataParallel" for module in model.modules()) or is_sharded(model)
 
 
 @contextmanager
