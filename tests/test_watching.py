@@ -1,5 +1,6 @@
 """`excite.watch` in a plain loop."""
 
+import json
 import time
 import warnings
 from pathlib import Path
@@ -305,3 +306,20 @@ def test_what_is_measured_before_training_waits_until_training_has_begun(tmp_pat
         watching.step(0.0)
         watching.flush()
         assert run.series("slow/step")[0].tolist() == [0, 1]
+
+
+def test_the_run_says_what_the_model_is_made_of(tmp_path):
+    model, x = build("convolutional", batch=6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with excite.watch(model, x, tmp_path / "all", optimizer):
+        pass
+    with excite.watch(model, x, tmp_path / "layers", probes=[excite.probes.Loss()]):
+        pass
+    with excite.watch(model, run=tmp_path / "none", probes=[excite.probes.Loss()]):
+        pass
+    truth = excite.trace(model, x).rows()
+    assert excite.load_run(tmp_path / "all").read_json("wiring") == json.loads(json.dumps(truth))
+    layers = excite.load_run(tmp_path / "layers").read_json("wiring")
+    assert layers["layers"] == json.loads(json.dumps(truth["layers"]))
+    assert layers["groups"] == []
+    assert not (tmp_path / "none" / "artifacts" / "wiring.json").exists()

@@ -24,7 +24,9 @@ from excite.probes.reduce import rank_and_size, reduce_rows
 from excite.probes.schedules import budgets
 from excite.recording import Recorder, Sink
 from excite.runs import Run
-from excite.wiring.calling import Batch
+from excite.wiring.calling import Batch, Pick
+from excite.wiring.layers import record
+from excite.wiring.tracing import Wiring
 from excite.wiring.untouched import device_of
 from excite.wiring.wrappers import eagerly, resharded, unwrap
 
@@ -50,6 +52,7 @@ class Watch:
         sinks: Sequence[Sink] = (),
         alerts: Sequence[Rule] = (),
         optional: bool = False,
+        output: Pick = None,
     ):
         self.model, self.example, self.optimizer, self.run = unwrap(model), example, optimizer, run
         self.probes = list(probes)
@@ -66,7 +69,7 @@ class Watch:
         self._flushed = math.inf  # not yet: a training that starts over first clears what an earlier try has written
         self._spent, self._counted = 0.0, 0
         try:
-            self._attach(optional)
+            self._describe(self._attach(optional), output)
             self._measure(self._moment(None))
         except BaseException:
             self._detach()
@@ -168,7 +171,7 @@ class Watch:
                 raise
             warnings.warn(f"the run could not be closed, what was trained is not touched: {problem}", stacklevel=3)
 
-    def _attach(self, optional: bool) -> None:
+    def _attach(self, optional: bool) -> Moment:
         start = self._moment(None)
         for probe in list(self.probes):
             try:
@@ -178,6 +181,25 @@ class Watch:
                 if not optional or self.strict:
                     raise
                 self._switch_off(probe, 0, error)
+        return start
+
+    def _describe(self, start: Moment, output: Pick) -> None:
+        """Write what the model is made of beside the run. With several processes only where a probe asked already: finding
+        it runs the model, which all of them would have to do."""
+        if self.run is None or self.example is None or (self.run.path / "artifacts" / "wiring.json").exists():
+            return
+        try:
+            with eagerly(self.model):
+                if start.wirings:
+                    rows = next(iter(start.wirings.values())).rows()
+                elif rank_and_size()[1] == 1:
+                    rows = Wiring(record(self.model, self.example, output)[0], ()).rows()
+                else:
+                    return
+            self.run.write_json("wiring", rows)
+        except Exception:  # pages do without
+            if self.strict:
+                raise
 
     def _detach(self) -> Exception | None:
         """Detach every probe, whatever happens in the others; the first exception, if any."""

@@ -79,7 +79,7 @@ def watch(
             from excite.integrations.sinks import make_sinks
 
             made = make_sinks(sinks, run.path if isinstance(run, Run) else None)
-        return Watch(model, example, run, optimizer, chosen, strict, owns, made, rules, probes is None)  # type: ignore[arg-type]
+        return Watch(model, example, run, optimizer, chosen, strict, owns, made, rules, probes is None, output)  # type: ignore[arg-type]
     except BaseException:
         if owns and isinstance(run, Run):
             run.close("failed", "the watch could not be attached")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from excite import InputError
 from excite.probes import Rank, effective_rank, richness
@@ -76,3 +77,43 @@ def test_at_most_so_many_rows():
     few, many = (Rank(most_rows=n).measure(Moment(model, 0, example=x)) for n in (5, 100))
     assert few["numerical/head"] <= 4
     assert many["numerical/encoder.layers.0.linear1"] > 4
+
+
+def test_units_are_named_when_they_change_and_only_then():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1))
+    x = torch.randn(60, 3)
+    with torch.no_grad():
+        model[0].bias.fill_(10.0)  # every point activates every unit
+        model[0].bias[5] = -100.0  # but for one that is silent from the start: no news
+    probe = Rank(units=True)
+
+    def look():
+        values = probe.measure(Moment(model, 0, example=x))
+        return values["deficient/0"], {k: v for k, v in values.items() if k.startswith("unit/0/")}
+
+    assert look() == (1 / 6, {})
+    with torch.no_grad():
+        model[0].bias[1] = model[0].bias[4] = -100.0
+    assert look() == (3 / 6, {"unit/0/1": 1.0, "unit/0/4": 1.0})
+    assert look() == (3 / 6, {})
+    again = Rank(units=True)
+    again.load_state_dict(probe.state_dict())
+    probe = again
+    with torch.no_grad():
+        model[0].bias[4] = 10.0
+    assert look() == (2 / 6, {"unit/0/4": 0.0})
+    assert set(richness(model, x, units=True)["0"].units.deficient) == {1, 5}
+
+
+def test_of_a_wide_layer_a_few_units_are_named():
+    model = nn.Sequential(nn.Linear(2, 200), nn.ReLU(), nn.Linear(200, 1))
+    x, probe = torch.randn(30, 2), Rank(units=True)
+    with torch.no_grad():
+        model[0].bias.fill_(10.0)
+    probe.measure(Moment(model, 0, example=x))
+    with torch.no_grad():
+        model[0].bias.fill_(-100.0)
+    values = probe.measure(Moment(model, 1, example=x))
+    assert values["deficient/0"] == 1
+    assert sum(key.startswith("unit/0/") for key in values) == 64

@@ -35,10 +35,31 @@ def test_the_share_is_kept(share, step_time, relative):
     assert len(measured) >= min(5000, share * trained / cost) * share * step_time / (cost + share * step_time) * 0.5 - 3
 
 
-def test_what_a_slow_first_step_pays_for_is_spread_over_the_steps_to_come():
-    measured, spent, trained = simulate(Budget(0.05), lambda step: 10.0 if step == 1 else 0.01, lambda _: 0.01, 2000)
-    assert spent <= 0.05 * trained + 2 * 0.01
-    assert sum(step > 100 for step in measured) >= len(measured) / 3, "not all of it at once"
+@pytest.mark.parametrize("slow", [1, 3, 8])
+def test_slow_first_steps_pay_for_nothing(slow):
+    """Compiling and choosing kernels are no training: but for one measurement at each of these steps, when nothing else is
+    known yet, what is spent is what a training without them pays for."""
+    measured, spent, _trained = simulate(
+        Budget(0.05), lambda step: 10.0 if 0 < step <= slow else 0.01, lambda _: 0.01, 2000
+    )
+    assert spent <= 0.05 * 2000 * 0.01 + (2 + 2 * slow) * 0.01
+    assert sum(step <= 100 for step in measured) <= 2 + 2 * slow + 100 * 0.05
+    assert len(measured) >= 0.5 * 0.05 * 2000, "and it is used"
+
+
+def test_a_long_pause_pays_for_nothing_and_slower_steps_for_more():
+    pause, _, _ = simulate(Budget(0.05), lambda step: 600.0 if step == 500 else 0.01, lambda _: 0.01, 2000)
+    assert sum(500 <= step < 600 for step in pause) <= 6
+    slower, _, _ = simulate(Budget(0.05), lambda step: 0.01 if step < 100 else 0.1, lambda _: 0.01, 3000)
+    assert sum(step > 2000 for step in slower) >= 300, "of 500 that they pay for"
+
+
+def test_a_budget_that_is_used_again_forgets_the_training_before():
+    budget = Budget(0.05)
+    simulate(budget, lambda _: 10.0, lambda _: 0.01, 50)
+    budget.next = 0
+    _measured, spent, trained = simulate(budget, lambda _: 0.01, lambda _: 0.01, 2000)
+    assert spent <= 0.05 * trained + 3 * 0.01
 
 
 def test_however_expensive_there_is_a_minimum():

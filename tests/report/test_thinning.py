@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from excite.report.thinning import extremes, grid, plain, within
+from excite.report.thinning import between, extremes, grid, plain, within
 
 CURVES = st.lists(st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf), min_size=1, max_size=400)
 
@@ -69,3 +69,11 @@ def test_numbers_for_json_are_close_and_never_nan(digits):
     np.testing.assert_allclose(plain(values, digits), values, rtol=10.0 ** (1 - digits) / 2 * 1.001)
     assert json.loads(json.dumps(plain(np.array([1.0, np.nan, np.inf])), allow_nan=False)) == [1, None, None]
     assert plain(np.array([1, 2])) == [1, 2]
+
+
+def test_between_goes_through_the_extremes_of_stretches():
+    first, last = np.array([0, 10, 20]), np.array([9, 19, 29])
+    low, mean, high = np.array([0.0, 2.0, 1.0]), np.array([1.0, 3.0, 2.0]), np.array([2.0, 5.0, 4.0])
+    steps, values = between(first, last, low, mean, high)
+    assert steps.tolist() == [0, 9, 10, 19, 20, 29]
+    assert values.tolist() == [0, 2, 5, 2, 1, 4]  # rising, falling, the end

@@ -29,9 +29,15 @@ def test_a_layer_that_loses_rank_is_named_with_the_step():
 
 
 def test_units_that_are_no_longer_excited_are_named():
-    curves = {f"rank/deficient/fc2/{unit}": STEPS > 2000 for unit in (3, 17, 40)}
-    curves |= {"rank/deficient/fc2/5": 1.0, "rank/deficient/fc2/6": 0.0}  # never was, always is: no news
-    assert texts(curves) == ["In layer fc2, units 3, 17 and 40 are no longer excited."]
+    curves = {f"rank/unit/fc2/{unit}": STEPS > 2000 for unit in (3, 17, 40)}
+    curves |= {"rank/unit/fc2/6": STEPS < 2000}  # excited again: no news
+    assert texts(curves) == ["In layer fc2, units 3, 17 and 40 are no longer excited by the example."]
+    rank = np.where(STEPS <= 2000, 61.0, 9.0)
+    (one,) = texts(curves | {"rank/effective/fc2": rank, "rank/share/fc2": rank / 240}, "warning")
+    assert one == (
+        "Layer fc2's input activations fell from rank 61 to 9 since step 2,000: it now sees about 9 of 240 directions; "
+        "units 3, 17 and 40 are no longer excited."
+    )
     (share,) = texts({"rank/deficient/fc1": np.where(STEPS > 1000, 0.5, 0.1)})
     assert share.startswith(
         "In layer fc1, 50% of the units are not excited by the example, 10% at best before (since step 1,000)"

@@ -128,3 +128,33 @@ def test_what_is_no_database_of_ours_is_refused(tmp_path, content):
         other.close()
         with pytest.raises(RunError, match="not a metrics database of Excite"):
             Follower(path)
+
+
+def test_stretches_of_a_long_series_are_those_of_its_values(tmp_path, monkeypatch):
+    monkeypatch.setattr("excite.runs.following._LONG", 1000)
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(5000)
+    values[[7, 4000]], values[600:900] = np.inf, np.nan
+    with Run.create(tmp_path / "run", {}) as run:
+        for step, value in enumerate(values):
+            run.log(3 * step + 5, {"loss/step": value, **({"short": value} if step < 900 else {})})
+    follower = Follower(tmp_path / "run")
+    follower.refresh()
+    for low, high in ((None, None), (1000.5, 9000.0)):
+        first, last, smallest, mean, largest = follower.stretches("loss/step", 50, low, high)
+        assert len(first) <= 50 + 1
+        steps = 3 * np.arange(5000) + 5
+        inside = (
+            (steps >= (0 if low is None else low)) & (steps <= (1e9 if high is None else high)) & np.isfinite(values)
+        )
+        assert first[0] <= steps[inside][0]
+        assert last[-1] >= steps[inside][-1]
+        for i in range(len(first)):
+            part = values[(steps >= first[i]) & (steps <= last[i]) & np.isfinite(values)]
+            assert (smallest[i], largest[i]) == (part.min(), part.max())
+            assert mean[i] == pytest.approx(part.mean())
+    assert follower.stretches("short", 50) is None
+    assert follower.stretches("nothing", 50) is None
+    follower.series("loss/step")
+    assert follower.stretches("loss/step", 50) is None, "what was read is not asked for again"
+    follower.close()

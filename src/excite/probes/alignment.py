@@ -163,7 +163,7 @@ class Alignment(Probe):
             raise InputError("the alignment probe needs an example batch: excite.watch(model, example=x, ...)")
         gpu = any(p.is_cuda for p in now.model.parameters())
         exact = self.exact if self.exact is not None else 32 if gpu else EXACT
-        self._measure = Measure(trace(now.model, now.example, output=self.output), exact, self.block)
+        self._measure = Measure(now.wiring(self.output), exact, self.block)
         self._measure.bases |= self._stored
 
     def measure(self, now: Moment) -> Values:

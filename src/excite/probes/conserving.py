@@ -54,7 +54,10 @@ class Conservation(Probe):
     def attach(self, now: Moment) -> None:
         if now.optimizer is None:
             raise InputError("Conservation needs the optimizer: excite.watch(model, optimizer=optimizer, ...)")
-        self.ledger = conservation(now.model, now.optimizer, now.example, **self._options)  # type: ignore[arg-type]
+        options = dict(self._options)
+        if options["wiring"] is None and now.example is not None:
+            options["wiring"] = now.wiring(options["output"])  # type: ignore[arg-type]
+        self.ledger = conservation(now.model, now.optimizer, now.example, **options)  # type: ignore[arg-type]
         if not self.parts:
             self.ledger.close()  # its hooks are what takes time; the start is in the books
 

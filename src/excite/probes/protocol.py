@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from excite.errors import InputError
 from excite.probes.schedules import Every, PowersOfTwo, Schedule
 from excite.wiring.affine import AffineCall, AffineMode, Names
-from excite.wiring.calling import Batch, call, own_copy
+from excite.wiring.calling import Batch, Pick, call, own_copy
+from excite.wiring.tracing import Wiring, trace
 from excite.wiring.untouched import evaluating
 
 Reduction = Literal["mean", "sum", "max", "min", "first"]
@@ -45,6 +46,17 @@ class Moment:
     example: Batch | None = None
     optimizer: torch.optim.Optimizer | None = None
     loss_node: Any = None  # the loss's node in the autograd graph, for probes that ask how the loss was made
+    wirings: dict[str, Wiring] = field(
+        default_factory=dict, repr=False
+    )  # those found at this moment, by what was picked
+
+    def wiring(self, output: Pick = None) -> Wiring:
+        """What the model is made of (`excite.trace` on the example), for all probes that ask at this moment."""
+        if self.example is None:
+            raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
+        if (key := repr(output)) not in self.wirings:
+            self.wirings[key] = trace(self.model, self.example, output=output)
+        return self.wirings[key]
 
     @cached_property
     def signals(self) -> list[Signal]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,10 +13,12 @@ from torch import Tensor
 from excite.errors import InputError
 from excite.probes.covariance import Covariances
 from excite.probes.later import later
-from excite.probes.protocol import Every, Moment, Probe, Schedule, Signal, Values
+from excite.probes.protocol import Every, Moment, Probe, Reduction, Schedule, Signal, Values
 from excite.probes.seen import Seen, seen
 from excite.probes.smallest import default_tolerance
 from excite.probes.units import UnitSums
+
+_MOST_NAMED = 64  # units of one layer, over a whole training
 
 
 def effective_rank(rows: Tensor) -> float:
@@ -33,8 +36,12 @@ class Rank(Probe):
 
     `rank/effective/layer` exp of the entropy of λ/Σλ, `rank/share/layer` the same over the width,
     `rank/participation/layer` (Σλ)²/Σλ², `rank/numerical/layer` how many λ are not zero to rounding,
-    `rank/smallest/layer` the smallest λ over the largest; with `units=True` also `rank/deficient/layer`, the share of
-    the layer's units that the example does not excite (see `probes.units`).
+    `rank/smallest/layer` the smallest λ over the largest.
+
+    With `units=True` also `rank/deficient/layer`, the share of the layer's units that the example does not excite (see
+    `probes.units`), and which ones: `rank/unit/layer/K` is 1 at the step at which unit K was found excited no longer and 0 at
+    the step at which it was again; units that do not change have no rows, and of one layer at most 64 are named. That takes
+    one eigenvalue problem a unit, far more than all the rest: give it its own schedule.
 
     Channels of a grouped convolution count together. At most `most_rows` rows a layer; `excite.probes.richness` takes
     all the data instead.
@@ -42,10 +49,13 @@ class Rank(Probe):
 
     name = "rank"
     reduction = "mean"
+    reductions: ClassVar[Mapping[str, Reduction]] = {"unit": "first"}
 
     def __init__(self, schedule: Schedule | None = None, most_rows: int = 1024, units: bool = False):
         super().__init__(schedule or Every(50))
         self.most_rows, self.units = most_rows, units
+        self._deficient: dict[str, list[int]] = {}  # by layer, when it was measured last
+        self._named: dict[str, list[int]] = {}
 
     def measure(self, now: Moment) -> Values | Future[Values]:
         signals = [signal for signal in now.signals if signal.input.is_floating_point()]
@@ -57,8 +67,26 @@ class Rank(Probe):
         values = _values(layers, covariances)
         for layer, one in zip(layers, seen):
             if one.active is not None:
-                values[f"deficient/{layer}"] = _deficient(one)
+                bad = _deficient(one)
+                values[f"deficient/{layer}"] = len(bad) / one.active.shape[1]
+                values |= {f"unit/{layer}/{unit}": value for unit, value in self._changed(layer, bad)}
         return values
+
+    def _changed(self, layer: str, bad: list[int]) -> list[tuple[int, float]]:
+        """(unit, 1 if it is excited no longer, 0 if it is again) for those that changed since the last look."""
+        before, named = set(self._deficient.get(layer, bad)), self._named.setdefault(layer, [])
+        self._deficient[layer] = bad
+        changed = [(unit, 1.0) for unit in bad if unit not in before] + [(unit, 0.0) for unit in before - set(bad)]
+        for unit, _ in changed:
+            if unit not in named and len(named) < _MOST_NAMED:
+                named.append(unit)
+        return [(unit, value) for unit, value in changed if unit in named]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"deficient": dict(self._deficient), "named": dict(self._named)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._deficient, self._named = dict(state.get("deficient", {})), dict(state.get("named", {}))
 
     def _seen(self, signal: Signal) -> Seen:
         """Linear layers are thinned out evenly, convolutions by patches."""
@@ -86,13 +114,14 @@ def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]
     return values
 
 
-def _deficient(what: Seen) -> float:
-    """The share of units that these rows do not excite."""
+def _deficient(what: Seen) -> list[int]:
+    """The units that these rows do not excite."""
     count = what.active.shape[1]  # type: ignore[union-attr]
-    bad = 0
+    bad = []
     for unit in range(count):  # one matrix at a time
         one = UnitSums(range(unit, unit + 1), count, what.rows.shape[1], what.groups, what.rows.device)
         one.add(what)
         (verdict,) = one.decide(default_tolerance(one.width, what.rows.dtype), accuracy=1.0)
-        bad += not verdict.excited
-    return bad / count
+        if not verdict.excited:
+            bad.append(unit)
+    return bad

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from excite.errors import InputError
 
+_STRETCHES = 40  # between measurements, over which a step's typical time is taken
+
 
 class Schedule(Protocol):
     def due(self, step: int) -> bool:
@@ -52,6 +54,8 @@ class Budget:
         Every(most)
         self.share, self.most = float(share), most
         self.next = 0
+        self._taken: list[tuple[float, int]] = []  # seconds a step took, and how many steps took that, by stretch
+        self._last = (0, 0.0)  # steps and seconds of training when it was planned last
 
     def due(self, step: int) -> bool:
         return step >= self.next
@@ -60,14 +64,29 @@ class Budget:
         """The next step to measure at, after a measurement at `step` that took `cost` seconds.
 
         So far `steps` steps took `trained` seconds, and watching them `spent` seconds. The next measurement is paid for
-        once share · trained ≥ spent + cost; nor does it come sooner than the mean step pays for it, so that what a slow
-        first step pays for is spread over the steps to come.
+        once share · steps · typical ≥ spent + cost, nor does it come sooner than the steps in between pay for it. `typical`
+        is the median time of a step, at most the mean: a slow first step (compiling, choosing kernels) pays for nothing.
         """
         if steps < 1 or trained <= 0:
             return step + 1
-        paid_in_a_step = self.share * trained / steps
-        wait = max(cost, spent + cost - self.share * trained) / paid_in_a_step
+        typical = min(self._typical(steps, trained), trained / steps)
+        wait = max(cost, spent + cost - self.share * typical * steps) / (self.share * typical)
         return step + max(1, math.ceil(min(wait, self.most)))
+
+    def _typical(self, steps: int, trained: float) -> float:
+        """The lower median over steps; known of a stretch between two measurements is only its mean."""
+        if steps < self._last[0]:  # another training
+            self._taken, self._last = [], (0, 0.0)
+        new, seconds = steps - self._last[0], trained - self._last[1]
+        self._last = (steps, trained)
+        if new > 0 and seconds > 0:
+            self._taken = [*self._taken[-_STRETCHES:], (seconds / new, new)]
+        half, passed = sum(count for _, count in self._taken) / 2, 0
+        for one, count in sorted(self._taken):
+            passed += count
+            if passed >= half:
+                return one
+        return trained / steps
 
     def __repr__(self) -> str:
         return f"Budget({self.share})"

@@ -96,7 +96,7 @@ KINDS = (
     ),
 )  # fmt: skip
 _BY_PROBE = {probe: kind for kind in KINDS for probe in kind.probes}
-_HIDDEN = {"trajectory/label"}  # not numbers to draw
+_HIDDEN = {"trajectory/label", "rank/unit"}  # not numbers to draw
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,14 @@ def extremes(steps: Steps, values: Values, most: int = 1000) -> Series:
     return steps[places], values[places]
 
 
+def between(first: Steps, last: Steps, low: Values, mean: Values, high: Values) -> Series:
+    """A curve through the smallest and the largest of each stretch, one at its first step and one at its last: the smallest
+    first where the means rise."""
+    rising = np.append(np.diff(mean), 0.0) >= 0
+    pairs = np.stack([np.where(rising, low, high), np.where(rising, high, low)], 1)
+    return np.stack([first, last], 1).reshape(-1), pairs.reshape(-1)
+
+
 def within(steps: Steps, values: Values, low: float | None, high: float | None) -> Series:
     """The part of a curve from `low` to `high`, and one point beyond on either side so that lines reach the edges."""
     first = 0 if low is None else max(int(np.searchsorted(steps, low, side="left")) - 1, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ import numpy as np
 from excite.report.curves import smooth
 from excite.report.measured import Metrics
 from excite.report.panels import KINDS, WHOLE, Panel, Quantity, panels
-from excite.report.thinning import Series, extremes, grid, plain, within
+from excite.report.thinning import Series, between, extremes, grid, plain, within
 from excite.report.words import words
 from excite.runs.following import Follower
 
 POINTS, COLUMNS = 1000, 240  # at most, of a curve and of a heat map
-BUDGET = 60_000  # points of all curves of one quantity together
+BUDGET = 12_000  # points of all curves of one quantity together
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def draw(
     return found
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Chosen:
     """One quantity of one panel, of all runs, between two steps."""
 
@@ -84,20 +85,18 @@ class _Chosen:
     high: float | None
     rough: bool
     budget: int
-    read: dict[tuple[str, str], Series] = field(default_factory=dict)
+    read: dict[tuple[str, str], tuple[Series, Series]] = field(default_factory=dict)
 
     def curves(self) -> list[dict[str, Any]]:
-        count = sum(len(self._layers(run)) for run in self.runs)
-        most = max(40, min(self.points, self.budget // max(count, 1)))
         found = []
         for i, run in enumerate(self.runs):
             for layer in self._layers(run):
-                steps, values = self._series(run, layer)
+                every, means = self._series(run, layer)
                 one: dict[str, Any] = {"run": i, "layer": layer}
                 if self.panel.kind.id == "losses":
-                    one["raw"] = _listed(extremes(steps, values, most))
-                    values = _smooth(values)
-                found.append(one | _listed(extremes(steps, values, most)))
+                    one["raw"] = _listed(extremes(*every, self._most))
+                    every = means[0], _smooth(means[1])
+                found.append(one | _listed(extremes(*every, self._most)))
         return found
 
     def maps(self) -> list[dict[str, Any]]:
@@ -107,7 +106,7 @@ class _Chosen:
         for i, run in enumerate(self.runs):
             layers = [layer for layer in self._layers(run) if layer != WHOLE]
             if layers:
-                drawn = grid({layer: self._series(run, layer) for layer in layers}, COLUMNS)
+                drawn = grid({layer: self._series(run, layer)[1] for layer in layers}, COLUMNS)
                 z = [plain(row, 4) for row in drawn.z]
                 found.append({"run": i, "layers": layers, "x": plain(drawn.steps), "z": z})
         return found
@@ -117,14 +116,32 @@ class _Chosen:
         layers = self.quantity.layers if run.first else (WHOLE,)
         return [layer for layer in layers if self.quantity.metric(layer) in there]
 
-    def _series(self, run: Shown, layer: str) -> Series:
+    @cached_property
+    def _most(self) -> int:
+        """Points of one curve."""
+        count = sum(len(self._layers(run)) for run in self.runs)
+        return max(40, min(self.points, self.budget // max(count, 1)))
+
+    def _series(self, run: Shown, layer: str) -> tuple[Series, Series]:
+        """(values between whose highest and lowest to draw, values to average): the same, unless a long series was not
+        read yet, of which the database gives the ends and the means of stretches."""
         key = (run.label, layer)
         if key not in self.read:
-            name = self.quantity.metric(layer)
-            few = max(60, min(1000, 4000 // len(self.quantity.layers)))
-            series = run.follower.sketch(name, few) if self.rough else run.follower.series(name)
-            self.read[key] = within(*series, self.low, self.high)
+            self.read[key] = self._from(run.follower, self.quantity.metric(layer))
         return self.read[key]
+
+    def _from(self, follower: Follower, name: str) -> tuple[Series, Series]:
+        if self.rough:
+            found = within(
+                *follower.sketch(name, max(60, min(1000, 4000 // len(self.quantity.layers)))), self.low, self.high
+            )
+            return found, found
+        stretches = follower.stretches(name, self._most // 2 - 1, self.low, self.high)
+        if stretches is None:
+            found = within(*follower.series(name), self.low, self.high)
+            return found, found
+        first, _, _, means, _ = stretches
+        return between(*stretches), (first, means)
 
 
 def _listed(series: Series) -> dict[str, list[Any]]:

@@ -54,17 +54,23 @@ def _loss(metrics: Metrics) -> list[Remark]:
     return [Remark("note", text + ".")]
 
 
+def _fallen(metrics: Metrics) -> list[tuple[str, Change]]:
+    """Layers whose effective rank fell, the worst first."""
+    falls = {layer: fall(series) for layer, series in metrics.layers("rank/effective").items()}
+    found = [(k, d) for k, d in falls.items() if d is not None and d.share > LARGE and d.before - d.now >= 1]
+    return sorted(found, key=lambda item: -item[1].share)
+
+
 def _ranks(metrics: Metrics) -> list[Remark]:
-    shares = metrics.layers("rank/share")
-    fallen: list[tuple[str, Change]] = []
+    shares, lost, fallen = metrics.layers("rank/share"), _lost(metrics), _fallen(metrics)
+    names = {layer for layer, _ in fallen}
     risen: list[tuple[str, Change]] = []
     for layer, series in metrics.layers("rank/effective").items():
-        if (down := fall(series)) is not None and down.share > LARGE and down.before - down.now >= 1:
-            fallen.append((layer, down))
-        elif (up := rise(series)) is not None and up.share > LARGE and up.now - up.before >= 1:
+        up = rise(series) if layer not in names else None
+        if up is not None and up.share > LARGE and up.now - up.before >= 1:
             risen.append((layer, up))
     found = []
-    for layer, down in sorted(fallen, key=lambda item: -item[1].share)[:_NAMED]:
+    for layer, down in fallen[:_NAMED]:
         text = f"Layer {layer}'s input activations fell from rank {number(down.before)} to {number(down.now)} {_since(down)}"
         share = float(finite(shares[layer])[1][-1]) if layer in shares and len(finite(shares[layer])[1]) else 0.0
         seen = (
@@ -72,7 +78,8 @@ def _ranks(metrics: Metrics) -> list[Remark]:
             if share > 0
             else "it sees few directions"
         )
-        found.append(Remark("warning", f"{text}: {seen}, and its weights along the others are no longer excited."))
+        rest = f"; {lost[layer]}." if layer in lost else ", and its weights along the others are no longer excited."
+        found.append(Remark("warning", f"{text}: {seen}{rest}"))
     if (more := len(fallen) - _NAMED) > 0:
         found.append(Remark("warning", f"{more} more layer{'s' if more > 1 else ''} lost rank."))
     if risen:
@@ -84,22 +91,31 @@ def _ranks(metrics: Metrics) -> list[Remark]:
     return found
 
 
-def _units(metrics: Metrics) -> list[Remark]:
-    """`rank/deficient/LAYER` is a share; `rank/deficient/LAYER/UNIT` is 1 for a unit that is not excited, else 0."""
-    found = []
-    deficient = metrics.layers("rank/deficient")
+def _lost(metrics: Metrics) -> dict[str, str]:
+    """By layer "units 3, 17 and 40 are no longer excited": `rank/unit/LAYER/UNIT` is 1 from the step at which a unit stopped
+    being excited, 0 from the step at which it was again."""
     named: dict[str, list[int]] = {}
-    for name, series in deficient.items():
+    for name, series in metrics.layers("rank/unit").items():
         layer, _, unit = name.rpartition("/")
-        steps, values = finite(series)
-        if layer and unit.isdecimal() and len(steps) and values[-1] > 0.5 and values.min() < 0.5:
+        values = finite(series)[1]
+        if layer and unit.isdecimal() and len(values) and values[-1] > 0.5:
             named.setdefault(layer, []).append(int(unit))
-    for layer, units in named.items():
-        verb = "is" if len(units) == 1 else "are"
-        found.append(Remark("warning", f"In layer {layer}, {_units_listed(sorted(units))} {verb} no longer excited."))
-    for layer, series in deficient.items():
-        up = rise(series) if "/" not in layer else None
-        if up is not None and layer not in named and up.now - up.before >= 0.05:
+    return {
+        layer: f"{_units_listed(sorted(units))} {'is' if len(units) == 1 else 'are'} no longer excited"
+        for layer, units in named.items()
+    }
+
+
+def _units(metrics: Metrics) -> list[Remark]:
+    """Layers whose rank fell say so themselves; `rank/deficient/LAYER` is the share of all units."""
+    found = []
+    lost, told = _lost(metrics), {layer for layer, _ in _fallen(metrics)[:_NAMED]}
+    for layer, text in lost.items():
+        if layer not in told:
+            found.append(Remark("warning", f"In layer {layer}, {text} by the example."))
+    for layer, series in metrics.layers("rank/deficient").items():
+        up = rise(series)
+        if up is not None and layer not in lost and up.now - up.before >= 0.05:
             text = f"In layer {layer}, {up.now:.0%} of the units are not excited by the example, {up.before:.0%} at best before"
             found.append(
                 Remark(

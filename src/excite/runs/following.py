@@ -31,6 +31,7 @@ WITH RECURSIVE found(name) AS (
 ) SELECT name FROM found WHERE name IS NOT NULL
 """
 _ROW = np.dtype([("step", np.int64), ("value", np.float64), ("missing", np.bool_)])
+_LONG = 50_000  # points
 _TIMEOUT = 2000  # milliseconds: a page would rather say that the database is busy than wait
 
 
@@ -111,14 +112,8 @@ class Follower:
     def sketch(self, name: str, most: int = 1000) -> tuple[Steps, Values]:
         """About `most` points of a long series that was not read yet, at even distances: fast, but peaks are missed."""
         with self._guard(), self._snapshot():
-            # Two queries: one for both ends would walk over all rows.
-            ends = [
-                self._ask(f"SELECT {end}(step) FROM metrics WHERE name = ?", (name,)).fetchone()[0]
-                for end in ("min", "max")
-            ]
-            few = "SELECT count(*) FROM (SELECT 1 FROM metrics WHERE name = ? LIMIT ?)"
-            long = name not in self._kept and self._ask(few, (name, 5 * most)).fetchone()[0] == 5 * most
-            if long:
+            ends = self._ends(name, 5 * most)
+            if ends is not None:
                 one = "SELECT step, ifnull(value, 0.0), value IS NULL FROM metrics WHERE name = ? AND step >= ? ORDER BY step LIMIT 1"
                 wanted = np.linspace(ends[0], ends[1], most).astype(np.int64).tolist()
                 rows = np.unique(
@@ -126,6 +121,34 @@ class Follower:
                 )
                 return rows[:, 0].astype(np.int64), np.where(rows[:, 2] > 0, np.nan, rows[:, 1])
         return self.series(name)
+
+    def stretches(
+        self, name: str, most: int, low: float | None = None, high: float | None = None
+    ) -> tuple[Steps, Steps, Values, Values, Values] | None:
+        """(first step, last step, smallest, mean, largest) of about `most` stretches of equal length of a series of more than
+        50,000 points that was not read yet, from step `low` to `high`: the database reads every value, but none of them
+        comes here. What is not finite is left out. None for other series: reading those is no trouble."""
+        with self._guard(), self._snapshot():
+            ends = self._ends(name, _LONG)
+            if ends is None:
+                return None
+            first = ends[0] if low is None else max(ends[0], int(low) - 1)
+            last = ends[1] if high is None else min(ends[1], int(high) + 1)
+            query = """SELECT min(step), max(step), min(value), avg(value), max(value) FROM metrics WHERE name = ? AND step BETWEEN ? AND ?
+                       AND value BETWEEN -1.7e308 AND 1.7e308 GROUP BY (step - ?) / ?"""
+            found = self._ask(query, (name, first, last, first, max(1, -(-(last - first + 1) // most)))).fetchall()
+            rows = np.array(found, np.float64).reshape(-1, 5)
+            return rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64), rows[:, 2], rows[:, 3], rows[:, 4]
+
+    def _ends(self, name: str, many: int) -> tuple[int, int] | None:
+        """First and last step of a series that was not read yet and has at least so many points."""
+        few = "SELECT count(*) FROM (SELECT 1 FROM metrics WHERE name = ? LIMIT ?)"
+        if name in self._kept or self._ask(few, (name, many)).fetchone()[0] < many:
+            return None
+        # Two queries: one for both ends would walk over all rows.
+        queries = (f"SELECT {end}(step) FROM metrics WHERE name = ?" for end in ("min", "max"))
+        first, last = (int(self._ask(query, (name,)).fetchone()[0]) for query in queries)
+        return first, last
 
     def last(self) -> tuple[int, float] | None:
         """The last step at which anything was measured and when that was written (seconds since 1970)."""

@@ -64,7 +64,11 @@ def _list_page(runs: Runs, request: Request) -> Response:
 def _view_page(runs: Runs, request: Request) -> Response:
     chosen = _chosen(runs, request)
     labels = [runs.label(name) for name in chosen]
-    return HTMLResponse(render("live.html.j2", title=" · ".join(labels), folder=runs.name, runs=chosen))
+    try:
+        first: dict[str, Any] | None = _seen(runs, chosen, ["*"], rough=True)
+    except ExciteError:
+        first = None  # the page asks again, and says what is wrong
+    return HTMLResponse(render("live.html.j2", title=" · ".join(labels), folder=runs.name, runs=chosen, first=first))
 
 
 def _list_data(runs: Runs, request: Request) -> Response:
@@ -90,10 +94,23 @@ def _view_data(runs: Runs, request: Request) -> Response:
         raise InputError(f"at most {_MOST_KEYS} quantities at once; got {len(keys)}")
     points = int(_parameter(request, "points", 40, 4000) or POINTS)
     low, high = _parameter(request, "low"), _parameter(request, "high")
+    return _json(_seen(runs, chosen, keys, points, low, high, since=request.query_params.get("since")))
+
+
+def _seen(
+    runs: Runs,
+    chosen: list[str],
+    keys: list[str],
+    points: int = POINTS,
+    low: float | None = None,
+    high: float | None = None,
+    rough: bool = False,
+    since: str | None = None,
+) -> dict[str, Any]:
+    """How the runs stand, and what a page draws of them if anything was written after the version `since`."""
     shown = runs.shown(chosen)
-    rough = request.query_params.get("rough") == "1"
     if "*" in keys:  # a page that does not know yet what there is; at once only the first panel
-        keys += [panel["quantities"][0]["key"] for panel in describe(shown)[: 1 if rough else _FIRST]]
+        keys = [*keys, *(panel["quantities"][0]["key"] for panel in describe(shown)[: 1 if rough else _FIRST])]
     heads = []
     for name, run in zip(chosen, shown):
         status, reason = standing(runs.path(name))
@@ -106,9 +123,9 @@ def _view_data(runs: Runs, request: Request) -> Response:
         )  # fmt: skip
     version = "-".join(str(run.follower.version) for run in shown)
     answer: dict[str, Any] = {"version": version, "runs": heads}
-    if request.query_params.get("since") != version:
+    if since != version:
         answer |= {"panels": describe(shown), "data": draw(shown, keys, points, low, high, rough)}
-    return _json(answer)
+    return answer
 
 
 def _words_data(runs: Runs, request: Request) -> Response:

@@ -69,7 +69,7 @@
       this.zoom = null;
       this.visible = frozen !== null;
       this.chart = element("div", { class: "chart", id: `chart-${this.id}`, role: "img" });
-      this.map = element("div", { class: "chart", id: `chart-map-${this.id}`, role: "img" });
+      this.map = element("div", { class: "chart map", id: `chart-map-${this.id}`, role: "img" });
       this.controls = element("div", { class: "controls" });
       const title = element("h2", { id: `title-${this.id}` });
       title.textContent = described.title;
@@ -130,8 +130,10 @@
     }
 
     draw() {
-      if (!this.data || this.data.key !== this.quantity || !window.Plotly) return;
+      if (!this.data || this.data.key !== this.quantity) return;
       const { traces, layout } = this.lines();
+      if (!window.Plotly) { preview(this.chart, traces, layout); return; }
+      if (!this.bound) this.chart.replaceChildren();
       layout.uirevision = `${this.quantity} ${this.layer}`;
       this.apart = layout.annotations !== undefined;
       arrange();
@@ -245,6 +247,47 @@
     }
   }
 
+  // Curves before Plotly is there: the same lines in the same place, with the ends of the axes.
+  function preview(chart, traces, layout) {
+    const width = chart.clientWidth, height = 330, margin = { l: 60, r: 12, t: 36, b: 44 };
+    const log = layout.yaxis.type === "log";
+    const level = (v) => (v === null || (log && v <= 0) ? null : log ? Math.log10(v) : v);
+    let [left, right, low, high] = [Infinity, -Infinity, log || layout.yaxis.rangemode !== "tozero" ? Infinity : 0, -Infinity];
+    for (const { x, y } of traces)
+      y.forEach((v, i) => {
+        const at = level(v);
+        if (at === null) return;
+        left = Math.min(left, x[i]); right = Math.max(right, x[i]); low = Math.min(low, at); high = Math.max(high, at);
+      });
+    if (!(right >= left) || layout.annotations || !width) return;
+    const across = (v) => margin.l + ((v - left) / (right - left || 1)) * (width - margin.l - margin.r);
+    const down = (v) => height - margin.b - ((v - low) / (high - low || 1)) * (height - margin.t - margin.b);
+    const drawn = (tag, attributes) => {
+      const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+      for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+      return made;
+    };
+    const svg = drawn("svg", { class: "preview", width, height, "aria-hidden": "true" });
+    for (const { x, y, line, opacity } of traces) {
+      let path = "", pen = "M";
+      y.forEach((v, i) => {
+        const at = level(v);
+        if (at === null) { pen = "M"; return; }
+        path += `${pen}${across(x[i]).toFixed(1)} ${down(at).toFixed(1)}`;
+        pen = "L";
+      });
+      svg.append(drawn("path", { d: path, fill: "none", stroke: line.color, "stroke-width": line.width, opacity: opacity || 1 }));
+    }
+    const label = (text, x, y, anchor) => {
+      const made = drawn("text", { x, y, "text-anchor": anchor, "font-size": 13, fill: "currentColor" });
+      made.textContent = text;
+      svg.append(made);
+    };
+    for (const at of [low, high]) label(Number((log ? 10 ** at : at).toPrecision(2)), margin.l - 6, down(at) + 4, "end");
+    for (const [at, anchor] of [[left, "start"], [right, "end"]]) label(thousands(at), across(at), height - margin.b + 18, anchor);
+    chart.replaceChildren(svg);
+  }
+
   function fill({ select, label }, options, chosen) {
     const text = JSON.stringify(options);
     if (select.dataset.options !== text) {
@@ -308,6 +351,7 @@
   }
 
   function drawFigures() {
+    if (!window.Plotly) return;
     for (const place of document.querySelectorAll("[data-figure]")) {
       const figure = state.figures[place.dataset.figure];
       if (figure) {
@@ -337,7 +381,10 @@
   // -- live ------------------------------------------------------------------------------------------------------
   const chosen = [...document.querySelectorAll("#heads tr")].map((row) => row.dataset.run);
   const link = byId("link");
+  let look;
+  const looked = new Promise((resolve) => { look = resolve; });
   watcher = new IntersectionObserver((entries) => {
+    look();
     const asked = [];
     for (const entry of entries)
       for (const panel of state.panels.values())
@@ -345,7 +392,7 @@
           panel.visible = entry.isIntersecting;
           if (panel.visible && (!panel.data || panel.stale)) asked.push(panel.quantity);
         }
-    if (asked.length) poll({ key: asked });
+    if (asked.length && state.version !== null) poll({ key: asked }); // a page that opens asks for all of them at once
   }, { rootMargin: "300px" });
 
   async function ask(path, parameters = {}) {
@@ -408,12 +455,17 @@
     }
   }
 
+  // The page comes with a few values of every series. All of them are asked for while the browser is busy with Plotly,
+  // which takes longer than reading them; until it is there curves are drawn without it.
   async function live() {
-    let answer = null;
-    try { answer = await ask("/api/view", { key: "*", rough: 1 }); } catch (error) { link.textContent = error.message; }
-    await ready;
-    if (answer) { update(answer); heads(); }
-    document.body.dataset.drawn = "rough";
+    ready.then(redraw);
+    const first = JSON.parse(byId("first").textContent);
+    if (first !== null) {
+      update(first);
+      heads();
+      document.body.dataset.drawn = "rough";
+      await Promise.race([looked, sleep(200)]);
+    }
     for (let pause = 0; ; ) {
       await sleep(pause);
       if (state.paused || document.hidden) { pause = WAIT; continue; }
@@ -429,6 +481,7 @@
         heads();
         link.textContent = "";
         document.body.dataset.drawn = "full";
+        await ready;
         document.body.dataset.updates = Number(document.body.dataset.updates || 0) + (found.panels ? 1 : 0);
         await extras();
       } catch (error) {
