@@ -77,12 +77,12 @@ def is_shared(model: nn.Module) -> bool:
 
 
 @contextmanager
-def resharded(modules: Sequence[nn.Module]) -> Iterator[None]:
+def resharded(model: nn.Module | Sequence[nn.Module]) -> Iterator[None]:
     """After a forward pass without a backward pass FSDP keeps weights gathered: afterwards they are sharded again."""
     try:
         yield
     finally:
         if "torch.distributed.fsdp" in sys.modules:
-            for module in modules:
+            for module in model.modules() if isinstance(model, nn.Module) else model:
                 if isinstance(module, sys.modules["torch.distributed.fsdp"].FSDPModule):
                     module.reshard()
