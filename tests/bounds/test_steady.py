@@ -77,6 +77,41 @@ def test_counterexample_lemma_1_lower_half():
     assert far.terms["path"] == pytest.approx(math.sqrt(2))
 
 
+def test_counterexample_remark_on_data_in_a_subspace():
+    """The same network on inputs (x, 0): the least ‖W₁x‖ over unit x of that line, √2, is no substitute for σ_n either."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        model[0].bias.zero_()
+        model[2].weight.copy_(torch.tensor([[1.0, -1.0]]))
+    along = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    found = trajectory(model, along)["0"]
+    assert float(found.lipschitz) == 0
+    assert float(found.values * (along @ model[0].weight.detach().T).norm()) == pytest.approx(2)  # printed lower bound
+    assert float(found.lower) == pytest.approx(0, abs=1e-12)
+
+
+def test_the_derivative_of_cross_entropy_as_printed_is_that_of_hard_labels():
+    """y = ½, ŷ = ¾: |dℓ/dŷ| = 4/3, printed 1/|1 − y − ŷ| = 4. The ratio uses autograd's, and stays the slope for any label."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1), torch.nn.Sigmoid()
+    ).double()
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight.fill_(1.0)
+            layer.bias.zero_()
+    x = torch.tensor([[math.log(3)]], dtype=torch.float64)  # ŷ = ¾
+    for label, right in ((0.0, True), (1.0, True), (0.5, False)):
+        y = torch.full((1, 1), label, dtype=torch.float64)
+        f = model(x)
+        (derivative,) = torch.autograd.grad(torch.nn.functional.binary_cross_entropy(f, y), f)
+        printed = 1 / abs(1 - label - float(f.detach()))
+        assert (float(derivative.abs()) == pytest.approx(printed)) is right
+        found = trajectory(model, x, y, torch.nn.functional.binary_cross_entropy)["0"]
+        assert float(found.values) == pytest.approx(3 / 16)  # ŷ(1 − ŷ), the slope of f
+    assert float(derivative.abs()) == pytest.approx(4 / 3)
+
+
 def test_counterexample_corollary_2():
     """T = {0, 1}, b = 0, 0, 5: the iterates of T have variance 0, the printed bound is positive."""
     # One linear unit f = x + b, α = 1: the first step has error 0+, the second 5.

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from excite.errors import InputError
+from excite.errors import InputError, TrainingStopped
 from excite.fit import train_with_dropout
 from models import same_state, state_of
 
@@ -127,3 +127,10 @@ def test_what_is_refused() -> None:
         train_with_dropout(model, x, y, 5, 0.1, tail=6)
     with pytest.raises(InputError, match="one output"):
         train_with_dropout(network(3, 4, 2), x, y, 5, 0.1, tail=5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_training_that_diverges_says_so_however_short() -> None:
+    model, (x, y) = network(3, 5, 4, 1), points()
+    with pytest.raises(TrainingStopped, match=r"the output is not finite at step \d+: lower lr"):
+        train_with_dropout(model, x, y, 60, 1e100, tail=5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 
 import pytest
@@ -150,6 +151,35 @@ def test_samples_without_a_loss_gradient_are_counted_and_left_out():
         assert values["samples/0"] == 2
         assert values["nonfinite/0"] == 0
         assert values["mean/0"] == pytest.approx(expected.mean, rel=1e-12)
+
+
+def test_without_any_loss_gradient_nothing_is_infinite():
+    """A hinge that every sample satisfies: all are counted as `zero`, and what has no sample is NaN."""
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1)).double()
+    x, y = torch.randn(8, 3, dtype=torch.float64), torch.zeros(8, 1, dtype=torch.float64)
+    hinge = lambda f, y: (f - 100).clamp(min=0).sum()  # noqa: E731
+    with Training(model, x, Trajectory(Every(1), sandwich=1), loss=hinge) as t:
+        values = t.step(x, y)
+    assert (values["zero/0"], values["samples/0"], values["length/0"], values["violations/0"]) == (8, 0, 0, 0)
+    assert all(math.isnan(values[f"{name}/0"]) for name in ("mean", "max", "lipschitz", "lipschitz_max", "upper"))
+
+
+@pytest.mark.parametrize("first", ["linear", "convolution"])
+def test_a_training_that_diverged_is_counted_and_goes_on(first):
+    """Weights that are not finite have no singular values: NaN, and samples as `nonfinite`; the probe stays."""
+    layer = nn.Linear(16, 6) if first == "linear" else nn.Conv2d(1, 2, 3, stride=2, padding=1)
+    rest = [nn.Flatten(), nn.Linear(6 if first == "linear" else 8, 1)]
+    model = nn.Sequential(layer, nn.ReLU(), *rest).double()
+    x = torch.randn(4, *((16,) if first == "linear" else (1, 4, 4)), dtype=torch.float64)
+    y = torch.randn(4, 1, dtype=torch.float64)
+    with Training(model, x, Trajectory(Every(1), sandwich=1)) as t:
+        assert t.step(x, y)["nonfinite/0"] == 0
+        with torch.no_grad():
+            layer.weight.fill_(torch.nan)
+        values = t.step(x, y)
+    assert values["nonfinite/0"] + values["zero/0"] == 4
+    assert math.isnan(values["sigma/0"])
+    assert values["samples/0"] == 0
 
 
 def test_validation_passes_do_not_count():

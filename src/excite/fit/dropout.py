@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from excite.bounds.dropout import DropoutRun, Where
-from excite.bounds.relu_network import Pairs, relu_network
+from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
 from excite.errors import InputError, TrainingStopped
 
 Array = npt.NDArray[Any]
@@ -46,68 +47,98 @@ def train_with_dropout(
     many last steps are kept; `decay`: the learning rate falls to this part of `lr`, evenly on a logarithmic scale, as
     Assumption 1 needs; `looks`: how often all training points are looked at during the tail.
     """
-    network = relu_network(model, x, sigmoid=None)
-    labels = y.detach().double().cpu().reshape(-1).numpy()
-    if labels.shape != (len(x),) or not np.isin(labels, (0, 1)).all():
-        raise InputError(f"expected labels 0 and 1, one for each of {len(x)} points; got {tuple(y.shape)}")
-    if len(network.weights[-1]) != 1:
-        raise InputError(f"expected a network with one output; this one has {len(network.weights[-1])}")
-    if where not in ("end", "forward"):
-        raise InputError(f"expected where='end' or 'forward'; got {where!r}")
+    learner = _Learner(relu_network(model, x, sigmoid=None), where)
+    labels = _labels(y, len(x))
     if not 1 <= tail <= steps or looks < 1 or not 0 < decay <= 1 or not lr > 0:
         raise InputError(
             f"expected 1 ≤ tail ≤ steps, looks ≥ 1, 0 < decay ≤ 1, lr > 0; got {tail}, {steps}, {looks}, {decay}, {lr}"
         )
-    weights = [w.numpy().copy() for w in network.weights]
-    biases = [np.zeros(len(w)) if b is None else b.numpy().copy() for w, b in zip(weights, network.biases)]
     points = x.detach().double().cpu().flatten(1).numpy()
     draws = np.random.default_rng(seed)
     order = draws.integers(0, len(points), steps)
-    widths = [len(w) for w in weights[:-1]]
-    cuts = np.cumsum(widths)[:-1]
-    tau = steps - tail
-    seen = np.zeros((tail, sum(widths)), bool)
-    phi, plain, outputs = np.zeros(tail), np.zeros(tail), np.zeros(tail)
-    watch = _Looks()
-    often = max(1, tail // looks)
-    rate, shrink = lr, decay ** (1 / steps)
+    tau, often, rate = steps - tail, max(1, tail // looks), lr
+    last, watch = _Tail(tail, learner.widths), _Looks()
     for t in range(steps):
         if t >= tau and (t - tau) % often == 0:
-            watch.look(weights, biases, points)
-        kept = np.split(draws.random(sum(widths)) < 0.5, cuts)
-        active, inputs, z = _pass(weights, biases, points[order[t]], kept, where)
-        f, error = _sigmoid(z), _sigmoid(z) - labels[order[t]]
-        factor = 2.0 if where == "forward" else 1.0
-        back = np.ones(1)
-        gradients = []
-        for j in range(len(weights) - 1, -1, -1):
-            gradients.append((np.outer(back, inputs[j]), back))
-            if j:
-                back = factor * active[j - 1] * (weights[j].T @ back)
+            watch.look(learner.weights, learner.biases, points)
+        kept = np.split(draws.random(sum(learner.widths)) < 0.5, learner.cuts)
+        step = learner.learn(points[order[t]], labels[order[t]], kept, rate)
+        if not math.isfinite(step.z):
+            raise TrainingStopped(f"the output is not finite at step {t + 1}: lower lr")
         if t >= tau:
-            row = t - tau
-            seen[row], outputs[row] = np.concatenate(active), f
-            plain[row] = np.linalg.norm(gradients[-1][1]) / factor ** (len(weights) - 1)
-            phi[row] = plain[row] * f * _sigmoid(-z)
-        for weight, bias, (slope, shift) in zip(weights, biases, reversed(gradients)):
-            weight -= rate * error * slope
-            bias -= rate * error * shift
-        rate *= shrink
+            last.put(t - tau, step)
+        rate *= decay ** (1 / steps)
         if t % 1000 == 999:
             progress((t + 1) / steps)
-            if not math.isfinite(z):
-                raise TrainingStopped(f"the output is not finite at step {t + 1}: lower lr")
-    watch.look(weights, biases, points)
-    return DropoutRun(
-        tuple((torch.from_numpy(w), torch.from_numpy(b)) for w, b in zip(weights, biases)),
-        where,
-        tau,
-        tuple(torch.from_numpy(part.copy()) for part in np.split(seen, cuts, axis=1)),
-        torch.from_numpy(phi),
-        torch.from_numpy(plain),
-        torch.from_numpy(outputs),
-        **watch.found(),
-    )
+    watch.look(learner.weights, learner.biases, points)
+    return DropoutRun(learner.pairs(), where, tau, *last.tensors(learner.cuts), **watch.found())
+
+
+def _labels(y: Tensor, count: int) -> Array:
+    labels = y.detach().double().cpu().reshape(-1).numpy()
+    if labels.shape != (count,) or not np.isin(labels, (0, 1)).all():
+        raise InputError(f"expected labels 0 and 1, one for each of {count} points; got {tuple(y.shape)}")
+    return np.asarray(labels)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step, before its update: units active and kept (Σ n_l,), the output before the sigmoid, ‖∂z/∂b₁‖ without the 2s."""
+
+    active: Array
+    z: float
+    plain: float
+
+
+class _Learner:
+    """The weights, in double precision, and SGD on them."""
+
+    def __init__(self, network: ReluNetwork, where: Where):
+        if len(network.weights[-1]) != 1:
+            raise InputError(f"expected a network with one output; this one has {len(network.weights[-1])}")
+        if where not in ("end", "forward"):
+            raise InputError(f"expected where='end' or 'forward'; got {where!r}")
+        self.where = where
+        self.factor = 2.0 if where == "forward" else 1.0  # of units that are kept
+        self.weights = [w.numpy().copy() for w in network.weights]
+        given = zip(self.weights, network.biases)
+        self.biases = [np.zeros(len(w)) if b is None else b.numpy().copy() for w, b in given]
+        self.widths = [len(w) for w in self.weights[:-1]]
+        self.cuts = np.cumsum(self.widths)[:-1]
+
+    def learn(self, x: Array, label: float, kept: Sequence[Array], rate: float) -> _Step:
+        active, inputs, z = _pass(self.weights, self.biases, x, kept, self.where)
+        error = _sigmoid(z) - label
+        back = np.ones(1)  # ∂z by what the layer gives
+        gradients = []
+        for j in range(len(self.weights) - 1, -1, -1):
+            gradients.append((np.outer(back, inputs[j]), back))
+            if j:
+                back = self.factor * active[j - 1] * (self.weights[j].T @ back)
+        for weight, bias, (slope, shift) in zip(self.weights, self.biases, reversed(gradients)):
+            weight -= rate * error * slope
+            bias -= rate * error * shift
+        return _Step(np.concatenate(active), z, float(np.linalg.norm(back)) / self.factor ** len(self.widths))
+
+    def pairs(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        return tuple((torch.from_numpy(w), torch.from_numpy(b)) for w, b in zip(self.weights, self.biases))
+
+
+class _Tail:
+    """What is kept of the last steps."""
+
+    def __init__(self, count: int, widths: Sequence[int]):
+        self.seen = np.zeros((count, sum(widths)), bool)
+        self.phi, self.plain, self.outputs = np.zeros(count), np.zeros(count), np.zeros(count)
+
+    def put(self, row: int, step: _Step) -> None:
+        self.seen[row], self.plain[row], self.outputs[row] = step.active, step.plain, _sigmoid(step.z)
+        self.phi[row] = step.plain * _sigmoid(step.z) * _sigmoid(-step.z)
+
+    def tensors(self, cuts: Array) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
+        """seen a layer, φ, the same before the sigmoid, outputs."""
+        seen = tuple(torch.from_numpy(part.copy()) for part in np.split(self.seen, cuts, axis=1))
+        return seen, torch.from_numpy(self.phi), torch.from_numpy(self.plain), torch.from_numpy(self.outputs)
 
 
 def _pass(

@@ -97,51 +97,63 @@ def ensemble(
     """
     networks = Perceptrons(models)
     check(networks, epochs, batch, loss, momentum, weight_decay, layers)
-    device = networks.form.device
     points, targets = take_points(networks, x, y, loss)
     held = take_points(networks, *test, loss) if test is not None else None
     rule = Rule(loss, take_rates(networks, lr), momentum, weight_decay)
     orders = [Shuffle(points.shape[1], batch, seed) for seed in check_seeds(networks, seeds)]
-    per_epoch = -(-points.shape[1] // batch)
-    width = per_epoch if window is None else min(check_whole("window", window), epochs * per_epoch)
-    every = len(networks.weights) if layers == "all" else 1
-    check_room(networks, batch, width, every)
-    steps = Steps(networks, rule, batch, width, every)
-    run = Captured(steps, capture)
-    began, done, counts = time.perf_counter(), 0, []
-    windows = -(-epochs * per_epoch // width)
-    losses, test_losses = torch.zeros(2, len(models), windows, dtype=torch.float64, device=device)
-    records = [Record(w[:, :, -1], windows) for w in networks.weights[:every]]
+    total = epochs * -(-points.shape[1] // batch)  # steps
+    width = total // epochs if window is None else min(check_whole("window", window), total)
+    watched = len(networks.weights) if layers == "all" else 1
+    check_room(networks, batch, width, watched)
+    steps = Steps(networks, rule, batch, width, watched)
+    run, seen = Captured(steps, capture), _Seen(steps, -(-total // width), held)
+    began = time.perf_counter()
     with few_threads(networks, batch):
-        # (K, S, B), −1 where a batch is smaller
-        for number, at in enumerate(_windows(orders, epochs, batch, width)):
-            k = len(at)
-            at = at.to(device)
-            real = at[:, 0] >= 0  # (K, B)
+        for at in _windows(orders, epochs, batch, width):
+            at = at.to(networks.form.device)
+            real = at[:, 0] >= 0
             _fill(steps, points, targets, at.clamp_min(0), real)
-            run(k)
-            losses[:, number] = _mean_loss(rule.loss, steps.outputs[:k, :, :, 0], steps.targets[:k, :, :, 0], real)
-            slope = _slope(steps, k)
-            for layer, record in enumerate(records):
-                record.put(number, Piece.of(steps.d[layer][:k], slope, real, steps.biases[layer][: k + 1]))
-            if held is not None:
-                test_losses[:, number] = _loss(rule.loss, networks.outputs(held[0]), held[1]).double().mean(1)
-            counts.append(k)
-            done += k
+            run(len(at))
+            seen.look(real)
             if progress is not None:
-                progress("training", done, epochs * per_epoch)
+                progress("training", sum(seen.counts), total)
     found = Ensemble(
         models=tuple(models),
-        steps=done,
+        steps=total,
         window=width,
-        loss=losses.cpu(),
-        test_loss=test_losses.cpu() if held is not None else None,
-        trajectories=tuple(record.trajectory(counts) for record in records),
+        loss=seen.losses.cpu(),
+        test_loss=seen.test_losses.cpu() if held is not None else None,
+        trajectories=tuple(record.trajectory(seen.counts) for record in seen.records),
         seconds=time.perf_counter() - began,
         why_not_captured=run.why_not,
     )
     networks.write_back()
     return found
+
+
+class _Seen:
+    """What is measured at the end of each window; `held`: test points and targets."""
+
+    def __init__(self, steps: Steps, windows: int, held: tuple[Tensor, Tensor] | None):
+        networks = steps.networks
+        room = torch.zeros(2, networks.count, windows, dtype=torch.float64, device=networks.form.device)
+        self.losses, self.test_losses = room
+        self.records = [Record(w[:, :, -1], windows) for w in networks.weights[: steps.watched]]
+        self.counts: list[int] = []  # steps of each window
+        self._steps, self._held = steps, held
+
+    def look(self, real: Tensor) -> None:
+        """After the steps of a window; real (K, B): points that are not there to fill up a batch."""
+        steps, window, k = self._steps, len(self.counts), len(real)
+        loss = steps.rule.loss
+        self.losses[:, window] = _mean_loss(loss, steps.outputs[:k, :, :, 0], steps.targets[:k, :, :, 0], real)
+        slope = _slope(steps, k)
+        for layer, record in enumerate(self.records):
+            record.put(window, Piece.of(steps.d[layer][:k], slope, real, steps.biases[layer][: k + 1]))
+        if self._held is not None:
+            outputs = steps.networks.outputs(self._held[0])
+            self.test_losses[:, window] = _loss(loss, outputs, self._held[1]).double().mean(1)
+        self.counts.append(k)
 
 
 def _windows(orders: Sequence[Shuffle], epochs: int, batch: int, width: int) -> Iterator[Tensor]:

@@ -84,13 +84,20 @@ class Operator:
             return weight
         return weight.T if str(call.input_at) < str(call.weight_at) else None  # x @ W; in W @ x columns are samples
 
+    @property
+    def finite(self) -> bool:
+        """Whether the weight still is; a training may have diverged."""
+        return bool(self.site.call.weight.detach().isfinite().all())
+
     def largest(self, tolerance: float = 1e-4, most: int = 300, block: int = 4) -> tuple[float, float]:
         """σ₁ and how well it is known, relative to it: 0 from the singular values of a matrix.
 
         Otherwise by power iteration of `block` vectors on A'A, the real convolution with its stride and padding, that
         starts where the last one ended: σ is then never more than the truth, and a singular value lies within
-        `tolerance` · σ of it unless `most` steps were not enough.
+        `tolerance` · σ of it unless `most` steps were not enough. NaN for weights that are not finite.
         """
+        if not self.finite:
+            return math.nan, 0.0
         matrix = self.matrix
         if matrix is not None:
             return float(torch.linalg.matrix_norm(matrix, ord=2)), 0.0
@@ -122,10 +129,12 @@ class Operator:
         """σ_min of the active rows of A for every sample: active (B, outputs...) -> (B,).
 
         The smallest ‖A'y‖ over unit vectors y that live on the active rows: 0 if these are more than the inputs, or none.
-        None where it would take too much work.
+        None where it would take too much work, NaN for weights that are not finite.
         """
         matrix = self.matrix
         count = len(active)
+        if not self.finite:
+            return torch.full((count,), math.nan, dtype=self._zeros(1).dtype, device=active.device)
         if matrix is not None and active.shape[-1] == len(matrix):
             patterns, owner = torch.unique(active.reshape(-1, len(matrix)), dim=0, return_inverse=True)
             found = _smallest(matrix, patterns)

@@ -159,7 +159,7 @@ class Trajectory(Probe):
         upper, slack = values * sigma, 1e-5 + 2 * error
         bad = steep > upper * (1 + slack)
         found: dict[str, Any] = {"sigma": sigma, "lipschitz": steep.nanmean(), "upper": upper.nanmean()}
-        found["lipschitz_max"] = torch.where(steep.isnan(), -math.inf, steep).max()
+        found["lipschitz_max"] = _largest(steep)
         if least is not None:
             lower = values * least
             bad |= steep < lower * (1 - slack) - slack * upper * (values.dtype != torch.float64)
@@ -238,7 +238,7 @@ class Trajectory(Probe):
         for site in self._sites.chosen:
             ratio = row_norms(gradients[site.name], site.axis) / torch.where(errors > 0, errors, torch.nan)
             values[f"clean/{site.name}"] = ratio.nanmean()
-            values[f"clean_max/{site.name}"] = torch.where(ratio.isnan(), -math.inf, ratio).max()
+            values[f"clean_max/{site.name}"] = _largest(ratio)
         return values
 
     def _labels_now(self) -> tuple[str, ...]:
@@ -273,3 +273,8 @@ class Trajectory(Probe):
         looks = state.get("sandwiches", {"found": {}, "estimated": False})
         self._sandwiches = {name: dict(found) for name, found in looks["found"].items()}
         self._estimated = bool(looks["estimated"])
+
+
+def _largest(values: Tensor) -> Tensor:
+    """The largest that is a number; NaN if there is none, as where no sample has a loss gradient."""
+    return torch.where(values.isnan().all(), math.nan, torch.where(values.isnan(), -math.inf, values).max())

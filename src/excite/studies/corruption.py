@@ -163,7 +163,7 @@ STUDY = Study(
         f"Means over repeats, and the range; all but the whole length over the last {LAST} epochs. The training loss of an image is taken\n"
         "before its update, with its corrupted label; the test loss with true labels. *Variance*: of the bias over the steps of those epochs.",
         (
-            "SGD, batch size 1, binary cross-entropy, a learning rate that falls by 10^(−1/50) each epoch, from 0.0025, float32. First layer: an identity with a "
+            "SGD, batch size 1, binary cross-entropy, a learning rate (0.0025, or that of the scale) that falls by 10^(−1/50) each epoch, float32. First layer: an identity with a "
             "trained bias for each pixel and colour, from 0; then convolutions and linear layers as PyTorch initializes them.",
             "A seed draws labels, weights and order. A larger share contains a smaller one.",
         ),

@@ -13,6 +13,7 @@ from excite.runs.files import writing
 from excite.studies.numbers import Numbers
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Colours that people with colour-blindness tell apart (Okabe and Ito), and dashes for those who print in grey.
@@ -76,6 +77,14 @@ def gap_figure(numbers: Sequence[Numbers], title: str) -> Figure:
     axes[0].invert_yaxis()
     figure.suptitle(f"{title}: a dot a seed, the bar is the mean", fontsize=12)
     return figure
+
+
+def plain_ticks(axis: Axis, low: float, high: float) -> None:
+    """On a logarithmic axis from low to high that is short, 0.2 and 400 instead of 2 × 10⁻¹ and 4 × 10²."""
+    if high / low > 50:
+        return
+    for which in (axis.set_major_formatter, axis.set_minor_formatter):
+        which(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "1246" else "")
 
 
 def save(figure: Figure, path: Path, *kinds: str) -> None:

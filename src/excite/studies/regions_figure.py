@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from excite.lipschitz import RegionMap
-from excite.studies.figures import COLOURS, DASHES
+from excite.studies.figures import COLOURS, DASHES, plain_ticks
 from excite.studies.numbers import Numbers
 from excite.studies.study import Study
 
@@ -81,9 +81,10 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
     axes[1, 1].imshow(shown, origin="lower", extent=_EDGES, interpolation="nearest", cmap="viridis", norm=norm)
     axes[1, 1].plot(*z.T, "o", color=COLOURS[1], markersize=2, markeredgewidth=0)
     axes[1, 1].set_title(
-        "(d) bound of Theorem 2 in empty regions\nwhite: a training point, black: out of reach", fontsize=9.5
+        "(d) bound of Theorem 2 in empty regions\nwhite: with a training point, black: out of reach", fontsize=9.5
     )
-    figure.colorbar(image, ax=axes[1], label="Lipschitz constant, and bounds on it", shrink=0.85)
+    bar = figure.colorbar(image, ax=axes[1], label="Lipschitz constant, and bounds on it", shrink=0.85)
+    plain_ticks(bar.ax.yaxis, *image.get_clim())
     for axis in axes.flat:
         ticks = (-1, -0.5, 0, 0.5, 1)
         axis.set(xlabel="z₁", ylabel="z₂", xlim=(-1, 1), ylim=(-1, 1), xticks=ticks, yticks=ticks)
@@ -168,7 +169,9 @@ def overestimates(details: Mapping[str, Any]) -> Figure:
                     label=arm,
                 )
         axis.axvline(4, color="#888", linewidth=1)
-        axis.annotate("factor 4", (4, 3), xytext=(4, 0), textcoords="offset points", fontsize=8, color="#555")
+        axis.annotate(
+            "the paper: 4", (4, 0), xytext=(-4, 4), textcoords="offset points", fontsize=8, color="#555", ha="right"
+        )  # fmt: skip
         axis.set(xscale="log", title=title, xlabel="bound of Theorem 2 over the exact constant", ylim=(0, 100))
         axis.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
         axis.minorticks_off()

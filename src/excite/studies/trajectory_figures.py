@@ -49,7 +49,8 @@ def batch_sizes(
             half = max(1, len(details) // 2)
             colour = _COLOURS[3 * (number // half)] if number // half < 2 else _COLOURS[1]
             _curve(axis, "steps", repeats, name, colour, DASHES[(number % half) % len(DASHES)], arm)
-        axis.set(title=words, xlabel="step", yscale=how)
+        axis.set(title=words, xlabel="step, thousands", yscale=how)
+        axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}")
         axis.grid(alpha=0.3)
     axes[1].set_ylim(bottom=0)
     axes[1].legend(fontsize=8, framealpha=0.9)
@@ -73,11 +74,15 @@ def all_layers(
             _curve(axis, "epochs", repeats, name, _COLOURS[number % 4], DASHES[number % len(DASHES)], arm)
         axis.set(title=words, xlabel="epoch", yscale="log" if name in ("loss", "test") else "linear")
         if name not in ("loss", "test"):
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(0, 1.15 * axis.dataLim.ymax)
         axis.grid(alpha=0.3)
+    last = axes[len(panels) - 1]
+    last.text(
+        0.5, 0.5, "one a step, by definition:\nz of the last layer is f itself", ha="center", transform=last.transAxes
+    )
     for axis in axes[len(panels) :]:
         axis.axis("off")
     handles, words = axes[0].get_legend_handles_labels()
-    axes[-1].legend(handles, words, loc="center", title=_words(details), frameon=False)
-    figure.suptitle(study.title, fontsize=12)
+    axes[-1].legend(handles, words, loc="center", fontsize=11, frameon=False)
+    figure.suptitle(f"{study.title}\n{_words(details)}", fontsize=12)
     return {"figure": (f"{study.title}: losses, and the length of an epoch for every bias, by frequency", figure)}
