@@ -29,7 +29,9 @@ def draw(
             colour = COLOURS[2 + k % 5]
             axis.plot(steps, [rows[k][0] for _, rows in curve], color=colour, linewidth=1.8, label=f"layer {k + 1}")
             axis.plot(steps, [rows[k][1] for _, rows in curve], color=colour, linestyle="--", linewidth=1.2)
-        axis.plot([], [], color=COLOURS[0], linestyle="--", linewidth=1.2, label="dashed: the least that Theorem 2 allows it")
+        axis.plot(
+            [], [], color=COLOURS[0], linestyle="--", linewidth=1.2, label="dashed: the least that Theorem 2 allows it"
+        )
         axis.set(ylim=(0, 1.03), xlim=(1, steps[-1]), title=arm)
         axis.set_xscale("symlog", linthresh=1)
         axis.grid(alpha=0.3)
