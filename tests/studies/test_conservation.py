@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from excite.probes import conservation
+from excite.probes.update_parts import PARTS
 from excite.studies import conservation_real, seven_cases
-from excite.studies.ledger_measures import balances, forgotten, growth, imbalance, rate_of_decay, sizes
+from excite.studies.ledger_measures import balances, forgotten, growth, imbalance, rate_of_decay, shares, sizes
 from excite.studies.numbers import Numbers
 from excite.studies.seven_cases import CASES, CasesScale, Net, claims, compute, name
 from excite.studies.verdicts import judge
@@ -105,6 +106,7 @@ def test_measures_of_a_network_that_only_decays() -> None:
         assert balances(reading, dict(model.named_parameters())) == pytest.approx(start, rel=1e-9)
         found = sizes(reading)
         assert found["decay"] == pytest.approx(found["drift"], rel=1e-9)
+        assert shares(reading) == pytest.approx({part: float(part == "decay") for part in PARTS}, abs=1e-9)
 
 
 @pytest.mark.slow
