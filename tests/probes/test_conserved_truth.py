@@ -79,6 +79,15 @@ def test_when_the_off_diagonal_law_holds(kind: str) -> None:
     assert (abs(float(off)) < 1e-15) == same
 
 
+def test_off_the_diagonal_by_coincidence() -> None:
+    """Slopes differ at the only point, but a₁z₂ = a₂z₁: w = (1, −1), a = (1, −1), x = 1. The entry stands still; with a₂ = −2 it
+    does not. So equal slopes are not necessary, only generically so."""
+    for second, rate in ((-1.0, 0.0), (-2.0, -1.0)):
+        w1, w2 = tensor([1.0], [-1.0]), tensor([1.0, second])
+        (0.5 * (w2 @ F.relu(w1 @ torch.ones(1, dtype=torch.float64))).square().sum()).backward()
+        assert rates(w1, w2)[0, 1].item() == rate
+
+
 def test_lemma_8_with_absolute_values_fails_even_for_linear_convolutions() -> None:
     """One number x = 1, two channels with kernels of size one: f = a₁w₁ + a₂w₂, w = (1, 2), a = (1, −1), and the loss f.
     ∂w = a and ∂a = w, so d/dt(w₁w₂) = −(1·2 + 1·(−1)) = −1 and d/dt(a₁a₂) = −(1·(−1) + 1·2) = −1: the signed law holds.

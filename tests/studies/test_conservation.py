@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from excite.probes import conservation
+from excite.probes.update_parts import PARTS
 from excite.studies import conservation_real, seven_cases
-from excite.studies.ledger_measures import balances, forgotten, growth, imbalance, rate_of_decay, sizes
+from excite.studies.ledger_measures import balances, forgotten, growth, imbalance, rate_of_decay, shares, sizes
 from excite.studies.numbers import Numbers
 from excite.studies.seven_cases import CASES, CasesScale, Net, claims, compute, name
 from excite.studies.verdicts import judge
@@ -38,7 +39,8 @@ def test_case_6_on_and_off_the_diagonal() -> None:
     linear, relu = case(6, relu=False), case(6, relu=True)
     for found in (linear, relu):
         assert found["diagonal"] < 1e-14 < 1e-8 < found["slack"]
-        assert found["flow_diagonal"] < 1e-6
+        assert found["flow_left"] < 1e-7
+        assert found["flow_diagonal"] < 1e-5
         assert found["printed"] > 1e-4
     assert linear["off"] < 1e-14
     assert linear["flow_off"] < 1e-8
@@ -56,6 +58,7 @@ def test_claims_are_judged_as_they_should() -> None:
                 values = {
                     "diagonal": 1e-16,
                     "flow_diagonal": 1e-9,
+                    "flow_left": 1e-9,
                     "off": off,
                     "flow_off": off,
                     "printed": 0.1 + 0.01 * seed,
@@ -103,6 +106,7 @@ def test_measures_of_a_network_that_only_decays() -> None:
         assert balances(reading, dict(model.named_parameters())) == pytest.approx(start, rel=1e-9)
         found = sizes(reading)
         assert found["decay"] == pytest.approx(found["drift"], rel=1e-9)
+        assert shares(reading) == pytest.approx({part: float(part == "decay") for part in PARTS}, abs=1e-9)
 
 
 @pytest.mark.slow

@@ -47,8 +47,9 @@ def draw(
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel("relative change\nthat η² does not explain")
-    for axis in axes[-1]:
+    for axis in axes.flat[max(len(cases) - columns, 0) : len(cases)]:  # the lowest of every column
         axis.set_xlabel("step of gradient descent")
+        axis.tick_params(labelbottom=True)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     figure.suptitle(study.title, fontsize=13)

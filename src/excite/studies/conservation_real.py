@@ -6,7 +6,6 @@ experiment) takes ResNet-18 on CIFAR-10 and a transformer on its patches: minute
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,10 +19,9 @@ from excite.data import load
 from excite.fit.architectures import build
 from excite.fit.randomness import seeded_weights
 from excite.probes import conservation
-from excite.probes.update_parts import PARTS
 from excite.studies.computed import Computed, Outcome, Report, Resumable, StepsScale
 from excite.studies.conservation_real_figure import draw
-from excite.studies.ledger_measures import balances, forgotten, growth, imbalance, rate_of_decay, sizes
+from excite.studies.ledger_measures import balances, forgotten, growth, imbalance, rate_of_decay, shares, sizes
 from excite.studies.study import Arm, Claim, Study
 from excite.training import find_device
 
@@ -113,7 +111,7 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, r
     apart, left = imbalance(reading)
     values = {
         "drift": found["drift"],
-        **{part: found[part] / found["drift"] for part in PARTS},
+        **shares(reading),
         "rest": max(entry.relative for entry in reading.entries),
         "imbalance": apart,
         "left": left,
@@ -163,22 +161,20 @@ def claims(scale: RealScale) -> list[Claim]:
             of(adam, f"{model}: AdamW conserves them, too", *drift, f"{source}, read beyond it", below=SMALL),
             of(
                 heavy, f"{model}: decay alone explains most of the drift of momentum and decay",
-                "size of the part decay over the drift", lambda n: n.decay, "the law of decay, Q → Q (1 − ηλ)²", above=0.5,
+                "share of the drift", lambda n: n.decay, "the law of decay, Q → Q (1 − ηλ)²", above=0.5,
             ),
             of(
                 heavy, f"{model}: the first imbalance is forgotten at the rate of decay alone",
-                "log₂ of the measured rate over 2ηλ/(1 − μ), without its sign",
-                lambda n: abs(math.log2(n.forgotten)) if n.forgotten > 0 else math.inf,
-                "the law of decay, through the momentum buffer", below=math.log2(1.1),
+                "measured rate over 2ηλ/(1 − μ), its distance to 1", lambda n: abs(n.forgotten - 1),
+                "the law of decay, through the momentum buffer", below=0.1,
             ),
             of(
-                adam, f"{model}: with AdamW too", "log₂ of the measured rate over 2ηλ, without its sign",
-                lambda n: abs(math.log2(n.forgotten)) if n.forgotten > 0 else math.inf,
-                "the law of decay", below=math.log2(1.1),
+                adam, f"{model}: with AdamW too", "measured rate over 2ηλ, its distance to 1",
+                lambda n: abs(n.forgotten - 1), "the law of decay", below=0.1,
             ),
             of(
                 adam, f"{model}: rescaling explains most of the drift of AdamW",
-                "size of the part rescaling over the drift", lambda n: n.rescaling, "excite.probes.conservation", above=0.5,
+                "share of the drift", lambda n: n.rescaling, "excite.probes.conservation", above=0.5,
             ),
         ]  # fmt: skip
     plain, heavy, _ = (name("residual network", optimizer) for optimizer in OPTIMIZERS)
@@ -216,10 +212,11 @@ STUDY = Study(
         "(black), the parts that explain it, and the rest (grey). The second picture: for every law with consumers, in order of the\n"
         "network from dark to bright, ‖what makes its channels‖² over ‖what reads them‖²; at 1 the two are in balance.",
         "Means over seeds, and the range. *Drift* is the norm of Q − Q₀ over all channels of all laws, relative to the squared weights;\n"
-        "parts are norms relative to the drift, and may exceed 100 % where they cancel. *Imbalance* is the norm of Q over laws with\n"
+        "parts are shares ⟨part, drift⟩/‖drift‖², which sum to 100 % with the rest. *Imbalance* is the norm of Q over laws with\n"
         "consumers, at the end over at the start: below one, producers and consumers have come closer. *Left of the first imbalance*\n"
         "is ⟨Q, Q₀⟩/‖Q₀‖² over the same laws: 1 where they are conserved, exp(−2rt) after t steps where nothing acts but decay, with\n"
-        "r = ηλ, and ηλ/(1 − μ) with momentum μ; *rate of that over decay's* is its rate over 2r. The last but one: Σ w² in front of\n"
+        "r = ηλ, and ηλ/(1 − μ) with momentum μ; *rate of that over decay's* is its rate over 2r (negative: imbalance grows), where\n"
+        "there is decay. The last but one: Σ w² in front of\n"
         "normalizations, end over start, which for plain SGD is 1 + Σ η² ‖g‖² / Σ w², up to eps.",
         (
             "SGD: rate 0.05. Momentum 0.9: rate 0.02, decay 0.005. AdamW: rate 0.001, decay 0.05. The same batches for all.",

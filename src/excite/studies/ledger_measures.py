@@ -24,6 +24,16 @@ def sizes(reading: Reading) -> dict[str, float]:
     return found | {part: size(lambda e, part=part: e.parts[part]) for part in PARTS}  # type: ignore[misc]
 
 
+def shares(reading: Reading) -> dict[str, float]:
+    """By part ⟨part, drift⟩/‖drift‖² over all channels of all laws; with the rest they sum to one."""
+    drift = torch.cat([entry.drift for entry in reading.entries])
+
+    def share(part: str) -> float:
+        return float(torch.cat([entry.parts[part] for entry in reading.entries]) @ drift / (drift @ drift))
+
+    return {part: share(part) for part in PARTS}
+
+
 def imbalance(reading: Reading) -> tuple[float, float]:
     """Over the laws that have consumers: ‖Q‖/‖Q₀‖, and what is left of the first imbalance, ⟨Q, Q₀⟩/‖Q₀‖²."""
     entries = [entry for entry in reading.entries if entry.group.consumers]

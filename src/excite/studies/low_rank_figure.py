@@ -42,9 +42,10 @@ def draw(
         axis.set_title(f"{arm}\n(norm grew ×{curve[-1][3]:.3g})", fontsize=9)
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
-        axis.set_ylabel("‖W‖₂²/‖W‖²_F\n(rank one: 1)")
-    for axis in axes[-1]:
+        axis.set_ylabel(r"$\|W\|_2^2\,/\,\|W\|_F^2$" + "\n(rank one: 1)")
+    for axis in axes.flat[max(len(details) - columns, 0) : len(details)]:  # the lowest of every column
         axis.set_xlabel("step")
+        axis.tick_params(labelbottom=True)
     ordered = sorted(handles.items())
     figure.legend(
         [h for _, h in ordered], [n for n, _ in ordered], loc="outside lower center", ncols=6, fontsize=9, frameon=False

@@ -29,14 +29,18 @@ def draw(
             colour = COLOURS[2 + k % 5]
             axis.plot(steps, [rows[k][0] for _, rows in curve], color=colour, linewidth=1.8, label=f"layer {k + 1}")
             axis.plot(steps, [rows[k][1] for _, rows in curve], color=colour, linestyle="--", linewidth=1.2)
-        axis.plot([], [], color=COLOURS[0], linestyle="--", linewidth=1.2, label="promised of it")
+        axis.plot(
+            [], [], color=COLOURS[0], linestyle="--", linewidth=1.2, label="dashed: the least that Theorem 2 allows it"
+        )
         axis.set(ylim=(0, 1.03), xlim=(1, steps[-1]), title=arm)
         axis.set_xscale("symlog", linthresh=1)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8, loc="upper left", framealpha=0.9)
     for axis in axes[:, 0]:
-        axis.set_ylabel("‖W‖₂²/‖W‖²_F (rank one: 1)")
+        axis.set_ylabel(r"$\|W\|_2^2\,/\,\|W\|_F^2$  (rank one: 1)")
     for axis in axes[-1]:
         axis.set_xlabel("step")
+    most = max(axes.flat, key=lambda axis: len(axis.get_legend_handles_labels()[1]))
+    handles, labels = most.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=7, fontsize=9, frameon=False)
     figure.suptitle(study.title, fontsize=13)
     return {"figure": (f"{study.title}: measured, and promised by equation 13", figure)}
