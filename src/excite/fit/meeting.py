@@ -49,7 +49,7 @@ def meet(name: str, wait: float) -> tuple[int, int, torch.device, Any]:
         # One store for all meetings of a process, with names of its own for each: old ones would lead to closed doors.
         if not _stores:
             _stores.append(next(rendezvous("env://", rank, size, timeout=timedelta(seconds=wait)))[0])
-        store = dist.PrefixStore(f"excite/{next(_meetings)}", _stores[0])  # type: ignore[attr-defined]
+        store = dist.distributed_c10d.PrefixStore(f"excite/{next(_meetings)}", _stores[0])
         if device.type == "cuda":
             torch.cuda.set_device(device)
             dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size, device_id=device)
