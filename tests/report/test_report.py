@@ -14,7 +14,7 @@ from excite.margin import Margins
 from excite.report import make_report
 from excite.report.collect import collect
 from excite.report.curves import chance_gap, curve, smooth, thin, widest_gap
-from excite.report.page import table
+from excite.report.page import asset, table, unwrapped
 from excite.report.verdict import compare, verdict
 from excite.runs import Run
 
@@ -114,7 +114,18 @@ def test_doubts_are_said(tmp_path):
     with Run.create(tmp_path / "bare", {}) as run:
         run.log(0, {"loss/step": 1.0})
     assert "No margins were measured" in verdict(collect([tmp_path / "bare"]))[0]
-    assert "Loss" in make_report([tmp_path / "bare"]).write(tmp_path / "bare.html").read_text()
+    page = make_report([tmp_path / "bare"]).write(tmp_path / "bare.html").read_text()
+    assert "Loss" in page
+    assert 'id="summary"' not in page, "a table of dashes says nothing"
+
+
+def test_plotly_is_unwrapped_if_it_looks_as_expected():
+    script = asset("plotly.js")
+    assert script.startswith("/**")
+    assert "license" in script[:300].lower()
+    assert "module.exports = factory()" not in script
+    assert script.index('"use strict";') < 400
+    assert unwrapped("something else") == "something else"
 
 
 @pytest.mark.parametrize("n", [1, 5, 200])

@@ -28,6 +28,11 @@ def test_a_layer_that_loses_rank_is_named_with_the_step():
     )
 
 
+def test_what_fell_at_once_did_so_since_the_start():
+    (found,) = texts({"rank/effective/a": np.where(STEPS == 0, 20.0, 2.0)}, "warning")
+    assert "fell from rank 20 to 2 since the start" in found
+
+
 def test_units_that_are_no_longer_excited_are_named():
     curves = {f"rank/unit/fc2/{unit}": STEPS > 2000 for unit in (3, 17, 40)}
     curves |= {"rank/unit/fc2/6": STEPS < 2000}  # excited again: no news

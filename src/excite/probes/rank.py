@@ -117,8 +117,13 @@ def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]
 def _deficient(what: Seen) -> list[int]:
     """The units that these rows do not excite."""
     count = what.active.shape[1]  # type: ignore[union-attr]
+    width = what.rows.shape[1] // what.groups
+    points = what.active.sum(0).tolist()  # type: ignore[union-attr]
     bad = []
     for unit in range(count):  # one matrix at a time
+        if points[unit] < width:  # so few points cannot use all directions
+            bad.append(unit)
+            continue
         one = UnitSums(range(unit, unit + 1), count, what.rows.shape[1], what.groups, what.rows.device)
         one.add(what)
         (verdict,) = one.decide(default_tolerance(one.width, what.rows.dtype), accuracy=1.0)

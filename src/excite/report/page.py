@@ -100,6 +100,9 @@ def _contents(report: Report) -> dict[str, Any]:
         "rows": report.rows,
         "sentences": report.sentences,
         "margins": any(run.margins for arm in arms for run in arm.runs),
+        "judged": any(
+            run.margins or run.accuracy for arm in arms for run in arm.runs
+        ),  # by `excite margins` or a training
         "wiring": next((run.wiring for arm in arms for run in arm.runs if run.wiring), None),
         "settings": _settings(arms),
         "environment": flat(arms[0].runs[0].environment),

@@ -248,7 +248,7 @@ def number(value: float) -> str:
 
 
 def _since(change: Change) -> str:
-    return f"since step {change.since:,}"
+    return f"since step {change.since:,}" if change.since else "since the start"
 
 
 def _units_listed(units: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,29 @@ def test_zooming_in_asks_for_the_points_between(tmp_path, serve, browser_page):
     page.evaluate("() => Plotly.relayout('chart-losses', {'xaxis.autorange': true})")
     wait(lambda: page.evaluate("() => document.getElementById('chart-losses').data[0].x.at(-1)") == 19_999)
     assert page.problems == []
+
+
+def test_curves_are_drawn_before_plotly_is_there(tmp_path, serve, browser_page):
+    make(tmp_path / "a", 0, steps=200)
+    page = browser_page
+    page.route("**/assets/plotly.js", lambda route: route.abort())
+    page.goto(f"{serve(tmp_path).url}/view?run=a")
+    page.wait_for_selector("body[data-drawn=full]")
+    path = page.locator("#chart-losses svg.preview path").last.get_attribute("d")
+    assert len(path.split("L")) == 200
+    assert "NaN" not in path
+    page.wait_for_selector("#words li")
+
+
+def test_layers_stand_in_the_order_in_which_they_are_executed(tmp_path, serve, browser_page):
+    model = nn.Sequential(OrderedDict(last_name=nn.Linear(8, 4), relu=nn.ReLU(), a=nn.Linear(4, 1)))
+    with excite.watch(model, torch.randn(20, 8), tmp_path / "a", probes=[Rank()]) as watch:
+        watch.step(1.0)
+    browser_page.goto(f"{serve(tmp_path).url}/view?run=a")
+    browser_page.wait_for_selector("#chart-map-ranks .heatmaplayer")
+    rows = browser_page.evaluate("() => document.getElementById('chart-map-ranks').data[0].y")
+    assert rows == ["last_name", "a"]
+    browser_page.wait_for_selector("#wiring")
 
 
 def test_with_a_token(tmp_path, serve, browser_page):

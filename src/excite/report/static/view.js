@@ -437,13 +437,15 @@
     if (window.Plotly) resolve(); else document.addEventListener("DOMContentLoaded", resolve, { once: true });
   });
   const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
-  let saidAt = -Infinity, saidVersion = null;
+  let sayAgain = -Infinity, saidVersion = null;
 
   async function extras() {
     const statuses = state.runs.map((run) => run.status).join();
-    if (state.version !== saidVersion && performance.now() - saidAt > WORDS_WAIT) {
-      [saidVersion, saidAt] = [state.version, performance.now()];
+    const started = performance.now();
+    if (state.version !== saidVersion && started > sayAgain) {
+      saidVersion = state.version;
       say((await ask("/api/words")).words);
+      sayAgain = performance.now() + Math.max(WORDS_WAIT, 5 * (performance.now() - started));
     }
     if (statuses !== state.statuses) {
       state.statuses = statuses;
@@ -483,12 +485,13 @@
         document.body.dataset.drawn = "full";
         await ready;
         document.body.dataset.updates = Number(document.body.dataset.updates || 0) + (found.panels ? 1 : 0);
+        pause = Math.max(WAIT, 3 * (performance.now() - started)); // a slow machine is asked less often
         await extras();
       } catch (error) {
         link.textContent = `No answer: ${error.message}. Trying again.`;
         state.version = null;
+        pause = WAIT;
       }
-      pause = Math.max(WAIT, 3 * (performance.now() - started)); // a slow machine is asked less often
     }
   }
   byId("pause").addEventListener("click", (event) => {
