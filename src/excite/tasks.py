@@ -195,7 +195,7 @@ def _groups(todo: Sequence[Task]) -> list[list[Task]]:
     return [list(group) for _, group in groupby(todo, key=lambda task: task.arm)]
 
 
-def _perform_group(group: list[Task], tell: Tell, retries: int) -> list[Failure]:
+def _perform_group(group: list[Task], tell: Tell, retries: int = 0) -> list[Failure]:
     """Tasks that differ in their seed only: trained together where that is possible, measured one by one."""
     untrained = [task for task in group if not task.trained()]
     if len(untrained) > 1:
