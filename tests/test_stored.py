@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import sqlite3
@@ -72,6 +73,11 @@ def test_a_sweep_into_a_store_is_the_sweep_into_a_folder(
     status, out, err = excite("report", url, "--out", "report.html")
     assert status == 0, err
     assert "optimizer.lr-0.5-0" in out
+    Path("sweep.json").write_text(json.dumps(settings()))
+    status, out, err = excite("sweep", "sweep.json", "--workers", "1", "--out", url)
+    assert status == 0, err
+    assert "2 tasks: 2 done" in out
+    assert f"results: {url}/sweep.json" in out
 
 
 @dataclasses.dataclass(frozen=True)

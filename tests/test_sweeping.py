@@ -33,6 +33,12 @@ def test_a_grid_is_every_combination_with_every_seed(tmp_path: Path) -> None:
     assert len({task.folder for task in sweep.tasks}) == 8
 
 
+def test_combinations_whose_names_are_alike_have_their_own_folders(tmp_path: Path) -> None:
+    sweep = plan(settings(over={"optimizer.lr": [1e-30, 1e30]}), tmp_path)
+    assert len({task.folder for task in sweep.tasks}) == 2
+    assert sweep.tasks[0].folder.name == "optimizer.lr-1e-30-0"
+
+
 def test_ranges_on_a_grid_and_at_random(tmp_path: Path) -> None:
     over = {"optimizer.lr": {"low": 0.01, "high": 1.0, "log": True, "count": 3}, "excitation.radius": [0.1, 0.2]}
     rates = sorted({t.config.optimizer.lr for t in plan(settings(over=over), tmp_path).tasks})

@@ -355,7 +355,9 @@ def study_run(
 
     engine = find_engine(on, workers, gpus_per_task, retries)
     with TaskView(console) as show:
-        result = run(name, scale, seeds, out, device, workers, arms=arms, docs=docs, engine=engine, show=show)
+        result = run(
+            name, scale, seeds, out, device, workers, arms=arms, docs=docs, engine=engine, show=show, retries=retries
+        )
     print(result)
     where = out if is_url(out) else result.folder
     console.print(f"results: {where}/results.md, {where}/{result.figure.name}", soft_wrap=True)
@@ -383,7 +385,7 @@ def sweep(
     planned = read_sweep(config, out or Path("runs/sweeps") / config.stem)
     engine = find_engine(on, workers, gpus_per_task, retries)
     with TaskView(console) as show:
-        result = run_sweep(planned, workers, engine=engine, show=show)
+        result = run_sweep(planned, workers, engine=engine, show=show, retries=retries)
     print(result)
     console.print(f"results: {planned.place}/sweep.json", soft_wrap=True)
     if result.failed is not None:

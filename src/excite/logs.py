@@ -33,17 +33,19 @@ def logged(path: Path) -> Iterator[None]:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a", buffering=1)
-    with file, _printing_to(file):
-        try:
-            yield
-        except Exception as error:
-            if not isinstance(error, ExciteError):
-                traceback.print_exc(file=file)
-            else:
-                print(one_line(error), file=file)
-            raise
-    if path.stat().st_size == 0:
-        path.unlink(missing_ok=True)
+    try:
+        with file, _printing_to(file):
+            try:
+                yield
+            except Exception as error:
+                if not isinstance(error, ExciteError):
+                    traceback.print_exc(file=file)
+                else:
+                    print(one_line(error), file=file)
+                raise
+    finally:
+        if path.exists() and path.stat().st_size == 0:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
 import json
 import math
@@ -129,6 +130,7 @@ def plan(values: Mapping[str, Any], folder: str | os.PathLike[str], where: str =
         if isinstance(given, Range) and not (given.low < given.high and (not given.log or given.low > 0)):
             raise InputError(f"{where}: sweep.over.{key}: expected low < high, and low > 0 with log")
     combinations, tasks = {}, []
+    slugs: dict[str, str] = {}
     measurement: Measurement = MarginsTaken(config.points, certify=False) if config.metric in TAKEN else Nothing()
     for chosen in _combinations(config, where):
         name = ", ".join(f"{key} {_short(value)}" for key, value in chosen.items())
@@ -137,7 +139,7 @@ def plan(values: Mapping[str, Any], folder: str | os.PathLike[str], where: str =
             _put(settings, key, value)
         for seed in range(config.seeds):
             parsed = parse_config({**settings, "seed": seed}, f"{where}, {name}")
-            tasks.append(Task(name, seed, place.folder / f"{_slug(name)}-{seed}", parsed, measurement))
+            tasks.append(Task(name, seed, place.folder / f"{_slug(name, slugs)}-{seed}", parsed, measurement))
         combinations[name] = chosen
     return Sweep(config, tuple(tasks), combinations, place)
 
@@ -149,15 +151,16 @@ def run_sweep(
     engine: Engine | None = None,
     *,
     show: Callable[[Tally], None] | None = None,
+    retries: int = 1,
 ) -> SweepResult:
     """Train what is not trained yet, compare, and write sweep.json. What fails is reported, with what is there.
 
-    `progress` and `show` are told how far it is, see `excite.tasks.complete`.
+    `progress` and `show` are told how far it is, and `retries` is for work without an engine: see `excite.tasks.complete`.
     """
     place, failed = sweep.place, None
     with place.held():
         try:
-            complete(sweep.tasks, workers, progress, engine, show=show, place=place)
+            complete(sweep.tasks, workers, progress, engine, show=show, place=place, retries=retries)
         except WorkStopped as error:
             failed = str(error)
         place.gather(sweep.tasks)
@@ -256,5 +259,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _slug(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)[:120]
+def _slug(name: str, taken: dict[str, str]) -> str:
+    """A name of a folder; `taken` says whose each is, so that 1e-30 and 1e+30 do not share one."""
+    slug = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)[:120]
+    if taken.setdefault(slug, name) != name:
+        slug = f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return slug

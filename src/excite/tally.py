@@ -68,11 +68,11 @@ class Tally:
         return sum(entry.share for entry in self.entries.values())
 
     def seconds_left(self) -> float | None:
-        """At the pace so far; None before there is one."""
+        """At the pace so far; None before a twentieth of a piece is done."""
         gained = sum(entry.share for entry in self.entries.values() if not entry.found)
         remaining = sum(1 - entry.share for entry in self.entries.values() if entry.state in ("waiting", "running"))
         spent = self._clock() - self._begun
-        return remaining * spent / gained if gained > 0 and spent > 0 else None
+        return remaining * spent / gained if gained >= 0.05 else None
 
     def __str__(self) -> str:
         counts = ", ".join(f"{n} {state}" for state in STATES[1:] if (n := self.count(state)))

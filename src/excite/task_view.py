@@ -17,7 +17,7 @@ _ROWS, _PAUSE = 12, 10.0  # pieces of work shown at once; seconds between lines 
 
 
 class TaskView:
-    """Call it with a tally whenever that has changed. At the end a table says what failed, why, and where its log is."""
+    """Call it with a tally whenever that has changed. The end says what failed, why, and where its log is."""
 
     def __init__(self, console: Console, pause: float = _PAUSE) -> None:
         self.console, self.pause = console, pause
@@ -40,7 +40,10 @@ class TaskView:
         elif self.tally is not None:
             self._print()
         failed = [] if self.tally is None else self.tally.of("failed")
-        if failed:
+        if self._live is None:
+            for entry in failed:  # whole on a line each, for whatever reads the pipe
+                self._say(f"failed: {entry.name}: {entry.reason} (log: {entry.log})")
+        elif failed:
             table = Table(box=None, pad_edge=False, title="failed", title_justify="left", title_style="bold")
             for heading in ("task", "why", "log"):
                 table.add_column(heading, overflow="fold")
@@ -60,7 +63,10 @@ class TaskView:
         line = str(self.tally)
         if line != self._line:
             self._line = line
-            self.console.print(line, soft_wrap=True, markup=False, highlight=False)
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _drawn(self) -> Group:
         if self.tally is None:

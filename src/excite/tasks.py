@@ -112,10 +112,12 @@ def complete(
     *,
     show: Callable[[Tally], None] | None = None,
     place: Place | None = None,
+    retries: int = 1,
 ) -> None:
     """Do what is not finished of `todo`; tasks that fail are one error at the end, and the next call tries them again.
 
-    Without an engine: together on a GPU where that is possible, else on `workers` processes, or in this one.
+    Without an engine: together on a GPU where that is possible, else on `workers` processes, or in this one; what fails
+    for no reason of its own is tried `retries` times more. An engine knows its own number.
 
     progress(what is going on, tasks done, tasks in all); a task under way counts in part. `show` is called with the state
     of all tasks whenever it changes; tasks.json beside the runs holds it for pages. `place`: where the runs are kept.
@@ -137,7 +139,7 @@ def complete(
     if show is not None:
         show(tally)
     try:
-        failures = perform_all(left, workers, tell) if engine is None else engine.perform(left, tell)
+        failures = perform_all(left, workers, tell, retries) if engine is None else engine.perform(left, tell)
     finally:
         if note is not None:
             note(ended=True)
@@ -158,19 +160,19 @@ def _trained(run: Run, task: Task) -> bool:
     return run.status == "done" and made.model_copy(update={"device": task.config.device}) == task.config
 
 
-def perform_all(todo: Sequence[Work], workers: int, tell: Tell) -> list[Failure]:
+def perform_all(todo: Sequence[Work], workers: int, tell: Tell, retries: int = 1) -> list[Failure]:
     """All tasks; returns those that failed. On a GPU one process trains the seeds of an arm together."""
     on_gpu = [task for task in todo if isinstance(task, Task) and _is_on_gpu(task)]
     if on_gpu:
-        failures = [failure for group in _groups(on_gpu) for failure in _perform_group(group, tell)]
-        return failures + perform_all([task for task in todo if task not in on_gpu], workers, tell)
+        failures = [failure for group in _groups(on_gpu) for failure in _perform_group(group, tell, retries)]
+        return failures + perform_all([task for task in todo if task not in on_gpu], workers, tell, retries)
     joint = [task for task in todo if isinstance(task, JointWork)]
     if joint:
         failures = _attempt_together(joint, tell)
-        return failures + perform_all([task for task in todo if task not in joint], workers, tell)
+        return failures + perform_all([task for task in todo if task not in joint], workers, tell, retries)
     if workers <= 1 or not todo:
-        return [failure for task in todo if (failure := attempt(task, tell)) is not None]
-    return Workers(workers).perform(todo, tell)
+        return [failure for task in todo if (failure := attempt(task, tell, retries)) is not None]
+    return Workers(workers, retries).perform(todo, tell)
 
 
 def _is_on_gpu(task: Task) -> bool:
@@ -193,7 +195,7 @@ def _groups(todo: Sequence[Task]) -> list[list[Task]]:
     return [list(group) for _, group in groupby(todo, key=lambda task: task.arm)]
 
 
-def _perform_group(group: list[Task], tell: Tell) -> list[Failure]:
+def _perform_group(group: list[Task], tell: Tell, retries: int = 0) -> list[Failure]:
     """Tasks that differ in their seed only: trained together where that is possible, measured one by one."""
     untrained = [task for task in group if not task.trained()]
     if len(untrained) > 1:
@@ -208,4 +210,4 @@ def _perform_group(group: list[Task], tell: Tell) -> list[Failure]:
                 run.close()
         except (ExciteError, torch.OutOfMemoryError):
             torch.cuda.empty_cache()  # one by one below: what is trained already is not trained again, and each error has its task
-    return [failure for task in group if (failure := attempt(task, tell)) is not None]
+    return [failure for task in group if (failure := attempt(task, tell, retries)) is not None]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
 from typing import Any
 
 
@@ -12,12 +14,25 @@ def workers_context() -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["excite.tasks"])
+    _start()
     return context
+
+
+def _start() -> None:
+    """The server is not to act on Ctrl-C, which reaches every process of the terminal: also not while it imports."""
+    from multiprocessing import forkserver
+
+    if threading.current_thread() is not threading.main_thread():
+        forkserver.ensure_running()
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def warm(on: str | None, workers: int) -> None:
     """What `on` will need, begun now; imports nothing heavy."""
-    if (on == "local" or (on is None and workers > 1)) and workers_context().get_start_method() == "forkserver":
-        from multiprocessing import forkserver
-
-        forkserver.ensure_running()
+    if on == "local" or (on is None and workers > 1):
+        workers_context()

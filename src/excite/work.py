@@ -53,7 +53,7 @@ class Failure:
         return f"{self.task.folder.name}: {one_line(self.error)}{where}"
 
 
-def attempt(task: Work, tell: Tell) -> Failure | None:
+def attempt(task: Work, tell: Tell, retries: int = 0) -> Failure | None:
     """In this process: what it prints stays on the terminal, an error is written to the log."""
     tell(task.folder.name, "starting", 0.0)
     try:
@@ -61,6 +61,8 @@ def attempt(task: Work, tell: Tell) -> Failure | None:
             task.perform(tell)
     except Exception as error:
         failure = Failure(task, in_words(error), _note(task, error))
+        if retries > 0 and worth_another_try(failure.error):
+            return attempt(task, tell, retries - 1)
         tell(task.folder.name, failed(failure.error), 0.0)
         return failure
     return None

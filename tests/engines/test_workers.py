@@ -72,3 +72,10 @@ def test_unknown_engines_are_refused(on: str) -> None:
     with pytest.raises(InputError, match="expected 'local', 'ray' or 'ray:ADDRESS'"):
         find_engine(on)
     assert find_engine(None) is None
+
+
+def test_in_this_process_too_work_is_tried_again_as_often_as_said(tmp_path: Path) -> None:
+    todo = jobs(tmp_path, "fails once", "fails always", "refused")
+    with pytest.raises(TrainingStopped, match="1 of 3 trainings"):
+        complete(todo, 1, retries=2)
+    assert [tries_of(job) for job in todo] == [2, 3, 1]

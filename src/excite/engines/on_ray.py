@@ -62,6 +62,8 @@ class OnRay:
             for name, answer in asked.items():
                 try:
                     reports[name] = ray.get(answer, timeout=_WAIT)
+                except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError):
+                    continue  # a node that was lost a moment ago
                 except ray.exceptions.RayError as error:
                     raise InputError(f"node {name} cannot run Excite: {one_line(error)[-160:]}") from error
             check_reports(reports, mark.place)

@@ -109,6 +109,7 @@ def run(
     docs: str | os.PathLike[str] | None = None,
     engine: Engine | None = None,
     show: Callable[[Tally], None] | None = None,
+    retries: int = 1,
 ) -> StudyResult:
     """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
 
@@ -125,6 +126,7 @@ def run(
         docs: also write the results page and its images into this folder.
         engine: who does the work, from `excite.engines.find_engine`; by default this process and its workers.
         show: called with the state of all tasks whenever it changes.
+        retries: how often work without an engine is tried again that fails for no reason of its own.
     """
     study = find_study(name)
     size = find_scale(study, scale)
@@ -140,7 +142,7 @@ def run(
     with place.held():
         if out is None and place.store is None:
             _take_over(todo, folder.parent.glob(f"*-{size.name}"))
-        complete(todo, workers, progress, engine, show=show, place=place)
+        complete(todo, workers, progress, engine, show=show, place=place, retries=retries)
         place.gather(todo)
         command = _command(study, size, count, chosen)
         result, details = _gather(study, size, todo, folder, command)

@@ -23,7 +23,7 @@
 
   function make(sweep) {
     const box = element("section", "", "sweep");
-    const head = element("h3"), line = element("p", "", "note"), bar = element("progress"), list = element("ul", "", "soft");
+    const head = element("h2"), line = element("p", "", "note"), bar = element("progress"), list = element("ul", "", "soft");
     bar.setAttribute("aria-label", `done of ${sweep.label}`);
     box.append(head, bar, line, list);
     return { box, head, line, bar, list };
