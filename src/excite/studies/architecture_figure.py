@@ -29,6 +29,7 @@ def draw(
         for axis, (name, words) in zip(row, _PANELS):
             curves(axis, mine, name, "steps", (COLOURS[2], COLOURS[1]))
             axis.set(title=f"{words}, {size}", xlabel="step")
+            axis.locator_params(axis="x", nbins=4)
             axis.grid(alpha=0.3)
             if name == "length":
                 axis.set_ylim(bottom=0)
