@@ -95,11 +95,10 @@ def leading_of(
     found: dict[int, Leading] = {}
     for (small, fits, *_), members in groups.items():
         mine = [sides[i] for i in members]
-        totals = torch.stack([_squares(side) for side in mine])
         fourth: Tensor | None
         ends: Tensor | None = None
         if small <= exact:
-            squares, fourth, residual, vectors = _whole(mine)
+            squares, totals, fourth, residual, vectors = _whole(mine)
         else:
             known = [basis for i in members if fits and (basis := bases[i]) is not None]
             if known:
@@ -108,7 +107,7 @@ def leading_of(
                 generator = torch.Generator().manual_seed(seed)
                 start = torch.linalg.qr(torch.randn(small, block, generator=generator).to(mine[0]))[0]
                 start = start.expand(len(members), -1, -1)
-            squares, fourth, residual, ends = _iterated(mine, start, (warm if fits else cold) // 2)
+            squares, totals, fourth, residual, ends = _iterated(mine, start, (warm if fits else cold) // 2)
             vectors = ends[:, :, 0]
         for k, number in enumerate(members):
             found[number] = Leading(
@@ -124,15 +123,18 @@ def leading_of(
     return [found[number] for number in range(len(sides))]
 
 
-def _whole(sides: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """σ², Σσ⁴, residuals and first vectors from all eigenvalues."""
-    values, vectors = torch.linalg.eigh(torch.stack([side @ side.T for side in sides]))
+def _whole(sides: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """σ², Σσ², Σσ⁴, residuals and first vectors from all eigenvalues."""
+    grams = torch.stack([side @ side.T for side in sides])
+    values, vectors = torch.linalg.eigh(grams)
     squares = values.flip(1).clamp_min(0)
-    return squares, squares.square().sum(1), squares.new_zeros(len(sides)), vectors[:, :, -1]
+    return squares, _trace(grams), squares.square().sum(1), squares.new_zeros(len(sides)), vectors[:, :, -1]
 
 
-def _iterated(sides: Sequence[Tensor], basis: Tensor, rounds: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """First σ², Σσ⁴, residuals and bases (matrices, small, block) after 2 · `rounds` iterations."""
+def _iterated(
+    sides: Sequence[Tensor], basis: Tensor, rounds: int
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+    """First σ², Σσ², Σσ⁴, residuals and bases (matrices, small, block) after 2 · `rounds` iterations."""
     grams = torch.stack([side @ side.T for side in sides]) if len(sides[0]) <= _GRAM else None
 
     def apply(v: Tensor) -> Tensor:
@@ -149,7 +151,14 @@ def _iterated(sides: Sequence[Tensor], basis: Tensor, rounds: int) -> tuple[Tens
     squares = values.flip(1).clamp_min(0)
     off = image[:, :, 0] - squares[:, :1] * basis[:, :, 0]
     residual = off.norm(dim=1) / squares[:, 0].clamp_min(torch.finfo(basis.dtype).tiny)
-    return squares, None if grams is None else _squares(grams), residual, basis
+    if grams is None:
+        return squares, torch.stack([_squares(side) for side in sides]), None, residual, basis
+    return squares, _trace(grams), _squares(grams), residual, basis
+
+
+def _trace(grams: Tensor) -> Tensor:
+    """In float64: the sums of squares of the matrices whose inner products these are."""
+    return grams.diagonal(dim1=-2, dim2=-1).double().sum(-1)
 
 
 def _squares(matrix: Tensor) -> Tensor:
