@@ -110,6 +110,7 @@ def main() -> None:
             if name in watches:
                 steps_done = watches[name].steps
                 frame = watches[name].run.frame()
+                frame = frame[~frame.name.str.startswith("alert/")]
                 probe = frame.name.str.split("/").str[0]
                 counts = frame.step[frame.step > 0].groupby(probe).nunique()
                 seen = f"at least {int(counts.min() * 1000 / steps_done)}"

@@ -3,6 +3,7 @@
 import json
 import time
 import warnings
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,33 @@ def test_a_broken_probe_is_switched_off_and_training_goes_on(tmp_path):
     assert frame[frame.name == "broken/x"].step.tolist() == [0, 1, 2]
     assert len(frame[frame.name == "loss/step"]) == 6
     with pytest.raises(KeyError), excite.watch(model, run=tmp_path / "strict", probes=[Broken()], strict=True) as watch:
+        for _ in range(6):
+            watch.step()
+
+
+def test_values_may_be_promised_and_a_broken_promise_switches_the_probe_off(tmp_path):
+    class Later(Probe):
+        name = "later"
+
+        def measure(self, now):
+            promise = Future()
+            promise.set_result({"x": float(now.step)}) if now.step < 3 else promise.set_exception(KeyError("gone"))
+            return promise
+
+    model, _ = build("mlp")
+    with (
+        pytest.warns(UserWarning, match="'later' is switched off.*step 3 it raised: KeyError"),
+        excite.watch(model, run=tmp_path / "run", probes=[Later(), Loss()]) as watch,
+    ):
+        for _ in range(6):
+            watch.step(0.5)
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert frame[frame.name == "later/x"].value.tolist() == [0, 1, 2]
+    assert len(frame[frame.name == "loss/step"]) == 6
+    with (
+        pytest.raises(KeyError),
+        excite.watch(model, run=tmp_path / "strict", probes=[Later()], strict=True) as watch,
+    ):
         for _ in range(6):
             watch.step()
 

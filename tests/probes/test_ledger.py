@@ -17,6 +17,7 @@ import excite
 from excite import InputError
 from excite.errors import ModelError
 from excite.probes import Conservation, Every, Loss, conservation
+from excite.probes.update_parts import PARTS as ALL_PARTS
 from models import CASES, build, same_state, state_of
 
 PARTS = ("step", "decay", "momentum", "rescaling")
@@ -673,6 +674,22 @@ def test_the_probe_writes_the_ledger(tmp_path: Any) -> None:
     model, x = build("mlp")
     with pytest.raises(InputError, match="needs the optimizer"):
         excite.watch(model, x, probes=[Conservation()])
+
+
+@pytest.mark.parametrize("name", ["mlp", "convolutional", "conv1d"])
+def test_the_digest_says_what_the_entries_say(name: str) -> None:
+    model, x = build(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    with conservation(model, optimizer, x) as ledger:
+        train(model, optimizer, x, 4)
+        digest, reading = ledger.digest(), ledger.read()
+        assert list(digest.names) == [entry.name for entry in reading.entries]
+        for k, entry in enumerate(reading.entries):
+            assert float(digest.drift[k]) == pytest.approx(entry.moved, rel=1e-12)
+            assert float(digest.rest[k]) == pytest.approx(entry.relative, rel=1e-6, abs=1e-15)
+            for row, part in enumerate(ALL_PARTS):
+                assert float(digest.shares[row, k]) == pytest.approx(entry.share(part), rel=1e-9, abs=1e-12)
+                assert bool(digest.occurs[row, k]) == bool((entry.parts[part] != 0).any())
 
 
 def test_without_parts_the_probe_writes_the_same_drift_and_does_nothing_between() -> None:

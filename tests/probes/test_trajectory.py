@@ -81,6 +81,33 @@ def test_every_step_measures_what_the_function_says_of_the_weights_before_it(nam
     assert after["attributes"] == before["attributes"]
 
 
+def test_between_measurements_the_probe_can_rest():
+    """Only passes of measured steps are looked at, and they give what looking at all of them gives."""
+    found = {}
+    for passes in ("all", "measured"):
+        torch.manual_seed(0)
+        model, x = build("mlp")
+        probe = Trajectory(Every(3), passes=passes, sandwich=1, most=2)
+        with Training(model, x, probe) as t:
+            for step in range(1, 7):
+                resting = passes == "measured" and step % 3 != 0
+                assert probe._hooks.resting is resting
+                values = t.step(x, torch.ones(len(x), CASES["mlp"].outputs, dtype=torch.float64))
+        found[passes] = values
+    (layer,) = (key.partition("/")[2] for key in found["all"] if key.startswith("mean/"))
+    kept, all_of_them = found["measured"], found["all"]
+    for gone in ("length", "total", "raw", "variance"):
+        assert f"{gone}/{layer}" in all_of_them
+        assert f"{gone}/{layer}" not in kept
+    for same in ("distance", "lipschitz", "lipschitz_max", "sigma", "lower"):
+        assert kept[f"{same}/{layer}"] == pytest.approx(all_of_them[f"{same}/{layer}"], rel=1e-3)
+    assert kept[f"samples/{layer}"] == len(x)  # of the last step alone
+    assert all_of_them[f"samples/{layer}"] == 3 * len(x)
+    for bad in ({"passes": "some"}, {"most": 0}, {"most": True}):
+        with pytest.raises(InputError, match="expected"):
+            Trajectory(**bad)
+
+
 def test_windows_add_up_and_the_bias_is_followed():
     model, x = build("mlp", batch=12)
     y = torch.randn(12, 1, dtype=torch.float64)
