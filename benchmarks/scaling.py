@@ -1,6 +1,6 @@
 """What excitation, watch and the ledger cost against parameters, depth and batch; a cost model, and what it predicts.
 
-    python -m benchmarks.scaling [--device cpu|cuda] [--quick] [--threads 2] [--out FILE.json]
+    python -m benchmarks.scaling [--device cpu|cuda] [--quick] [--threads 1] [--out FILE.json]
     python -m benchmarks.scaling --fit FILE.json
 
 Residual networks of growing width and transformers of growing depth and width, random data, float32, SGD with momentum. One
@@ -33,7 +33,7 @@ CLASSES = 10
 RADIUS = 1e-3  # relative: small, so that no signal collapses; the time does not depend on it
 CYCLE = 5  # steps between two measurements of the watch that is timed
 FULL = {"widths": (16, 32, 64, 128), "batches": (128, 512), "depths": (2, 4, 8, 16), "dims": (256, 512), "tokens": 64}
-QUICK = {"widths": (4, 8, 16), "batches": (4, 16), "depths": (2, 4, 8), "dims": (64, 128), "tokens": 16}
+QUICK = {"widths": (4, 8, 16), "batches": (4, 16), "depths": (2, 6), "dims": (64, 128), "tokens": 16}
 
 
 class Transformer(nn.Module):
@@ -142,14 +142,14 @@ def measure(subject: Subject, repeats: int) -> Measurement:
     with FlopCounterMode(display=False) as flops:
         subject.loss(model).backward()
     peaks = [subject.peak(loss, optimizer) for loss in (partial(subject.loss, model), subject.excited(model))]
-    layers = excite.trace(model, subject.example[:2]).layers
+    wiring = excite.trace(model, subject.example[:2])
     shapes = [tuple(p.flatten(1).shape) for p in model.parameters() if p.dim() > 1]
     parameters = {name: p.numel() for name, p in model.named_parameters()}
     jobs: dict[str, Callable[[], object]] = {"plain": partial(subject.timed, partial(subject.loss, model), optimizer)}
     other, its = subject.trainer()
     excited = partial(subject.timed, subject.excited(other), its)
     kept, its = subject.trainer()
-    with conservation(kept, its, subject.example[:2]) as ledger:
+    with conservation(kept, its, wiring=wiring) as ledger:
         jobs["ledger"] = partial(subject.timed, partial(subject.loss, kept), its)
         cheap = race(jobs, 3 * repeats)
         dear = race({"plain": jobs["plain"], "excited": excited}, repeats)
@@ -160,7 +160,7 @@ def measure(subject: Subject, repeats: int) -> Measurement:
     between, adds, bytes_kept = watched(subject, cycles=4)
     return Measurement(
         family=subject.family, name=subject.name, batch=subject.batch, parameters=sum(parameters.values()),
-        layers=len(layers), turns=1 if subject.classes else 0, flops=float(flops.get_total_flops()),
+        layers=len(wiring.layers), turns=1 if subject.classes else 0, flops=float(flops.get_total_flops()),
         grams=grams(shapes), example=len(subject.example), under_law=sum(parameters[path] for path in under_law),
         plain=plain, excited=plain * ratio(dear["excited"], dear["plain"])[0], ledger=plain + ledger_adds, between=between, measurement=adds,
         peak_plain=peaks[0], peak_excited=peaks[1], watch_bytes=bytes_kept,
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--quick", action="store_true", help="small networks, for a CPU")
     parser.add_argument("--repeats", type=int, default=3, help="of excited steps; others three times as often")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of a CPU; more than are idle make times meaningless")
     parser.add_argument("--out", type=Path, help="write the measurements here, too")
     parser.add_argument("--fit", type=Path, help="measure nothing: print the tables of these measurements")
     options = parser.parse_args()

@@ -123,10 +123,10 @@ def test_work_counts_the_passes_of_the_search():
 
 
 def test_a_small_network_is_measured_and_its_page_printed():
-    found = [measure(Subject("transformer", (depth, 16), 2, 4, torch.device("cpu")), 1) for depth in (1, 2)]
-    assert found[1].layers == 9
-    assert found[1].excited > found[1].plain > 0
-    assert Measurement(**asdict(found[0])) == found[0]
+    found = measure(Subject("transformer", (1, 16), 2, 4, torch.device("cpu")), 1)
+    assert found.layers == 5
+    assert found.excited > found.plain > 0
+    assert Measurement(**asdict(found)) == found
     text = page("here", made_up())
     assert all(name in text for name in ("ResNet-50", "ViT-B/16", "7 B language model"))
     assert "bfloat16" not in text  # assumed for a GPU, and no GPU was measured
