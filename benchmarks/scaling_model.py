@@ -203,7 +203,7 @@ def page(where: str, found: Sequence[Measurement]) -> str:
     memory = _memory(found)
     # The rate that is assumed is one of a GPU: it says nothing beside the times of a CPU.
     targets = [target for target in TARGETS if target.rate is None or memory]
-    return "\n\n".join([f"{where}, float32", _measured(found), *memory, _fits(model), _predicted(model, targets)])
+    return "\n\n".join([f"{where}, float32", _measured(found), *memory, _fits(model), _predicted(found, targets)])
 
 
 def _measured(found: Sequence[Measurement]) -> str:
@@ -245,20 +245,30 @@ def _fits(model: Model) -> str:
     return "\n".join(lines)
 
 
-def _predicted(model: Model, targets: Sequence[Target]) -> str:
+def _predicted(found: Sequence[Measurement], targets: Sequence[Target]) -> str:
+    """With the range of the predictions of all fits that leave one network out."""
+    model, others = Model(found), [Model([*found[:i], *found[i + 1 :]]) for i in range(len(found))]
     lines = [
         "| training | plain, ms | excited, ms | ratio | a measurement, ms | watch adds | ledger adds | watch keeps, GiB "
         "| ledger keeps, GiB |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for target in targets:
-        p = model.predict(target)
+        p, rest = model.predict(target), [other.predict(target) for other in others]
+        ratio, watch, ledger = (
+            _range(p[name] / p["plain"], [r[name] / r["plain"] for r in rest], form)
+            for name, form in (("excited", ".1f"), ("watch", ".2%"), ("ledger", ".2%"))
+        )
         lines.append(
-            f"| {target.name} | {1e3 * p['plain']:.0f} | {1e3 * p['excited']:.0f} | {p['excited'] / p['plain']:.1f} "
-            f"| {1e3 * p['measurement']:.0f} | {p['watch'] / p['plain']:.2%} | {p['ledger'] / p['plain']:.1%} "
+            f"| {target.name} | {1e3 * p['plain']:.0f} | {1e3 * p['excited']:.0f} | {ratio} "
+            f"| {1e3 * p['measurement']:.0f} | {watch} | {ledger} "
             f"| {p['watch_bytes'] / 2**30:.2f} | {p['ledger_bytes'] / 2**30:.2f} |"
         )
     return "\n".join(lines)
+
+
+def _range(value: float, others: Sequence[float], form: str) -> str:
+    return f"{value:{form}} ({min(others):{form}} to {max(others):{form}})"
 
 
 def _count(number: int) -> str:
