@@ -235,8 +235,11 @@ class Watch:
         self._announce()
 
     def _announce(self) -> None:
-        for probe in self.probes:
-            probe.announce(probe.schedule.due(self.steps + 1))
+        for probe in list(self.probes):
+            try:
+                probe.announce(probe.schedule.due(self.steps + 1))
+            except Exception as error:
+                self._raised(probe, self.steps, error)
 
     def _look(self, probe: Probe, now: Moment) -> None:
         measured: Measured | Future[Values] | None = None

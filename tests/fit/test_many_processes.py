@@ -49,7 +49,7 @@ def start(target: Any, *arguments: Any) -> list[int]:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(90)
+        process.join(240)  # importing torch twice takes long on a busy machine
     hung = [process.kill() for process in processes if process.exitcode is None]
     assert not hung, "did not end"
     return [int(process.exitcode or 0) for process in processes]
