@@ -10,6 +10,7 @@ import torch
 from benchmarks.truth_trajectory import SETTINGS, compare, first_layer_truth, train, watched
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from excite.bounds import (
     bias_distance,
@@ -24,6 +25,19 @@ from excite.probes import trajectory
 
 # What fails as printed, by the numbers of the benchmark; everything else must never be violated.
 PRINTED = {"printed: Lemma 1, lower half", "printed: Corollary 2, windows of 2", "Lemma 6 without √2"}
+# Corollary 1 is about a step drawn at random, with 95 % confidence: the last step is promised nothing, and of the shares
+# that are promised one in twenty may be missed.
+SHARE = "Corollary 1, share of steps that hold against the share promised"
+LAST = "Corollary 1, at the last step"
+
+
+def check(found):
+    for name, row in found.items():
+        assert row.given > 0, name
+        if name == SHARE:
+            assert row.violated <= stats.binom.ppf(0.99, row.given, 0.05), name
+        elif name != LAST and not name.startswith("printed") and name not in PRINTED:
+            assert row.violated == 0, name
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +46,7 @@ def rows():
 
 
 def test_what_holds_is_never_violated(rows):
-    for name, row in rows.items():
-        if not name.startswith("printed") and name not in PRINTED:
-            assert row.violated == 0, name
-            assert row.given > 0, name
+    check(rows)
     assert rows["Lemma 1, upper half, every step"].given == 400 * 2 * len(SETTINGS)
 
 
@@ -53,9 +64,8 @@ def test_the_probe_counts_no_violation_in_float64():
 @pytest.mark.slow
 def test_more_trainings():
     found = compare([train(setting, 1500, seed) for setting in SETTINGS for seed in range(100, 112)])
-    assert all(
-        row.violated == 0 for name, row in found.items() if not name.startswith("printed") and name not in PRINTED
-    )
+    check(found)
+    assert found[LAST].violated > 0  # so it is not promised for nothing
 
 
 # -- printed statements that fail, smallest examples ------------------------------------------------------------------
