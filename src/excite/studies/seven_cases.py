@@ -188,7 +188,8 @@ STUDY = Study(
         "ReLU networks. Off the diagonal it holds for linear networks; with ReLU it fails from the first steps on.",
         "Means over seeds, and the range. Changes are relative to the squared norm of all weights around the channels. *Diagonal\n"
         "before that* is its drift before the slack is subtracted. Flow ends with the error of the integrator, and of the\n"
-        "short descent steps it takes where a path slides along a kink; *less its sliding* is what exceeds Σ η² ‖∇R‖² of these steps.",
+        "short descent steps it takes where a path slides along a kink; *less its sliding* is what exceeds Σ η² ‖∇R‖² of these steps.\n"
+        "That sum, over all weights, is the most that they can move an entry by: 0 says that the drift stays below it, and no more.",
         ("Squared error, mean over points; learning rate 0.02; float64; networks without biases and with one output.",),
     ),
     SCALES,
