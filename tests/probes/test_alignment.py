@@ -65,6 +65,23 @@ def test_subspace_iteration_from_a_warm_start(shape: tuple[int, int], dtype: tor
     assert abs(float(found.left.double() @ torch.from_numpy(u[:, 0]))) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_direction_that_comes_to_lead_is_found_at_the_next_look(dtype: torch.dtype) -> None:
+    """Orthogonal to all that a search would start from: training makes such directions out of a flat spectrum."""
+    g = torch.Generator().manual_seed(0)
+    w = torch.randn(200, 300, generator=g, dtype=torch.float64)
+    basis = leading(w.to(dtype), exact=8).basis
+    u, s, v = svd(w)
+    w = w + (1.15 * s[0] - s[20]) * torch.from_numpy(np.outer(u[:, 20], v[20]))
+    u, s, _ = svd(w)
+    assert abs(float(basis[:, 0].double() @ torch.from_numpy(u[:, 0]))) < 0.2
+    for _ in range(2):
+        found = leading(w.to(dtype), exact=8, basis=basis)
+        basis = found.basis
+    assert float(found.squares[0]) == pytest.approx(s[0] ** 2, rel=1e-3)
+    assert abs(float(found.left.double() @ torch.from_numpy(u[:, 0]))) > 0.98
+
+
 def by_hand(matrix: Tensor) -> dict[str, float]:
     u, s, v = svd(matrix)
     shares = s**2 / (s**2).sum()

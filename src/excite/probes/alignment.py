@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from excite.errors import InputError
 from excite.probes.aligned import Alignments, JunctionAlignment, LayerAlignment
-from excite.probes.later import later
+from excite.probes.later import later, once
 from excite.probes.leading import Leading, Search
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
 from excite.probes.spectrum import Between
@@ -34,7 +34,19 @@ class Measure:
         self.junctions = junctions(wiring)
         sites = [site for group in wiring.groups for site in group.producers if plain(site)]
         self._out = {site.parameter: site for site in sites}
-        self.bases: dict[str, Tensor] = {}
+        self._bases: dict[str, Tensor] = {}
+        self._last: Callable[[], object] | None = None
+
+    @property
+    def bases(self) -> dict[str, Tensor]:
+        """By matrix, where the next search can start. Waits for the last one: finished long since, if looks are some steps apart."""
+        if self._last is not None:
+            self._last()
+        return self._bases
+
+    def go_on(self, bases: Mapping[str, Tensor]) -> None:
+        """From those of a checkpoint."""
+        self._bases, self._last = dict(bases), None
 
     def matrices(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {one.name: self._matrix(one, parameters[one.weight_name or ""]) for one in self.layers}
@@ -58,12 +70,13 @@ class Measure:
                 made[junction.name] = f"{junction.name}/made"
                 matrices[made[junction.name]] = junction.made(parameters)
             matrices[f"{junction.name}/read"] = junction.read(parameters)
-        bases = [self.bases.get(key) for key in matrices]
+        known = self.bases
+        bases = [known.get(key) for key in matrices]
         search = Search(list(matrices.values()), bases, exact=self.exact, block=self.block)
-        self.bases |= {key: basis for key, basis in zip(matrices, search.bases) if basis is not None}
 
         def finish() -> tuple[dict[str, Row], dict[str, Aligned]]:
             found = dict(zip(matrices, search.found()))
+            self._bases |= {key: one.basis for key, one in found.items() if one.basis is not None}
             pairs = [(found[key].left, found[f"{name}/read"].left) for name, key in made.items()]
             dots = [(one.double() @ other.double()).abs().clamp(max=1.0) for one, other in pairs]
             rows, values = _fetch(list(found.values()), dots)
@@ -71,7 +84,8 @@ class Measure:
             met = {name: Aligned(value, by_key[key]) for (name, key), value in zip(made.items(), values)}
             return {name: by_key[name] for name in layers}, met
 
-        return finish
+        self._last = once(finish)
+        return self._last
 
 
 @dataclass(frozen=True)
@@ -116,9 +130,9 @@ def alignment(
     """Rank of every layer and alignment of neighbouring ones, from the weights as they are; `example` is a batch as the model
     takes it, from which its wiring is read.
 
-    Up to the smaller dimension `exact` from the whole spectrum; beyond by subspace iteration, in `iterations` rounds.
+    Up to the smaller dimension `exact` from the whole spectrum; beyond by a block Krylov method, in `iterations` rounds.
     """
-    measure = Measure(trace(model, example, output=output), exact, 8)
+    measure = Measure(trace(model, example, output=output), exact, 4)
     parameters = parameters_of(model)
     _check(parameters)
     for _ in range(max(1, iterations)):
@@ -177,14 +191,14 @@ class Alignment(Probe):
     `LayerAlignment`) and `effective_rank`, or `effective_rank_low` and `_high` where only the first singular values are
     known; of each junction `alignment/aligned/a>b`.
 
-    Layers whose smaller dimension is above `exact` (256, or 32 on a GPU) by subspace iteration that goes on from where the
-    last measurement, or checkpoint, left it. Needs an example batch, for the wiring.
+    Layers whose smaller dimension is above `exact` (256, or 32 on a GPU) by a block Krylov method that goes on from
+    the `block` vectors that the last measurement, or checkpoint, found. Needs an example batch, for the wiring.
     """
 
     name = "alignment"
     reduction = "first"  # every process holds the same weights
 
-    def __init__(self, schedule: Schedule | None = None, exact: int | None = None, block: int = 8, output: Pick = None):
+    def __init__(self, schedule: Schedule | None = None, exact: int | None = None, block: int = 4, output: Pick = None):
         super().__init__(schedule or Every(100))
         if (exact is not None and exact < 1) or block < 2:
             raise InputError(f"Alignment: expected exact of at least 1 and block of at least 2; got {exact}, {block}")
@@ -198,7 +212,7 @@ class Alignment(Probe):
         gpu = any(p.is_cuda for p in now.model.parameters())
         exact = self.exact if self.exact is not None else 32 if gpu else EXACT
         self._measure = Measure(now.wiring(self.output), exact, self.block)
-        self._measure.bases |= self._stored
+        self._measure.go_on(self._stored)
 
     def measure(self, now: Moment) -> Values | Future[Values]:
         if self._measure is None:
@@ -217,7 +231,7 @@ class Alignment(Probe):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._stored = dict(state["bases"])
         if self._measure is not None:
-            self._measure.bases = dict(self._stored)
+            self._measure.go_on(self._stored)
 
 
 def _values(done: Mapping[str, Row], met: Mapping[str, Aligned]) -> dict[str, float]:

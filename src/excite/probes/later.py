@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from threading import Lock
 from typing import TypeVar
 
 import torch
@@ -29,6 +30,20 @@ def later(work: Callable[[], T]) -> Future[T]:
             return work()
 
     return _thread().submit(there)
+
+
+def once(work: Callable[[], T]) -> Callable[[], T]:
+    """Does the work when it is first called, from whichever thread; others wait for it."""
+    lock = Lock()
+    result: list[T] = []
+
+    def get() -> T:
+        with lock:
+            if not result:
+                result.append(work())
+            return result[0]
+
+    return get
 
 
 def settle() -> None:

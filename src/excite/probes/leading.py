@@ -1,4 +1,4 @@
-"""Leading singular values and vectors of matrices: all of them, or a few by subspace iteration from a warm start.
+"""Leading singular values and vectors of matrices: all of them, or a few by a block Krylov method from a warm start.
 
 Many small matrices are done together, those of one size in one stack: on a GPU what counts is the number of calls.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-_GRAM = 4096  # up to this size the matrix of inner products is formed once; beyond, each iteration multiplies twice
+_GRAM = 4096  # up to this size the matrix of inner products is formed once; beyond, each product multiplies twice
+_POWERS = 5
+_KNOWN = 8  # σ² that are reported where not all were computed
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Leading:
     singular vector (m,); `residual` ‖G v − σ₁² v‖ / σ₁² of the first, G = W W' or W' W, 0 where all were computed; the `basis`
     from which the next call can start, None where all were computed.
 
-    A σ₁² from subspace iteration is never above the truth, and some eigenvalue of G lies within the residual of it.
+    A σ₁² from a Krylov space is never above the truth, and some eigenvalue of G lies within the residual of it.
     """
 
     squares: Tensor
@@ -42,21 +45,20 @@ def leading(
     *,
     exact: int,
     basis: Tensor | None = None,
-    block: int = 8,
-    warm: int = 4,
-    cold: int = 40,
-    seed: int = 0,
+    block: int = 4,
+    cold: int = 6,
 ) -> Leading:
     """Of one matrix; see `Search`."""
-    return Search([matrix], [basis], exact=exact, block=block, warm=warm, cold=cold, seed=seed).found()[0]
+    return Search([matrix], [basis], exact=exact, block=block, cold=cold).found()[0]
 
 
 class Search:
-    """Up to the smaller dimension `exact` an eigendecomposition of G in float64. Beyond, subspace iteration with `block`
-    vectors: `warm` iterations from a basis if it fits, else `cold` ones from random vectors.
+    """Up to the smaller dimension `exact` an eigendecomposition of G in float64. Beyond, the best in the span of V, G V, …, G⁵ V:
+    from a basis if it fits, its last vector replaced by noise, since the direction that comes to lead may be orthogonal to
+    those that did; else from `block` random vectors, `cold` times.
 
-    The matrices are read when the search is made, and no value is waited for. `found` finishes it: torch waits for the
-    device in every eigendecomposition, so it may be called from another thread.
+    The matrices are read when the search is made, and where it starts from a basis no value is waited for. `found` finishes
+    it: torch waits for the device in every eigendecomposition, so it may be called from another thread.
     """
 
     def __init__(
@@ -65,10 +67,8 @@ class Search:
         bases: Sequence[Tensor | None],
         *,
         exact: int,
-        block: int = 8,
-        warm: int = 4,
-        cold: int = 40,
-        seed: int = 0,
+        block: int = 4,
+        cold: int = 6,
     ):
         sides: list[tuple[Tensor, bool]] = []
         groups: dict[tuple[int, bool, torch.dtype, torch.device], list[int]] = {}
@@ -77,61 +77,68 @@ class Search:
             small, flipped = min(wide.shape), wide.shape[0] > wide.shape[1]
             dtype = torch.float64 if small <= exact else torch.promote_types(wide.dtype, torch.float32)
             sides.append(((wide.T if flipped else wide).to(dtype), flipped))  # (small, large)
-            fits = small > exact and basis is not None and basis.shape == (small, block)
+            fits = small > exact and basis is not None and basis.shape == (small, min(block, small))
             groups.setdefault((small, fits, dtype, wide.device), []).append(number)
         self._stacks = []
-        self.bases: list[Tensor | None] = [None] * len(sides)
-        for (small, fits, *_), members in groups.items():
-            mine = [sides[i] for i in members]
+        for (small, fits, dtype, device), members in groups.items():
             start = None
-            if fits:
-                start = torch.stack([basis.to(mine[0][0]) for i in members if (basis := bases[i]) is not None])
-            elif small > exact:
-                generator = torch.Generator().manual_seed(seed)
-                start = torch.linalg.qr(torch.randn(small, block, generator=generator).to(mine[0][0]))[0]
-                start = start.expand(len(members), -1, -1)
-            stack = _Stack(members, mine, start, (warm if fits else cold) // 2)
-            self._stacks.append(stack)
-            if stack.basis is not None:
-                for number, basis in zip(members, stack.basis):
-                    self.bases[number] = basis
+            if small > exact:
+                noise = _noise(small, min(block, small), dtype, device)
+                start = noise.expand(len(members), -1, -1)
+                if fits:
+                    known = torch.stack([basis.to(noise) for i in members if (basis := bases[i]) is not None])
+                    start = torch.cat([known[:, :, :-1], start[:, :, :1]], 2)
+            self._stacks.append(_Stack(members, [sides[i] for i in members], start, 1 if fits else cold))
 
     def found(self) -> list[Leading]:
         by_number = {number: one for stack in self._stacks for number, one in zip(stack.members, stack.found())}
-        return [by_number[number] for number in range(len(self.bases))]
+        return [by_number[number] for number in range(len(by_number))]
 
 
 class _Stack:
-    """Matrices (small, large) of one smaller dimension, some of them `flipped`, and the subspaces (matrices, small, block)
-    after 2 · `rounds` iterations; without a basis the whole space."""
+    """Matrices (small, large) of one smaller dimension, some of them `flipped`, and for each an orthonormal basis (small, k) of
+    the space in which its leading vectors are sought; None for the whole space."""
 
-    def __init__(self, members: Sequence[int], sides: Sequence[tuple[Tensor, bool]], basis: Tensor | None, rounds: int):
-        self.members, self.basis, self._small = members, basis, len(sides[0][0])
+    def __init__(self, members: Sequence[int], sides: Sequence[tuple[Tensor, bool]], start: Tensor | None, times: int):
+        self.members, self._small = members, len(sides[0][0])
         matrices = [side for side, _ in sides]
-        grams = torch.stack([side @ side.T for side in matrices]) if basis is None or self._small <= _GRAM else None
+        grams = torch.stack([side @ side.T for side in matrices]) if start is None or self._small <= _GRAM else None
 
         def apply(v: Tensor) -> Tensor:
             if grams is not None:
                 return grams @ v
             return torch.stack([side @ (side.T @ one) for side, one in zip(matrices, v)])
 
-        self._image = self._fourth = None
-        if basis is not None:
-            for _ in range(rounds):
-                basis = torch.linalg.qr(apply(apply(basis)))[0]  # every second time: it takes longer than the products
-            self.basis, self._image = basis, apply(basis)
+        self._space = self._image = self._fourth = None
+        self._inner = grams
+        if start is not None:
+            self._block = start.shape[2]
+            for i in range(times):
+                start = self._kept(torch.linalg.eigh(self._inner)[1]) if i and self._inner is not None else start
+                powers = [start]
+                for _ in range(_POWERS):
+                    more = apply(powers[-1])
+                    powers.append(more / more.norm(dim=1, keepdim=True).clamp_min(torch.finfo(more.dtype).tiny))
+                self._space = torch.linalg.qr(torch.cat(powers, 2))[0]
+                self._image = apply(self._space)
+                self._inner = self._space.mT @ self._image
         if grams is None:
             self._total = torch.stack([_squares(side) for side in matrices])
         else:
             self._total = grams.diagonal(dim1=-2, dim2=-1).double().sum(-1)
             self._fourth = _squares(grams)
-        self._inner = grams if basis is None or self._image is None else basis.mT @ self._image
         # W v for what may become of v. In memory of its own: the weights go on.
-        spaces = [None] * len(sides) if basis is None else basis.unbind()
+        spaces = [None] * len(sides) if self._space is None else self._space.unbind()
         self._across = [
             None if not flipped else side.T.clone() if space is None else side.T @ space
             for (side, flipped), space in zip(sides, spaces)
         ]
+
+    def _kept(self, turns: Tensor) -> Tensor:
+        """The leading vectors, from which the next search can start."""
+        assert self._space is not None
+        kept: Tensor = self._space @ turns[:, :, -self._block :].flip(2)
+        return kept
 
     def found(self) -> list[Leading]:
         assert self._inner is not None
@@ -139,10 +146,13 @@ class _Stack:
         squares = values.flip(1).clamp_min(0)
         first = turns[:, :, -1:]
         tiny = torch.finfo(squares.dtype).tiny
-        if self.basis is None or self._image is None:
+        bases: Sequence[Tensor | None] = [None] * len(squares)
+        if self._space is None or self._image is None:
             vectors, residual = first[:, :, 0], squares.new_zeros(len(squares))
         else:
-            vectors = (self.basis @ first)[:, :, 0]
+            squares = squares[:, :_KNOWN]
+            bases = self._kept(turns).unbind()
+            vectors = (self._space @ first)[:, :, 0]
             off = (self._image @ first)[:, :, 0] - squares[:, :1] * vectors
             residual = off.norm(dim=1) / squares[:, 0].clamp_min(tiny)
         lefts = list(vectors)
@@ -151,9 +161,16 @@ class _Stack:
                 other = across @ first[k, :, 0]
                 lefts[k] = other / other.norm().clamp_min(tiny)
         fourth = [None] * len(lefts) if self._fourth is None else self._fourth.unbind()
-        bases = [None] * len(lefts) if self.basis is None else self.basis.unbind()
         columns = zip(squares, self._total, fourth, residual, lefts, bases)
         return [Leading(s, total, f, r, left, self._small, basis) for s, total, f, r, left, basis in columns]
+
+
+@lru_cache(maxsize=64)  # made on the CPU, and the way to a device takes time
+def _noise(small: int, block: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Orthonormal columns (small, block)."""
+    random = torch.randn(small, block, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    columns: Tensor = torch.linalg.qr(random)[0]
+    return columns.to(device, dtype)
 
 
 def _squares(matrix: Tensor) -> Tensor:
