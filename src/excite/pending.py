@@ -50,7 +50,7 @@ class Pending:
         """Fetch what waits: at once, or in another thread where a device has to be waited for."""
         waiting, self._waiting = self._waiting, []
         self._step, self._time = step, time.monotonic()
-        here = all(isinstance(measured, Measured) and measured.here for _, _, measured in waiting)
+        here = all(getattr(measured, "here", False) for _, _, measured in waiting)
         self._coming = Future()
         if here:
             self._coming.set_result(_numbers(waiting))
