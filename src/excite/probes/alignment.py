@@ -132,7 +132,7 @@ def alignment(
 
     Up to the smaller dimension `exact` from the whole spectrum; beyond by a block Krylov method, in `iterations` rounds.
     """
-    measure = Measure(trace(model, example, output=output), exact, 4)
+    measure = Measure(trace(model, example, output=output), exact, 8)
     parameters = parameters_of(model)
     _check(parameters)
     for _ in range(max(1, iterations)):
@@ -198,7 +198,7 @@ class Alignment(Probe):
     name = "alignment"
     reduction = "first"  # every process holds the same weights
 
-    def __init__(self, schedule: Schedule | None = None, exact: int | None = None, block: int = 4, output: Pick = None):
+    def __init__(self, schedule: Schedule | None = None, exact: int | None = None, block: int = 8, output: Pick = None):
         super().__init__(schedule or Every(100))
         if (exact is not None and exact < 1) or block < 2:
             raise InputError(f"Alignment: expected exact of at least 1 and block of at least 2; got {exact}, {block}")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 _GRAM = 4096  # up to this size the matrix of inner products is formed once; beyond, each product multiplies twice
-_POWERS = 5
-_KNOWN = 8  # σ² that are reported where not all were computed
+_POWERS = 2  # of G, on the vectors that led before
+_DEGREE = 8  # on a random one
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def leading(
     *,
     exact: int,
     basis: Tensor | None = None,
-    block: int = 4,
+    block: int = 8,
     cold: int = 6,
 ) -> Leading:
     """Of one matrix; see `Search`."""
@@ -53,9 +53,9 @@ def leading(
 
 
 class Search:
-    """Up to the smaller dimension `exact` an eigendecomposition of G in float64. Beyond, the best in the span of V, G V, …, G⁵ V:
-    from a basis if it fits, its last vector replaced by noise, since the direction that comes to lead may be orthogonal to
-    those that did; else from `block` random vectors, `cold` times.
+    """Up to the smaller dimension `exact` an eigendecomposition of G in float64. Beyond, the best in the span of V, G V, G² V and
+    z, G z, …, G⁸ z. V is the basis of the last search, if it fits, else `block` random vectors, and then the search is
+    repeated `cold` times; z is random, since a direction that comes to lead may be orthogonal to all that did before.
 
     The matrices are read when the search is made, and where it starts from a basis no value is waited for. `found` finishes
     it: torch waits for the device in every eigendecomposition, so it may be called from another thread.
@@ -67,7 +67,7 @@ class Search:
         bases: Sequence[Tensor | None],
         *,
         exact: int,
-        block: int = 4,
+        block: int = 8,
         cold: int = 6,
     ):
         sides: list[tuple[Tensor, bool]] = []
@@ -83,11 +83,11 @@ class Search:
         for (small, fits, dtype, device), members in groups.items():
             start = None
             if small > exact:
-                noise = _noise(small, min(block, small), dtype, device)
-                start = noise.expand(len(members), -1, -1)
+                noise = _noise(small, 1 + min(block, small), dtype, device).expand(len(members), -1, -1)
+                start = noise
                 if fits:
                     known = torch.stack([basis.to(noise) for i in members if (basis := bases[i]) is not None])
-                    start = torch.cat([known[:, :, :-1], start[:, :, :1]], 2)
+                    start = torch.cat([noise[:, :, :1], known], 2)
             self._stacks.append(_Stack(members, [sides[i] for i in members], start, 1 if fits else cold))
 
     def found(self) -> list[Leading]:
@@ -111,22 +111,25 @@ class _Stack:
 
         self._space = self._image = self._fourth = None
         self._inner = grams
-        if start is not None:
-            self._block = start.shape[2]
-            for i in range(times):
-                start = self._kept(torch.linalg.eigh(self._inner)[1]) if i and self._inner is not None else start
-                powers = [start]
-                for _ in range(_POWERS):
-                    more = apply(powers[-1])
-                    powers.append(more / more.norm(dim=1, keepdim=True).clamp_min(torch.finfo(more.dtype).tiny))
-                self._space = torch.linalg.qr(torch.cat(powers, 2))[0]
-                self._image = apply(self._space)
-                self._inner = self._space.mT @ self._image
         if grams is None:
             self._total = torch.stack([_squares(side) for side in matrices])
         else:
             self._total = grams.diagonal(dim1=-2, dim2=-1).double().sum(-1)
             self._fourth = _squares(grams)
+        if start is not None:
+            random, start = start[:, :, :1], start[:, :, 1:]
+            self._block = start.shape[2]
+            # Powers neither overflow nor vanish: σ₁² is between the mean of all and their sum.
+            shrink = (self._small**0.5 / self._total.clamp_min(1e-30)).to(start.dtype)[:, None, None]
+            for i in range(times):
+                start = self._kept(torch.linalg.eigh(self._inner)[1]) if i and self._inner is not None else start
+                powers = [torch.cat([random, start], 2)]
+                for k in range(_DEGREE):
+                    last = powers[-1] if k < _POWERS else powers[-1][:, :, :1]
+                    powers.append(apply(last) * shrink)
+                self._space = torch.linalg.qr(torch.cat(powers, 2))[0]
+                self._image = apply(self._space)
+                self._inner = self._space.mT @ self._image
         # W v for what may become of v. In memory of its own: the weights go on.
         spaces = [None] * len(sides) if self._space is None else self._space.unbind()
         self._across = [
@@ -150,7 +153,7 @@ class _Stack:
         if self._space is None or self._image is None:
             vectors, residual = first[:, :, 0], squares.new_zeros(len(squares))
         else:
-            squares = squares[:, :_KNOWN]
+            squares = squares[:, : self._block]
             bases = self._kept(turns).unbind()
             vectors = (self._space @ first)[:, :, 0]
             off = (self._image @ first)[:, :, 0] - squares[:, :1] * vectors
@@ -167,9 +170,9 @@ class _Stack:
 
 @lru_cache(maxsize=64)  # made on the CPU, and the way to a device takes time
 def _noise(small: int, block: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Orthonormal columns (small, block)."""
+    """Random unit columns (small, block)."""
     random = torch.randn(small, block, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    columns: Tensor = torch.linalg.qr(random)[0]
+    columns: Tensor = random / random.norm(dim=0)
     return columns.to(device, dtype)
 
 
