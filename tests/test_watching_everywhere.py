@@ -270,8 +270,14 @@ def two(tmp_path_factory):
 def test_two_processes_have_the_numbers_of_one_on_the_whole_batch(plain, two, how):
     run = excite.load_run(two / how)
     found = {name: run.series(name)[1].tolist() for name in run.names()}
-    more = ("trajectory/max/first", "trajectory/length/first", "trajectory/total/first", "trajectory/samples/first")
-    equal(found, plain, (*NAMES, *more))
+    more = ("max", "length", "total", "samples", "phi")
+    equal(found, plain, (*NAMES, *(f"trajectory/{key}/first" for key in more)))
+    # τ is the last of the processes' own: no update of any of them exceeded φ from there on.
+    peaks, late = found["trajectory/max/first"], found["trajectory/tau/first"]
+    for step, (phi, tau) in enumerate(zip(found["trajectory/phi/first"], late), start=1):
+        assert max(peaks[int(tau) : step]) <= phi
+    assert all(tau >= alone for tau, alone in zip(late, plain["trajectory/tau/first"]))
+    assert max(late) > 0
     # FSDP trains a shard of the bias: its path as a whole is not seen.
     missing = {f"trajectory/{key}/first" for key in ("raw", "variance", "distance")} if how == "fsdp" else set()
     assert set(found) == set(plain) - missing

@@ -15,6 +15,7 @@ from excite.probes.hooking import Hooks
 from excite.probes.operators import Operator
 from excite.probes.protocol import Every, Moment, Probe, Reduction, Schedule, Values
 from excite.probes.sites import Site, Sites, find
+from excite.probes.steady import Steady
 from excite.probes.updates import gradients_of, looked, row_norms
 from excite.probes.windows import BiasPath, Sums
 from excite.wiring.affine import clean_path
@@ -32,17 +33,22 @@ class Trajectory(Probe):
     `total` (the sum since the start), `samples`, `zero` (without a loss gradient: left out), `nonfinite` (left out). Of the
     bias itself, if the layer has one: `raw` (length of its path), `variance`, `distance` (from its start).
 
+    Of the run so far: `phi`, the largest normalized update in its last half, and `tau`, the first step (counted from 0) from
+    which none exceeded it (Definition 1; how exact for long runs: `excite.probes.steady.Steady`). NaN if there was no update.
+
     Every `sandwich` training passes, for the first `most` samples of that pass: `sigma`, the largest singular value of the layer as an
     operator, and the means `lower` ≤ `lipschitz` ≤ `upper` of Lemma 1, with `lipschitz_max` and the count of `violations`.
     With `clean`, on that schedule, `clean` and `clean_max`: the same ratio from an extra pass over the last batch in
     evaluation mode, exact also with batch normalization. `trajectory/label/...` is 1 where a label of
     `excite.probes.exactness.LABELS` applies. Several processes: sums and maxima over
-    all of their samples; means over processes, which is the mean over samples where each has as many.
+    all of their samples; means over processes, which is the mean over samples where each has as many. `tau` is then the last
+    of theirs: no update of any process exceeded `phi` from there on.
 
     Args:
         layers: "first", "all", or names of layers.
         passes: "all", or "measured" to look only at the passes of a step that is measured. Then nothing is done in between, and
-            what needs every step (`length`, `total`, `raw`, `variance`) is not written.
+            what needs every step (`length`, `total`, `raw`, `variance`) is not written; `phi` and `tau` are about the updates of
+            these passes.
         output: which part of what the model returns is f, where it does not return a tensor.
         link: "sigmoid" if the model returns one logit and its probability is meant.
     """
@@ -51,7 +57,7 @@ class Trajectory(Probe):
     reduction = "mean"
     reductions: ClassVar[Mapping[str, Reduction]] = {
         "length": "sum", "total": "sum", "samples": "sum", "zero": "sum", "nonfinite": "sum", "violations": "sum",
-        "max": "max", "lipschitz_max": "max", "clean_max": "max",
+        "max": "max", "lipschitz_max": "max", "clean_max": "max", "phi": "max", "tau": "max",
     }  # fmt: skip
 
     def __init__(
@@ -103,6 +109,7 @@ class Trajectory(Probe):
         self._estimated = False
         device = self._sites.first.call.weight.device
         self._sums = {site.name: Sums(device) for site in self._sites.chosen}
+        self._steady = {name: Steady(device, plain=device.type == "cpu") for name in self._sums}
         self._operators = {site.name: Operator(site) for site in self._sites.chosen}
         parameters = {clean_path(path): p for path, p in model.named_parameters()}
         self._paths = {
@@ -182,7 +189,9 @@ class Trajectory(Probe):
         if hooks.by_name and steps > 0:
             self._check(hooks)
             for name in hooks.by_name:
-                values |= {f"{key}/{name}": value for key, value in self._sums[name].read().items()}
+                found = self._sums[name].read()
+                found |= self._steady[name].add(now.step, found["max"])
+                values |= {f"{key}/{name}": value for key, value in found.items()}
         for name, path in self._paths.items():
             values |= {f"{key}/{name}": value for key, value in path.read().items()}
         if self.passes == "measured":
@@ -258,7 +267,8 @@ class Trajectory(Probe):
         sums = {name: one.state_dict() for name, one in self._sums.items()}
         paths = {k: p.state_dict() for k, p in self._paths.items()}
         looks = {"found": self._sandwiches, "estimated": self._estimated}  # taken, but not measured yet
-        return {"passes": self._passes, "sums": sums, "paths": paths, "sandwiches": looks}
+        steady = {name: one.state_dict() for name, one in self._steady.items()}
+        return {"passes": self._passes, "sums": sums, "paths": paths, "sandwiches": looks, "steady": steady}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._hooks is None:
@@ -270,6 +280,8 @@ class Trajectory(Probe):
             self._sums[name].load_state_dict(sums)
         for name, path in state["paths"].items():
             self._paths[name].load_state_dict(path)
+        for name, steady in state.get("steady", {}).items():
+            self._steady[name].load_state_dict(steady)
         looks = state.get("sandwiches", {"found": {}, "estimated": False})
         self._sandwiches = {name: dict(found) for name, found in looks["found"].items()}
         self._estimated = bool(looks["estimated"])
