@@ -49,8 +49,8 @@ KINDS = (
         "while the loss stands still fits details, which costs margin.",
         (
             ("mean", "steepness at training points"), ("lipschitz", "local Lipschitz constant"),
-            ("max", "steepest training point"), ("phi", "steepest in the last half of the run (φ)"),
-            ("tau", "step since which none was steeper than φ (τ)"), ("lower", "lower bound"), ("upper", "upper bound"),
+            ("max", "steepest training point"), ("phi", "φ: steepest in the last half"),
+            ("tau", "τ: none above φ since step"), ("lower", "lower bound"), ("upper", "upper bound"),
             ("clean", "steepness, evaluation mode"), ("total", "length of the path so far"),
             ("sigma", "norm of the first layer"),
         ),

@@ -232,17 +232,18 @@ def _signs(metrics: Metrics) -> list[Remark]:
 
 
 def _steady(metrics: Metrics) -> list[Remark]:
-    """(τ, φ)-steady, unless φ grows: then the last update is always the largest, and that is no news."""
+    """(τ, φ)-steady, unless φ still grows: then the last update is always the largest, and that is no news."""
     if first_broken(metrics["loss/step"]) is not None:
         return []
     listed = []
     for layer, series in metrics.layers("trajectory/phi").items():
-        up, tau = rise(series), metrics[f"trajectory/tau/{layer}"][1]
-        if up is None or len(series[1]) < 4 or up.share > LARGE or not len(tau):
+        tau = metrics[f"trajectory/tau/{layer}"][1]
+        up = rise(after(series, series[0][-1] // 2)) if len(tau) else None
+        if up is None or up.share > LARGE:
             continue
         if np.isfinite(series[1][-1]) and np.isfinite(tau[-1]):
             since = f"since step {tau[-1]:,.0f}" if tau[-1] > 0 else "since the start"
-            listed.append(f"{number(float(series[1][-1]))} at {layer} {since}")
+            listed.append(f"{number(float(series[1][-1]))} at layer {layer} {since}")
     if not listed:
         return []
     more = f", and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
