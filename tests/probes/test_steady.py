@@ -12,6 +12,7 @@ import excite
 from excite.bounds import steadiness
 from excite.probes import Every, PowersOfTwo, Trajectory
 from excite.probes.steady import MOST, Steady
+from excite.probes.windows import Sums
 from models import build
 
 CPU = torch.device("cpu")
@@ -99,6 +100,31 @@ def test_a_restart_changes_nothing(plain, other):
     second.load_state_dict(first.state_dict())
     for n in range(701, 1201):
         assert numbers(second.add(n, updates[n - 1])) == numbers(whole.add(n, updates[n - 1]))
+
+
+def test_nothing_waits_for_a_device():
+    """On "meta" tensors have no values, so whoever asks for one fails."""
+    meta = torch.device("meta")
+    steady, sums = Steady(meta, plain=False), Sums(meta)
+    for n in range(1, MOST + 3):  # with one merge
+        sums.add(torch.ones(4, device=meta), torch.ones(4, device=meta))
+        found = steady.add(n, sums.read()["max"])
+    assert all(value.device == meta and value.shape == () for value in found.values())
+    steady.state_dict()
+
+
+@pytest.mark.parametrize("errors", [[1.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
+def test_windows_are_the_same_in_numbers_and_in_tensors(errors):
+    """Also without a sample that has a loss gradient: then there is no largest update."""
+    plain, tensors = Sums(CPU), Sums(CPU)
+    tensors._cpu = False
+    tensors.total = tensors._nothing()
+    tensors._window()
+    for sums in (plain, tensors):
+        sums.add(torch.tensor([3.0, 1.0, 2.0]), torch.tensor(errors))
+    numbers, found = plain.read(), tensors.read()
+    assert {k: float(v) for k, v in found.items()} == pytest.approx(numbers, nan_ok=True)
+    assert math.isnan(numbers["max"]) == (not any(errors))
 
 
 def run(folder, steps, probe, stop=None):
