@@ -139,6 +139,37 @@ def test_a_broken_probe_is_switched_off_and_training_goes_on(tmp_path):
             watch.step()
 
 
+def test_training_does_not_wait_for_what_was_promised(tmp_path, monkeypatch):
+    monkeypatch.setattr("excite.pending._STEPS", 4)
+    promises = {}
+
+    class Slow(Probe):
+        name, reduction = "slow", "first"
+
+        def measure(self, now):
+            promises[now.step] = Future()
+            return promises[now.step]
+
+    model, _ = build("mlp")
+    with excite.watch(model, run=tmp_path / "run", probes=[Slow(Every(3))], strict=True) as watch:
+        for _ in range(6):  # asked for at step 4, while nothing is there
+            watch.step()
+        assert watch.run.frame().empty
+        for step, promise in promises.items():
+            promise.set_result({"x": float(step)})
+        deadline = time.monotonic() + 20
+        while watch.run.frame().empty and time.monotonic() < deadline:
+            watch.step()
+            for step, promise in promises.items():
+                if not promise.done():
+                    promise.set_result({"x": float(step)})
+        steps, values = watch.run.series("slow/x")
+        assert steps[0] == 0
+        assert values.tolist() == steps.tolist()
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert frame.step.tolist() == [float(step) for step in promises]
+
+
 def test_values_may_be_promised_and_a_broken_promise_switches_the_probe_off(tmp_path):
     class Later(Probe):
         name = "later"

@@ -68,6 +68,9 @@ def killed(folder, moments):
         time.sleep(after)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
+        if not path.exists():  # killed before there was a run
+            assert not progress.read_bytes()
+            continue
         with excite.load_run(path) as run:
             assert run.status == "stopped"
             assert sqlite3.connect(path / "metrics.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -106,7 +109,7 @@ def test_killed_at_fifty_random_moments(tmp_path):
 
 def test_a_locked_database_holds_nobody_up_and_nothing_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr("excite.recording._PAUSE", 0.2)
-    monkeypatch.setattr("excite.watcher._SECONDS", 0.1)
+    monkeypatch.setattr("excite.pending._SECONDS", 0.1)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with warnings.catch_warnings(record=True) as caught:

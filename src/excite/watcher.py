@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +16,9 @@ from torch import Tensor, nn
 
 from excite.alerts import Alerts, Rule, act
 from excite.errors import ExciteError, InputError, RunError
+from excite.pending import Pending, named
 from excite.probes import Probe
-from excite.probes.measured import Measured
-from excite.probes.protocol import Moment, Values
+from excite.probes.protocol import Moment
 from excite.probes.reduce import rank_and_size, reduce_rows
 from excite.probes.schedules import budgets
 from excite.recording import Recorder, Sink
@@ -29,9 +28,6 @@ from excite.wiring.layers import record
 from excite.wiring.tracing import Wiring
 from excite.wiring.untouched import device_of
 from excite.wiring.wrappers import eagerly, resharded, unwrap
-
-_PENDING = 64  # steps whose values may wait on the device before they are fetched
-_SECONDS = 1.0  # and how long
 
 
 class Watch:
@@ -60,13 +56,12 @@ class Watch:
         self.steps = 0
         self._owns_run = owns_run
         self._recorder, self._alerts = Recorder(run, sinks, strict), Alerts(alerts)
-        self._pending: list[tuple[int, Probe, Measured | Future[Values] | None]] = []  # None: the probe raised
+        self._pending = Pending()
         self._muted: set[str] = set()  # raised here; switched off once all processes know
         self._closed = False
         self._device = device_of(self.model)
         self._modules = list(self.model.modules())
         began = time.monotonic()
-        self._flushed = math.inf  # not yet: a training that starts over first clears what an earlier try has written
         self._spent, self._counted = 0.0, 0
         try:
             self._describe(self._attach(optional), output)
@@ -74,7 +69,8 @@ class Watch:
         except BaseException:
             self._detach()
             raise
-        self._flushed = self._began = time.monotonic()
+        self._pending.start()
+        self._began = time.monotonic()
         self._spent = self._began - began
 
     def step(self, loss: Tensor | float | None = None) -> None:
@@ -102,21 +98,9 @@ class Watch:
 
     def flush(self) -> None:
         """Write everything measured so far to the run."""
-        pending, self._pending = self._pending, []
-        self._flushed = time.monotonic()
-        here = [(step, probe, self._kept(step, probe, measured)) for step, probe, measured in pending]
-        numbers = iter(Measured.fetch([measured for _, _, measured in here if measured is not None]))
-        found = [(step, probe, None if m is None else next(numbers)) for step, probe, m in here]
-        rows = []
-        for (step, probe, _), values in zip(found, reduce_rows(found, self._device)):
-            if values is None:
-                self._switch_off(probe, step, None)
-            else:
-                rows.append((step, values))
-        begun = [one for step, values in rows for one in self._alerts.look(step, values)]
-        rows += [(alert.step, {f"alert/{alert.rule}/{alert.name}": alert.value}) for _, alert in begun]
-        self._recorder.write(rows)
-        act(begun, speak=rank_and_size()[0] == 0)
+        self._write()
+        self._pending.ask(self.steps)
+        self._write()
 
     def close(self) -> None:
         """Detach every probe and write what is left. Closing twice does nothing."""
@@ -227,10 +211,13 @@ class Watch:
             self._look(probe, now)
             if any(probe.schedule is budget for budget in paid):
                 cost += (self._settled() if self._device.type == "cuda" else time.monotonic()) - start
-        # Several processes reduce together, so only the count of steps, the same for all, may decide then.
-        late = time.monotonic() - self._flushed > _SECONDS and rank_and_size()[1] == 1
-        if self._pending and (late or now.step - self._pending[0][0] >= _PENDING):
-            self.flush()
+        if self._pending.arrived(now.step):
+            self._write()
+        if self._pending.due(now.step):
+            self._write()
+            self._pending.ask(now.step)
+            if self._pending.arrived(now.step):
+                self._write()
         self._spent += time.monotonic() - began
         for budget in paid:
             trained = 0.0 if self._counted == 0 else time.monotonic() - self._began - self._spent
@@ -239,35 +226,45 @@ class Watch:
 
     def _announce(self) -> None:
         for probe in list(self.probes):
+            if type(probe).announce is Probe.announce:  # most of them, at every step
+                continue
             try:
                 probe.announce(probe.schedule.due(self.steps + 1))
             except Exception as error:
                 self._raised(probe, self.steps, error)
 
     def _look(self, probe: Probe, now: Moment) -> None:
-        measured: Measured | Future[Values] | None = None
+        measured = None
         if probe.name not in self._muted:
             try:
                 with self._prepared() if probe.runs_model else nullcontext():
                     values = probe.measure(now)
-                measured = values if isinstance(values, Future) else _named(probe, values)
+                measured = values if isinstance(values, Future) else named(probe, values)
             except Exception as error:
                 self._raised(probe, now.step, error)
                 if rank_and_size()[1] == 1:
                     return
-        if measured is None or isinstance(measured, Future) or len(measured):
-            self._pending.append((now.step, probe, measured))
+        self._pending.add(now.step, probe, measured)
 
-    def _kept(self, step: int, probe: Probe, measured: Measured | Future[Values] | None) -> Measured | None:
-        """What was promised is fetched."""
-        if not isinstance(measured, Future):
-            return measured
-        try:
-            return _named(probe, measured.result())
-        except Exception as error:
-            if probe.name not in self._muted:
-                self._raised(probe, step, error)
-            return None
+    def _write(self) -> None:
+        """Write what was asked for; waits for it."""
+        found = []
+        for step, probe, values in self._pending.take():
+            if isinstance(values, Exception):
+                if probe.name not in self._muted:
+                    self._raised(probe, step, values)
+                values = None
+            found.append((step, probe, values))
+        rows = []
+        for (step, probe, _), reduced in zip(found, reduce_rows(found, self._device)):
+            if reduced is None:
+                self._switch_off(probe, step, None)
+            else:
+                rows.append((step, reduced))
+        begun = [one for step, values in rows for one in self._alerts.look(step, values)]
+        rows += [(alert.step, {f"alert/{alert.rule}/{alert.name}": alert.value}) for _, alert in begun]
+        self._recorder.write(rows)
+        act(begun, speak=rank_and_size()[0] == 0)
 
     def _raised(self, probe: Probe, step: int, error: Exception) -> None:
         if self.strict:
@@ -317,7 +314,3 @@ class Watch:
         self.probes.remove(probe)
         with suppress(Exception):
             probe.detach()
-
-
-def _named(probe: Probe, values: Values) -> Measured:
-    return Measured({f"{probe.name}/{key}": value for key, value in values.items()})

@@ -30,13 +30,12 @@ def svd(matrix: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 10**6), st.floats(1e-3, 1e3))
 def test_all_of_a_small_matrix(m: int, n: int, seed: int, scale: float) -> None:
     w = scale * torch.randn(m, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    u, s, v = svd(w)
+    u, s, _ = svd(w)
     found = leading(w, exact=100)
     np.testing.assert_allclose(found.squares[: len(s)], s**2, rtol=0, atol=1e-10 * s[0] ** 2)
     assert float(found.total) == pytest.approx(float((s**2).sum()), rel=1e-12)
     if len(s) == 1 or s[0] - s[1] > 1e-3 * s[0]:
         assert abs(float(found.left @ torch.from_numpy(u[:, 0]))) == pytest.approx(1, abs=1e-8)
-        assert abs(float(found.right @ torch.from_numpy(v[0]))) == pytest.approx(1, abs=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_subspace_iteration_from_a_warm_start(shape: tuple[int, int], dtype: tor
         found = leading(w.to(dtype), exact=8, basis=basis)
         basis = found.basis
         assert not found.complete
-    u, s, v = svd(w)
+    u, s, _ = svd(w)
     # The error of a Ritz value is of the order of the residual squared.
     precise = max(10 * float(found.residual) ** 2, 1e-5 if dtype == torch.float32 else 0.0)
     assert float(found.squares[0]) == pytest.approx(s[0] ** 2, rel=precise)
@@ -64,7 +63,23 @@ def test_subspace_iteration_from_a_warm_start(shape: tuple[int, int], dtype: tor
     assert float(found.total) == pytest.approx(float((s**2).sum()), rel=1e-6)
     assert float(found.fourth) == pytest.approx(float((s**4).sum()), rel=1e-5)  # type: ignore[arg-type]
     assert abs(float(found.left.double() @ torch.from_numpy(u[:, 0]))) == pytest.approx(1, abs=1e-4)
-    assert abs(float(found.right.double() @ torch.from_numpy(v[0]))) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_direction_that_comes_to_lead_is_found_at_the_next_look(dtype: torch.dtype) -> None:
+    """Orthogonal to all that a search would start from: training makes such directions out of a flat spectrum."""
+    g = torch.Generator().manual_seed(0)
+    w = torch.randn(200, 300, generator=g, dtype=torch.float64)
+    basis = leading(w.to(dtype), exact=8).basis
+    u, s, v = svd(w)
+    w = w + (1.15 * s[0] - s[20]) * torch.from_numpy(np.outer(u[:, 20], v[20]))
+    u, s, _ = svd(w)
+    assert abs(float(basis[:, 0].double() @ torch.from_numpy(u[:, 0]))) < 0.2
+    for _ in range(2):
+        found = leading(w.to(dtype), exact=8, basis=basis)
+        basis = found.basis
+    assert float(found.squares[0]) == pytest.approx(s[0] ** 2, rel=1e-3)
+    assert abs(float(found.left.double() @ torch.from_numpy(u[:, 0]))) > 0.98
 
 
 def by_hand(matrix: Tensor) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -136,7 +138,7 @@ def test_largest_singular_values_against_the_written_out_matrix(layer, shape):
         0.0 if not a.any() or int(a.sum()) > matrix.shape[1] else float(torch.linalg.svdvals(matrix[a])[-1])
         for a in active
     ]
-    assert operator.smallest_active(shaped).tolist() == pytest.approx(expected, abs=1e-12)
+    assert operator.smallest_active(shaped)().tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_search_for_the_largest_singular_value_starts_where_the_last_one_ended():
@@ -145,7 +147,7 @@ def test_the_search_for_the_largest_singular_value_starts_where_the_last_one_end
     operator = Operator(find(model, torch.randn(2, 3, 16, 16)).first)
     calls = []
     gram = operator.gram
-    operator.gram = lambda x: calls.append(1) or gram(x)
+    operator.gram = lambda x, offset: calls.append(1) or gram(x, offset)
     operator.largest(1e-4)
     cold = len(calls)
     with torch.no_grad():
@@ -156,6 +158,51 @@ def test_the_search_for_the_largest_singular_value_starts_where_the_last_one_end
     fresh, _ = Operator(find(model, torch.randn(2, 3, 16, 16)).first).largest(1e-6, most=2000)
     assert again == pytest.approx(fresh, rel=3e-4)
     assert error <= 1e-4
+    with torch.no_grad():
+        model[0].weight += 1e-4 * torch.randn_like(model[0].weight)
+    calls.clear()
+    estimate = operator.follow()
+    assert len(calls) == 8
+    with torch.no_grad():
+        model[0].weight.zero_()  # it was read already
+    followed, error = estimate.found()
+    assert followed == pytest.approx(fresh, rel=1e-3)
+    assert error <= 3e-3
+
+
+def test_a_direction_that_comes_to_lead_is_found():
+    """Orthogonal to the one that led before; iterations that start from that one alone do not see it for long."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 12, 5), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 144, 1)).double()
+    operator = Operator(find(model, torch.randn(2, 3, 16, 16, dtype=torch.float64)).first)
+    operator.largest(1e-6, most=2000)
+    before = operator.last.vector().reshape(1, 3, 16, 16)
+    weight = model[0].weight
+    with torch.no_grad():
+        weight[0] = 0.05 * (-1.0) ** (torch.arange(5) + torch.arange(5)[:, None])  # a checkerboard
+    truth = float(torch.linalg.matrix_norm(matrix_of(model[0], (3, 16, 16)), 2))
+    was = float(operator.apply(before).norm())
+    assert was < 0.75 * truth
+    for _ in range(2):
+        sigma, error = operator.follow().found()
+        assert sigma <= truth * (1 + 1e-12)
+        assert truth - sigma <= 2 * error * truth
+    assert sigma == pytest.approx(truth, rel=0.02)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(2, 3, 3), nn.Linear(6, 9), nn.Linear(9, 6)])
+def test_following_the_largest_singular_value_from_the_start_and_without_finite_weights(layer):
+    layer = layer.double()
+    shape = (2, 6, 5) if isinstance(layer, nn.Conv2d) else (layer.in_features,)
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(1).double())
+    model(torch.randn(4, *shape, dtype=torch.float64))
+    operator = Operator(find(model, torch.randn(4, *shape, dtype=torch.float64)).first)
+    sigma, error = operator.follow().found()
+    assert sigma == pytest.approx(float(torch.linalg.matrix_norm(matrix_of(layer, shape), 2)), rel=max(1e-12, error))
+    with torch.no_grad():
+        layer.weight.view(-1)[3] = torch.inf
+    assert math.isnan(operator.follow().found()[0])
+    assert math.isnan(Operator(operator.site).follow().found()[0])
 
 
 def test_a_layer_on_many_positions_is_as_its_worst_position():

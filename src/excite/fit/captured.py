@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from excite.fit.step import Loss, Step
+from excite.probes.later import settle
 
 _WARM = 3  # plain steps before a capture: libraries choose their algorithms, optimizers make their state
 _SEEN = 8  # steps of one shape that are worth a capture
@@ -67,6 +68,7 @@ class CapturedStep(Step):
         return loss
 
     def _capture(self, x: Tensor, y: Tensor) -> _Graph | None:
+        settle()
         try:
             return _Graph(super().__call__, x, y, self._stream)
         except RuntimeError as error:  # whatever the model does that a graph cannot hold

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from excite.errors import InputError
 from excite.probes.aligned import Alignments, JunctionAlignment, LayerAlignment
-from excite.probes.leading import Leading, leading_of
+from excite.probes.later import later, once
+from excite.probes.leading import Leading, Search
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
 from excite.probes.spectrum import Between
 from excite.wiring.calling import Batch, Pick
@@ -31,7 +34,19 @@ class Measure:
         self.junctions = junctions(wiring)
         sites = [site for group in wiring.groups for site in group.producers if plain(site)]
         self._out = {site.parameter: site for site in sites}
-        self.bases: dict[str, Tensor] = {}
+        self._bases: dict[str, Tensor] = {}
+        self._last: Callable[[], object] | None = None
+
+    @property
+    def bases(self) -> dict[str, Tensor]:
+        """By matrix, where the next search can start. Waits for the last one: finished long since, if looks are some steps apart."""
+        if self._last is not None:
+            self._last()
+        return self._bases
+
+    def go_on(self, bases: Mapping[str, Tensor]) -> None:
+        """From those of a checkpoint."""
+        self._bases, self._last = dict(bases), None
 
     def matrices(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {one.name: self._matrix(one, parameters[one.weight_name or ""]) for one in self.layers}
@@ -43,8 +58,9 @@ class Measure:
             return plain_rows(site, weight)
         return weight.flatten(1) if weight.dim() > 1 else weight[None]
 
-    def look(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Leading], dict[str, tuple[Leading, Leading]]]:
-        """By layer, and by junction for what makes and what reads its channels. A matrix that is a layer is done once."""
+    def begin(self, parameters: Mapping[str, Tensor]) -> Callable[[], tuple[dict[str, Row], dict[str, Aligned]]]:
+        """Reads the weights, and waits for nothing; what it returns gives numbers by layer and by junction. A matrix that is a
+        layer is done once."""
         matrices = self.matrices(parameters)
         layers = list(matrices)
         made = {}
@@ -54,11 +70,58 @@ class Measure:
                 made[junction.name] = f"{junction.name}/made"
                 matrices[made[junction.name]] = junction.made(parameters)
             matrices[f"{junction.name}/read"] = junction.read(parameters)
-        bases = [self.bases.get(key) for key in matrices]
-        found = dict(zip(matrices, leading_of(list(matrices.values()), bases, exact=self.exact, block=self.block)))
-        self.bases |= {key: one.basis for key, one in found.items() if one.basis is not None}
-        met = {name: (found[key], found[f"{name}/read"]) for name, key in made.items()}
-        return {name: found[name] for name in layers}, met
+        known = self.bases
+        bases = [known.get(key) for key in matrices]
+        search = Search(list(matrices.values()), bases, exact=self.exact, block=self.block)
+
+        def finish() -> tuple[dict[str, Row], dict[str, Aligned]]:
+            found = dict(zip(matrices, search.found()))
+            self._bases |= {key: one.basis for key, one in found.items() if one.basis is not None}
+            pairs = [(found[key].left, found[f"{name}/read"].left) for name, key in made.items()]
+            dots = [(one.double() @ other.double()).abs().clamp(max=1.0) for one, other in pairs]
+            rows, values = _fetch(list(found.values()), dots)
+            by_key = dict(zip(found, rows))
+            met = {name: Aligned(value, by_key[key]) for (name, key), value in zip(made.items(), values)}
+            return {name: by_key[name] for name in layers}, met
+
+        self._last = once(finish)
+        return self._last
+
+
+@dataclass(frozen=True)
+class Row:
+    """A `Leading` in plain numbers."""
+
+    squares: list[float]
+    total: float
+    fourth: float | None
+    residual: float
+    small: int
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """|⟨u, v⟩| of a junction, and what makes its channels."""
+
+    value: float
+    made: Row
+
+
+def _fetch(found: Sequence[Leading], dots: Sequence[Tensor]) -> tuple[list[Row], list[float]]:
+    """All of it in one transfer."""
+    parts = [
+        part.double().reshape(-1)
+        for one in found
+        for part in (one.squares, one.total, one.residual, *([] if one.fourth is None else [one.fourth]))
+    ]
+    numbers = iter(torch.cat([*parts, *(one.reshape(1) for one in dots)]).tolist() if parts else [])
+    rows = []
+    for one in found:
+        squares, total, residual = [next(numbers) for _ in range(len(one.squares))], next(numbers), next(numbers)
+        fourth = None if one.fourth is None else next(numbers)
+        rows.append(Row(squares, total, fourth, residual, one.small, one.complete))
+    return rows, list(numbers)
 
 
 def alignment(
@@ -67,28 +130,27 @@ def alignment(
     """Rank of every layer and alignment of neighbouring ones, from the weights as they are; `example` is a batch as the model
     takes it, from which its wiring is read.
 
-    Up to the smaller dimension `exact` from the whole spectrum; beyond by subspace iteration, in `iterations` rounds.
+    Up to the smaller dimension `exact` from the whole spectrum; beyond by a block Krylov method, in `iterations` rounds.
     """
-    measure = Measure(trace(model, example, output=output), exact, 8)
+    measure = Measure(trace(model, example, output=output), exact, 4)
     parameters = parameters_of(model)
     _check(parameters)
     for _ in range(max(1, iterations)):
-        done, met = measure.look(parameters)
-        if all(found.complete for found in (*done.values(), *(one for pair in met.values() for one in pair))):
+        done, met = measure.begin(parameters)()
+        if not measure.bases:  # all of them are exact
             break
     shapes = {name: matrix.shape for name, matrix in measure.matrices(parameters).items()}
     return Alignments(
         tuple(_layer(name, tuple(shapes[name]), found) for name, found in done.items()),
-        tuple(_junction(junction, *met[junction.name]) for junction in measure.junctions),
+        tuple(_junction(junction, met[junction.name]) for junction in measure.junctions),
     )
 
 
-def _layer(name: str, shape: tuple[int, ...], found: Leading) -> LayerAlignment:
-    total, squares = float(found.total), [float(v) for v in found.squares]
-    first = squares[0]
+def _layer(name: str, shape: tuple[int, ...], found: Row) -> LayerAlignment:
+    total, first = found.total, found.squares[0]
     ratio = min(1.0, first / total) if total > 0 else 0.0
-    fourth = None if found.fourth is None else float(found.fourth)
-    second = squares[1] if len(squares) > 1 else 0.0
+    second = found.squares[1] if len(found.squares) > 1 else 0.0
+    participation = None if found.fourth is None else total**2 / found.fourth if found.fourth else 0.0
     return LayerAlignment(
         name,
         (shape[0], shape[1]),
@@ -96,46 +158,32 @@ def _layer(name: str, shape: tuple[int, ...], found: Leading) -> LayerAlignment:
         total**0.5,
         ratio,
         1 / ratio if ratio else 0.0,
-        None if fourth is None else total**2 / fourth if fourth else 0.0,
+        participation,
         _effective_rank(found),
         max(0.0, 2 - 2 * ratio**0.5) ** 0.5,
         1 - second / first if first else 0.0,
-        float(found.residual),
+        found.residual,
     )
 
 
-def _junction(junction: Junction, made: Leading, read: Leading) -> JunctionAlignment:
-    ratio = float(made.squares[0] / made.total) if float(made.total) else 0.0
-    return JunctionAlignment(junction.name, junction.law, float(_aligned(made, read)), ratio)
+def _junction(junction: Junction, met: Aligned) -> JunctionAlignment:
+    ratio = met.made.squares[0] / met.made.total if met.made.total else 0.0
+    return JunctionAlignment(junction.name, junction.law, met.value, ratio)
 
 
-def _aligned(made: Leading, read: Leading) -> Tensor:
-    """Of the vectors along the channels: rows of both matrices."""
-    return (made.left.double() @ read.left.double()).abs().clamp(max=1.0)
-
-
-def _effective_rank(found: Leading) -> Between:
+def _effective_rank(found: Row) -> Between:
     """exp of the entropy of σ²/Σσ². What the first k leave is spread over the others: evenly at most, and at least in
     pieces as large as the k-th."""
-    if not float(found.total):
+    if not found.total:
         return Between(0.0, 0.0)
-    low, high = (float(v) for v in _entropies([found]))
-    return Between(low, low) if found.complete else Between(low, high)
-
-
-def _entropies(found: Sequence[Leading]) -> tuple[Tensor, Tensor]:
-    """The ends of that range, of each; the same where all σ are known."""
-    total = torch.stack([one.total for one in found]).clamp_min(torch.finfo(torch.float64).tiny)
-    shares = pad_sequence([one.squares.double() for one in found], batch_first=True) / total[:, None]
-    known = -torch.special.xlogy(shares, shares).sum(1)
-    left = (1 - shares.sum(1)).clamp_min(0)
-    rest = torch.tensor([max(1, one.small - len(one.squares)) for one in found], dtype=torch.float64)
-    last = torch.stack([one.squares[-1].double() for one in found]) / total
-    partial = torch.tensor([not one.complete for one in found], dtype=torch.float64)
-    left, rest = left * partial.to(left.device, non_blocking=True), rest.to(left.device, non_blocking=True)
-    low = known - left * last.clamp(min=1e-300).log()
-    high = known - torch.special.xlogy(left, left / rest)
-    return torch.minimum(low, high).exp(), high.exp()
+    shares = [one / found.total for one in found.squares]
+    known = -sum(share * math.log(share) for share in shares if share > 0)
+    left = max(0.0, 1 - sum(shares))
+    if found.complete or not left:
+        return Between(math.exp(known), math.exp(known))
+    high = known - left * math.log(left / max(1, found.small - len(shares)))
+    low = known - left * math.log(max(shares[-1], 1e-300))
+    return Between(math.exp(min(low, high)), math.exp(high))
 
 
 class Alignment(Probe):
@@ -143,14 +191,14 @@ class Alignment(Probe):
     `LayerAlignment`) and `effective_rank`, or `effective_rank_low` and `_high` where only the first singular values are
     known; of each junction `alignment/aligned/a>b`.
 
-    Layers whose smaller dimension is above `exact` (256, or 32 on a GPU) by subspace iteration that goes on from where the
-    last measurement, or checkpoint, left it. Needs an example batch, for the wiring.
+    Layers whose smaller dimension is above `exact` (256, or 32 on a GPU) by a block Krylov method that goes on from
+    the `block` vectors that the last measurement, or checkpoint, found. Needs an example batch, for the wiring.
     """
 
     name = "alignment"
     reduction = "first"  # every process holds the same weights
 
-    def __init__(self, schedule: Schedule | None = None, exact: int | None = None, block: int = 8, output: Pick = None):
+    def __init__(self, schedule: Schedule | None = None, exact: int | None = None, block: int = 4, output: Pick = None):
         super().__init__(schedule or Every(100))
         if (exact is not None and exact < 1) or block < 2:
             raise InputError(f"Alignment: expected exact of at least 1 and block of at least 2; got {exact}, {block}")
@@ -164,18 +212,17 @@ class Alignment(Probe):
         gpu = any(p.is_cuda for p in now.model.parameters())
         exact = self.exact if self.exact is not None else 32 if gpu else EXACT
         self._measure = Measure(now.wiring(self.output), exact, self.block)
-        self._measure.bases |= self._stored
+        self._measure.go_on(self._stored)
 
-    def measure(self, now: Moment) -> Values:
+    def measure(self, now: Moment) -> Values | Future[Values]:
         if self._measure is None:
             raise InputError("the alignment probe is not attached: use it through excite.watch")
-        values: dict[str, Tensor] = {}
         parameters = parameters_of(now.model)
         with torch.no_grad():
-            done, met = self._measure.look(parameters)
-            values |= _values(done)
-            values |= {f"aligned/{name}": _aligned(made, read) for name, (made, read) in met.items()}
-        return values
+            finish = self._measure.begin(parameters)
+        if any(p.is_cuda for p in parameters.values()):  # nothing here may wait for it
+            return later(lambda: _values(*finish()))
+        return _values(*finish())
 
     def state_dict(self) -> dict[str, Any]:
         bases = self._measure.bases if self._measure is not None else self._stored
@@ -184,29 +231,20 @@ class Alignment(Probe):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._stored = dict(state["bases"])
         if self._measure is not None:
-            self._measure.bases = dict(self._stored)
+            self._measure.go_on(self._stored)
 
 
-def _values(found: Mapping[str, Leading]) -> dict[str, Tensor]:
-    """As `_layer`, of all layers at once and without waiting for the device. A matrix of zeros has ratio 0."""
-    tiny = torch.finfo(torch.float64).tiny
-    total = torch.stack([one.total for one in found.values()])
-    ratio = (torch.stack([one.squares[0].double() for one in found.values()]) / total.clamp_min(tiny)).clamp(max=1.0)
-    columns = {
-        "ratio": ratio,
-        "stable_rank": 1 / ratio.clamp_min(tiny),
-        "distance": (2 - 2 * ratio.sqrt()).clamp_min(0).sqrt(),
-    }
-    values = {f"{key}/{name}": v for key, column in columns.items() for name, v in zip(found, column.unbind())}
-    known = {name: one for name, one in found.items() if one.fourth is not None}
-    if known:
-        squares = torch.stack([one.total for one in known.values()]).square()
-        below = torch.stack([one.fourth for one in known.values() if one.fourth is not None]).clamp_min(tiny)
-        values |= {f"participation/{name}": v for name, v in zip(known, (squares / below).unbind())}
-    for (name, one), low, high in zip(found.items(), *(ends.unbind() for ends in _entropies(list(found.values())))):
-        both = {"effective_rank": low} if one.complete else {"effective_rank_low": low, "effective_rank_high": high}
-        values |= {f"{key}/{name}": value for key, value in both.items()}
-    return values
+def _values(done: Mapping[str, Row], met: Mapping[str, Aligned]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for name, row in done.items():
+        one = _layer(name, (0, 0), row)
+        values |= {f"ratio/{name}": one.ratio, f"stable_rank/{name}": one.stable_rank, f"distance/{name}": one.distance}
+        if one.participation is not None:
+            values[f"participation/{name}"] = one.participation
+        rank = one.effective_rank
+        ends = {"": rank.low} if row.complete else {"_low": rank.low, "_high": rank.high}
+        values |= {f"effective_rank{end}/{name}": value for end, value in ends.items()}
+    return values | {f"aligned/{name}": one.value for name, one in met.items()}
 
 
 def _once(layers: tuple[Layer, ...]) -> list[Layer]:

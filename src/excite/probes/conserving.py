@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from torch import Tensor
+
 from excite.errors import InputError
-from excite.probes.digest import Digest
-from excite.probes.later import later
+from excite.probes.batched import Batched
 from excite.probes.ledger import Ledger, conservation
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
 from excite.probes.update_parts import PARTS
@@ -50,6 +51,7 @@ class Conservation(Probe):
             "wiring": wiring, "output": output, "off_diagonal": off_diagonal, "tolerance": tolerance
         }  # fmt: skip
         self.ledger: Ledger | None = None
+        self._promises = Batched(self._values)
 
     def attach(self, now: Moment) -> None:
         if now.optimizer is None:
@@ -68,24 +70,27 @@ class Conservation(Probe):
     def measure(self, now: Moment) -> Values | Future[Values]:
         if self.ledger is None or not self.ledger.laws:
             return {}
-        digest = self.ledger.digest()
-        if digest.drift.is_cuda and not self._options["off_diagonal"]:  # nothing here may wait for it
-            return later(lambda: self._values(digest))
-        values = self._values(digest)
-        if self._options["off_diagonal"]:
-            for entry in self.ledger.read().entries:
-                if entry.off_diagonal is not None:
-                    values[f"off-diagonal/{entry.name}"] = entry.off_diagonal.relative
+        if not self._options["off_diagonal"]:
+            return self._promises.promise(self.ledger.books())
+        (values,) = self._values(self.ledger.books()[None])
+        for entry in self.ledger.read().entries:
+            if entry.off_diagonal is not None:
+                values[f"off-diagonal/{entry.name}"] = entry.off_diagonal.relative
         return values
 
-    def _values(self, digest: Digest) -> dict[str, float]:
-        values = {f"drift/{name}": moved for name, moved in zip(digest.names, digest.drift.tolist())}
-        if not self.parts:
-            return values
-        values |= {f"rest/{name}": rest for name, rest in zip(digest.names, digest.rest.tolist())}
-        for part, shares, there in zip(PARTS, digest.shares.tolist(), digest.occurs.tolist()):
-            values |= {f"{part}/{name}": share for name, share, yes in zip(digest.names, shares, there) if yes}
-        return values
+    def _values(self, books: Tensor) -> list[dict[str, float]]:
+        assert self.ledger is not None
+        digest = self.ledger.digest(books)
+        columns = (digest.drift, digest.rest, digest.shares, digest.occurs)
+        result = []
+        for drift, rest, shares, occurs in zip(*(column.tolist() for column in columns)):
+            values = {f"drift/{name}": moved for name, moved in zip(digest.names, drift)}
+            if self.parts:
+                values |= {f"rest/{name}": one for name, one in zip(digest.names, rest)}
+                for part, mine, there in zip(PARTS, shares, occurs):
+                    values |= {f"{part}/{name}": share for name, share, yes in zip(digest.names, mine, there) if yes}
+            result.append(values)
+        return result
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.ledger is None else self.ledger.state_dict()

@@ -13,8 +13,8 @@ from excite.probes.laws import NamedLaw
 
 @dataclass(frozen=True)
 class Digest:
-    """By law (laws,): `drift` and `rest` are the largest of a channel relative to its squared weights, as `Entry.moved` and
-    `Entry.relative`; `shares` (parts, laws) as `Entry.share`, and where a part `occurs`."""
+    """By law (..., laws): `drift` and `rest` are the largest of a channel relative to its squared weights, as `Entry.moved` and
+    `Entry.relative`; `shares` (..., parts, laws) as `Entry.share`, and where a part `occurs`."""
 
     names: tuple[str, ...]
     drift: Tensor
@@ -38,12 +38,14 @@ class Digester:
         """(..., channels) -> (..., laws, widest), zeros behind."""
         return torch.nn.functional.pad(amount, (0, 1))[..., self._index]
 
-    def digest(self, drift: Tensor, parts: Tensor, scale: Tensor) -> Digest:
-        """drift and scale (channels,), parts (parts, channels)."""
+    def digest(self, books: Tensor) -> Digest:
+        """books (..., 2 + parts, channels): drift, scale and parts, of one moment or of several."""
+        drift, scale, parts = books[..., 0, :], books[..., 1, :], books[..., 2:, :]
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-        over = self._rows(torch.stack([drift, drift - parts.sum(0)]) / scale).abs()
+        over = self._rows(torch.stack([drift, drift - parts.sum(-2)], -2) / scale[..., None, :]).abs()
         most = over.amax(-1) if over.shape[-1] else over.sum(-1)
-        whole = self._rows(drift.square()).sum(-1)
-        made = self._rows(parts * drift).sum(-1)
+        whole = self._rows(drift.square()).sum(-1)[..., None, :]
+        made = self._rows(parts * drift[..., None, :]).sum(-1)
         shares = torch.where(whole > 0, made / torch.where(whole > 0, whole, torch.ones_like(whole)), whole * 0)
-        return Digest(self.names, most[0], most[1], shares, (self._rows(parts) != 0).any(-1))
+        occurs = (self._rows(parts) != 0).any(-1)
+        return Digest(self.names, most[..., 0, :], most[..., 1, :], shares, occurs)

@@ -1,4 +1,4 @@
-"""Leading singular values and vectors of matrices: all of them, or a few by subspace iteration from a warm start.
+"""Leading singular values and vectors of matrices: all of them, or a few by a block Krylov method from a warm start.
 
 Many small matrices are done together, those of one size in one stack: on a GPU what counts is the number of calls.
 """
@@ -7,51 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-_GRAM = 4096  # up to this size the matrix of inner products is formed once; beyond, each iteration multiplies twice
+_GRAM = 4096  # up to this size the matrix of inner products is formed once; beyond, each product multiplies twice
+_POWERS = 5
+_KNOWN = 8  # σ² that are reported where not all were computed
 
 
 @dataclass(frozen=True)
 class Leading:
-    """Of a matrix (m, n), tensors on its device: `squares` σ², largest first, all or the first few; the sum of all of them,
-    `total` = ‖W‖²_F, and of their squares, `fourth` (None where it was not formed); the first `left` (m,) and `right` (n,)
-    singular vectors; `residual` ‖G v − σ₁² v‖ / σ₁² of the first, G = W W' or W' W, 0 where all were computed.
+    """Of a matrix (m, n), tensors on its device: `squares` σ², largest first, all or the first few of the `small` = min(m, n);
+    the sum of all of them, `total` = ‖W‖²_F, and of their squares, `fourth` (None where it was not formed); the first `left`
+    singular vector (m,); `residual` ‖G v − σ₁² v‖ / σ₁² of the first, G = W W' or W' W, 0 where all were computed; the `basis`
+    from which the next call can start, None where all were computed.
 
-    A σ₁² from subspace iteration is never above the truth, and some eigenvalue of G lies within the residual of it.
+    A σ₁² from a Krylov space is never above the truth, and some eigenvalue of G lies within the residual of it.
     """
 
     squares: Tensor
     total: Tensor
     fourth: Tensor | None
     residual: Tensor
-    basis: Tensor | None  # where the next call can start
-    side: Tensor  # W or W', (small, large)
-    flipped: bool
-    vector: Tensor  # (small,)
+    left: Tensor
+    small: int
+    basis: Tensor | None
 
     @property
     def complete(self) -> bool:
         return self.basis is None
-
-    @property
-    def small(self) -> int:
-        return len(self.side)
-
-    @property
-    def left(self) -> Tensor:
-        return self._other() if self.flipped else self.vector
-
-    @property
-    def right(self) -> Tensor:
-        return self.vector if self.flipped else self._other()
-
-    def _other(self) -> Tensor:
-        other = self.side.to(self.vector.dtype).T @ self.vector
-        length: Tensor = torch.linalg.vector_norm(other)
-        return other / length.clamp_min(torch.finfo(other.dtype).tiny)
 
 
 def leading(
@@ -59,106 +45,132 @@ def leading(
     *,
     exact: int,
     basis: Tensor | None = None,
-    block: int = 8,
-    warm: int = 4,
-    cold: int = 40,
-    seed: int = 0,
+    block: int = 4,
+    cold: int = 6,
 ) -> Leading:
-    """Of one matrix; see `leading_of`."""
-    return leading_of([matrix], [basis], exact=exact, block=block, warm=warm, cold=cold, seed=seed)[0]
+    """Of one matrix; see `Search`."""
+    return Search([matrix], [basis], exact=exact, block=block, cold=cold).found()[0]
 
 
-def leading_of(
-    matrices: Sequence[Tensor],
-    bases: Sequence[Tensor | None],
-    *,
-    exact: int,
-    block: int = 8,
-    warm: int = 4,
-    cold: int = 40,
-    seed: int = 0,
-) -> list[Leading]:
-    """Up to the smaller dimension `exact` an eigendecomposition of G in float64. Beyond, subspace iteration with `block`
-    vectors: `warm` iterations from a basis if it fits, else `cold` ones from random vectors; no value is waited for."""
-    sides: list[Tensor] = []
-    flips: list[bool] = []
-    groups: dict[tuple[int, bool, torch.dtype, torch.device], list[int]] = {}
-    for number, (matrix, basis) in enumerate(zip(matrices, bases)):
-        wide = matrix.detach().flatten(1)
-        small = min(wide.shape)
-        flips.append(wide.shape[0] > wide.shape[1])
-        side = wide.T if flips[-1] else wide  # (small, large)
-        dtype = torch.float64 if small <= exact else torch.promote_types(side.dtype, torch.float32)
-        sides.append(side.to(dtype))
-        fits = small > exact and basis is not None and basis.shape == (small, block)
-        groups.setdefault((small, fits, dtype, side.device), []).append(number)
-    found: dict[int, Leading] = {}
-    for (small, fits, *_), members in groups.items():
-        mine = [sides[i] for i in members]
-        fourth: Tensor | None
-        ends: Tensor | None = None
-        if small <= exact:
-            squares, totals, fourth, residual, vectors = _whole(mine)
+class Search:
+    """Up to the smaller dimension `exact` an eigendecomposition of G in float64. Beyond, the best in the span of V, G V, …, G⁵ V:
+    from a basis if it fits, its last vector replaced by noise, since the direction that comes to lead may be orthogonal to
+    those that did; else from `block` random vectors, `cold` times.
+
+    The matrices are read when the search is made, and where it starts from a basis no value is waited for. `found` finishes
+    it: torch waits for the device in every eigendecomposition, so it may be called from another thread.
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[Tensor],
+        bases: Sequence[Tensor | None],
+        *,
+        exact: int,
+        block: int = 4,
+        cold: int = 6,
+    ):
+        sides: list[tuple[Tensor, bool]] = []
+        groups: dict[tuple[int, bool, torch.dtype, torch.device], list[int]] = {}
+        for number, (matrix, basis) in enumerate(zip(matrices, bases)):
+            wide = matrix.detach().flatten(1)
+            small, flipped = min(wide.shape), wide.shape[0] > wide.shape[1]
+            dtype = torch.float64 if small <= exact else torch.promote_types(wide.dtype, torch.float32)
+            sides.append(((wide.T if flipped else wide).to(dtype), flipped))  # (small, large)
+            fits = small > exact and basis is not None and basis.shape == (small, min(block, small))
+            groups.setdefault((small, fits, dtype, wide.device), []).append(number)
+        self._stacks = []
+        for (small, fits, dtype, device), members in groups.items():
+            start = None
+            if small > exact:
+                noise = _noise(small, min(block, small), dtype, device)
+                start = noise.expand(len(members), -1, -1)
+                if fits:
+                    known = torch.stack([basis.to(noise) for i in members if (basis := bases[i]) is not None])
+                    start = torch.cat([known[:, :, :-1], start[:, :, :1]], 2)
+            self._stacks.append(_Stack(members, [sides[i] for i in members], start, 1 if fits else cold))
+
+    def found(self) -> list[Leading]:
+        by_number = {number: one for stack in self._stacks for number, one in zip(stack.members, stack.found())}
+        return [by_number[number] for number in range(len(by_number))]
+
+
+class _Stack:
+    """Matrices (small, large) of one smaller dimension, some of them `flipped`, and for each an orthonormal basis (small, k) of
+    the space in which its leading vectors are sought; None for the whole space."""
+
+    def __init__(self, members: Sequence[int], sides: Sequence[tuple[Tensor, bool]], start: Tensor | None, times: int):
+        self.members, self._small = members, len(sides[0][0])
+        matrices = [side for side, _ in sides]
+        grams = torch.stack([side @ side.T for side in matrices]) if start is None or self._small <= _GRAM else None
+
+        def apply(v: Tensor) -> Tensor:
+            if grams is not None:
+                return grams @ v
+            return torch.stack([side @ (side.T @ one) for side, one in zip(matrices, v)])
+
+        self._space = self._image = self._fourth = None
+        self._inner = grams
+        if start is not None:
+            self._block = start.shape[2]
+            for i in range(times):
+                start = self._kept(torch.linalg.eigh(self._inner)[1]) if i and self._inner is not None else start
+                powers = [start]
+                for _ in range(_POWERS):
+                    more = apply(powers[-1])
+                    powers.append(more / more.norm(dim=1, keepdim=True).clamp_min(torch.finfo(more.dtype).tiny))
+                self._space = torch.linalg.qr(torch.cat(powers, 2))[0]
+                self._image = apply(self._space)
+                self._inner = self._space.mT @ self._image
+        if grams is None:
+            self._total = torch.stack([_squares(side) for side in matrices])
         else:
-            known = [basis for i in members if fits and (basis := bases[i]) is not None]
-            if known:
-                start = torch.stack([basis.to(side) for basis, side in zip(known, mine)])
-            else:
-                generator = torch.Generator().manual_seed(seed)
-                start = torch.linalg.qr(torch.randn(small, block, generator=generator).to(mine[0]))[0]
-                start = start.expand(len(members), -1, -1)
-            squares, totals, fourth, residual, ends = _iterated(mine, start, (warm if fits else cold) // 2)
-            vectors = ends[:, :, 0]
-        for k, number in enumerate(members):
-            found[number] = Leading(
-                squares=squares[k],
-                total=totals[k],
-                fourth=None if fourth is None else fourth[k],
-                residual=residual[k],
-                basis=None if ends is None else ends[k],
-                side=mine[k],
-                flipped=flips[number],
-                vector=vectors[k],
-            )
-    return [found[number] for number in range(len(sides))]
+            self._total = grams.diagonal(dim1=-2, dim2=-1).double().sum(-1)
+            self._fourth = _squares(grams)
+        # W v for what may become of v. In memory of its own: the weights go on.
+        spaces = [None] * len(sides) if self._space is None else self._space.unbind()
+        self._across = [
+            None if not flipped else side.T.clone() if space is None else side.T @ space
+            for (side, flipped), space in zip(sides, spaces)
+        ]
+
+    def _kept(self, turns: Tensor) -> Tensor:
+        """The leading vectors, from which the next search can start."""
+        assert self._space is not None
+        kept: Tensor = self._space @ turns[:, :, -self._block :].flip(2)
+        return kept
+
+    def found(self) -> list[Leading]:
+        assert self._inner is not None
+        values, turns = torch.linalg.eigh(self._inner)
+        squares = values.flip(1).clamp_min(0)
+        first = turns[:, :, -1:]
+        tiny = torch.finfo(squares.dtype).tiny
+        bases: Sequence[Tensor | None] = [None] * len(squares)
+        if self._space is None or self._image is None:
+            vectors, residual = first[:, :, 0], squares.new_zeros(len(squares))
+        else:
+            squares = squares[:, :_KNOWN]
+            bases = self._kept(turns).unbind()
+            vectors = (self._space @ first)[:, :, 0]
+            off = (self._image @ first)[:, :, 0] - squares[:, :1] * vectors
+            residual = off.norm(dim=1) / squares[:, 0].clamp_min(tiny)
+        lefts = list(vectors)
+        for k, across in enumerate(self._across):
+            if across is not None:
+                other = across @ first[k, :, 0]
+                lefts[k] = other / other.norm().clamp_min(tiny)
+        fourth = [None] * len(lefts) if self._fourth is None else self._fourth.unbind()
+        columns = zip(squares, self._total, fourth, residual, lefts, bases)
+        return [Leading(s, total, f, r, left, self._small, basis) for s, total, f, r, left, basis in columns]
 
 
-def _whole(sides: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """σ², Σσ², Σσ⁴, residuals and first vectors from all eigenvalues."""
-    grams = torch.stack([side @ side.T for side in sides])
-    values, vectors = torch.linalg.eigh(grams)
-    squares = values.flip(1).clamp_min(0)
-    return squares, _trace(grams), squares.square().sum(1), squares.new_zeros(len(sides)), vectors[:, :, -1]
-
-
-def _iterated(
-    sides: Sequence[Tensor], basis: Tensor, rounds: int
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """First σ², Σσ², Σσ⁴, residuals and bases (matrices, small, block) after 2 · `rounds` iterations."""
-    grams = torch.stack([side @ side.T for side in sides]) if len(sides[0]) <= _GRAM else None
-
-    def apply(v: Tensor) -> Tensor:
-        if grams is not None:
-            return grams @ v
-        return torch.stack([side @ (side.T @ one) for side, one in zip(sides, v)])
-
-    for _ in range(rounds):
-        basis = torch.linalg.qr(apply(apply(basis)))[0]  # every second time: it takes longer than the products
-    image = apply(basis)
-    values, turn = torch.linalg.eigh(basis.mT @ image)
-    turn = turn.flip(2)
-    basis, image = basis @ turn, image @ turn
-    squares = values.flip(1).clamp_min(0)
-    off = image[:, :, 0] - squares[:, :1] * basis[:, :, 0]
-    residual = off.norm(dim=1) / squares[:, 0].clamp_min(torch.finfo(basis.dtype).tiny)
-    if grams is None:
-        return squares, torch.stack([_squares(side) for side in sides]), None, residual, basis
-    return squares, _trace(grams), _squares(grams), residual, basis
-
-
-def _trace(grams: Tensor) -> Tensor:
-    """In float64: the sums of squares of the matrices whose inner products these are."""
-    return grams.diagonal(dim1=-2, dim2=-1).double().sum(-1)
+@lru_cache(maxsize=64)  # made on the CPU, and the way to a device takes time
+def _noise(small: int, block: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Orthonormal columns (small, block)."""
+    random = torch.randn(small, block, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    columns: Tensor = torch.linalg.qr(random)[0]
+    return columns.to(device, dtype)
 
 
 def _squares(matrix: Tensor) -> Tensor:

@@ -144,22 +144,27 @@ class Ledger:
             entries.append(
                 Entry(law.name, law.group, parts=split, off_diagonal=matrix, tolerance=self.tolerance, **mine)
             )
-        self._check_same_parameters()
+        self.check_same_parameters()
         return Reading(self.steps, tuple(entries), self._unchecked, self.precision, self.tolerance, self.rule)
 
     @torch.no_grad()
-    def digest(self) -> Digest:
-        """The same in a few numbers per law, left on the device: what was booked by the last step, or once the ledger is closed
-        what the weights are now."""
-        self._check_same_parameters()
+    def books(self) -> Tensor:
+        """Drift, scale and parts (2 + parts, channels), left on the device: as booked by the last step, or once the ledger is
+        closed as the weights are now. `digest` makes a few numbers per law out of them."""
         value, scale = self._value, self._scale
         if not self._hooks and self.laws:
             rows = self._squares()
             value, scale = self._sums.fold(rows), torch.maximum(scale, self._sums.size(rows))
             self._scale = scale
-        return self._digester.digest(value - self._start, self._parts, scale)
+        return torch.cat([(value - self._start)[None], scale[None], self._parts])
 
-    def _check_same_parameters(self) -> None:
+    def digest(self, books: Tensor | None = None) -> Digest:
+        """Of these books, or of those of several moments stacked; by default of what they are now."""
+        self.check_same_parameters()
+        return self._digester.digest(self.books() if books is None else books)
+
+    def check_same_parameters(self) -> None:
+        """Refuse to go on where a parameter was replaced by another."""
         current = {clean_path(path): p for path, p in self.model.named_parameters()}
         for path, p in zip(self._sums.paths, self._parameters):
             if current.get(path) is not p:

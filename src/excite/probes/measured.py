@@ -45,6 +45,11 @@ class Measured:
     def __len__(self) -> int:
         return len(self._names)
 
+    @property
+    def here(self) -> bool:
+        """Whether nothing has to be fetched."""
+        return not self._stacks
+
     @staticmethod
     def fetch(several: Sequence[Measured]) -> list[dict[str, float]]:
         """The numbers of each, in the order they were given."""

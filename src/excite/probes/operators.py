@@ -4,6 +4,9 @@ one of the rows that are active."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -12,6 +15,44 @@ from excite.probes.sites import Site
 
 _LARGEST = 4_000_000  # entries of an operator that is written out as a matrix
 _WORK = 5e8  # multiplications spent on the singular values of active rows
+_SPACE = 20  # dimension of a search for the largest singular value, before it starts anew from what it found
+_NOISE = 0.3  # relative to the vector from which a search goes on
+
+
+class Estimate:
+    """σ₁, not read off yet: `inner` (k, k) is V A'A V' of orthonormal rows V (k, inputs) and `images` is V A'A; or, alone, A'A or
+    A A' itself."""
+
+    def __init__(self, inner: Tensor, space: Tensor | None = None, images: Tensor | None = None):
+        self._inner, self._space, self._images = inner, space, images
+        self._solved: tuple[float, float] | None = None
+        self._lock = Lock()
+
+    def found(self) -> tuple[float, float]:
+        """σ₁ and its error relative to it, by Rayleigh and Ritz; the first time it waits for the device."""
+        with self._lock:
+            if self._solved is None:
+                self._solved = self._solve()
+                self._inner, self._images = self._inner[:0], None
+            return self._solved
+
+    def vector(self) -> Tensor:
+        """The Ritz vector (inputs,)."""
+        self.found()
+        assert self._space is not None
+        return self._space[0]
+
+    def _solve(self) -> tuple[float, float]:
+        if not bool(self._inner.isfinite().all()):
+            return math.nan, 0.0
+        squares, turn = torch.linalg.eigh(self._inner)
+        square, top = float(squares[-1]), turn[:, -1]
+        if self._space is None or self._images is None:
+            return math.sqrt(max(0.0, square)), 0.0
+        vector = top @ self._space
+        error = float((top @ self._images - squares[-1] * vector).norm()) / square / 2 if square > 0 else 0.0
+        self._space = vector[None]
+        return math.sqrt(max(0.0, square)), error
 
 
 class Operator:
@@ -19,11 +60,8 @@ class Operator:
 
     def __init__(self, site: Site):
         self.site = site
-        self._vectors: Tensor | None = None  # where the last search for the largest singular value ended
-
-    @property
-    def started(self) -> bool:
-        return self._vectors is not None
+        self.last: Estimate | None = None  # where the last search for the largest singular value ended
+        self._noise: Tensor | None = None
 
     def _call(self, x: Tensor) -> Tensor:
         call = self.site.call
@@ -62,15 +100,18 @@ class Operator:
             (found,) = torch.autograd.grad(self._run(x), x, y.to(x.dtype))
         return found
 
-    def gram(self, x: Tensor) -> Tensor:
-        """A'A x, in one forward and one backward pass."""
+    def gram(self, x: Tensor, offset: Tensor) -> Tensor:
+        """A'A x, in one forward and one backward pass; `offset` is A 0 + b."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             y = self._run(x)
-            with torch.no_grad():
-                image = y - self._run(torch.zeros_like(x[:1]))
-            (found,) = torch.autograd.grad(y, x, image)
+            (found,) = torch.autograd.grad(y, x, y.detach() - offset)
         return found
+
+    def offset(self) -> Tensor:
+        """What comes of zero, (1, outputs...)."""
+        with torch.no_grad():
+            return self._run(self._zeros(1))
 
     @property
     def matrix(self) -> Tensor | None:
@@ -89,69 +130,102 @@ class Operator:
         """Whether the weight still is; a training may have diverged."""
         return bool(self.site.call.weight.detach().isfinite().all())
 
-    def largest(self, tolerance: float = 1e-4, most: int = 300, block: int = 4) -> tuple[float, float]:
+    def largest(self, tolerance: float = 1e-4, most: int = 300) -> tuple[float, float]:
         """σ₁ and how well it is known, relative to it: 0 from the singular values of a matrix.
 
-        Otherwise by power iteration of `block` vectors on A'A, the real convolution with its stride and padding, that
-        starts where the last one ended: σ is then never more than the truth, and a singular value lies within
-        `tolerance` · σ of it unless `most` steps were not enough. NaN for weights that are not finite.
+        Otherwise by Lanczos on A'A, the real convolution with its stride and padding, that starts where the last one ended:
+        σ is then never more than the truth, and a singular value lies within `tolerance` · σ of it unless `most` products
+        were not enough. NaN for weights that are not finite.
         """
         if not self.finite:
             return math.nan, 0.0
         matrix = self.matrix
         if matrix is not None:
             return float(torch.linalg.matrix_norm(matrix, ord=2)), 0.0
-        zeros = self._zeros(block)
-        if self._vectors is None or self._vectors.shape != zeros.shape or self._vectors.device != zeros.device:
-            start = torch.randn(zeros.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            self._vectors = start.to(zeros)
-        v = self._vectors.to(zeros.dtype)
         value, error = 0.0, math.inf
-        for _ in range(most):
-            q = torch.linalg.qr(v.flatten(1).T).Q  # (inputs, block), orthonormal columns
-            v = q.T.reshape(-1, *zeros.shape[1:])
-            back = self.gram(v)
-            squares, turn = torch.linalg.eigh(v.flatten(1) @ back.flatten(1).T)  # Rayleigh and Ritz
-            top = turn[:, -1]
-            square = float(squares[-1])
-            if square <= 0:
-                value, error = 0.0, 0.0
-                break
-            rest = torch.tensordot(top, back, 1) - squares[-1] * torch.tensordot(top, v, 1)
-            value, error = math.sqrt(square), float(rest.norm()) / square / 2
-            v = back
+        for _ in range(math.ceil(most / _SPACE)):
+            value, error = self._search(_SPACE).found()
             if error <= tolerance:
                 break
-        self._vectors = v.detach()
         return value, error
 
-    def smallest_active(self, active: Tensor) -> Tensor | None:
-        """σ_min of the active rows of A for every sample: active (B, outputs...) -> (B,).
+    def follow(self, products: int = 8) -> Estimate:
+        """The same from where the last search ended, by a given number of products and without waiting for the device.
 
-        The smallest ‖A'y‖ over unit vectors y that live on the active rows: 0 if these are more than the inputs, or none.
-        None where it would take too much work, NaN for weights that are not finite.
+        Some noise is mixed in: the direction that becomes the leading one may be orthogonal to the one that was.
         """
         matrix = self.matrix
-        count = len(active)
-        if not self.finite:
-            return torch.full((count,), math.nan, dtype=self._zeros(1).dtype, device=active.device)
+        if matrix is not None:
+            return Estimate(matrix @ matrix.T if len(matrix) < matrix.shape[1] else matrix.T @ matrix)
+        if not self.started:
+            self.largest(1e-3)
+        return self._search(products, _NOISE)
+
+    @property
+    def started(self) -> bool:
+        return self.last is not None
+
+    def _search(self, products: int, noise: float = 0.0) -> Estimate:
+        """Lanczos with full reorthogonalization."""
+        zeros = self._zeros(1)
+        last = None if self.last is None or math.isnan(self.last.found()[0]) else self.last
+        if self._noise is None or self._noise.shape != zeros.shape or self._noise.device != zeros.device:
+            random = torch.randn(zeros.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            self._noise, last = (random / random.norm()).to(zeros), None
+        start = self._noise if last is None else last.vector().reshape(zeros.shape) + noise * self._noise
+        v = start.to(zeros.dtype).flatten()
+        count = min(products, len(v))
+        space, images = v.new_zeros(count, len(v)), v.new_zeros(count, len(v))
+        offset, tiny = self.offset(), torch.finfo(v.dtype).tiny
+        for k in range(count):
+            for _ in range(2):  # what is left of a vector within the space is rounding: once is not enough
+                v = v / v.norm().clamp_min(tiny)
+                v = v - (space[:k] @ v) @ space[:k]
+            space[k] = v / v.norm().clamp_min(tiny)
+            v = images[k] = self.gram(space[k].reshape(zeros.shape), offset).flatten()
+        self.last = Estimate(space @ images.T, space, images)
+        return self.last
+
+    def smallest_active(self, active: Tensor) -> Callable[[], Tensor | None]:
+        """σ_min of the active rows of A for every sample: active (B, outputs...) -> (B,), when it is called.
+
+        The smallest ‖A'y‖ over unit vectors y that live on the active rows: 0 if these are more than the inputs, or none.
+        None where it would take too much work, NaN for weights that are not finite. The weight is read here, the device
+        waited for there.
+        """
+        matrix, count = self.matrix, len(active)
         if matrix is not None and active.shape[-1] == len(matrix):
-            patterns, owner = torch.unique(active.reshape(-1, len(matrix)), dim=0, return_inverse=True)
-            found = _smallest(matrix, patterns)
-            if found is None:
-                return None
-            found = torch.where(patterns.any(1), found, math.inf)  # a position without active rows does not count
-            least = found[owner].reshape(count, -1).amin(1)
-            return torch.where(torch.isinf(least), 0.0, least)
-        flat = active.reshape(count, -1)
-        inputs = self._zeros(1).numel()
-        if bool((flat.sum(1) > inputs).all()):
-            return torch.zeros(count, dtype=self._zeros(1).dtype, device=active.device)
-        if inputs * flat.shape[1] > _LARGEST:
-            return None
-        basis = torch.eye(inputs, dtype=self._zeros(1).dtype, device=active.device)
-        written = self.apply(basis.reshape(inputs, *self._zeros(1).shape[1:])).reshape(inputs, -1).T
-        return _smallest(written, flat)
+            return partial(_by_pattern, matrix.clone(), active)
+        flat, zeros = active.reshape(count, -1), self._zeros(1)
+        inputs = zeros.numel()
+        more = flat.sum(1) > inputs
+        written = None
+        if inputs * flat.shape[1] <= _LARGEST and (more.is_cuda or not bool(more.all())):
+            basis = torch.eye(inputs, dtype=zeros.dtype, device=active.device)
+            written = self.apply(basis.reshape(inputs, *zeros.shape[1:])).reshape(inputs, -1).T
+        size = self.site.call.weight.detach().abs().amax()
+
+        def found() -> Tensor | None:
+            if not math.isfinite(float(size)):
+                return torch.full((count,), math.nan, dtype=zeros.dtype, device=active.device)
+            if bool(more.all()):
+                return torch.zeros(count, dtype=zeros.dtype, device=active.device)
+            return None if written is None else _smallest(written, flat)
+
+        return found
+
+
+def _by_pattern(matrix: Tensor, active: Tensor) -> Tensor | None:
+    """The same for a matrix on the last axis, pattern by pattern."""
+    if not bool(matrix.isfinite().all()):
+        return matrix.new_full((len(active),), math.nan)
+    patterns, owner = torch.unique(active.reshape(-1, len(matrix)), dim=0, return_inverse=True)
+    found = _smallest(matrix, patterns)
+    if found is None:
+        return None
+    found = torch.where(patterns.any(1), found, math.inf)  # a position without active rows does not count
+    least = found[owner].reshape(len(active), -1).amin(1)
+    return torch.where(torch.isinf(least), 0.0, least)
 
 
 def _smallest(matrix: Tensor, patterns: Tensor) -> Tensor | None:

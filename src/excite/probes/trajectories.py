@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor
 from excite.errors import InputError, ModelError
 from excite.probes.exactness import LABELS, applies_link, labels
 from excite.probes.hooking import Hooks
+from excite.probes.later import later
 from excite.probes.operators import Operator
 from excite.probes.protocol import Every, Moment, Probe, Reduction, Schedule, Values
+from excite.probes.sandwich import Sandwich, largest
 from excite.probes.sites import Site, Sites, find
 from excite.probes.steady import Steady
-from excite.probes.updates import gradients_of, looked, row_norms
+from excite.probes.updates import gradients_of, row_norms
 from excite.probes.windows import BiasPath, Sums
 from excite.wiring.affine import clean_path
 from excite.wiring.calling import Batch, Pick, own_copy
@@ -106,7 +108,6 @@ class Trajectory(Probe):
         if self.link == "sigmoid" and "vector" in self._static:
             raise InputError("link='sigmoid' needs a model with one output")
         self._link_found: bool | None = None
-        self._estimated = False
         device = self._sites.first.call.weight.device
         self._sums = {site.name: Sums(device) for site in self._sites.chosen}
         self._steady = {name: Steady(device, plain=device.type == "cpu") for name in self._sums}
@@ -115,7 +116,8 @@ class Trajectory(Probe):
         self._paths = {
             site.name: BiasPath(parameters[site.bias]) for site in self._sites.chosen if site.bias in parameters
         }
-        self._sandwiches: dict[str, dict[str, Any]] = {}
+        self._sandwiches: dict[str, Sandwich] = {}
+        self._looks: dict[str, tuple[dict[str, Any], bool]] = {}  # what was in them, from a checkpoint
         self._batch: Batch | None = None
         self._steps_seen = now.step
         self._hooks = Hooks(
@@ -159,26 +161,10 @@ class Trajectory(Probe):
             gradient, errors = gradient.narrow(site.axis, 0, min(self.most, len(errors))), errors[: self.most]
         if not site.live:  # the weight is computed anew in every pass
             operator.site = find(self._model, self._example, [site.name])[site.name]
-        values, steep, active = looked(site, gradient, errors, operator)
-        # Warm-started: a few steps follow the weights, and what they leave is said (label "estimated").
-        sigma, error = operator.largest(1e-3, most=4 if operator.started else 300)
-        least = operator.smallest_active(active)
-        upper, slack = values * sigma, 1e-5 + 2 * error
-        bad = steep > upper * (1 + slack)
-        found: dict[str, Any] = {"sigma": sigma, "lipschitz": steep.nanmean(), "upper": upper.nanmean()}
-        found["lipschitz_max"] = _largest(steep)
-        if least is not None:
-            lower = values * least
-            bad |= steep < lower * (1 - slack) - slack * upper * (values.dtype != torch.float64)
-            found["lower"] = lower.nanmean()
-        found["violations"] = bad.sum()
-        if "vector" in self._static:
-            del found["upper"]
-        self._sandwiches[site.name] = found
-        self._estimated = error > 0
+        self._sandwiches[site.name] = Sandwich.of(site, gradient, errors, operator)
 
     # -- at a measurement ----------------------------------------------------------------------------------------
-    def measure(self, now: Moment) -> Values:
+    def measure(self, now: Moment) -> Values | Future[Values]:
         hooks = self._hooks
         if hooks is None or hooks.resting or now.step == 0:
             return {}
@@ -196,21 +182,28 @@ class Trajectory(Probe):
             values |= {f"{key}/{name}": value for key, value in path.read().items()}
         if self.passes == "measured":
             values = {key: value for key, value in values.items() if key.partition("/")[0] not in _OF_EVERY_STEP}
-        for name, found in self._sandwiches.items():
-            values |= {f"{key}/{name}": value for key, value in found.items()}
-        estimated = bool(self._sandwiches) and self._estimated
-        self._sandwiches = {}
         if self.clean is not None and self.clean.due(now.step):
             values |= self._clean_pass(hooks)
         if self._link_found is None and now.loss_node is not None and hooks.number:
             self._link_found = self.link == "identity" and applies_link(now.loss_node, hooks.number)
-        found_labels = [
-            *self._labels_now(),
-            *(["logits"] if self._link_found else []),
-            *(["side"] if hooks.side else []),
-        ]
-        self.labels = tuple(found_labels + (["estimated"] if estimated else []))
-        return values | {f"label/{label}": 1.0 for label in self.labels}
+        known = [*self._labels_now()]
+        known += ["logits"] if self._link_found else []
+        known += ["side"] if hooks.side else []
+        looks, sandwiches = self._looks, self._sandwiches
+        self._looks, self._sandwiches = {}, {}
+
+        def finish() -> Values:
+            found = looks | self._read(sandwiches)
+            self.labels = (*known, *(["estimated"] if any(estimated for _, estimated in found.values()) else []))
+            more = {f"{key}/{name}": value for name, (one, _) in found.items() for key, value in one.items()}
+            return values | more | {f"label/{label}": 1.0 for label in self.labels}
+
+        if any(one.steep.is_cuda for one in sandwiches.values()):  # nothing here may wait for it
+            return later(finish)
+        return finish()
+
+    def _read(self, sandwiches: Mapping[str, Sandwich]) -> dict[str, tuple[dict[str, Any], bool]]:
+        return {name: one.found("vector" in self._static) for name, one in sandwiches.items()}
 
     def _check(self, hooks: Hooks) -> None:
         """What may be missing since the last measurement, said once and for all."""
@@ -247,7 +240,7 @@ class Trajectory(Probe):
         for site in self._sites.chosen:
             ratio = row_norms(gradients[site.name], site.axis) / torch.where(errors > 0, errors, torch.nan)
             values[f"clean/{site.name}"] = ratio.nanmean()
-            values[f"clean_max/{site.name}"] = _largest(ratio)
+            values[f"clean_max/{site.name}"] = largest(ratio)
         return values
 
     def _labels_now(self) -> tuple[str, ...]:
@@ -266,9 +259,9 @@ class Trajectory(Probe):
             return self._kept
         sums = {name: one.state_dict() for name, one in self._sums.items()}
         paths = {k: p.state_dict() for k, p in self._paths.items()}
-        looks = {"found": self._sandwiches, "estimated": self._estimated}  # taken, but not measured yet
+        looks = self._looks | self._read(self._sandwiches)  # taken, but not measured yet
         steady = {name: one.state_dict() for name, one in self._steady.items()}
-        return {"passes": self._passes, "sums": sums, "paths": paths, "sandwiches": looks, "steady": steady}
+        return {"passes": self._passes, "sums": sums, "paths": paths, "looks": looks, "steady": steady}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._hooks is None:
@@ -282,11 +275,6 @@ class Trajectory(Probe):
             self._paths[name].load_state_dict(path)
         for name, steady in state.get("steady", {}).items():
             self._steady[name].load_state_dict(steady)
-        looks = state.get("sandwiches", {"found": {}, "estimated": False})
-        self._sandwiches = {name: dict(found) for name, found in looks["found"].items()}
-        self._estimated = bool(looks["estimated"])
-
-
-def _largest(values: Tensor) -> Tensor:
-    """The largest that is a number; NaN if there is none, as where no sample has a loss gradient."""
-    return torch.where(values.isnan().all(), math.nan, torch.where(values.isnan(), -math.inf, values).max())
+        self._looks = {
+            name: (dict(found), bool(estimated)) for name, (found, estimated) in state.get("looks", {}).items()
+        }

@@ -194,4 +194,4 @@ def _updates(site: Site, parts: list[tuple[Tensor, ...]], tolerance: float, know
     sigma, error = operator.largest(tolerance, most=1000)
     names = (*known, "estimated") if error else tuple(known)
     zero = int(values.isnan().sum())
-    return Updates(site.name, values, steep, sigma, error, operator.smallest_active(active), zero, names)
+    return Updates(site.name, values, steep, sigma, error, operator.smallest_active(active)(), zero, names)

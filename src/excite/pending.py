@@ -1,0 +1,84 @@
+"""Measurements on their way from the probes to the run: nothing in the training loop waits for a device."""
+
+from __future__ import annotations
+
+import math
+import time
+from concurrent.futures import Future
+
+from excite.probes import Probe
+from excite.probes.later import later
+from excite.probes.measured import Measured
+from excite.probes.protocol import Values
+from excite.probes.reduce import rank_and_size
+
+Asked = tuple[int, Probe, Measured | Future[Values] | None]  # step, probe, what it gave; None: it raised
+Fetched = tuple[int, Probe, dict[str, float] | Exception | None]
+
+_STEPS = 64  # whose values may wait on the device before they are fetched
+_SECONDS = 1.0  # and how long
+_TRAVEL = 8  # steps that they have for the way, where several processes have to agree on the step at which they arrive
+
+
+class Pending:
+    """Values wait here, are asked for after some steps or some time, and arrive a little later."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Asked] = []
+        self._coming: Future[list[Fetched]] | None = None
+        self._step = 0  # at which they were asked for
+        self._time = math.inf  # not yet: a training that starts over first clears what an earlier try has written
+
+    def start(self) -> None:
+        self._time = time.monotonic()
+
+    def clear(self) -> None:
+        self._waiting, self._coming = [], None
+
+    def add(self, step: int, probe: Probe, measured: Measured | Future[Values] | None) -> None:
+        if not isinstance(measured, Measured) or len(measured):
+            self._waiting.append((step, probe, measured))
+
+    def due(self, step: int) -> bool:
+        """Whether it is time to ask. Of several processes only the count of steps, the same for all, may decide."""
+        if not self._waiting:
+            return False
+        late = time.monotonic() - self._time > _SECONDS and rank_and_size()[1] == 1
+        return late or step - self._waiting[0][0] >= _STEPS
+
+    def ask(self, step: int) -> None:
+        """Fetch what waits: at once, or in another thread where a device has to be waited for."""
+        waiting, self._waiting = self._waiting, []
+        self._step, self._time = step, time.monotonic()
+        here = all(getattr(measured, "here", False) for _, _, measured in waiting)
+        self._coming = Future()
+        if here:
+            self._coming.set_result(_numbers(waiting))
+        else:
+            self._coming = later(lambda: _numbers(waiting))
+
+    def arrived(self, step: int) -> bool:
+        if self._coming is None:
+            return False
+        return self._coming.done() if rank_and_size()[1] == 1 else step >= self._step + _TRAVEL
+
+    def take(self) -> list[Fetched]:
+        """What was asked for; waits for it."""
+        coming, self._coming = self._coming, None
+        return [] if coming is None else coming.result()
+
+
+def _numbers(waiting: list[Asked]) -> list[Fetched]:
+    """What was promised is waited for; what a promise raised stands in its place."""
+    kept: list[tuple[int, Probe, Measured | Exception | None]] = []
+    for step, probe, measured in waiting:
+        try:
+            kept.append((step, probe, named(probe, measured.result()) if isinstance(measured, Future) else measured))
+        except Exception as error:
+            kept.append((step, probe, error))
+    numbers = iter(Measured.fetch([one for _, _, one in kept if isinstance(one, Measured)]))
+    return [(step, probe, next(numbers) if isinstance(one, Measured) else one) for step, probe, one in kept]
+
+
+def named(probe: Probe, values: Values) -> Measured:
+    return Measured({f"{probe.name}/{key}": value for key, value in values.items()})
