@@ -1,4 +1,4 @@
-"""Work for tests of engines: it sleeps, fails, or dies, and leaves a file in its folder."""
+"""Work for tests of engines: it sleeps, fails, or dies, and leaves a file in its folder. And the settings of a small sweep."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from excite.errors import InputError
 from excite.work import Tell
@@ -52,3 +53,14 @@ def jobs(folder: Path, *arms: str, seconds: float = 0.0) -> list[Job]:
 
 def tries_of(job: Job) -> int:
     return len((job.folder / "tries").read_text().split())
+
+
+def settings(**sweep: Any) -> dict[str, Any]:
+    """Two trainings of a second; `sweep` goes into their table [sweep]."""
+    return {
+        "data": {"name": "moons", "train": 40, "test": 40},
+        "model": {"name": "mlp", "options": {"widths": [8]}},
+        "optimizer": {"name": "sgd", "lr": 0.5},
+        "epochs": 3, "batch": 10, "watch": False,
+        "sweep": {"over": {"optimizer.lr": [0.001, 0.5]}, "metric": "accuracy/test", **sweep},
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import random
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import excite
 from excite import InputError
 from excite.alerts import Above, AlertRaised, Alerts, Below, Fell, NotFinite, Rule, SteeperWhileFlat, default_alerts
 from excite.probes import Loss, Probe
+from excite.runs.state import flatten, unflatten
 from models import build
 
 
@@ -48,6 +50,55 @@ def test_steeper_while_flat_needs_both():
     assert not begins([rule], {name: calm, "loss/step": flat})
     assert not begins([rule], {name: steep[5:15], "loss/step": flat[5:15]}), "half a window is not enough"
     assert not begins([rule], {name: steep}), "without a loss nothing can be said"
+
+
+def test_a_restart_changes_no_alert():
+    """At any moment: nothing is said twice, and windows that a rule looks back on stay whole."""
+    generator = random.Random(0)
+    names = ["trajectory/mean/0", "rank/effective/fc", "loss/step"]
+    rows = [{name: generator.choice([1.0, 1.0, 9.0, math.nan]) for name in names} for _ in range(60)]
+    rules = [NotFinite(), Above("*", 5, looks=2), Fell(looks=2), SteeperWhileFlat(window=50, looks=2, factor=1.1)]
+    whole = Alerts(rules)
+    expected = [str(alert) for i, row in enumerate(rows) for _, alert in whole.look(10 * i, row)]
+    assert len(expected) > 20
+    for stop in range(len(rows)):
+        first, second = Alerts(rules), Alerts(rules)
+        found = [str(alert) for i, row in enumerate(rows[:stop]) for _, alert in first.look(10 * i, row)]
+        second.load_state_dict(unflatten(*flatten(first.state_dict())))
+        found += [str(alert) for i, row in enumerate(rows[stop:], stop) for _, alert in second.look(10 * i, row)]
+        assert found == expected
+
+
+def test_rules_may_change_at_a_restart():
+    first = Alerts([Above("a", 2), Below("b", 2)])
+    assert len(first.look(0, {"a": 3.0, "b": 1.0})) == 2
+    second = Alerts([Below("b", 2, then=print), Above("a", 1), Above("a", 2, then=print)])
+    second.load_state_dict(first.state_dict())
+    assert [rule.limit for rule, _ in second.look(10, {"a": 3.0, "b": 1.0})] == [1]  # the new one
+    third = Alerts([Above("c", 2)])
+    third.load_state_dict(first.state_dict())
+    assert third.state_dict() == {"history": {}, "true": []}
+
+
+def test_checkpoints_hold_the_alerts_and_older_ones_load(tmp_path):
+    rules = [Above("loss/step", 0), Fell(least=1)]
+
+    def watched(folder):
+        return excite.watch(torch.nn.Linear(2, 1), run=folder, probes=[Loss(), Given([50, 50, 5])], alerts=rules)
+
+    with watched(tmp_path / "a") as watch:
+        watch.step(1.0)
+        watch.step(1.0)
+        state = watch.state_dict()
+    for folder, older, expected in (("b", False, [("Fell", 4)]), ("c", True, [("Above", 3)])):
+        found = {k: v for k, v in state.items() if not older or k != "alerts"}
+        with watched(tmp_path / folder) as watch:
+            watch.load_state_dict(found)
+            watch.step(1.0)
+            watch.step(1.0)
+        run = excite.load_run(tmp_path / folder)
+        alerts = [name for name in run.names() if name.startswith("alert/")]
+        assert [(name.split("/")[1], int(run.series(name)[0][0])) for name in alerts] == expected
 
 
 def test_what_is_not_finite():

@@ -17,7 +17,7 @@ import fsspec
 import pytest
 import torch
 
-from engine_jobs import Job, jobs
+from engine_jobs import Job, jobs, settings
 from excite import training
 from excite.engines import Workers
 from excite.errors import InputError, RunError, TrainingStopped
@@ -39,16 +39,6 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def memory() -> str:
     return f"memory://{uuid.uuid4().hex}/sweep"
-
-
-def settings(**sweep: Any) -> dict[str, Any]:
-    return {
-        "data": {"name": "moons", "train": 40, "test": 40},
-        "model": {"name": "mlp", "options": {"widths": [8]}},
-        "optimizer": {"name": "sgd", "lr": 0.5},
-        "epochs": 3, "batch": 10, "watch": False,
-        "sweep": {"over": {"optimizer.lr": [0.001, 0.5]}, "metric": "accuracy/test", **sweep},
-    }  # fmt: skip
 
 
 def test_a_sweep_into_a_store_is_the_sweep_into_a_folder(

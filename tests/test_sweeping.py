@@ -8,25 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from engine_jobs import settings
 from excite.engines import Workers
 from excite.errors import InputError, RunError
 from excite.runs import load_run
 from excite.runs.lock import Lock
 from excite.sweeping import plan, run_sweep
 
-
-def settings(**sweep: Any) -> dict[str, Any]:
-    return {
-        "data": {"name": "moons", "train": 40, "test": 40},
-        "model": {"name": "mlp", "options": {"widths": [8]}},
-        "optimizer": {"name": "sgd", "lr": 0.5},
-        "epochs": 3, "batch": 10, "watch": False,
-        "sweep": {"over": {"optimizer.lr": [0.001, 0.5], "epochs": [2, 3]}, "metric": "accuracy/test", **sweep},
-    }  # fmt: skip
+GRID = {"optimizer.lr": [0.001, 0.5], "epochs": [2, 3]}
 
 
 def test_a_grid_is_every_combination_with_every_seed(tmp_path: Path) -> None:
-    sweep = plan(settings(seeds=2), tmp_path)
+    sweep = plan(settings(over=GRID, seeds=2), tmp_path)
     assert [(t.config.optimizer.lr, t.config.epochs, t.config.seed) for t in sweep.tasks] == [
         (lr, epochs, seed) for lr in (0.001, 0.5) for epochs in (2, 3) for seed in (0, 1)
     ]
@@ -61,7 +54,7 @@ def test_ranges_on_a_grid_and_at_random(tmp_path: Path) -> None:
         ({"over": {"optimizer.lr": {"low": 0.0, "high": 1.0, "log": True}}}, "low > 0 with log"),
         ({"over": {"optimizer.lr": {"low": 2.0, "high": 1.0}}}, "expected low < high"),
         ({"method": "random"}, "sweep.budget is missing"),
-        ({"budget": 3}, "the grid has 4 combinations, the budget is 3"),
+        ({"over": GRID, "budget": 3}, "the grid has 4 combinations, the budget is 3"),
         ({"goal": "most"}, "sweep.goal"),
         ({"sedes": 3}, "sweep.sedes"),
     ],
@@ -73,7 +66,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(sweep: dict[str, Any],
 
 
 def test_the_table_is_from_best_to_worst_and_nothing_is_trained_twice(tmp_path: Path) -> None:
-    sweep = plan(settings(seeds=2), tmp_path)
+    sweep = plan(settings(over=GRID, seeds=2), tmp_path)
     result = run_sweep(sweep, workers=1)
     means = [row.mean for row in result.rows]
     assert means == sorted(means, reverse=True)
@@ -85,7 +78,7 @@ def test_the_table_is_from_best_to_worst_and_nothing_is_trained_twice(tmp_path: 
 
 
 def test_worker_processes_give_the_same_bits(tmp_path: Path) -> None:
-    here, there = (plan(settings(), tmp_path / name) for name in ("here", "there"))
+    here, there = (plan(settings(over=GRID), tmp_path / name) for name in ("here", "there"))
     run_sweep(here, workers=1)
     run_sweep(there, engine=Workers(2))
     for one, two in zip(here.tasks, there.tasks):
@@ -96,7 +89,7 @@ def test_worker_processes_give_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_second_start_of_the_same_sweep_is_refused(tmp_path: Path) -> None:
-    sweep = plan(settings(), tmp_path)
+    sweep = plan(settings(over=GRID), tmp_path)
     lock = Lock(tmp_path / "lock", tmp_path)
     try:
         with pytest.raises(RunError, match="another process is writing to"):

@@ -1,6 +1,7 @@
 """`excite.watch` in a plain loop."""
 
 import json
+import math
 import time
 import warnings
 from concurrent.futures import Future
@@ -248,7 +249,9 @@ class PerProcess(Probe):
         self.name, self.reduction = f"process-{reduction}", reduction
 
     def measure(self, now):
-        return {"value": float(dist.get_rank() + 1)}
+        # NaN: this process has no value. It must not matter which one that is.
+        some = {f"only-{rank}": 5.0 if dist.get_rank() == rank else math.nan for rank in range(2)}
+        return {"value": float(dist.get_rank() + 1), **some, "none": math.nan}
 
 
 def worker(rank, size, folder):
@@ -270,6 +273,10 @@ def test_values_are_reduced_across_processes(tmp_path):
     last = {row.name: row.value for row in frame.itertuples(index=False)}
     for reduction, value in {"mean": 1.5, "sum": 3, "max": 2, "min": 1, "first": 1}.items():
         assert last[f"process-{reduction}/value"] == value
+        assert math.isnan(last[f"process-{reduction}/none"])
+        for rank in range(2):
+            expected = 5.0 if reduction in ("max", "min") or (reduction, rank) == ("first", 0) else math.nan
+            assert last[f"process-{reduction}/only-{rank}"] == pytest.approx(expected, nan_ok=True)
     assert frame[frame.name == "loss/step"].value.tolist() == [0.5, 1.5, 2.5]
 
 

@@ -1,5 +1,7 @@
 """`excite.watch` where people train: compiled, mixed precision, accumulation, checkpointing, several models, processes."""
 
+import json
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -240,7 +242,7 @@ def worker(rank, size, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
     x = data()[0][0]
-    for how in ("ddp", "fsdp", "budget"):
+    for how in ("ddp", "fsdp", "budget", "defaults"):
         model = Net()
         if how == "fsdp":
             for layer in (model.first, model.second, model.third):
@@ -248,7 +250,7 @@ def worker(rank, size, folder):
             fully_shard(model)
         called = model if how == "fsdp" else DistributedDataParallel(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        chosen = probes() if how != "budget" else [Loss(), Rank(Budget(0.5)), Failing(), Uneven()]
+        chosen = {"budget": [Loss(), Rank(Budget(0.5)), Failing(), Uneven()], "defaults": None}.get(how, probes())
         with excite.watch(called, x, f"{folder}/{how}", optimizer, chosen, strict=how != "budget") as watch:
             for inputs, y in data() * (1 if how != "budget" else 5):
                 optimizer.zero_grad()
@@ -270,11 +272,30 @@ def two(tmp_path_factory):
 def test_two_processes_have_the_numbers_of_one_on_the_whole_batch(plain, two, how):
     run = excite.load_run(two / how)
     found = {name: run.series(name)[1].tolist() for name in run.names()}
-    more = ("trajectory/max/first", "trajectory/length/first", "trajectory/total/first", "trajectory/samples/first")
-    equal(found, plain, (*NAMES, *more))
+    more = ("max", "length", "total", "samples", "phi")
+    equal(found, plain, (*NAMES, *(f"trajectory/{key}/first" for key in more)))
+    # τ is the last of the processes' own: no update of any of them exceeded φ from there on.
+    peaks, late = found["trajectory/max/first"], found["trajectory/tau/first"]
+    for step, (phi, tau) in enumerate(zip(found["trajectory/phi/first"], late), start=1):
+        assert max(peaks[int(tau) : step]) <= phi
+    assert all(tau >= alone for tau, alone in zip(late, plain["trajectory/tau/first"]))
+    assert max(late) > 0
     # FSDP trains a shard of the bias: its path as a whole is not seen.
     missing = {f"trajectory/{key}/first" for key in ("raw", "variance", "distance")} if how == "fsdp" else set()
     assert set(found) == set(plain) - missing
+
+
+def test_what_the_model_is_made_of_is_written_once_as_by_one_process(two, tmp_path):
+    """Finding it runs the model, which all processes would have to do: without a probe that asks it is left out."""
+    train(tmp_path / "one", chosen=default_probes())
+    found = []
+    for folder in (tmp_path / "one", two / "defaults"):
+        (file,) = folder.rglob("*wiring*")
+        assert file.relative_to(folder).as_posix() == "artifacts/wiring.json"
+        found.append(json.loads(file.read_text()))
+    assert found[0] == found[1]
+    assert [layer["name"] for layer in found[1]["layers"]] == ["first", "second", "third"]
+    assert not list((two / "ddp").rglob("*wiring*"))
 
 
 def test_processes_agree_on_when_to_measure_and_on_what_is_switched_off(two):

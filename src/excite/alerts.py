@@ -12,10 +12,12 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from fnmatch import fnmatchcase
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from excite.errors import ExciteError, InputError
 
@@ -69,6 +71,15 @@ class Series:
     def newest(self, n: int) -> list[float]:
         return [self.values[-i] for i in range(min(n, len(self.values)), 0, -1)]
 
+    def state_dict(self) -> dict[str, Any]:
+        values = torch.tensor(self.values, dtype=torch.float64)
+        return {"steps": torch.tensor(self.steps, dtype=torch.int64), "values": values, "largest": self.largest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = deque(state["steps"].tolist(), maxlen=_KEPT)
+        self.values = deque(state["values"].tolist(), maxlen=_KEPT)
+        self.largest = float(state["largest"])
+
 
 History = Mapping[str, Series]
 
@@ -87,6 +98,12 @@ class Rule:
     def __post_init__(self) -> None:
         if self.then not in ("log", "raise") and not callable(self.then):
             raise InputError(f"alerts: expected then='log', 'raise' or a function; got {self.then!r}")
+
+    @property
+    def key(self) -> str:
+        """What the rule says, whatever it does then: two of the same key are true of the same."""
+        said = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.name != "then"]
+        return f"{type(self).__qualname__}({', '.join(said)})"
 
     def judge(self, history: History, name: str) -> str | None:
         raise NotImplementedError(f"{type(self).__name__} has to define judge(self, history, name)")
@@ -213,6 +230,19 @@ class Alerts:
         for name, value in watched.items():
             self._history.setdefault(name, Series()).add(step, value)
         return [begun for name, value in watched.items() for begun in self._judge(step, name, value)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What rules have seen, and of what they are true: a resumed training is judged as if it had not stopped."""
+        true = [[self.rules[number].key, name] for number, name in sorted(self._true)]
+        return {"history": {name: series.state_dict() for name, series in self._history.items()}, "true": true}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Rules may have changed: a new one begins with what was kept for the others."""
+        self._history = {name: Series() for name in state["history"] if self._rules_for(name) or self._needed(name)}
+        for name, series in self._history.items():
+            series.load_state_dict(state["history"][name])
+        true = {(key, name) for key, name in state["true"]}
+        self._true = {(i, name) for i, rule in enumerate(self.rules) for key, name in true if key == rule.key}
 
     def _judge(self, step: int, name: str, value: float) -> Iterator[tuple[Rule, Alert]]:
         for number in self._rules_for(name):

@@ -40,7 +40,7 @@ console = Console(highlight=False, soft_wrap=False)
 _ON = (
     "Who does the work: local (worker processes), ray (a cluster started here) or ray:ADDRESS; by default this process."
 )
-_GPUS = "GPUs for each training on Ray; a part such as 0.25 shares one."
+_GPUS = "GPUs for each training with --on local or --on ray; a part such as 0.25 shares one."
 _RETRIES = "How often work is tried again whose process or machine was lost, or that failed unexpectedly."
 _debug = False
 _INTERRUPTED = 130

@@ -118,11 +118,14 @@ class Watch:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep, so that a resumed training is watched as if it had not stopped."""
         self.flush()
-        return {"steps": self.steps, "probes": {probe.name: probe.state_dict() for probe in self.probes}}
+        probes = {probe.name: probe.state_dict() for probe in self.probes}
+        return {"steps": self.steps, "probes": probes, "alerts": self._alerts.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._pending.clear()
         self.steps = int(state["steps"])
+        if "alerts" in state:
+            self._alerts.load_state_dict(state["alerts"])
         for probe in self.probes:
             if probe.name in state["probes"]:
                 probe.load_state_dict(state["probes"][probe.name])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite.alerts import Above
 from excite.data import load
 from excite.excitation import PersistentExcitation, Stages
 from excite.fit import fit, make_model, squared_error
@@ -50,7 +51,9 @@ def job(path: str, kind: str, kill_at: int | None = None) -> Any:
         return loss(x, y)
 
     run = Run.create(path, {"kind": kind}, resume=True)
-    with run, watch(model, example=data.x_test[:20], run=run, optimizer=optimizer) as watching:
+    # One begins with the first step and stays, the other has to look back on 20 steps.
+    rules = [Above("loss/step", limit=0.0), Above("loss/step", limit=0.0, looks=20)]
+    with run, watch(model, example=data.x_test[:20], run=run, optimizer=optimizer, alerts=rules) as watching:
         return fit(
             model, data, counted, optimizer, epochs=6, batch=16, seed=5, run=run, excitation=excitation, watch=watching,
             checkpoint_every="5 steps" if kind != "excited" else "1 epoch",

@@ -62,6 +62,7 @@ def compare(whole: Path, broken: Path) -> None:
     assert np.array_equal(first["value"], second["value"])  # bit for bit; there is no NaN in it
     assert {"loss/step", "accuracy/train", "accuracy/test", "distance/absolute"} <= set(first["name"])
     assert (first["name"] == "loss/step").sum() == STEPS
+    assert two.series("alert/Above/loss/step")[0].tolist() == [1, 20]  # not once more after each restart
 
 
 @pytest.fixture(scope="module")

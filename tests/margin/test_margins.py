@@ -47,6 +47,55 @@ def test_margins_of_a_plane_model_agree_with_a_dense_grid(trained, norm):
         assert found.values[i] >= exact - 0.003
 
 
+class Mixed(nn.Module):
+    """A model that works in one precision and answers in another."""
+
+    def __init__(self, model: nn.Module, inside: torch.dtype, outside: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.inside, self.outside = model.to(inside), inside, outside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.to(self.inside)).to(self.outside)
+
+
+MIXED = [
+    (first, inside, outside)
+    for first in (torch.float32, torch.float64)
+    for inside in (torch.float32, torch.float64)
+    for outside in (torch.float32, torch.float64, torch.bfloat16)
+    if not first == inside == outside
+]
+
+
+@pytest.mark.parametrize("types", MIXED, ids=lambda types: "-".join(str(t)[6:] for t in types))
+@pytest.mark.parametrize(
+    ("outputs", "options"), [(1, {}), (3, {"norm": "2", "bounds": (-3, 3)}), (1, {"layers": "all"})], ids=str
+)
+def test_outputs_may_have_another_precision_than_inputs(types, outputs, options):
+    """Float32 in and float64 out ended in "Index put requires the source and destination dtypes match"."""
+    first, inside, outside = types
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, outputs)).double()
+    x = torch.randn(5, 4, dtype=first)
+    f = model(x.double()).detach()
+    y = f.argmax(1) if outputs > 1 else (f[:, 0] > 0).long()
+    settings = {"threshold": 0.0, "restarts": 2, "steps": 40, "evidence": not options, **options}
+    expected = margins(model, x.double(), y, **settings)
+    mixed = Mixed(model, inside, outside)
+    found = margins(mixed, x, y, perturbations=True, **settings)
+    if "layers" in options and first != inside:  # what is converted is a layer's input beside x: never harder to break
+        assert (found.values <= 1.01 * expected.values).all()
+    elif outside != torch.bfloat16:  # which decides otherwise where outputs are close
+        assert found.values == pytest.approx(expected.values, rel=0.01)
+    if "layers" in options:
+        return
+    assert found.perturbations.dtype == first
+    moved = x + found.perturbations
+    for f in (mixed(moved), torch.cat([mixed(one[None]) for one in moved])):
+        chosen = f.argmax(1) if outputs > 1 else (f[:, 0] > 0).long()
+        assert (chosen != y).tolist() == torch.isfinite(found.values).tolist()
+
+
 def call(x=None, y=None, model=None, **options):
     x = torch.zeros(4, 5) if x is None else x
     return margins(model or nn.Linear(5, 1), x, torch.zeros(4, dtype=torch.long) if y is None else y, **options)

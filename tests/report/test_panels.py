@@ -35,6 +35,15 @@ def test_quantities_of_two_probes_in_one_panel_keep_apart():
     ]
 
 
+def test_a_step_has_no_axis_in_common_with_a_steepness():
+    (panel,) = panels(["trajectory/tau/0", "trajectory/phi/0", "trajectory/max/0"])
+    assert [(q.key, q.layers) for q in panel.quantities] == [
+        ("trajectory/max", ("0",)),
+        ("trajectory/phi", ("0",)),
+        ("trajectory/tau", ("0",)),
+    ]
+
+
 def test_layers_are_in_the_order_of_execution_then_of_numbers():
     assert in_order(["b10", "b2", "", "a"], ["b10", "b2"]) == ("", "b10", "b2", "a")
     assert in_order(["layer10", "layer2", "layer²"]) == ("layer2", "layer10", "layer²")

@@ -67,6 +67,22 @@ def test_a_flat_loss_makes_growing_steepness_a_warning():
     assert not texts(steep | {"loss/step": np.linspace(1, 0.1, len(STEPS))}, "warning")
 
 
+def test_steady_updates_are_told_with_the_step_since_when():
+    steady = {"trajectory/phi/conv1": np.linspace(4, 3.1, len(STEPS)), "trajectory/tau/conv1": np.minimum(STEPS, 1200)}
+    assert texts(steady) == ["Updates are steady: none was seen above 3.1 at layer conv1 since step 1,200."]
+    two = steady | {"trajectory/phi/fc1": 2.0, "trajectory/tau/fc1": 0.0}
+    assert texts(two) == [
+        "Updates are steady: none was seen above 3.1 at layer conv1 since step 1,200; 2 at layer fc1 since the start."
+    ]
+    settled = steady | {"trajectory/phi/conv1": np.minimum(3.1, 0.1 + STEPS / 500)}  # grew in the first half only
+    assert texts(settled) == texts(steady)
+    growing = {"trajectory/phi/conv1": np.linspace(1, 4, len(STEPS)), "trajectory/tau/conv1": 0.0}
+    assert texts(growing) == []
+    unknown = {"trajectory/phi/conv1": np.where(STEPS < 3000, 1.0, np.nan), "trajectory/tau/conv1": 0.0}
+    assert texts(unknown) == []
+    assert not any("steady" in text for text in texts(steady | {"loss/step": np.where(STEPS == 1500, np.nan, 1.0)}))
+
+
 def test_loss_that_breaks_or_diverges():
     broken = np.where(STEPS == 1500, np.nan, 1.0)
     assert texts({"loss/step": broken}, "warning")[0].startswith("The loss is not a finite number at step 1,500")

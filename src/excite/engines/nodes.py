@@ -68,4 +68,5 @@ def check_gpus(wanted: float, there: Mapping[str, float]) -> None:
     """`there`: the GPUs of each node; one piece of work runs on one node."""
     most = max(there.values(), default=0.0)
     if wanted > most:
-        raise InputError(f"gpus-per-task {wanted:g}: no node of the cluster has more than {most:g} GPUs; ask for fewer")
+        many = f"{most:g} GPU{'s' * (most != 1)}"
+        raise InputError(f"gpus-per-task {wanted:g}: no node of the cluster has more than {many}; ask for fewer")

@@ -29,7 +29,8 @@ _PATIENCE = 60.0  # seconds that a worker has to end at its next message after C
 class Workers:
     """`count` processes; a piece of work that is lost or fails for no reason of its own is tried `retries` times more.
 
-    With `gpus` every process sees so many GPUs of its own, or a share of one; without, all see all.
+    With `gpus` every process sees so many GPUs of its own, or one that it shares with others, and there are no more processes
+    than the GPUs allow; without, all see all.
     """
 
     count: int = 2
@@ -39,7 +40,7 @@ class Workers:
     def perform(self, todo: Sequence[Work], tell: Tell) -> list[Failure]:
         for task in todo:
             check_travels(task)
-        slots = gpu_slots(self.count, self.gpus, torch.cuda.device_count() if self.gpus else 0)
+        slots = gpu_slots(self.count, self.gpus, _devices() if self.gpus else [])
         context = workers_context()
         left = deque((task, self.retries) for task in todo)
         crew = [_Worker(context, slot) for slot in slots[: len(left)]]
@@ -70,18 +71,28 @@ class Workers:
         return failures
 
 
-def gpu_slots(count: int, gpus: float, there: int) -> list[str | None]:
+def gpu_slots(count: int, gpus: float, devices: Sequence[str]) -> list[str | None]:
     """The GPUs of each process, as CUDA_VISIBLE_DEVICES says it; None for all of them. At most `count` processes."""
     if not gpus:
         return [None] * count
-    if gpus > there:
-        raise InputError(f"gpus-per-task {gpus:g}: this machine has {there} GPUs; ask for fewer")
+    if gpus > (there := len(devices)):
+        raise InputError(
+            f"gpus-per-task {gpus:g}: this machine has {there} GPU{'s' * (there != 1)}; "
+            + ("ask for fewer" if there else "leave it out to train on the CPU")
+        )
     if gpus < 1:
-        found = [str(device) for _ in range(int(1 / gpus + 1e-9)) for device in range(there)]
+        found = list(devices) * int(1 / gpus + 1e-9)
     else:
         each = math.ceil(gpus)
-        found = [",".join(map(str, range(at, at + each))) for at in range(0, there - each + 1, each)]
+        found = [",".join(devices[at : at + each]) for at in range(0, there - each + 1, each)]
     return list(found[:count])
+
+
+def _devices() -> list[str]:
+    """The GPUs that this process sees, by the names that it was given for them."""
+    there = torch.cuda.device_count()
+    given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return given[:there] if given else [str(device) for device in range(there)]
 
 
 def check_travels(task: Work) -> None:

@@ -52,20 +52,23 @@ class Decision:
         return (own - f.gather(1, weighed.argmin(1, keepdim=True)))[:, 0]
 
     def look(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Slack and broken (N,) at z, without gradients."""
+        """Slack, in the precision of z, and broken (N,) at z, without gradients."""
         with torch.no_grad():
             f = self.outputs(z)
             # Where outputs overflow there is no decision: such a point is not broken.
-            return self.slack(f), (self.chosen(f) != self.labels) & _finite(f)
+            return self.slack(f).to(z.dtype), (self.chosen(f) != self.labels) & _finite(f)
 
     def slope(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Slack, broken (N,) and the gradient of the slack with respect to z; no gradient of any weight is computed."""
+        """Slack, broken (N,) and the gradient of the slack with respect to z; no gradient of any weight is computed.
+
+        Slack and gradient are in the precision of z, whatever that of the outputs: the search goes on in it.
+        """
         z = z.detach().requires_grad_()
         f = self.outputs(z)
         slack = self.slack(f)
         gradient = _gradient(slack, z)
         broken = (self.chosen(f.detach()) != self.labels) & _finite(f.detach())
-        return slack.detach(), broken, torch.nan_to_num(gradient, 0.0, 0.0, 0.0)
+        return slack.detach().to(z.dtype), broken, torch.nan_to_num(gradient, 0.0, 0.0, 0.0)
 
     def differences(self, z: Tensor, classes: Tensor) -> list[Tensor]:
         """Gradients of f_label − f_j at z for j in the columns of `classes` (N, k)."""

@@ -135,7 +135,9 @@ class Task:
 
     def firm(self, found: Found) -> None:
         """Make perturbations break the points by more than rounding, which differs with the size of the batch."""
-        epsilon = torch.finfo(self.x.dtype).eps
+        # A model may work in single precision also for inputs in double precision.
+        types = {self.x.dtype, self.f.dtype, *(p.dtype for p in self.decision.model.parameters())}
+        epsilon = torch.finfo(torch.float32 if torch.float32 in types else self.x.dtype).eps
         for index in torch.nonzero(self.right & torch.isfinite(found.radius))[:, 0].split(self.size):
             f = self.f[index]
             size = f.abs() if f.dim() == 1 else f.abs().amax(1)

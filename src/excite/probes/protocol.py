@@ -93,6 +93,7 @@ class Probe:
     """Base of all probes. `name` is the first part of every metric's name.
 
     Several processes: `reduction` makes one value out of theirs; `reductions` by quantity, where some need another one.
+    "max" and "min" are those of the processes that have a value: NaN does not count.
     """
 
     name: ClassVar[str]

@@ -56,8 +56,13 @@ def _reduced(values: torch.Tensor, reduction: Reduction) -> torch.Tensor:
     if reduction == "first":
         dist.broadcast(values, 0)
         return values
-    operation = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(reduction, dist.ReduceOp.SUM)
-    dist.all_reduce(values, operation)
+    if reduction in ("max", "min"):
+        # What a library makes of NaN depends on which process has it: here it is a process without a value.
+        sign, there = (1 if reduction == "max" else -1), ~values.isnan()
+        both = torch.stack([torch.where(there, sign * values, -math.inf), there.to(values.dtype)])
+        dist.all_reduce(both, dist.ReduceOp.MAX)
+        return torch.where(both[1] > 0, sign * both[0], math.nan)
+    dist.all_reduce(values, dist.ReduceOp.SUM)
     return values / dist.get_world_size() if reduction == "mean" else values
 
 
@@ -77,8 +82,8 @@ def _gathered(rows: Sequence[Row]) -> list[dict[str, float] | None]:
 
 def _one(probe: Probe, name: str, values: Sequence[float]) -> float:
     reduction = reduction_of(probe, name)
-    if reduction in ("max", "min") and any(map(math.isnan, values)):
-        return math.nan
+    if reduction in ("max", "min"):
+        values = [value for value in values if not math.isnan(value)] or [math.nan]
     total: Mapping[Reduction, float] = {
         "mean": sum(values) / len(values), "sum": sum(values), "max": max(values), "min": min(values), "first": values[0],
     }  # fmt: skip

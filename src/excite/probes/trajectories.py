@@ -17,6 +17,7 @@ from excite.probes.operators import Operator
 from excite.probes.protocol import Every, Moment, Probe, Reduction, Schedule, Values
 from excite.probes.sandwich import Sandwich, largest
 from excite.probes.sites import Site, Sites, find
+from excite.probes.steady import Steady
 from excite.probes.updates import gradients_of, row_norms
 from excite.probes.windows import BiasPath, Sums
 from excite.wiring.affine import clean_path
@@ -34,17 +35,22 @@ class Trajectory(Probe):
     `total` (the sum since the start), `samples`, `zero` (without a loss gradient: left out), `nonfinite` (left out). Of the
     bias itself, if the layer has one: `raw` (length of its path), `variance`, `distance` (from its start).
 
+    Of the run so far: `phi`, the largest normalized update in its last half, and `tau`, the first step (counted from 0) from
+    which none exceeded it (Definition 1; how exact for long runs: `excite.probes.steady.Steady`). NaN if there was no update.
+
     Every `sandwich` training passes, for the first `most` samples of that pass: `sigma`, the largest singular value of the layer as an
     operator, and the means `lower` ≤ `lipschitz` ≤ `upper` of Lemma 1, with `lipschitz_max` and the count of `violations`.
     With `clean`, on that schedule, `clean` and `clean_max`: the same ratio from an extra pass over the last batch in
     evaluation mode, exact also with batch normalization. `trajectory/label/...` is 1 where a label of
     `excite.probes.exactness.LABELS` applies. Several processes: sums and maxima over
-    all of their samples; means over processes, which is the mean over samples where each has as many.
+    all of their samples; means over processes, which is the mean over samples where each has as many. `tau` is then the last
+    of theirs: no update of any process exceeded `phi` from there on.
 
     Args:
         layers: "first", "all", or names of layers.
         passes: "all", or "measured" to look only at the passes of a step that is measured. Then nothing is done in between, and
-            what needs every step (`length`, `total`, `raw`, `variance`) is not written.
+            what needs every step (`length`, `total`, `raw`, `variance`) is not written; `phi` and `tau` are about the updates of
+            these passes.
         output: which part of what the model returns is f, where it does not return a tensor.
         link: "sigmoid" if the model returns one logit and its probability is meant.
     """
@@ -53,7 +59,7 @@ class Trajectory(Probe):
     reduction = "mean"
     reductions: ClassVar[Mapping[str, Reduction]] = {
         "length": "sum", "total": "sum", "samples": "sum", "zero": "sum", "nonfinite": "sum", "violations": "sum",
-        "max": "max", "lipschitz_max": "max", "clean_max": "max",
+        "max": "max", "lipschitz_max": "max", "clean_max": "max", "phi": "max", "tau": "max",
     }  # fmt: skip
 
     def __init__(
@@ -104,6 +110,7 @@ class Trajectory(Probe):
         self._link_found: bool | None = None
         device = self._sites.first.call.weight.device
         self._sums = {site.name: Sums(device) for site in self._sites.chosen}
+        self._steady = {name: Steady(device, plain=device.type == "cpu") for name in self._sums}
         self._operators = {site.name: Operator(site) for site in self._sites.chosen}
         parameters = {clean_path(path): p for path, p in model.named_parameters()}
         self._paths = {
@@ -168,7 +175,9 @@ class Trajectory(Probe):
         if hooks.by_name and steps > 0:
             self._check(hooks)
             for name in hooks.by_name:
-                values |= {f"{key}/{name}": value for key, value in self._sums[name].read().items()}
+                found = self._sums[name].read()
+                found |= self._steady[name].add(now.step, found["max"])
+                values |= {f"{key}/{name}": value for key, value in found.items()}
         for name, path in self._paths.items():
             values |= {f"{key}/{name}": value for key, value in path.read().items()}
         if self.passes == "measured":
@@ -251,7 +260,8 @@ class Trajectory(Probe):
         sums = {name: one.state_dict() for name, one in self._sums.items()}
         paths = {k: p.state_dict() for k, p in self._paths.items()}
         looks = self._looks | self._read(self._sandwiches)  # taken, but not measured yet
-        return {"passes": self._passes, "sums": sums, "paths": paths, "looks": looks}
+        steady = {name: one.state_dict() for name, one in self._steady.items()}
+        return {"passes": self._passes, "sums": sums, "paths": paths, "looks": looks, "steady": steady}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._hooks is None:
@@ -263,6 +273,8 @@ class Trajectory(Probe):
             self._sums[name].load_state_dict(sums)
         for name, path in state["paths"].items():
             self._paths[name].load_state_dict(path)
+        for name, steady in state.get("steady", {}).items():
+            self._steady[name].load_state_dict(steady)
         self._looks = {
             name: (dict(found), bool(estimated)) for name, (found, estimated) in state.get("looks", {}).items()
         }

@@ -16,7 +16,8 @@ from torch import Tensor
 _FOLD = 64  # passes whose norms may wait on a device before they are summed up
 
 
-def _wide(device: torch.device) -> torch.dtype:
+def wide(device: torch.device) -> torch.dtype:
+    """The widest floating point numbers of the device."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -32,7 +33,7 @@ class Sums:
         self._window()
 
     def _nothing(self) -> Any:
-        return 0.0 if self._cpu else torch.zeros((), dtype=_wide(self._device), device=self._device)
+        return 0.0 if self._cpu else torch.zeros((), dtype=wide(self._device), device=self._device)
 
     def _window(self) -> None:
         self.length = self.samples = self.zero = self.seen = self.largest = self._nothing()
@@ -70,10 +71,15 @@ class Sums:
     def read(self) -> dict[str, float | Tensor]:
         """The window's values; a new window starts."""
         self._fold()
-        none = self._cpu and not self.samples
+        if self._cpu:
+            none = not self.samples
+            mean, largest = math.nan if none else self.length / self.samples, math.nan if none else self.largest
+        else:
+            mean = self.length / self.samples  # 0 / 0 is NaN
+            largest = torch.where(self.samples > 0, self.largest, math.nan)
         found = {
-            "mean": math.nan if none else self.length / self.samples,
-            "max": math.nan if none else self.largest,
+            "mean": mean,
+            "max": largest,
             "length": self.length,
             "total": self.total,
             "samples": self.samples,
@@ -111,7 +117,7 @@ class BiasPath:
 
     def _now(self) -> Any:
         """The parameter as a vector of its own."""
-        now = self._parameter.detach().to(_wide(self._parameter.device), copy=True).reshape(-1)
+        now = self._parameter.detach().to(wide(self._parameter.device), copy=True).reshape(-1)
         return now.numpy() if self._cpu else now
 
     def _window(self) -> None:

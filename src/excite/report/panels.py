@@ -44,12 +44,13 @@ KINDS = (
         ),
     ),
     Kind(
-        "steepness", ("trajectory", "lipschitz", "steadiness"), "Steepness of the function",
+        "steepness", ("trajectory", "lipschitz"), "Steepness of the function",
         "How strongly the output answers to the input at the points being trained on. A function that keeps getting steeper "
         "while the loss stands still fits details, which costs margin.",
         (
             ("mean", "steepness at training points"), ("lipschitz", "local Lipschitz constant"),
-            ("max", "steepest training point"), ("lower", "lower bound"), ("upper", "upper bound"),
+            ("max", "steepest training point"), ("phi", "φ: steepest in the last half"),
+            ("tau", "τ: none above φ since step"), ("lower", "lower bound"), ("upper", "upper bound"),
             ("clean", "steepness, evaluation mode"), ("total", "length of the path so far"),
             ("sigma", "norm of the first layer"),
         ),

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from excite.report.changes import Change, after, calmed, fall, finite, first_broken, rise
 from excite.report.measured import Metrics
 
@@ -25,7 +27,7 @@ class Remark:
 
 def words(metrics: Metrics) -> list[Remark]:
     """Remarks on one run; what asks for attention comes first."""
-    rules = (_broken, _loss, _ranks, _units, _steepness, _margin, _balance, _alignment, _signs, _distance)
+    rules = (_broken, _loss, _ranks, _units, _steepness, _margin, _balance, _alignment, _signs, _steady, _distance)
     found = [remark for rule in rules for remark in rule(metrics)]
     rank = {"warning": 0, "good": 1, "note": 2}
     return sorted(found, key=lambda remark: rank[remark.kind])
@@ -227,6 +229,25 @@ def _signs(metrics: Metrics) -> list[Remark]:
     if not len(changed):
         return []
     return [Remark("note", f"Signs still change: {changed[-1]:.2%} of the weights changed theirs lately.")]
+
+
+def _steady(metrics: Metrics) -> list[Remark]:
+    """(τ, φ)-steady, unless φ still grows: then the last update is always the largest, and that is no news."""
+    if first_broken(metrics["loss/step"]) is not None:
+        return []
+    listed = []
+    for layer, series in metrics.layers("trajectory/phi").items():
+        tau = metrics[f"trajectory/tau/{layer}"][1]
+        up = rise(after(series, series[0][-1] // 2)) if len(tau) else None
+        if up is None or up.share > LARGE:
+            continue
+        if np.isfinite(series[1][-1]) and np.isfinite(tau[-1]):
+            since = f"since step {tau[-1]:,.0f}" if tau[-1] > 0 else "since the start"
+            listed.append(f"{number(float(series[1][-1]))} at layer {layer} {since}")
+    if not listed:
+        return []
+    more = f", and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    return [Remark("note", f"Updates are steady: none was seen above {'; '.join(listed[:_NAMED])}{more}.")]
 
 
 def _distance(metrics: Metrics) -> list[Remark]:
