@@ -15,7 +15,7 @@ import excite
 from excite.bounds import alignment as of_matrices
 from excite.errors import InputError
 from excite.probes import Alignment, Every, alignment
-from excite.probes.leading import leading
+from excite.probes.leading import leading, shifted_cholesky
 from excite.probes.protocol import Moment
 from excite.wiring.junctions import junctions
 from models import CASES, build, same_state, state_of
@@ -80,6 +80,31 @@ def test_a_direction_that_comes_to_lead_is_found_at_the_next_look(dtype: torch.d
         basis = found.basis
     assert float(found.squares[0]) == pytest.approx(s[0] ** 2, rel=1e-3)
     assert abs(float(found.left.double() @ torch.from_numpy(u[:, 0]))) > 0.98
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("small", [9, 40, 200])
+@pytest.mark.parametrize("steep", [0.0, 1e3])
+def test_orthonormal_columns_by_cholesky_factors_as_by_qr(small: int, steep: float, dtype: torch.dtype) -> None:
+    """Powers of a matrix on a vector are nearly dependent, or more than there are dimensions."""
+    g = torch.Generator().manual_seed(0)
+    w = torch.randn(2, small, 2 * small, generator=g, dtype=torch.float64)
+    w[:, 0] *= 1 + steep
+    gram = (w @ w.mT).to(dtype)
+    gram *= small**0.5 / gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+    columns = [torch.randn(2, small, 3, generator=g, dtype=torch.float64).to(dtype)]
+    for _ in range(7):
+        columns.append(gram @ columns[-1])
+    krylov = torch.cat(columns, 2)
+    found = []
+    for space in (torch.linalg.qr(krylov)[0], shifted_cholesky(krylov)):
+        assert float(torch.linalg.matrix_norm(space, 2).max()) < 1 + 1e-5
+        found.append(torch.linalg.eigvalsh(space.double().mT @ gram.double() @ space.double())[:, -2:])
+    assert bool(
+        ((found[0] - found[1]).abs() <= 1e-5 * found[0][:, -1:]).all()
+    )  # what rounding leaves is relative to the first
+    truth = torch.linalg.eigvalsh(gram.double())[:, -2:]
+    assert bool((found[1] <= truth * (1 + 1e-5)).all())
 
 
 def by_hand(matrix: Tensor) -> dict[str, float]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 _GRAM = 4096  # up to this size the matrix of inner products is formed once; beyond, each product multiplies twice
 _POWERS = 2  # of G, on the vectors that led before
-_DEGREE = 8  # on a random one
+_DEGREE = 7  # on a random one: with the others up to 32 vectors, the most that a GPU solves in one batch
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def leading(
 
 class Search:
     """Up to the smaller dimension `exact` an eigendecomposition of G in float64. Beyond, the best in the span of V, G V, G² V and
-    z, G z, …, G⁸ z. V is the basis of the last search, if it fits, else `block` random vectors, and then the search is
+    z, G z, …, G⁷ z. V is the basis of the last search, if it fits, else `block` random vectors, and then the search is
     repeated `cold` times; z is random, since a direction that comes to lead may be orthogonal to all that did before.
 
     The matrices are read when the search is made, and where it starts from a basis no value is waited for. `found` finishes
@@ -127,7 +127,7 @@ class _Stack:
                 for k in range(_DEGREE):
                     last = powers[-1] if k < _POWERS else powers[-1][:, :, :1]
                     powers.append(apply(last) * shrink)
-                self._space = torch.linalg.qr(torch.cat(powers, 2))[0]
+                self._space = _orthonormal(torch.cat(powers, 2))
                 self._image = apply(self._space)
                 self._inner = self._space.mT @ self._image
         # W v for what may become of v. In memory of its own: the weights go on.
@@ -174,6 +174,31 @@ def _noise(small: int, block: int, dtype: torch.dtype, device: torch.device) -> 
     random = torch.randn(small, block, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     columns: Tensor = random / random.norm(dim=0)
     return columns.to(device, dtype)
+
+
+def _orthonormal(vectors: Tensor) -> Tensor:
+    """A basis of what the columns (matrices, small, k) span.
+
+    On a GPU, where QR goes matrix by matrix, by Cholesky factors in float64. What depends on other columns then comes out
+    shorter than one instead of random, so that nothing sought in this space is found larger than it is.
+    """
+    if not vectors.is_cuda:
+        basis: Tensor = torch.linalg.qr(vectors)[0]
+        return basis
+    return shifted_cholesky(vectors)
+
+
+def shifted_cholesky(vectors: Tensor) -> Tensor:
+    """Three times: each squares the distance from orthonormal columns, once the shift has made the first possible."""
+    wide = vectors.double()
+    wide = wide / wide.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    for _ in range(3):
+        inner = wide.mT @ wide
+        inner.diagonal(dim1=-2, dim2=-1).add_(1e-13 * inner.shape[-1])
+        factor, _ = torch.linalg.cholesky_ex(inner)
+        wide = torch.linalg.solve_triangular(factor, wide.mT, upper=False).mT
+    basis: Tensor = wide.to(vectors.dtype)
+    return basis
 
 
 def _squares(matrix: Tensor) -> Tensor:
