@@ -222,11 +222,12 @@ class Alerts:
                 )
         self._history: dict[str, Series] = {}
         self._matching: dict[str, list[int]] = {}
+        self._watched: dict[str, bool] = {}
         self._true: set[tuple[int, str]] = set()
 
     def look(self, step: int, values: Mapping[str, float]) -> list[tuple[Rule, Alert]]:
         """Take in values measured at `step`; what begins to be true with them."""
-        watched = {name: value for name, value in values.items() if self._rules_for(name) or self._needed(name)}
+        watched = {name: value for name, value in values.items() if self._watches(name)}
         for name, value in watched.items():
             self._history.setdefault(name, Series()).add(step, value)
         return [begun for name, value in watched.items() for begun in self._judge(step, name, value)]
@@ -238,7 +239,7 @@ class Alerts:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Rules may have changed: a new one begins with what was kept for the others."""
-        self._history = {name: Series() for name in state["history"] if self._rules_for(name) or self._needed(name)}
+        self._history = {name: Series() for name in state["history"] if self._watches(name)}
         for name, series in self._history.items():
             series.load_state_dict(state["history"][name])
         true = {(key, name) for key, name in state["true"]}
@@ -259,8 +260,12 @@ class Alerts:
             self._matching[name] = [i for i, rule in enumerate(self.rules) if fnmatchcase(name, rule.names)]
         return self._matching[name]
 
-    def _needed(self, name: str) -> bool:
-        return any(getattr(rule, "loss", None) == name for rule in self.rules)
+    def _watches(self, name: str) -> bool:
+        """Whether a rule asks for it, for itself or beside another."""
+        if name not in self._watched:
+            asked = any(getattr(rule, "loss", None) == name for rule in self.rules)
+            self._watched[name] = asked or bool(self._rules_for(name))
+        return self._watched[name]
 
 
 def act(begun: Sequence[tuple[Rule, Alert]], *, speak: bool = True) -> None:

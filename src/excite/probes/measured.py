@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from excite.errors import InputError
+from excite.metric_names import is_name
 
 
 class Measured:
@@ -21,7 +22,7 @@ class Measured:
         self._stacks: list[tuple[list[str], Tensor]] = []
         kinds: dict[tuple[torch.device, torch.dtype], tuple[list[str], list[Tensor]]] = {}
         for name, value in values.items():
-            if not name.isprintable() or name != name.strip("/ "):
+            if not is_name(name):
                 raise InputError(f"expected keys such as 'norm' or 'norm/fc1'; got {name!r}")
             if isinstance(value, Tensor) and value.numel() == 1:
                 value = value.detach()

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from excite.errors import InputError, RunError
+from excite.metric_names import is_name
 
 APPLICATION = 0x45584354  # "EXCT" in the header of the file: this is ours
 VERSION = 1
@@ -204,8 +205,11 @@ def _checked(step: Any, values: Mapping[Any, Any]) -> Iterator[tuple[str, float]
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
         raise InputError(f"expected a step of 0 or more as an integer; got {step!r}")
     for name, value in values.items():
-        if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip("/ "):
+        if not is_name(name):
             raise InputError(f"expected a metric name such as 'rank/effective/conv1'; got {name!r}")
+        if type(value) is float:  # nearly all of them
+            yield name, value
+            continue
         shape = getattr(value, "shape", ())
         if math.prod(shape) != 1:
             raise InputError(f"metric {name!r}: expected one number; got shape {tuple(shape)}: log a summary")
