@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from excite.errors import InputError
 from excite.probes.aligned import Alignments, JunctionAlignment, LayerAlignment
-from excite.probes.later import later, once
+from excite.probes.later import handed, later, once
 from excite.probes.leading import Leading, Search
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
 from excite.probes.spectrum import Between
@@ -42,7 +42,7 @@ class Measure:
         """By matrix, where the next search can start. Waits for the last one: finished long since, if looks are some steps apart."""
         if self._last is not None:
             self._last()
-        return self._bases
+        return {key: handed(basis) for key, basis in self._bases.items()}
 
     def go_on(self, bases: Mapping[str, Tensor]) -> None:
         """From those of a checkpoint."""

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -18,18 +19,41 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="excite")
 
 
+@cache
+def _stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 def later(work: Callable[[], T]) -> Future[T]:
     """Its result, when it is there. For what has to wait for a GPU, and for computations on the CPU while one trains: numpy and
-    torch let go of Python's lock. Kernels go to the stream that is current here, behind those that are there already."""
+    torch let go of Python's lock.
+
+    On a GPU it begins when all that was asked for before is done, and on a stream of its own: to wait for a transfer behind
+    the kernels of the steps to come would hold up the thread that launches them. A tensor that it leaves behind is for `handed`
+    before it is used elsewhere.
+    """
     if not torch.cuda.is_initialized():
         return _thread().submit(work)
-    stream = torch.cuda.current_stream()
+    device = torch.cuda.current_device()
+    before = torch.cuda.Event(blocking=True)
+    before.record(torch.cuda.current_stream(device))
 
     def there() -> T:
-        with torch.cuda.stream(stream):
-            return work()
+        before.synchronize()
+        with torch.cuda.stream(_stream(device)):
+            try:
+                return work()
+            finally:
+                _stream(device).synchronize()  # what it read may be given back now
 
     return _thread().submit(there)
+
+
+def handed(tensor: Tensor) -> Tensor:
+    """The same, made by work done later, for use here: its memory is not used again before that is done."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensor
 
 
 def once(work: Callable[[], T]) -> Callable[[], T]:

@@ -46,7 +46,7 @@ def leading(
     exact: int,
     basis: Tensor | None = None,
     block: int = 8,
-    cold: int = 6,
+    cold: int = 12,
 ) -> Leading:
     """Of one matrix; see `Search`."""
     return Search([matrix], [basis], exact=exact, block=block, cold=cold).found()[0]
@@ -68,7 +68,7 @@ class Search:
         *,
         exact: int,
         block: int = 8,
-        cold: int = 6,
+        cold: int = 12,
     ):
         sides: list[tuple[Tensor, bool]] = []
         groups: dict[tuple[int, bool, torch.dtype, torch.device], list[int]] = {}

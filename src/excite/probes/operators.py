@@ -11,6 +11,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from excite.probes.later import handed
 from excite.probes.sites import Site
 
 _LARGEST = 4_000_000  # entries of an operator that is written out as a matrix
@@ -40,7 +41,7 @@ class Estimate:
         """The Ritz vector (inputs,)."""
         self.found()
         assert self._space is not None
-        return self._space[0]
+        return handed(self._space)[0]
 
     def _solve(self) -> tuple[float, float]:
         if not bool(self._inner.isfinite().all()):
