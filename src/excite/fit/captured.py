@@ -75,6 +75,9 @@ class CapturedStep(Step):
             self.why_not = f"the step cannot be captured: {' '.join(str(error).split())[:200]}"
             self.optimizer.zero_grad()
             torch.cuda.synchronize()
+            # A capture that was broken off leaves the random numbers of the device in a state that refuses to draw any.
+            random = torch.cuda.default_generators[x.device.index or 0]
+            random.graphsafe_set_state(random.clone_state())
             return None
 
 
