@@ -1,14 +1,16 @@
 """Values that are computed together when one of them is asked for."""
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from excite.probes import batched
+from excite.probes import Alignment, Conservation, Distance, Every, Probe, Rank, Signs, Trajectory, batched
 from excite.probes.batched import Batched
-from excite.probes.protocol import Values
+from excite.probes.later import once
+from excite.probes.protocol import Moment, Values
 
 
 def test_what_waits_is_computed_at_once_and_each_gets_its_own() -> None:
@@ -56,3 +58,42 @@ def test_what_fails_fails_for_all_that_waited() -> None:
     for one in made:
         with pytest.raises(KeyError, match="gone"):
             one.result()
+
+
+def test_work_is_done_once_and_let_go() -> None:
+    class Big:
+        pass
+
+    big = Big()
+    held, calls = weakref.ref(big), []
+
+    def work(what: Big = big) -> int:
+        calls.append(what.__class__)
+        return 3
+
+    get = once(work)
+    del big, work
+    assert held() is not None
+    assert [get(), get()] == [3, 3]
+    assert len(calls) == 1
+    assert held() is None
+
+
+@pytest.mark.parametrize("probe", [Signs, Distance, Rank, Conservation, Alignment, Trajectory])
+def test_what_waits_to_be_written_does_not_hold_the_moment(probe: type[Probe], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moment holds the inputs of all layers on the example, and the graph of the loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    monkeypatch.setattr("excite.probes.rank.Covariances.travelling", True)  # as on a GPU: promised, not computed
+    one, x = probe(Every(1)), torch.randn(6, 4)
+    one.attach(Moment(model, 0, None, x, optimizer))
+    model(x).sum().backward()
+    optimizer.step()
+    now = Moment(model, 1, torch.ones(()), x, optimizer)
+    waiting = one.measure(now)
+    assert waiting is not None
+    held = weakref.ref(now)
+    del now
+    assert held() is None
+    one.detach()

@@ -57,14 +57,16 @@ def handed(tensor: Tensor) -> Tensor:
 
 
 def once(work: Callable[[], T]) -> Callable[[], T]:
-    """Does the work when it is first called, from whichever thread; others wait for it."""
+    """Does the work when it is first called, from whichever thread; others wait for it. Then only its result is kept."""
     lock = Lock()
-    result: list[T] = []
+    todo, result = [work], list[T]()
+    del work
 
     def get() -> T:
         with lock:
             if not result:
-                result.append(work())
+                result.append(todo[0]())
+                todo.clear()
             return result[0]
 
     return get

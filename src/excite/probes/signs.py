@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class Signs(Probe):
         sizes = {path: w.numel() for path, w in weights.items()}
         found = [_together(column) for column in (latest, changed, torch._foreach_norm(list(weights.values())))]
         if found[0].is_cuda:  # nothing here may wait for it
-            return later(lambda: self._values(now.step, sizes, found))
+            return later(partial(self._values, now.step, sizes, found))  # without the moment and what it holds
         return self._values(now.step, sizes, found)
 
     def _values(self, step: int, sizes: Mapping[str, int], found: Sequence[Tensor]) -> Values:
