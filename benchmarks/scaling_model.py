@@ -225,14 +225,13 @@ def _memory(found: Sequence[Measurement]) -> list[str]:
     known = [m for m in found if m.peak_plain and m.peak_excited]
     if not known:
         return []
-    lines = ["| network | batch | peak plain, MiB | peak excited, MiB | ratio | watch keeps, bytes a parameter |"]
-    lines += ["|---|---|---|---|---|---|"]
+    kept = all(m.watch_bytes is not None for m in known)
+    lines = ["| network | batch | peak plain, MiB | peak excited, MiB | ratio |", "|---|---|---|---|---|"]
+    lines = [line + (" watch keeps, bytes a parameter |", "---|")[i] * kept for i, line in enumerate(lines)]
     for m in known:
         plain, excited = m.peak_plain or 0.0, m.peak_excited or 0.0
-        kept = f"{m.watch_bytes / m.parameters:.1f}" if m.watch_bytes is not None else ""
-        lines.append(
-            f"| {m.name} | {m.batch} | {plain / 2**20:.0f} | {excited / 2**20:.0f} | {excited / plain:.2f} | {kept} |"
-        )
+        line = f"| {m.name} | {m.batch} | {plain / 2**20:.0f} | {excited / 2**20:.0f} | {excited / plain:.2f} |"
+        lines.append(line + (f" {m.watch_bytes / m.parameters:.1f} |" if kept and m.watch_bytes is not None else ""))
     return ["\n".join(lines)]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import excite
 from excite.bounds import alignment as of_matrices
-from excite.errors import InputError
+from excite.errors import InputError, ModelError
 from excite.probes import Alignment, Every, alignment
 from excite.probes.leading import leading, shifted_cholesky
 from excite.probes.protocol import Moment
@@ -105,6 +105,17 @@ def test_orthonormal_columns_by_cholesky_factors_as_by_qr(small: int, steep: flo
     )  # what rounding leaves is relative to the first
     truth = torch.linalg.eigvalsh(gram.double())[:, -2:]
     assert bool((found[1] <= truth * (1 + 1e-5)).all())
+
+
+@pytest.mark.parametrize("exact", [8, 100])
+def test_weights_that_are_not_finite_are_named(exact: int) -> None:
+    w = torch.randn(20, 30)
+    basis = leading(w, exact=exact).basis
+    w[3, 4] = torch.nan
+    with pytest.raises(ModelError, match="not finite"):
+        leading(w, exact=exact, basis=basis)
+    with pytest.raises(ModelError, match="not finite"):
+        leading(w, exact=exact)
 
 
 def by_hand(matrix: Tensor) -> dict[str, float]:

@@ -26,7 +26,7 @@ EXACT = 256
 
 
 class Measure:
-    """The matrices of a traced model, and where their subspace iterations stand."""
+    """The matrices of a traced model, and where their searches stand."""
 
     def __init__(self, wiring: Wiring, exact: int, block: int):
         self.exact, self.block = exact, block

@@ -27,7 +27,7 @@ LABELS = {
     "pointwise": "smooth activations: the slope is that at the point, not in a region around it (Lemma 5)",
     "preprocessed": "the first layer does not see the input itself: slopes are with respect to what it sees",
     "side": "another output of the model is in the loss too: its gradient is in the numerator",
-    "estimated": "the largest singular value comes from power iteration: an estimate from below",
+    "estimated": "the largest singular value comes from a few Lanczos steps: an estimate from below",
 }
 
 

@@ -12,6 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from excite.errors import ModelError
+
 _GRAM = 4096  # up to this size the matrix of inner products is formed once; beyond, each product multiplies twice
 _POWERS = 2  # of G, on the vectors that led before
 _DEGREE = 7  # on a random one: with the others up to 32 vectors, the most that a GPU solves in one batch
@@ -122,7 +124,7 @@ class _Stack:
             # Powers neither overflow nor vanish: σ₁² is between the mean of all and their sum.
             shrink = (self._small**0.5 / self._total.clamp_min(1e-30)).to(start.dtype)[:, None, None]
             for i in range(times):
-                start = self._kept(torch.linalg.eigh(self._inner)[1]) if i and self._inner is not None else start
+                start = self._kept(_solved(self._inner)[1]) if i and self._inner is not None else start
                 powers = [torch.cat([random, start], 2)]
                 for k in range(_DEGREE):
                     last = powers[-1] if k < _POWERS else powers[-1][:, :, :1]
@@ -145,7 +147,7 @@ class _Stack:
 
     def found(self) -> list[Leading]:
         assert self._inner is not None
-        values, turns = torch.linalg.eigh(self._inner)
+        values, turns = _solved(self._inner)
         squares = values.flip(1).clamp_min(0)
         first = turns[:, :, -1:]
         tiny = torch.finfo(squares.dtype).tiny
@@ -174,6 +176,14 @@ def _noise(small: int, block: int, dtype: torch.dtype, device: torch.device) -> 
     random = torch.randn(small, block, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     columns: Tensor = random / random.norm(dim=0)
     return columns.to(device, dtype)
+
+
+def _solved(inner: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors; waits for the device."""
+    if not bool(inner.isfinite().all()):
+        raise ModelError("the weights are not finite: they have no singular values")
+    values, vectors = torch.linalg.eigh(inner)
+    return values, vectors
 
 
 def _orthonormal(vectors: Tensor) -> Tensor:

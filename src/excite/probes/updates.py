@@ -103,7 +103,7 @@ def trajectory(
     Args:
         loss: a function of (output, y), or of the output alone if y is None; any reduction. Not needed for one output.
         layers: "first", "all", or names; `bias of layer l` then says how steep the part after it is (appendix A.7).
-        tolerance: of the largest singular value of a convolution, which comes from power iteration.
+        tolerance: of the largest singular value of a convolution, which comes from Lanczos steps.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"trajectory: expected a torch.nn.Module; got {type(model).__name__}")
