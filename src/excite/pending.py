@@ -43,8 +43,9 @@ class Pending:
         """Whether it is time to ask. Of several processes only the count of steps, the same for all, may decide."""
         if not self._waiting:
             return False
-        late = time.monotonic() - self._time > _SECONDS and rank_and_size()[1] == 1
-        return late or step - self._waiting[0][0] >= _STEPS
+        if step - self._waiting[0][0] >= _STEPS:
+            return True
+        return time.monotonic() - self._time > _SECONDS and rank_and_size()[1] == 1
 
     def ask(self, step: int) -> None:
         """Fetch what waits: at once, or in another thread where a device has to be waited for."""

@@ -10,6 +10,7 @@ from threading import Lock
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from excite.probes.later import handed
 from excite.probes.sites import Site
@@ -179,10 +180,11 @@ class Operator:
         space, images = v.new_zeros(count, len(v)), v.new_zeros(count, len(v))
         offset, tiny = self.offset(), torch.finfo(v.dtype).tiny
         for k in range(count):
+            before = space[:k]
             for _ in range(2):  # what is left of a vector within the space is rounding: once is not enough
-                v = v / v.norm().clamp_min(tiny)
-                v = v - (space[:k] @ v) @ space[:k]
-            space[k] = v / v.norm().clamp_min(tiny)
+                v = normalize(v, dim=0, eps=tiny)
+                v = torch.addmv(v, before.T, before @ v, alpha=-1)
+            space[k] = normalize(v, dim=0, eps=tiny)
             v = images[k] = self.gram(space[k].reshape(zeros.shape), offset).flatten()
         self.last = Estimate(space @ images.T, space, images)
         return self.last
