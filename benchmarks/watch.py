@@ -41,6 +41,22 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any, wa
         torch.cuda.synchronize()
 
 
+def _cases() -> list[tuple[str, float, Callable[[], Any] | None, str]]:
+    """Name, momentum, probes, and what it is compared with. The ledger's work depends on the optimizer."""
+
+    def all_steps() -> list[Any]:
+        return [Loss(), Trajectory(Every(1)), Conservation(Every(1))]
+
+    return [
+        ("plain", 0.9, None, "plain"),
+        ("plain again", 0.9, None, "plain"),
+        ("default probes", 0.9, default_probes, "plain"),
+        ("trajectory and ledger at every step", 0.9, all_steps, "plain"),
+        ("plain, no momentum", 0.0, None, "plain, no momentum"),
+        ("trajectory and ledger at every step, no momentum", 0.0, all_steps, "plain, no momentum"),
+    ]
+
+
 def each(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any, repeats: int) -> None:
     """Seconds of one measurement, probe by probe."""
     print("\n| probe | one measurement, ms | of a step, at every 50th |\n|---|---|---|")
@@ -82,30 +98,25 @@ def main() -> None:
     y = torch.randint(10 if options.model == "resnet18" else 2, (options.batch,), generator=generator).to(device)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else machine()
     print(f"## Watching\n\n{options.model}, batch {options.batch}; {where}\n", flush=True)
-    probes: dict[str, Callable[[], Any] | None] = {
-        "plain": None,
-        "plain again": None,
-        "default probes": default_probes,
-        "trajectory and ledger at every step": lambda: [Loss(), Trajectory(Every(1)), Conservation(Every(1))],
-    }
     jobs: dict[str, Callable[[], object]] = {}
+    against: dict[str, str] = {}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        watches = {}
-        for name, chosen in probes.items():
+        watches: dict[str, Any] = {}
+        for name, momentum, chosen, base in _cases():
             model = make(options.model).to(device)
-            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=momentum)
             if chosen is not None:
                 watches[name] = stack.enter_context(
                     excite.watch(model, x[:256], f"{folder}/{len(jobs)}", optimizer, chosen(), strict=True)
                 )
-            jobs[name] = partial(steps, model, optimizer, x, y, watches.get(name), options.steps)
+            jobs[name], against[name] = partial(steps, model, optimizer, x, y, watches.get(name), options.steps), base
         times = race(jobs, options.repeats, warm=1)
         for watch in watches.values():
             watch.flush()
         print("| | step, ms | adds | measurements of each probe in 1000 steps |\n|---|---|---|---|")
         for name, found in times.items():
-            middle, low, high = ratio(found, times["plain"])
+            middle, low, high = ratio(found, times[against[name]])
             seen = ""
             if name in watches:
                 steps_done = watches[name].steps
