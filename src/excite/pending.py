@@ -51,12 +51,11 @@ class Pending:
         """Fetch what waits: at once, or in another thread where a device has to be waited for."""
         waiting, self._waiting = self._waiting, []
         self._step, self._time = step, time.monotonic()
-        here = all(getattr(measured, "here", False) for _, _, measured in waiting)
-        self._coming = Future()
-        if here:
-            self._coming.set_result(_numbers(waiting))
-        else:
+        if not all(getattr(measured, "here", False) for _, _, measured in waiting):
             self._coming = later(lambda: _numbers(waiting))
+            return
+        self._coming = Future()
+        self._coming.set_result(_numbers(waiting))
 
     def arrived(self, step: int) -> bool:
         if self._coming is None:
