@@ -7,6 +7,7 @@ import time
 from concurrent.futures import Future
 
 from excite.probes import Probe
+from excite.probes.batched import Promise
 from excite.probes.later import later
 from excite.probes.measured import Measured
 from excite.probes.protocol import Values
@@ -51,6 +52,9 @@ class Pending:
         """Fetch what waits: at once, or in another thread where a device has to be waited for."""
         waiting, self._waiting = self._waiting, []
         self._step, self._time = step, time.monotonic()
+        for _, _, measured in waiting:
+            if isinstance(measured, Promise):
+                measured.begin()
         if not all(getattr(measured, "here", False) for _, _, measured in waiting):
             self._coming = later(lambda: _numbers(waiting))
             return

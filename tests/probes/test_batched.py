@@ -2,12 +2,14 @@
 
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import get_ident
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from excite.probes import Alignment, Conservation, Distance, Every, Probe, Rank, Signs, Trajectory, batched
+from excite.probes import Alignment, Conservation, Distance, Every, Probe, Rank, Signs, Trajectory
 from excite.probes.batched import Batched
 from excite.probes.later import once
 from excite.probes.protocol import Moment, Values
@@ -21,32 +23,49 @@ def test_what_waits_is_computed_at_once_and_each_gets_its_own() -> None:
         return [{"sum": float(one.sum())} for one in stack]
 
     promises = Batched(work)
-    made = [promises.promise(torch.full((3,), float(k))) for k in range(5)]
+    made = [promises.promise(partial(torch.full, (3,), float(k)), True) for k in range(5)]
     assert not sizes
     assert all(one.here for one in made)
     assert made[3].result() == {"sum": 9.0}
     assert [one.result()["sum"] for one in made] == [0.0, 3.0, 6.0, 9.0, 12.0]
-    assert promises.promise(torch.ones(3)).result() == {"sum": 3.0}  # after the others were kept
+    assert promises.promise(lambda: torch.ones(3), True).result() == {"sum": 3.0}  # after the others were kept
     assert sizes == [5, 1]
 
 
-def test_as_many_wait_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_wait_as_there_is_room_for() -> None:
     sizes = []
 
     def work(stack: Tensor) -> list[Values]:
         sizes.append(len(stack))
         return [{"first": float(one[0])} for one in stack]
 
-    for limit, value, expected in (("_MOST", 4, [4, 4, 2]), ("_BYTES", 3 * 80, [3, 3, 3, 1])):
-        with monkeypatch.context() as patch:
-            patch.setattr(batched, limit, value)
-            promises = Batched(work)
-            made = [promises.promise(torch.full((10,), float(k), dtype=torch.float64)) for k in range(10)]
-            with ThreadPoolExecutor(4) as pool:
-                found = list(pool.map(lambda one: one.result()["first"], made))
-            assert found == list(range(10))
-            assert sorted(sizes, reverse=True) == expected
-            sizes.clear()
+    promises = Batched(work, most=4)
+    made = [promises.promise(partial(torch.full, (10,), float(k)), True) for k in range(10)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda one: one.result()["first"], made))
+    assert found == list(range(10))
+    assert sorted(sizes, reverse=True) == [4, 4, 2]
+
+
+def test_what_was_measured_is_collected_by_the_thread_that_begins() -> None:
+    collected, worked = [], []
+
+    def read() -> Tensor:
+        collected.append(get_ident())
+        return torch.ones(2)
+
+    def work(stack: Tensor) -> list[Values]:
+        worked.append(get_ident())
+        return [{"sum": float(one.sum())} for one in stack]
+
+    promises = Batched(work)
+    made = [promises.promise(read, False) for _ in range(3)]
+    made[0].begin()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(made[2].result).result() == {"sum": 2.0}
+    assert collected == [get_ident()] * 3
+    assert len(worked) == 1
+    assert worked != collected[:1]
 
 
 def test_what_fails_fails_for_all_that_waited() -> None:
@@ -54,9 +73,18 @@ def test_what_fails_fails_for_all_that_waited() -> None:
         raise KeyError("gone")
 
     promises = Batched(work)
-    made = [promises.promise(torch.ones(2)) for _ in range(2)]
+    made = [promises.promise(lambda: torch.ones(2), True) for _ in range(2)]
     for one in made:
         with pytest.raises(KeyError, match="gone"):
+            one.result()
+
+    def read() -> Tensor:
+        raise RuntimeError("no memory")
+
+    made = [promises.promise(one, True) for one in (lambda: torch.ones(2), read)]
+    for one in made:
+        one.begin()
+        with pytest.raises(RuntimeError, match="no memory"):
             one.result()
 
 

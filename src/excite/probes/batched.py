@@ -11,9 +11,6 @@ from torch import Tensor
 
 from excite.probes.protocol import Values
 
-_MOST = 64  # tensors that wait together
-_BYTES = 1 << 26
-
 
 class Promise(Future[Values]):
     """Kept when its result is asked for, from whichever thread. `here` says that no device has to be waited for then."""
@@ -22,55 +19,74 @@ class Promise(Future[Values]):
         super().__init__()
         self._group, self.here = group, here
 
+    def begin(self) -> None:
+        """To be called by the thread that trains before another one asks for the result: what was measured is collected."""
+        self._group.collect()
+
     def result(self, timeout: float | None = None) -> Values:
         self._group.keep()
         return super().result(timeout)
 
 
 class Batched:
-    """Makes values out of tensors of one shape, many at a time: `work` takes them stacked, and returns one result for each.
+    """Makes values out of tensors of one shape, up to `most` at a time: `work` takes them stacked, and returns one result for each.
 
     For what is measured at every step and written much later: a few operations on 64 tensors cost as much as on one.
     """
 
-    def __init__(self, work: Callable[[Tensor], Sequence[Values]]):
-        self._work = work
+    def __init__(self, work: Callable[[Tensor], Sequence[Values]], most: int = 64):
+        self._work, self._most = work, most
         self._group: _Group | None = None
 
-    def promise(self, tensor: Tensor) -> Promise:
-        """The tensor is kept as it is; it must not be changed."""
-        if self._group is None or not self._group.takes(tensor):
+    def promise(self, read: Callable[[], Tensor], here: bool) -> Promise:
+        """`read` gives the tensor, when it is needed."""
+        if self._group is None or not self._group.open(self._most):
             self._group = _Group(self._work)
-        return self._group.add(tensor)
+        return self._group.add(read, here)
 
 
 class _Group:
     def __init__(self, work: Callable[[Tensor], Sequence[Values]]):
         self._work, self._lock = work, Lock()
-        self._waiting: list[tuple[Promise, Tensor]] = []
-        self._kept = False
+        self._promises: list[Promise] = []
+        self._reads: list[Callable[[], Tensor]] = []
+        self._stack: Tensor | None = None
+        self._begun = False
 
-    def takes(self, tensor: Tensor) -> bool:
-        many = len(self._waiting)
-        return not self._kept and many < _MOST and (many + 1) * tensor.nbytes <= _BYTES
+    def open(self, most: int) -> bool:
+        return not self._begun and len(self._promises) < most
 
-    def add(self, tensor: Tensor) -> Promise:
-        promise = Promise(self, tensor.device.type == "cpu")
+    def add(self, read: Callable[[], Tensor], here: bool) -> Promise:
+        promise = Promise(self, here)
         with self._lock:
-            self._waiting.append((promise, tensor))
+            self._promises.append(promise)
+            self._reads.append(read)
         return promise
 
-    def keep(self) -> None:
+    def collect(self) -> None:
         with self._lock:
-            self._kept = True
-            waiting, self._waiting = self._waiting, []
-            if not waiting:
+            if not self._begun:
+                self._begun = True
+                try:
+                    self._stack = torch.stack([read() for read in self._reads])
+                except Exception as error:
+                    self._fail(error)
+                self._reads.clear()
+
+    def keep(self) -> None:
+        self.collect()
+        with self._lock:
+            stack, self._stack = self._stack, None
+            if stack is None:
                 return
             try:
-                results = self._work(torch.stack([tensor for _, tensor in waiting]))
+                results = self._work(stack)
             except Exception as error:
-                for promise, _ in waiting:
-                    promise.set_exception(error)
+                self._fail(error)
                 return
-            for (promise, _), values in zip(waiting, results):
+            for promise, values in zip(self._promises, results):
                 promise.set_result(values)
+
+    def _fail(self, error: Exception) -> None:
+        for promise in self._promises:
+            promise.set_exception(error)

@@ -16,6 +16,8 @@ from excite.probes.update_parts import PARTS
 from excite.wiring.calling import Pick
 from excite.wiring.tracing import Wiring
 
+_MOST, _BYTES = 64, 1 << 26  # measurements that wait to be digested together, and the memory they may take
+
 
 class Conservation(Probe):
     """For every law L, after every optimizer step, written down on the probe's schedule (by default every 10 steps):
@@ -51,7 +53,7 @@ class Conservation(Probe):
             "wiring": wiring, "output": output, "off_diagonal": off_diagonal, "tolerance": tolerance
         }  # fmt: skip
         self.ledger: Ledger | None = None
-        self._promises = Batched(self._values)
+        self._promises: Batched | None = None
 
     def attach(self, now: Moment) -> None:
         if now.optimizer is None:
@@ -62,16 +64,19 @@ class Conservation(Probe):
         self.ledger = conservation(now.model, now.optimizer, now.example, **options)  # type: ignore[arg-type]
         if not self.parts:
             self.ledger.close()  # its hooks are what takes time; the start is in the books
+        self._here = self.ledger.device.type == "cpu"
+        size = max(1, self.ledger.books().nbytes)
+        self._promises = Batched(self._values, max(1, min(_MOST, _BYTES // size)))
 
     def detach(self) -> None:
         if self.ledger is not None:
             self.ledger.close()
 
     def measure(self, now: Moment) -> Values | Future[Values]:
-        if self.ledger is None or not self.ledger.laws:
+        if self.ledger is None or self._promises is None or not self.ledger.laws:
             return {}
         if not self._options["off_diagonal"]:
-            return self._promises.promise(self.ledger.books())
+            return self._promises.promise(self.ledger.mark().read, self._here)
         (values,) = self._values(self.ledger.books()[None])
         for entry in self.ledger.read().entries:
             if entry.off_diagonal is not None:

@@ -120,8 +120,8 @@ class LawSums:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
         self._views: dict[tuple[int, int, torch.dtype], tuple[int, tuple[Tensor, ...], list[Callable[[], Tensor]]]] = {}
 
-    def rows(self, columns: Columns, pairs: Sequence[tuple[str, str]], derive: Derive | None = None) -> Tensor:
-        """(pairs, rows) in float64: Σ a·b over the entries of every row, for each pair of columns.
+    def rows(self, columns: Columns, pairs: Sequence[str], derive: Derive | None = None) -> Tensor:
+        """(pairs, rows): Σ a·b over the entries of every row, for each pair "ab" of columns.
 
         A column is a list of tensors in the order of `paths`; `derive` may add one to those of a block, in memory that it
         is given.
@@ -133,10 +133,10 @@ class LawSums:
             if derive is not None:
                 derive(flat, self._buffer("derived", dtype, block.size))
             products, sums = self._memory(number, len(pairs), dtype)
-            for row, (one, other) in zip(products, pairs):
-                torch.mul(flat[one], flat[other], out=row)
+            for row, pair in zip(products, pairs):
+                torch.mul(flat[pair[0]], flat[pair[1]], out=row)
             result += [rows() for rows in sums]
-        return torch.cat(result, 1).to(torch.float64) if result else torch.zeros(len(pairs), 0, device=self._device)
+        return torch.cat(result, 1) if result else torch.zeros(len(pairs), 0, device=self._device)
 
     def _memory(
         self, number: int, pairs: int, dtype: torch.dtype
@@ -171,17 +171,25 @@ class LawSums:
             held = self._buffers[name, dtype] = torch.empty(size, dtype=dtype, device=self._device)
         return held.narrow(0, 0, size)
 
-    def fold(self, rows: Tensor) -> Tensor:
-        """(..., count): sums over rows, producers minus consumers."""
-        return self._add(rows * self._sign)
+    def fold(self, rows: Tensor, groups: Tensor | None = None, count: int = 1) -> Tensor:
+        """(..., count): sums over rows, producers minus consumers, in float64. With `groups`, a number for every row below
+        `count`, (..., groups, channels): the rows of each apart."""
+        found = self._add(rows * self._sign, groups, count)
+        return found if groups is not None else found[..., 0, :]
 
     def size(self, rows: Tensor) -> Tensor:
         """(..., count): sums over rows of all sites, producers plus consumers."""
-        return self._add(rows * self._sign.abs())
+        return self._add(rows * self._sign.abs())[..., 0, :]
 
-    def _add(self, rows: Tensor) -> Tensor:
-        total = torch.zeros(*rows.shape[:-1], self.count + 1, dtype=torch.float64, device=self._device)
-        return total.index_add_(-1, self._target, rows)[..., :-1]  # the last one collects rows without a law
+    def _add(self, rows: Tensor, groups: Tensor | None = None, count: int = 1) -> Tensor:
+        wide = self.count + 1  # the last one collects rows without a law
+        target = self._target if groups is None else self._target + wide * groups
+        flat = rows.reshape(
+            math.prod(rows.shape[:-1]), rows.shape[-1]
+        ).T.contiguous()  # what is added together lies together
+        total = torch.zeros(count * wide, flat.shape[1], dtype=torch.float64, device=self._device)
+        total.index_add_(0, target, flat)
+        return total.T.reshape(*rows.shape[:-1], count, wide)[..., :-1]
 
 
 def _aim(site: Site, start: int, sign: float, target: Tensor, signs: Tensor) -> None:

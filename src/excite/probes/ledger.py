@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError
+from excite.probes.books import Books
 from excite.probes.digest import Digest, Digester
 from excite.probes.laws import LawSums, NamedLaw, check_wiring, named
 from excite.probes.off_diagonal import OffDiagonal
 from excite.probes.reading import Entry, Reading, Unchecked
-from excite.probes.stages import Settings, Stages
+from excite.probes.stages import Line, Settings, Stages
 from excite.probes.update_parts import PARTS, Rule, rule_of
 from excite.wiring.affine import clean_path
 from excite.wiring.calling import Batch, Pick
@@ -22,7 +23,24 @@ from excite.wiring.groups import Group
 from excite.wiring.tracing import Wiring, trace
 from excite.wiring.wrappers import unwrap
 
+_LINES, _BYTES = 64, 1 << 25  # steps that wait to be booked together, and the memory they may take
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}  # a rest beyond this share of the squared weights is flagged
+
+
+class Mark:
+    """What the books say after one step; `read` has the step booked if it is not yet."""
+
+    def __init__(self, enter: Callable[[], None]):
+        self._enter = enter
+        self.found: Tensor | None = None
+
+    def read(self) -> Tensor:
+        """(2 + parts, channels): drift, scale and parts."""
+        if self.found is None:
+            self._enter()
+        if self.found is None:
+            raise InputError("conservation: the books were replaced by those of a checkpoint")
+        return self.found
 
 
 class Ledger:
@@ -44,7 +62,7 @@ class Ledger:
                 "conservation: the optimizer holds no parameter of this model: give the one that trains it"
             )
         laws, self._unchecked = _sorted(groups, parameters, known)
-        device = next(iter(parameters.values())).device
+        self.device = device = next(iter(parameters.values())).device
         shapes = {path: tuple(p.shape) for path, p in parameters.items()}
         self.laws = laws
         self._sums = LawSums(laws, shapes, device)
@@ -52,21 +70,16 @@ class Ledger:
         self._shapes = [p.shape for p in self._parameters]
         self.rule: Rule = rule_of(optimizer)
         norms = [law for law in laws if law.group.law == "norm"]
-        self._stages = Stages(self._sums, LawSums(norms, shapes, device) if norms else None, laws, self._parameters)
+        norm_sums = LawSums(norms, shapes, device) if norms else None
+        self._stages = Stages(self._sums, norm_sums, self._parameters)
         self.precision = _lowest([p.dtype for p in self._parameters])
         self.tolerance = _TOLERANCE.get(self.precision, 0.1) if tolerance is None else tolerance
         self._off = OffDiagonal(laws, parameters, off_diagonal) if off_diagonal else None
         self.steps = 0
-        count = self._sums.count
-        self._parts = torch.zeros(len(PARTS), count, dtype=torch.float64, device=device)
-        self._ww: Tensor | None = None  # row sums of the squared weights after the last step
-        rows = self._squares()
-        self._start = self._value = self._sums.fold(rows)
-        self._scale = self._sums.size(rows)
-        self._worst = torch.zeros_like(self._start)
-        self._worst_step = torch.zeros(count, dtype=torch.long, device=device)
-        self._flagged = torch.full((count,), -1, dtype=torch.long, device=device)  # first step with a rest too large
-        self._digester = Digester(laws, count, device)
+        self._books = Books(self._sums, norm_sums, laws, self._squares(), self.tolerance)
+        self._lines: list[Line] = []  # steps that are not in the books yet
+        self._marks: list[tuple[int, Mark]] = []  # after which of them somebody wants to know what is in the books
+        self._digester = Digester(laws, self._sums.count, device)
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     # -- at every step -------------------------------------------------------------------------------------------
@@ -80,8 +93,8 @@ class Ledger:
                     f"conservation: {path} had shape {tuple(shape)} and now has {tuple(p.shape)}: start a new ledger"
                 )
         closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
-        if self._ww is None:
-            self._ww = self._squares()
+        if self._books.ww is None:
+            self._books.ww = self._squares()
         fused = getattr(optimizer, "grad_scale", None) is not None  # then gradients are scaled inside the step
         self._stages.before("measured" if fused else self.rule, optimizer, closure)
 
@@ -90,29 +103,27 @@ class Ledger:
         self.steps += 1
         if not self.laws:
             return
-        assert self._ww is not None
-        rows, parts = self._stages.after(optimizer, self._ww, self._value)
-        value = self._sums.fold(rows)
-        rest = value - self._value
-        for name, part in parts.items():
-            self._parts[PARTS.index(name)] += part
-            rest -= part
+        line = self._stages.after(self.steps, optimizer)
         if self._off is not None:
             self._off.after(self._settings())
-        self._scale = torch.maximum(self._scale, self._sums.size(rows))
-        self._book(rest.abs_())
-        self._ww, self._value = rows, value
+        self._lines.append(line)
+        if len(self._lines) >= _LINES or len(self._lines) * line.rows.nbytes >= _BYTES:
+            self._enter()
 
-    def _book(self, rest: Tensor) -> None:
-        larger = rest > self._worst
-        self._worst = torch.where(larger, rest, self._worst)
-        self._worst_step.masked_fill_(larger, self.steps)
-        allowed = rest <= self.tolerance * self._scale  # false for NaN, too
-        self._flagged.masked_fill_(~allowed & (self._flagged < 0), self.steps)
+    @torch.no_grad()
+    def _enter(self) -> None:
+        """Put what waits into the books: a few operations for many steps."""
+        lines, marks = self._lines, self._marks
+        self._lines, self._marks = [], []
+        if not lines:
+            return
+        found = self._books.enter(lines)
+        for number, mark in marks:
+            mark.found = found[number - lines[0].step]
 
     def _squares(self) -> Tensor:
         with torch.no_grad():
-            return self._sums.rows({"w": [p.detach() for p in self._parameters]}, [("w", "w")])[0]
+            return self._sums.rows({"w": [p.detach() for p in self._parameters]}, ["ww"])[0]
 
     def _settings(self) -> dict[str, Settings]:
         return dict(zip(self._sums.paths, self._stages.settings(self.optimizer)))
@@ -120,22 +131,24 @@ class Ledger:
     # -- reading -------------------------------------------------------------------------------------------------
     def read(self) -> Reading:
         """What is in the books now; synchronizes with the device."""
-        value = self._value
+        self._enter()
+        books = self._books
+        value = books.value
         if self.laws:
             rows = self._squares()
             value = self._sums.fold(rows)
-            self._scale = torch.maximum(self._scale, self._sums.size(rows))
-        drift = value - self._start
-        rest = drift - self._parts.sum(0)
+            books.scale = torch.maximum(books.scale, self._sums.size(rows))
+        drift = value - books.start
+        rest = drift - books.parts.sum(0)
         # What moved since the last step moved outside the optimizer; the next step will find it, too.
-        still = (value - self._value).abs() <= self.tolerance * self._scale
-        flagged = self._flagged.masked_fill(~still & (self._flagged < 0), self.steps + 1)
+        still = (value - books.value).abs() <= self.tolerance * books.scale
+        flagged = books.flagged.masked_fill(~still & (books.flagged < 0), self.steps + 1)
         columns = {
-            "value": value, "start": self._start, "drift": drift, "rest": rest, "scale": self._scale,
-            "worst": self._worst, "worst_step": self._worst_step, "flagged": flagged,
+            "value": value, "start": books.start, "drift": drift, "rest": rest, "scale": books.scale,
+            "worst": books.worst, "worst_step": books.worst_step, "flagged": flagged,
         }  # fmt: skip
         columns = {name: column.cpu() for name, column in columns.items()}
-        parts = self._parts.cpu()
+        parts = books.parts.cpu()
         entries = []
         for law in self.laws:
             mine = {name: column[law.span] for name, column in columns.items()}
@@ -151,12 +164,17 @@ class Ledger:
     def books(self) -> Tensor:
         """Drift, scale and parts (2 + parts, channels), left on the device: as booked by the last step, or once the ledger is
         closed as the weights are now. `digest` makes a few numbers per law out of them."""
-        value, scale = self._value, self._scale
-        if not self._hooks and self.laws:
-            rows = self._squares()
-            value, scale = self._sums.fold(rows), torch.maximum(scale, self._sums.size(rows))
-            self._scale = scale
-        return torch.cat([(value - self._start)[None], scale[None], self._parts])
+        self._enter()
+        return self._books.now(None if self._hooks or not self.laws else self._squares())
+
+    def mark(self) -> Mark:
+        """The same as of now, for later: computed together with those of other steps."""
+        mark = Mark(self._enter)
+        if self._hooks and self._lines:
+            self._marks.append((self.steps, mark))
+        else:
+            mark.found = self.books()
+        return mark
 
     def digest(self, books: Tensor | None = None) -> Digest:
         """Of these books, or of those of several moments stacked; by default of what they are now."""
@@ -173,16 +191,11 @@ class Ledger:
     # -- a restart, and the end ----------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """The books, to be kept in a checkpoint beside the model and the optimizer."""
+        self._enter()
         return {
             "steps": self.steps,
             "laws": [f"{law.name} {law.group.law} {law.group.channels}" for law in self.laws],
-            "parts": self._parts.clone(),
-            "start": self._start.clone(),
-            "value": self._value.clone(),
-            "scale": self._scale.clone(),
-            "worst": self._worst.clone(),
-            "worst_step": self._worst_step.clone(),
-            "flagged": self._flagged.clone(),
+            **self._books.state_dict(),
             "decay": self._stages.state_dict(),
             "off_diagonal": {} if self._off is None else self._off.state_dict(),
         }
@@ -192,10 +205,9 @@ class Ledger:
         laws = [f"{law.name} {law.group.law} {law.group.channels}" for law in self.laws]
         if list(state["laws"]) != laws:
             raise InputError(f"conservation: the books are about other laws ({len(state['laws'])} against {len(laws)})")
-        for name in ("parts", "start", "value", "scale", "worst", "worst_step", "flagged"):
-            setattr(self, f"_{name}", state[name].to(getattr(self, f"_{name}")).clone())
+        self._lines, self._marks = [], []
+        self._books.load_state_dict(state)
         self.steps = int(state["steps"])
-        self._ww = None
         self._stages.load_state_dict(state.get("decay", {}))
         if self._off is not None:
             self._off.load_state_dict(state["off_diagonal"])

@@ -20,7 +20,6 @@ from torch import Tensor
 
 PARTS = ("step", "rates", "decay", "momentum", "rescaling", "eps", "update")
 Rule = Literal["sgd", "adam", "measured"]
-Coefficient = float | Tensor
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
@@ -34,33 +33,44 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
     return "measured"
 
 
-@dataclass(frozen=True)
-class Products:
-    """Row sums of products: w·w, w·g and g·g before the step."""
-
-    ww: Tensor
-    wg: Tensor
-    gg: Tensor
+Form = dict[
+    str, float
+]  # what is summed over a law: coefficients of products, "wg" for w·g before the step, "aa" for w·w after it
 
 
-def plain(p: Products, rate: Coefficient) -> Tensor:
-    """Change of every row under −η g."""
-    return -2 * rate * p.wg + rate * rate * p.gg
+def plain(rate: float) -> Form:
+    """Change of a law under −η g."""
+    return {"wg": -2 * rate, "gg": rate * rate}
 
 
-def decayed(p: Products, rate: Coefficient, decay: Coefficient) -> Tensor:
+def decayed(rate: float, decay: float) -> Form:
     """What weight decay adds to it outside momentum: coupled or decoupled, the update is −η (g + λ w)."""
-    return decayed_by(rate, decay * p.ww, decay * p.wg, decay * decay * p.ww)
+    return {"ww": rate * decay * (rate * decay - 2), "wg": 2 * rate * rate * decay}
 
 
-def decayed_by(rate: Coefficient, wd: Tensor, gd: Tensor, dd: Tensor) -> Tensor:
-    """What decay adds to it when the update is −η (g + d)."""
-    return -2 * rate * wd + rate * rate * (2 * gd + dd)
+def decayed_by(rate: float, correction: float) -> Form:
+    """What decay adds to it when the update is −η (g + d / c)."""
+    rate, root = rate / correction, rate
+    return {"wd": -2 * rate, "gd": 2 * rate * root, "dd": rate * rate}
 
 
-def moved(rate: Coefficient, shrink: Coefficient, ww: Tensor, wu: Tensor, uu: Tensor) -> Tensor:
-    """Change of every row under −η (u + s w)."""
-    return -2 * rate * (shrink * ww + wu) + rate * rate * (shrink * shrink * ww + 2 * shrink * wu + uu)
+def moved(rate: float, shrink: float, correction: float, direction: str) -> Form:
+    """Change of a law under −η (u / c + s w)."""
+    own = rate * shrink
+    return {
+        "ww": own * (own - 2),
+        f"w{direction}": 2 * rate / correction * (own - 1),
+        direction * 2: (rate / correction) ** 2,
+    }
+
+
+def less(form: Form, *others: Form) -> Form:
+    """The difference of forms."""
+    result = dict(form)
+    for other in others:
+        for name, value in other.items():
+            result[name] = result.get(name, 0.0) - value
+    return result
 
 
 def direction_of_sgd(

@@ -1,0 +1,130 @@
+"""The books of a ledger: what every law was, is, and was moved by. Steps are entered many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excite.probes.laws import LawSums, NamedLaw
+from excite.probes.stages import Line
+from excite.probes.update_parts import PARTS
+
+_KEPT = ("parts", "start", "value", "scale", "worst", "worst_step", "flagged")
+
+
+class Books:
+    """A number per channel of all laws, on the device. `parts` (parts, channels); `value` is that after the last step
+    entered, `worst` the largest rest of a step, which was `worst_step`, `flagged` the first step with a rest too large, or −1.
+    """
+
+    def __init__(
+        self, sums: LawSums, norm_sums: LawSums | None, laws: Sequence[NamedLaw], rows: Tensor, tolerance: float
+    ):
+        self._sums, self._norm_sums, self._tolerance = sums, norm_sums, tolerance
+        device, count = sums.owner.device, sums.count
+        self.ww: Tensor | None = (
+            rows  # row sums of the squared weights after the last step; None: they are to be taken anew
+        )
+        self.start = self.value = sums.fold(rows)
+        self.scale = sums.size(rows)
+        self.parts = torch.zeros(len(PARTS), count, dtype=torch.float64, device=device)
+        self.worst = torch.zeros_like(self.start)
+        self.worst_step = torch.zeros(count, dtype=torch.long, device=device)
+        self.flagged = torch.full((count,), -1, dtype=torch.long, device=device)
+        norm = [float(law.group.law == "norm") for law in laws for _ in range(law.group.channels)]
+        self._is_norm = torch.tensor(norm, dtype=torch.float64).to(device)
+        self._norms = any(norm)
+        number = {path: i for i, path in enumerate(sums.paths)}
+        lead = [number[law.group.producers[0].parameter] for law in laws for _ in range(law.group.channels)]
+        self._lead = torch.tensor(lead, dtype=torch.long).to(device)  # the parameter whose rate is that of the law
+        self._owners: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def enter(self, lines: Sequence[Line]) -> Tensor:
+        """(steps, 2 + parts, channels): drift, scale and parts after each of the steps."""
+        found = [self._enter(list(some)) for _, some in groupby(lines, key=lambda line: line.kind)]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def now(self, rows: Tensor | None = None) -> Tensor:
+        """(2 + parts, channels) after the last step, or with these row sums of squared weights."""
+        value = self.value
+        if rows is not None:
+            value = self._sums.fold(rows)
+            self.scale = torch.maximum(self.scale, self._sums.size(rows))
+        return torch.cat([(value - self.start)[None], self.scale[None], self.parts])
+
+    def _enter(self, lines: list[Line]) -> Tensor:
+        assert self.ww is not None
+        rows = torch.stack([line.rows for line in lines]).to(torch.float64)
+        after = rows[:, 0]
+        value, size = self._sums.fold(after), self._sums.size(after)
+        parts = self._parts_of(lines, rows)
+        before = torch.cat([self.value[None], value[:-1]])
+        rest = (value - before - parts.sum(1)).abs_()
+        scale = torch.cummax(torch.cat([self.scale[None], size]), 0).values[1:]
+        self._note(lines[0].step, rest, rest <= self._tolerance * scale)
+        parts = torch.cat([self.parts[None], parts]).cumsum_(0)[1:]
+        self.parts, self.scale, self.value, self.ww = (each[-1].clone() for each in (parts, scale, value, after))
+        return torch.cat([(value - self.start)[:, None], scale[:, None], parts], 1)
+
+    def _parts_of(self, lines: list[Line], rows: Tensor) -> Tensor:
+        """(steps, parts, channels) from (steps, products, rows)."""
+        assert self.ww is not None
+        line = lines[0]
+        device, names = rows.device, list(line.products)
+        groups, lead = self._grouped(line.owner)
+        if "ww" not in names:
+            names.append("ww")
+            rows = torch.cat([rows, torch.cat([self.ww[None], rows[:-1, 0]])[:, None]], 1)
+        sums = self._sums.fold(rows, groups, len(line.forms))  # (steps, products, groups, channels)
+        if line.norms is not None and self._norm_sums is not None:
+            found = self._norm_sums.fold(torch.stack([line.norms for line in lines]))  # type: ignore[misc]
+            found = torch.nn.functional.pad(found, (0, self._sums.count - self._norm_sums.count))
+            names.append("wg")
+            sums = torch.cat([sums, found[:, None, None]], 1)
+        parts = sums.new_zeros(len(lines), len(PARTS), sums.shape[-1])
+        made = [part for part in PARTS if any(any(form.get(part, {}).values()) for one in lines for form in one.forms)]
+        if made:
+            weights = [
+                [[[form[part].get(name, 0.0) for form in one.forms] for name in names] for part in made]
+                for one in lines
+            ]
+            matrix = torch.tensor(weights, dtype=torch.float64).to(device).flatten(2)
+            for part, amount in zip(made, (matrix @ sums.flatten(1, 2)).unbind(1)):
+                parts[:, PARTS.index(part)] = amount
+        if "wg" in names and (self._norms or len(line.forms) > 1):
+            wg = sums[:, names.index("wg")]
+            rates = torch.tensor([one.rates for one in lines], dtype=torch.float64).to(device) * -2
+            against = rates[:, lead] * wg.sum(1)  # zero for a gradient that obeys the law
+            parts[:, PARTS.index("eps")] = against * self._is_norm
+            parts[:, PARTS.index("rates")] = (rates[..., None] * wg).sum(1) - against
+        return parts
+
+    def _grouped(self, owner: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Of which group every row is, and the first producer of every channel."""
+        if owner not in self._owners:
+            table = torch.tensor(owner, dtype=torch.long).to(self._lead.device)
+            self._owners = {owner: (table[self._sums.owner], table[self._lead])}
+        return self._owners[owner]
+
+    def _note(self, step: int, rest: Tensor, allowed: Tensor) -> None:
+        """The largest rest of a channel so far, and the first one that is not allowed; NaN is not. Rows count from `step`."""
+        known = torch.where(rest.isnan(), 0.0, rest)
+        most = known.argmax(0)
+        largest = known.gather(0, most[None])[0]
+        larger = largest > self.worst
+        self.worst = torch.where(larger, largest, self.worst)
+        self.worst_step = torch.where(larger, step + most, self.worst_step)
+        first = torch.where(allowed.all(0), -1, step + (~allowed).to(torch.uint8).argmax(0))
+        self.flagged = torch.where(self.flagged < 0, first, self.flagged)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name).clone() for name in _KEPT}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in _KEPT:
+            setattr(self, name, state[name].to(getattr(self, name)).clone())
+        self.ww = None
