@@ -16,7 +16,7 @@ from excite.probes.reduce import rank_and_size
 Asked = tuple[int, Probe, Measured | Future[Values] | None]  # step, probe, what it gave; None: it raised
 Fetched = tuple[int, Probe, dict[str, float] | Exception | None]
 
-_STEPS = 64  # whose values may wait on the device before they are fetched
+_STEPS = 16  # whose values may wait on the device before they are fetched
 _SECONDS = 1.0  # and how long
 _TRAVEL = 8  # steps that they have for the way, where several processes have to agree on the step at which they arrive
 

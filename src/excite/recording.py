@@ -6,11 +6,16 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 from excite.errors import RunError
+from excite.probes.later import aside
 from excite.runs import Run
 from excite.runs.folder import one_line
+
+Row = tuple[int, dict[str, float]]  # step, values by name
 
 _MOST = 200_000  # values kept in memory while they cannot be written
 _PATIENCE = 0.5  # seconds to wait for a locked database
@@ -30,18 +35,21 @@ class Sink(Protocol):
 class Recorder:
     """Writes values to a run and to sinks. A full disk or a locked database is reported, and tried again later.
 
-    Meanwhile values wait in memory, the newest 200,000 of them; `lost` counts those that had to go.
+    Meanwhile values wait in memory, the newest 200,000 of them; `lost` counts those that had to go. The disk is waited for in
+    another thread.
     """
 
     def __init__(self, run: Run | None, sinks: Sequence[Sink], strict: bool):
         self.run, self.sinks, self.strict = run, list(sinks), strict
         self.lost = 0
-        self._waiting: deque[tuple[int, dict[str, float]]] = deque()
-        self._size = 0
+        self._waiting: deque[Row] = deque()
+        self._size = 0  # values that wait, those on their way included
+        self._going: list[Row] = []
+        self._result: Future[RunError | None] | None = None  # of those on their way
         self._pause, self._again = 0.0, 0.0  # 0 while all is well
 
-    def write(self, rows: Sequence[tuple[int, dict[str, float]]]) -> None:
-        """Put (step, values by name) on the disk, and into the sinks."""
+    def write(self, rows: Sequence[Row]) -> None:
+        """Put (step, values by name) on their way to the disk, and into the sinks."""
         for sink in list(self.sinks):
             try:
                 for step, values in rows:
@@ -53,16 +61,26 @@ class Recorder:
         for row in rows:
             self._waiting.append(row)
             self._size += len(row[1])
-        while self._size > _MOST:
-            self.lost += len(self._waiting[0][1])
-            self._size -= len(self._waiting.popleft()[1])
-        if not self._pause or time.monotonic() >= self._again:
-            self._try()
+        if self._result is not None and self._result.done():
+            self._arrived()
+        self._trim()
+        if self._result is None and (not self._pause or time.monotonic() >= self._again):
+            self._send()
+
+    def settle(self) -> None:
+        """Wait until what was written is on the disk, or could not be put there."""
+        if self._result is not None:
+            self._arrived()
+            if self._waiting and not self._pause:
+                self._send()
+                self._arrived()
 
     def close(self) -> None:
         """Write what waits, or say how much could not be written; close the sinks."""
+        self.settle()
         if self.run is not None and self._waiting:
-            self._try()
+            self._send()
+            self._arrived()
         if self.lost or self._waiting:
             self.lost += self._size
             self._waiting.clear()
@@ -73,29 +91,51 @@ class Recorder:
             except Exception as error:
                 self._drop(sink, error)
 
-    def _try(self) -> None:
+    def _send(self) -> None:
+        self._going, self._waiting = list(self._waiting), deque()
+        self._result = aside(partial(self._put, self._going, again=self._pause > 0))
+
+    def _put(self, rows: list[Row], again: bool) -> RunError | None:
         assert self.run is not None
         try:
             with self.run.patience(_PATIENCE):
-                if self._pause:
+                if again:
                     self.run.flush()  # what failed last time; only then does more go into its buffer
-                for step, values in self._waiting:
+                for step, values in rows:
                     self.run.log(step, values)
                 self.run.flush()
         except RunError as error:
+            return error
+        return None
+
+    def _arrived(self) -> None:
+        """Wait for those on their way; those that could not be written wait again, before the others."""
+        assert self._result is not None
+        result, going = self._result, self._going
+        self._result, self._going = None, []
+        error = result.result()
+        if error is not None:
+            self._waiting.extendleft(reversed(going))
             if self.strict:
-                raise
+                raise error
             if not self._pause:
-                step = self._waiting[0][0] if self._waiting else 0
-                _warn(f"values from step {step} on cannot be written for now, training goes on: {one_line(error)}")
+                _warn(
+                    f"values from step {going[0][0]} on cannot be written for now, training goes on: {one_line(error)}"
+                )
             self._pause = min(2 * self._pause or _PAUSE, _LONGEST)
             self._again = time.monotonic() + self._pause
+            self._trim()
             return
+        self._size -= sum(len(values) for _, values in going)
         if self._pause:
             missing = f"; {self.lost} values are lost" if self.lost else ", nothing is lost"
             _warn(f"values are written to {self._where()} again{missing}")
-        self._waiting.clear()
-        self._size, self._pause = 0, 0.0
+        self._pause = 0.0
+
+    def _trim(self) -> None:
+        while self._size > _MOST and self._waiting:
+            self.lost += len(self._waiting[0][1])
+            self._size -= len(self._waiting.popleft()[1])
 
     def _where(self) -> str:
         return str(self.run.path) if self.run is not None else "the run"

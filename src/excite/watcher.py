@@ -101,6 +101,7 @@ class Watch:
         self._write()
         self._pending.ask(self.steps)
         self._write()
+        self._recorder.settle()
 
     def close(self) -> None:
         """Detach every probe and write what is left. Closing twice does nothing."""

@@ -57,43 +57,42 @@ class Books:
         return torch.cat([(value - self.start)[None], self.scale[None], self.parts])
 
     def _enter(self, lines: list[Line]) -> Tensor:
-        assert self.ww is not None
-        rows = torch.stack([line.rows for line in lines]).to(torch.float64)
-        after = rows[:, 0]
-        value, size = self._sums.fold(after), self._sums.size(after)
-        parts = self._parts_of(lines, rows)
+        rows = torch.stack([line.rows for line in lines])
+        groups, lead = self._grouped(lines[0].owner)
+        made, read = self._sums.sides(rows, groups, len(lines[0].forms))  # (steps, products, groups, channels)
+        sums = made - read
+        value, size = sums[:, 0].sum(1), (made[:, 0] + read[:, 0]).sum(1)
+        parts = self._parts_of(lines, sums, groups, lead)
         before = torch.cat([self.value[None], value[:-1]])
         rest = (value - before - parts.sum(1)).abs_()
         scale = torch.cummax(torch.cat([self.scale[None], size]), 0).values[1:]
         self._note(lines[0].step, rest, rest <= self._tolerance * scale)
         parts = torch.cat([self.parts[None], parts]).cumsum_(0)[1:]
-        self.parts, self.scale, self.value, self.ww = (each[-1].clone() for each in (parts, scale, value, after))
+        self.parts, self.scale, self.value, self.ww = (x[-1].clone() for x in (parts, scale, value, rows[:, 0]))
         return torch.cat([(value - self.start)[:, None], scale[:, None], parts], 1)
 
-    def _parts_of(self, lines: list[Line], rows: Tensor) -> Tensor:
-        """(steps, parts, channels) from (steps, products, rows)."""
-        assert self.ww is not None
-        line = lines[0]
-        device, names = rows.device, list(line.products)
-        groups, lead = self._grouped(line.owner)
-        if "ww" not in names:
+    def _parts_of(self, lines: list[Line], sums: Tensor, groups: Tensor, lead: Tensor) -> Tensor:
+        """(steps, parts, channels) from (steps, products, groups, channels)."""
+        line, names, device = lines[0], list(lines[0].products), sums.device
+        if "ww" not in names:  # before a step the weights are what they were after the last one
+            assert self.ww is not None
+            made, read = self._sums.sides(self.ww, groups, len(line.forms))
             names.append("ww")
-            rows = torch.cat([rows, torch.cat([self.ww[None], rows[:-1, 0]])[:, None]], 1)
-        sums = self._sums.fold(rows, groups, len(line.forms))  # (steps, products, groups, channels)
+            sums = torch.cat([sums, torch.cat([(made - read)[None], sums[:-1, 0]])[:, None]], 1)
         if line.norms is not None and self._norm_sums is not None:
             found = self._norm_sums.fold(torch.stack([line.norms for line in lines]))  # type: ignore[misc]
             found = torch.nn.functional.pad(found, (0, self._sums.count - self._norm_sums.count))
             names.append("wg")
             sums = torch.cat([sums, found[:, None, None]], 1)
         parts = sums.new_zeros(len(lines), len(PARTS), sums.shape[-1])
-        made = [part for part in PARTS if any(any(form.get(part, {}).values()) for one in lines for form in one.forms)]
-        if made:
+        occur = [part for part in PARTS if any(any(form.get(part, {}).values()) for one in lines for form in one.forms)]
+        if occur:
             weights = [
-                [[[form[part].get(name, 0.0) for form in one.forms] for name in names] for part in made]
+                [[[form[part].get(name, 0.0) for form in one.forms] for name in names] for part in occur]
                 for one in lines
             ]
             matrix = torch.tensor(weights, dtype=torch.float64).to(device).flatten(2)
-            for part, amount in zip(made, (matrix @ sums.flatten(1, 2)).unbind(1)):
+            for part, amount in zip(occur, (matrix @ sums.flatten(1, 2)).unbind(1)):
                 parts[:, PARTS.index(part)] = amount
         if "wg" in names and (self._norms or len(line.forms) > 1):
             wg = sums[:, names.index("wg")]

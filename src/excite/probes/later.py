@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -19,6 +20,14 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="excite")
 
 
+os.register_at_fork(after_in_child=_thread.cache_clear)  # the thread is not there
+
+
+def aside(work: Callable[[], T]) -> Future[T]:
+    """Its result, when it is there. For what does not touch a GPU."""
+    return _thread().submit(work)
+
+
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
@@ -33,7 +42,7 @@ def later(work: Callable[[], T]) -> Future[T]:
     before it is used elsewhere.
     """
     if not torch.cuda.is_initialized():
-        return _thread().submit(work)
+        return aside(work)
     device = torch.cuda.current_device()
     before = torch.cuda.Event(blocking=True)
     before.record(torch.cuda.current_stream(device))

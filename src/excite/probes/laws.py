@@ -80,13 +80,12 @@ class LawSums:
 
     def __init__(self, laws: Sequence[NamedLaw], shapes: Mapping[str, tuple[int, ...]], device: torch.device):
         self.count = max((law.span.stop for law in laws), default=0)
-        targets: dict[str, dict[tuple[Slot, str], tuple[Tensor, Tensor]]] = {}
+        targets: dict[str, dict[tuple[Slot, str], Tensor]] = {}
         for law in laws:
-            for members, sign in ((law.group.producers, 1.0), (law.group.consumers, -1.0)):
+            for members, start in ((law.group.producers, law.start), (law.group.consumers, self.count + law.start)):
                 for site in members:
                     mine = targets.setdefault(site.parameter, {})
-                    empty = torch.full((site.of,), self.count), torch.zeros(site.of)
-                    _aim(site, law.start, sign, *mine.setdefault((site.slot, site.side), empty))
+                    _aim(site, start, mine.setdefault((site.slot, site.side), torch.full((site.of,), 2 * self.count)))
         # Parameters of one shape stand side by side, so that one operation sums the rows of all of them.
         together: dict[object, list[str]] = {}
         for path, sites in targets.items():
@@ -96,7 +95,7 @@ class LawSums:
         number = {path: i for i, path in enumerate(self.paths)}
         self._blocks: list[_Block] = []
         most = _BLOCK.get(device.type, _LARGE_BLOCK)
-        found: list[tuple[int, Tensor, Tensor]] = []
+        found: list[tuple[int, Tensor]] = []
         for alike in together.values():
             shape = shapes[alike[0]]
             size = math.prod(shape)
@@ -110,12 +109,11 @@ class LawSums:
                 block.members += [number[path] for path in some]
                 for k, (slot, side) in enumerate(targets[some[0]]):
                     block.sites.append((start, block.size, _row_sums(slot, side, shape)))
-                    found += [(number[path], *list(targets[path].values())[k]) for path in some]
+                    found += [(number[path], list(targets[path].values())[k]) for path in some]
         none = [torch.zeros(0, dtype=torch.long)]
-        # (rows,): which parameter a row belongs to, which channel it counts for, and with which sign
-        self.owner = torch.cat([torch.full((len(target),), n) for n, target, _ in found] or none).to(device)
-        self._target = torch.cat([target for _, target, _ in found] or none).to(device)
-        self._sign = torch.cat([sign for _, _, sign in found] or none).to(device, torch.float64)
+        # (rows,): which parameter a row belongs to, and which channel it counts for: channels as made, then as read
+        self.owner = torch.cat([torch.full((len(target),), n) for n, target in found] or none).to(device)
+        self._target = torch.cat([target for _, target in found] or none).to(device)
         self._device = device
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
         self._views: dict[tuple[int, int, torch.dtype], tuple[int, tuple[Tensor, ...], list[Callable[[], Tensor]]]] = {}
@@ -171,31 +169,34 @@ class LawSums:
             held = self._buffers[name, dtype] = torch.empty(size, dtype=dtype, device=self._device)
         return held.narrow(0, 0, size)
 
-    def fold(self, rows: Tensor, groups: Tensor | None = None, count: int = 1) -> Tensor:
-        """(..., count): sums over rows, producers minus consumers, in float64. With `groups`, a number for every row below
-        `count`, (..., groups, channels): the rows of each apart."""
-        found = self._add(rows * self._sign, groups, count)
-        return found if groups is not None else found[..., 0, :]
+    def fold(self, rows: Tensor) -> Tensor:
+        """(..., count): sums over rows, producers minus consumers, in float64."""
+        made, read = self.sides(rows)
+        return made - read
 
     def size(self, rows: Tensor) -> Tensor:
         """(..., count): sums over rows of all sites, producers plus consumers."""
-        return self._add(rows * self._sign.abs())[..., 0, :]
+        made, read = self.sides(rows)
+        return made + read
 
-    def _add(self, rows: Tensor, groups: Tensor | None = None, count: int = 1) -> Tensor:
-        wide = self.count + 1  # the last one collects rows without a law
+    def sides(self, rows: Tensor, groups: Tensor | None = None, count: int = 1) -> tuple[Tensor, Tensor]:
+        """Sums over the rows of producers, and over those of consumers, (..., count) in float64. With `groups`, a number below
+        `count` for every row, (..., groups, channels): the rows of each apart."""
+        wide = 2 * self.count + 1  # the last one collects rows without a law
         target = self._target if groups is None else self._target + wide * groups
-        flat = rows.reshape(
-            math.prod(rows.shape[:-1]), rows.shape[-1]
-        ).T.contiguous()  # what is added together lies together
-        total = torch.zeros(count * wide, flat.shape[1], dtype=torch.float64, device=self._device)
+        many = math.prod(rows.shape[:-1])
+        flat = torch.empty(rows.shape[-1], many, dtype=torch.float64, device=self._device)
+        flat.copy_(rows.reshape(many, rows.shape[-1]).T)  # what is added together lies together
+        total = torch.zeros(count * wide, many, dtype=torch.float64, device=self._device)
         total.index_add_(0, target, flat)
-        return total.T.reshape(*rows.shape[:-1], count, wide)[..., :-1]
+        shape = (*rows.shape[:-1], wide) if groups is None else (*rows.shape[:-1], count, wide)
+        total = total.T.reshape(shape)
+        return total[..., : self.count], total[..., self.count : -1]
 
 
-def _aim(site: Site, start: int, sign: float, target: Tensor, signs: Tensor) -> None:
+def _aim(site: Site, start: int, target: Tensor) -> None:
     index = torch.tensor(site.index)
     target[index] = torch.arange(start, start + len(index))[:, None].expand_as(index)
-    signs[index] = sign
 
 
 def _plain(slot: Slot) -> bool:
