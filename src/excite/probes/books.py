@@ -21,10 +21,8 @@ class Books:
     entered, `worst` the largest rest of a step, which was `worst_step`, `flagged` the first step with a rest too large, or −1.
     """
 
-    def __init__(
-        self, sums: LawSums, norm_sums: LawSums | None, laws: Sequence[NamedLaw], rows: Tensor, tolerance: float
-    ):
-        self._sums, self._norm_sums, self._tolerance = sums, norm_sums, tolerance
+    def __init__(self, sums: LawSums, laws: Sequence[NamedLaw], rows: Tensor, tolerance: float):
+        self._sums, self._tolerance = sums, tolerance
         device, count = sums.owner.device, sums.count
         self.ww: Tensor | None = (
             rows  # row sums of the squared weights after the last step; None: they are to be taken anew
@@ -73,17 +71,17 @@ class Books:
 
     def _parts_of(self, lines: list[Line], sums: Tensor, groups: Tensor, lead: Tensor) -> Tensor:
         """(steps, parts, channels) from (steps, products, groups, channels)."""
-        line, names, device = lines[0], list(lines[0].products), sums.device
+        line, names = lines[0], list(lines[0].products)
         if "ww" not in names:  # before a step the weights are what they were after the last one
             assert self.ww is not None
             made, read = self._sums.sides(self.ww, groups, len(line.forms))
             names.append("ww")
             sums = torch.cat([sums, torch.cat([(made - read)[None], sums[:-1, 0]])[:, None]], 1)
-        if line.norms is not None and self._norm_sums is not None:
-            found = self._norm_sums.fold(torch.stack([line.norms for line in lines]))  # type: ignore[misc]
-            found = torch.nn.functional.pad(found, (0, self._sums.count - self._norm_sums.count))
+        if "ag" in names:
+            of = [[[form["wg"][name] for name in ("ag", "gg")] for form in one.forms] for one in lines]
+            both = torch.stack([sums[:, names.index(name)] for name in ("ag", "gg")], 2)
             names.append("wg")
-            sums = torch.cat([sums, found[:, None, None]], 1)
+            sums = torch.cat([sums, (both * self._told(of)[..., None]).sum(2)[:, None]], 1)
         parts = sums.new_zeros(len(lines), len(PARTS), sums.shape[-1])
         occur = [part for part in PARTS if any(any(form.get(part, {}).values()) for one in lines for form in one.forms)]
         if occur:
@@ -91,16 +89,23 @@ class Books:
                 [[[form[part].get(name, 0.0) for form in one.forms] for name in names] for part in occur]
                 for one in lines
             ]
-            matrix = torch.tensor(weights, dtype=torch.float64).to(device).flatten(2)
+            matrix = self._told(weights).flatten(2)
             for part, amount in zip(occur, (matrix @ sums.flatten(1, 2)).unbind(1)):
                 parts[:, PARTS.index(part)] = amount
         if "wg" in names and (self._norms or len(line.forms) > 1):
             wg = sums[:, names.index("wg")]
-            rates = torch.tensor([one.rates for one in lines], dtype=torch.float64).to(device) * -2
+            rates = self._told([one.rates for one in lines]) * -2
             against = rates[:, lead] * wg.sum(1)  # zero for a gradient that obeys the law
             parts[:, PARTS.index("eps")] = against * self._is_norm
             parts[:, PARTS.index("rates")] = (rates[..., None] * wg).sum(1) - against
         return parts
+
+    def _told(self, numbers: Sequence[Any]) -> Tensor:
+        """As a tensor on the device, without waiting for it."""
+        here = torch.tensor(numbers, dtype=torch.float64)
+        if self._lead.is_cuda:
+            here = here.pin_memory()
+        return here.to(self._lead.device, non_blocking=True)
 
     def _grouped(self, owner: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Of which group every row is, and the first producer of every channel."""

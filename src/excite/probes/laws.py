@@ -109,7 +109,8 @@ class LawSums:
                 block.members += [number[path] for path in some]
                 for k, (slot, side) in enumerate(targets[some[0]]):
                     block.sites.append((start, block.size, _row_sums(slot, side, shape)))
-                    found += [(number[path], list(targets[path].values())[k]) for path in some]
+                    each = _entries(slot, side)
+                    found += [(number[path], list(targets[path].values())[k].repeat_interleave(each)) for path in some]
         none = [torch.zeros(0, dtype=torch.long)]
         # (rows,): which parameter a row belongs to, and which channel it counts for: channels as made, then as read
         self.owner = torch.cat([torch.full((len(target),), n) for n, target in found] or none).to(device)
@@ -209,25 +210,32 @@ def _kind(slot: Slot, side: str, path: str) -> object:
 
 
 def _row_sums(slot: Slot, side: str, shape: tuple[int, ...]) -> Rows:
-    """Row sums of parameters of one kind that stand side by side, by the cheapest reshape; anything unusual goes through the slot."""
+    """Row sums of parameters of one kind that stand side by side, by the cheapest reshape; anything unusual goes through the slot.
+    A row may come as several sums, `_entries` of them, which are added up later."""
     _, first, second, kernel = slot.shape
     if not _plain(slot):
         axes = (2, 3) if side == "out" else (1, 3)
         return lambda m: lambda: torch.stack([slot.canonical(one.view(shape)).sum(axes).flatten() for one in m])
-    rows: int | None = None  # entries of a row, where they are neighbours
-    if (side == "out") != slot.swapped:  # the first of the two axes is kept
-        rows = second * kernel
-    elif first == 1:
-        rows = kernel
+    rows = _neighbours(slot, side)
+    if not rows:  # over the first axis, which leaves neighbours together
+        return lambda memory: _flat_sum(memory.view(len(memory), -1, first, second * kernel))
     if rows == 1:
         return lambda memory: memory.clone  # used again
-    if rows is not None:
-        return lambda memory: partial(memory.view(len(memory), -1, rows).sum, 2)
-    # Over the first axis, which leaves neighbours together, and then over what is left of a row.
-    return lambda memory: _twice(memory.view(len(memory), -1, first, second * kernel), kernel)
+    return lambda memory: partial(memory.view(len(memory), -1, rows).sum, 2)
 
 
-def _twice(view: Tensor, kernel: int) -> Callable[[], Tensor]:
-    if kernel == 1:
-        return lambda: view.sum(2).flatten(1)
-    return lambda: view.sum(2).view(len(view), -1, kernel).sum(2)
+def _neighbours(slot: Slot, side: str) -> int:
+    """How many entries make up a row, where they lie side by side; otherwise 0."""
+    _, first, second, kernel = slot.shape
+    if (side == "out") != slot.swapped:  # the first of the two axes is kept
+        return second * kernel
+    return kernel if first == 1 else 0
+
+
+def _entries(slot: Slot, side: str) -> int:
+    """How many sums a row comes in."""
+    return slot.shape[3] if _plain(slot) and not _neighbours(slot, side) else 1
+
+
+def _flat_sum(view: Tensor) -> Callable[[], Tensor]:
+    return lambda: view.sum(2).flatten(1)

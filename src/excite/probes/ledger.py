@@ -69,14 +69,13 @@ class Ledger:
         self._parameters = [parameters[path] for path in self._sums.paths]
         self._shapes = [p.shape for p in self._parameters]
         self.rule: Rule = rule_of(optimizer)
-        norms = [law for law in laws if law.group.law == "norm"]
-        norm_sums = LawSums(norms, shapes, device) if norms else None
-        self._stages = Stages(self._sums, norm_sums, self._parameters)
+        norms = any(law.group.law == "norm" for law in laws)
+        self._stages = Stages(self._sums, norms, self._parameters)
         self.precision = _lowest([p.dtype for p in self._parameters])
         self.tolerance = _TOLERANCE.get(self.precision, 0.1) if tolerance is None else tolerance
         self._off = OffDiagonal(laws, parameters, off_diagonal) if off_diagonal else None
         self.steps = 0
-        self._books = Books(self._sums, norm_sums, laws, self._squares(), self.tolerance)
+        self._books = Books(self._sums, laws, self._squares(), self.tolerance)
         self._lines: list[Line] = []  # steps that are not in the books yet
         self._marks: list[tuple[int, Mark]] = []  # after which of them somebody wants to know what is in the books
         self._digester = Digester(laws, self._sums.count, device)

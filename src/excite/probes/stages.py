@@ -19,6 +19,7 @@ from excite.probes.update_parts import (
     decayed,
     decayed_by,
     direction_of_sgd,
+    from_after,
     less,
     moments_of_adam,
     moved,
@@ -40,30 +41,27 @@ class Line:
     step: int
     products: tuple[str, ...]  # "aa", w·w after the step, is the first
     rows: Tensor  # (products, rows)
-    norms: Tensor | None  # rows of w·g for the laws in front of normalizations, where "wg" is not among the products
     owner: tuple[int, ...]
-    forms: tuple[Mapping[str, Form], ...]  # by part
+    forms: tuple[Mapping[str, Form], ...]  # by part; and of "wg", where that is not among the products
     rates: tuple[float, ...]
 
     @property
     def kind(self) -> tuple[object, ...]:
         """Lines of one kind are booked together."""
-        return self.products, self.owner, self.norms is None, self.rows.dtype
+        return self.products, self.owner, self.rows.dtype
 
 
 class Stages:
     """Splits steps into parts. Two ways: plain SGD with one learning rate and one decay needs only squared gradients
-    (and w·g in front of normalizations); everything else works on a copy of the weights before the step."""
+    (and w·g if there are `norms`, laws in front of normalizations); everything else works on a copy of the weights before the
+    step."""
 
-    def __init__(self, sums: LawSums, norm_sums: LawSums | None, parameters: Sequence[Tensor]):
-        self._sums, self._norm_sums, self._parameters = sums, norm_sums, parameters
-        of = {path: i for i, path in enumerate(sums.paths)}
-        self._norm_at = [] if norm_sums is None else [of[path] for path in norm_sums.paths]
+    def __init__(self, sums: LawSums, norms: bool, parameters: Sequence[Tensor]):
+        self._sums, self._norms, self._parameters = sums, norms, parameters
         self._rule: Rule = "measured"
         self._quick = False
         self._copies: list[Tensor] | None = None
         self._grads: list[Tensor] | None = None
-        self._norm_wg: Tensor | None = None
         self._share = DecayShare()
         self._shared = False  # decay acts through a buffer in this step
         self._found: tuple[int, list[int]] | None = None  # how many groups the optimizer has, and the group of each
@@ -92,14 +90,10 @@ class Stages:
             and not closure
             and not any(group["momentum"] for group in different)
             and len({(float(group["lr"]), group["weight_decay"]) for group in different}) == 1
+            and all(float(group["lr"]) * group["weight_decay"] != 1 for group in different)
             and all(p.grad is not None and not p.grad.is_sparse for p in self._parameters)
         )
-        self._norm_wg = None
         if self._quick:
-            if self._norm_sums is not None:
-                norms = [self._parameters[i] for i in self._norm_at]
-                columns = {"w": [p.detach() for p in norms], "g": [_grad(p) for p in norms]}
-                self._norm_wg = self._norm_sums.rows(columns, ["wg"])[0]
             return
         weights = [p.detach() for p in self._parameters]
         if self._copies is None:
@@ -119,6 +113,8 @@ class Stages:
         self._grads = None
         columns: dict[str, Sequence[Tensor]] = {"a": [p.detach() for p in self._parameters], "g": grads}
         products, derive = ["aa", "gg"], None
+        if self._quick and self._norms:
+            products.append("ag")
         trained = [True] * len(settings) if self._quick else [p.grad is not None for p in self._parameters]
         correction = [1.0] * len(settings)
         if not self._quick:
@@ -143,7 +139,7 @@ class Stages:
         owner = tuple([alike.setdefault(key, len(alike)) for key in keys])
         rows = self._sums.rows(columns, products, derive)
         forms = tuple(map(self._forms, alike))
-        return Line(step, tuple(products), rows, self._norm_wg, owner, forms, tuple([key[0] for key in alike]))
+        return Line(step, tuple(products), rows, owner, forms, tuple([key[0] for key in alike]))
 
     def _key(self, setting: Settings, trained: bool, correction: float) -> _Key:
         rate = float(setting.get("lr", 0.0)) if trained else 0.0
@@ -162,7 +158,7 @@ class Stages:
             return parts | {"update": less({"aa": 1.0, "ww": -1.0}, step)}
         parts["decay"] = decayed_by(rate, correction) if self._shared else decayed(rate, decay)
         if self._quick:
-            return parts
+            return parts | {"wg": from_after(rate, decay)}
         direction = moved(rate, shrink, correction, "u")
         parts["momentum"] = less(direction, step, parts["decay"])
         if self._rule == "adam":

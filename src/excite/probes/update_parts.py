@@ -64,6 +64,11 @@ def moved(rate: float, shrink: float, correction: float, direction: str) -> Form
     }
 
 
+def from_after(rate: float, decay: float) -> Form:
+    """w·g before a step of plain SGD, a = w − η (g + λ w), from what is there after it."""
+    return {"ag": 1 / (1 - rate * decay), "gg": rate / (1 - rate * decay)}
+
+
 def less(form: Form, *others: Form) -> Form:
     """The difference of forms."""
     result = dict(form)
