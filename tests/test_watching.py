@@ -140,7 +140,7 @@ def test_a_broken_probe_is_switched_off_and_training_goes_on(tmp_path):
 
 
 def test_training_does_not_wait_for_what_was_promised(tmp_path, monkeypatch):
-    monkeypatch.setattr("excite.pending._STEPS", 4)
+    monkeypatch.setattr("excite.pending._MEASUREMENTS", 2)
     promises = {}
 
     class Slow(Probe):
@@ -152,7 +152,7 @@ def test_training_does_not_wait_for_what_was_promised(tmp_path, monkeypatch):
 
     model, _ = build("mlp")
     with excite.watch(model, run=tmp_path / "run", probes=[Slow(Every(3))], strict=True) as watch:
-        for _ in range(6):  # asked for at step 4, while nothing is there
+        for _ in range(6):  # asked for at step 3, while nothing is there
             watch.step()
         assert watch.run.frame().empty
         for step, promise in promises.items():

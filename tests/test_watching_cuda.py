@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import excite
-from excite.probes import default_probes
+from excite.probes import Conservation, Every, Loss, default_probes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -65,3 +66,54 @@ def test_what_is_written_is_what_was_there(tmp_path: Path, every: int) -> None:
         if name.split("/")[0] in ("alignment", "distance", "rank", "signs", "conservation"):
             assert set(looks) <= set(values), name
             assert all(map(math.isfinite, values.values())), name
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_ledger_of_every_step_is_that_of_a_cpu(tmp_path: Path, momentum: float) -> None:
+    """Steps wait to be booked together, and are digested by another thread while training goes on."""
+    found = []
+    x = torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for device in ("cpu", "cuda"):
+        model, data = network().double().to(device), x.to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum, weight_decay=0.01 * momentum)
+        probes = [Loss(), Conservation(Every(1))]
+        with excite.watch(model, data[:8], tmp_path / device, optimizer, probes, strict=True) as watch:
+            for _ in range(70):
+                optimizer.zero_grad()
+                loss = model(data).square().mean()
+                loss.backward()
+                optimizer.step()
+                watch.step(loss)
+        run = excite.load_run(tmp_path / device)
+        found.append({name: run.series(name) for name in run.names()})
+    here, there = found
+    assert here.keys() == there.keys()
+    assert any(name.startswith("conservation/momentum") for name in here) == bool(momentum)
+    for name, (steps, values) in here.items():
+        assert steps.tolist() == there[name][0].tolist()
+        tolerance = {"abs": 1e-10} if name.startswith("conservation/rest") else {"rel": 1e-6, "abs": 1e-9}
+        assert there[name][1].tolist() == pytest.approx(values.tolist(), **tolerance), name
+
+
+def test_deterministic_algorithms_are_no_obstacle(tmp_path: Path) -> None:
+    """A user who asks torch for them gets an error from an operation that has none."""
+    model, x = network(), torch.randn(32, 3, 16, 16, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with excite.watch(
+                model, x[:8], tmp_path / "run", optimizer, [Conservation(Every(1))], strict=True
+            ) as watch:
+                for _ in range(20):
+                    optimizer.zero_grad()
+                    model(x).square().mean().backward()
+                    optimizer.step()
+                    watch.step()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    said = [str(one.message) for one in caught if "deterministic" in str(one.message)]
+    assert [
+        one for one in said if "CuBLAS" not in one
+    ] == []  # a setting of the environment, as for the model's own products

@@ -16,16 +16,19 @@ from excite.probes.reduce import rank_and_size
 Asked = tuple[int, Probe, Measured | Future[Values] | None]  # step, probe, what it gave; None: it raised
 Fetched = tuple[int, Probe, dict[str, float] | Exception | None]
 
-_STEPS = 16  # whose values may wait on the device before they are fetched
+_MEASUREMENTS = (
+    48  # that may wait on the device before they are fetched: the more at once, the longer Python is busy with it
+)
 _SECONDS = 1.0  # and how long
 _TRAVEL = 8  # steps that they have for the way, where several processes have to agree on the step at which they arrive
 
 
 class Pending:
-    """Values wait here, are asked for after some steps or some time, and arrive a little later."""
+    """Values wait here, are asked for when there are many, or after some time, and arrive a little later."""
 
     def __init__(self) -> None:
         self._waiting: list[Asked] = []
+        self._count = 0  # of those that wait, and of those that had nothing to say: the same for all processes
         self._coming: Future[list[Fetched]] | None = None
         self._step = 0  # at which they were asked for
         self._time = math.inf  # not yet: a training that starts over first clears what an earlier try has written
@@ -34,23 +37,24 @@ class Pending:
         self._time = time.monotonic()
 
     def clear(self) -> None:
-        self._waiting, self._coming = [], None
+        self._waiting, self._count, self._coming = [], 0, None
 
     def add(self, step: int, probe: Probe, measured: Measured | Future[Values] | None) -> None:
+        self._count += 1
         if not isinstance(measured, Measured) or len(measured):
             self._waiting.append((step, probe, measured))
 
-    def due(self, step: int) -> bool:
-        """Whether it is time to ask. Of several processes only the count of steps, the same for all, may decide."""
+    def due(self) -> bool:
+        """Whether it is time to ask. Of several processes only the count, the same for all, may decide."""
         if not self._waiting:
             return False
-        if step - self._waiting[0][0] >= _STEPS:
+        if self._count >= _MEASUREMENTS:
             return True
         return time.monotonic() - self._time > _SECONDS and rank_and_size()[1] == 1
 
     def ask(self, step: int) -> None:
         """Fetch what waits: at once, or in another thread where a device has to be waited for."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._count = self._waiting, [], 0
         self._step, self._time = step, time.monotonic()
         for _, _, measured in waiting:
             if isinstance(measured, Promise):

@@ -214,7 +214,7 @@ class Watch:
                 cost += (self._settled() if self._device.type == "cuda" else time.monotonic()) - start
         if self._pending.arrived(now.step):
             self._write()
-        if self._pending.due(now.step):
+        if self._pending.due():
             self._write()
             self._pending.ask(now.step)
             if self._pending.arrived(now.step):

@@ -65,7 +65,8 @@ class Books:
         rest = (value - before - parts.sum(1)).abs_()
         scale = torch.cummax(torch.cat([self.scale[None], size]), 0).values[1:]
         self._note(lines[0].step, rest, rest <= self._tolerance * scale)
-        parts = torch.cat([self.parts[None], parts]).cumsum_(0)[1:]
+        for part, last in zip(parts, [self.parts, *parts]):  # torch has no deterministic cumsum on a GPU
+            part += last
         self.parts, self.scale, self.value, self.ww = (x[-1].clone() for x in (parts, scale, value, rows[:, 0]))
         return torch.cat([(value - self.start)[:, None], scale[:, None], parts], 1)
 

@@ -25,7 +25,7 @@ class Measured:
             if not is_name(name):
                 raise InputError(f"expected keys such as 'norm' or 'norm/fc1'; got {name!r}")
             if isinstance(value, Tensor) and value.numel() == 1:
-                value = value.detach()
+                value = value.detach() if value.requires_grad else value
                 whole = getattr(value, "full_tensor", None)  # of a DTensor, as FSDP has them
                 value = value if whole is None else whole()
                 if value.device.type == "cpu":
