@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.timing import machine, race, ratio
 from excite.fit.resnet import resnet
 from excite.probes import Alignment
-from excite.probes.protocol import Every, Moment
+from excite.probes.protocol import Every, Moment, Values
 
 
 class Training:
@@ -49,14 +50,19 @@ class Training:
         for number in range(steps):
             self.step()
             if probe is not None and number == steps - 1:
-                values = probe.measure(Moment(self.model, self.steps))
-                self.fetched = torch.stack([torch.as_tensor(v, device=self.device) for v in values.values()]).tolist()
+                measured(probe, self)
         self.wait()
+
+
+def measured(probe: Alignment, training: Training) -> Values:
+    """All values of a measurement, waited for."""
+    values = probe.measure(Moment(training.model, training.steps))
+    return values.result() if isinstance(values, Future) else values
 
 
 def worst(training: Training, probe: Alignment) -> tuple[float, int]:
     """The largest relative error of σ₁²/‖W‖²_F over layers, and how many layers there are."""
-    values = probe.measure(Moment(training.model, training.steps))
+    values = measured(probe, training)
     errors = []
     for name, module in training.model.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -82,8 +88,7 @@ def main() -> None:
     probe.attach(Moment(training.model, 0, example=training.x[:2]))
     training.run(3)
     start = time.perf_counter()
-    probe.measure(Moment(training.model, 0))
-    training.wait()
+    measured(probe, training)
     cold = time.perf_counter() - start
     training.run(3, probe)
     jobs = {"plain": lambda: training.run(options.every), "probe": lambda: training.run(options.every, probe)}
@@ -92,8 +97,7 @@ def main() -> None:
     for _ in range(options.repeats):
         training.run(1)
         start = time.perf_counter()
-        probe.measure(Moment(training.model, training.steps))
-        training.wait()
+        measured(probe, training)
         once.append(time.perf_counter() - start)
     on = torch.cuda.get_device_name() if options.device == "cuda" else machine()
     half = ", bfloat16" if options.half else ""

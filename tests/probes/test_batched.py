@@ -113,7 +113,7 @@ def test_what_waits_to_be_written_does_not_hold_the_moment(probe: type[Probe], m
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    monkeypatch.setattr("excite.probes.rank.Covariances.travelling", True)  # as on a GPU: promised, not computed
+    monkeypatch.setattr("excite.probes.rank.Covariances.apart", True)  # as on a GPU: promised, not computed
     one, x = probe(Every(1)), torch.randn(6, 4)
     one.attach(Moment(model, 0, None, x, optimizer))
     model(x).sum().backward()

@@ -1,4 +1,4 @@
-"""Eigenvalues of the covariances of several sets of rows, without waiting for the device they are on."""
+"""Eigenvalues of the covariances of several sets of rows, fetched from the device they are on at once."""
 
 from __future__ import annotations
 
@@ -16,32 +16,23 @@ from excite.probes.sums import home
 
 
 class Covariances:
-    """Of rows (N, D) each. The matrices are formed where the rows are, N × N where that is less, and begin to travel to the
-    CPU at once; `spectra` waits for them there. It may be called from another thread."""
+    """Of rows (N, D) each. The matrices are formed where the rows are, N × N where that is less; `spectra` fetches them and does the
+    rest on the CPU. It waits for the device, so it may be called from another thread."""
 
     def __init__(self, several: Sequence[Tensor]):
         formed = [_matrix(rows.detach()) for rows in several]
         self._sizes = [len(matrix) for matrix, _ in formed]
         self._widths = [rows.shape[1] for rows in several]
         self._dtypes = [torch.float64 if rows.dtype == torch.float64 else torch.float32 for rows in several]
-        flat = torch.cat([part.reshape(-1) for pair in formed for part in pair]) if formed else torch.zeros(0)
-        self._event: torch.cuda.Event | None = None
-        self._held = flat
-        if flat.is_cuda:
-            self._flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(flat.device))
-        else:
-            self._flat = flat.cpu()
+        self._flat = torch.cat([part.reshape(-1) for pair in formed for part in pair]) if formed else torch.zeros(0)
 
     @property
-    def travelling(self) -> bool:
-        return self._event is not None
+    def apart(self) -> bool:
+        """Whether they are on a device that has to be waited for."""
+        return self._flat.device.type != "cpu"
 
     def spectra(self) -> list[Spectrum]:
-        if self._event is not None:
-            self._event.synchronize()
-            self._held = self._flat
+        self._flat = self._flat.cpu()
         matrices, largest, at = [], [], 0
         for size in self._sizes:
             matrices.append(self._flat[at : at + size * size].view(size, size))

@@ -62,7 +62,7 @@ class Rank(Probe):
         seen = [self._seen(signal) for signal in signals]
         covariances = Covariances([one.rows for one in seen])
         layers = [signal.layer for signal in signals]
-        if covariances.travelling and not self.units:
+        if covariances.apart and not self.units:
             return later(lambda: _values(layers, covariances))
         values = _values(layers, covariances)
         for layer, one in zip(layers, seen):
