@@ -24,7 +24,9 @@ class Measured:
         for name, value in values.items():
             if not is_name(name):
                 raise InputError(f"expected keys such as 'norm' or 'norm/fc1'; got {name!r}")
-            if isinstance(value, Tensor) and value.numel() == 1:
+            if type(value) is float:  # most of them
+                self._numbers[name] = value
+            elif isinstance(value, Tensor) and value.numel() == 1:
                 value = value.detach() if value.requires_grad else value
                 whole = getattr(value, "full_tensor", None)  # of a DTensor, as FSDP has them
                 value = value if whole is None else whole()
@@ -61,6 +63,9 @@ class Measured:
         fetched = {kind: iter(torch.cat(stacks).tolist()) for kind, stacks in kinds.items()}
         result = []
         for one in several:
+            if not one._stacks:
+                result.append(one._numbers)
+                continue
             found = dict(one._numbers)
             for names, stack in one._stacks:
                 values = fetched[(stack.device, stack.dtype)]
