@@ -24,30 +24,28 @@ class Digest:
 
 
 class Digester:
-    """Numbers per channel made into numbers per law."""
+    """Channels of several laws that stand one behind the other, as rows of one padded matrix."""
 
-    def __init__(self, laws: Sequence[NamedLaw], device: torch.device):
+    def __init__(self, laws: Sequence[NamedLaw], count: int, device: torch.device):
         self.names = tuple(law.name for law in laws)
-        owner = [number for number, law in enumerate(laws) for _ in range(law.group.channels)]
-        self._owner = torch.tensor(owner, dtype=torch.long).to(device)
+        widest = max((law.group.channels for law in laws), default=0)
+        index = torch.full((len(laws), widest), count)
+        for row, law in zip(index, laws):
+            row[: law.group.channels] = torch.arange(law.start, law.span.stop)
+        self._index = index.to(device)
 
-    def _sum(self, amount: Tensor) -> Tensor:
-        """(..., channels) -> (..., laws)."""
-        return amount.new_zeros(*amount.shape[:-1], len(self.names)).index_add_(-1, self._owner, amount)
-
-    def _most(self, amount: Tensor) -> Tensor:
-        """The same, the largest of what is not negative."""
-        result = amount.new_zeros(*amount.shape[:-1], len(self.names))
-        return result.scatter_reduce_(-1, self._owner.expand_as(amount), amount, "amax")
+    def _rows(self, amount: Tensor) -> Tensor:
+        """(..., channels) -> (..., laws, widest), zeros behind."""
+        return torch.nn.functional.pad(amount, (0, 1))[..., self._index]
 
     def digest(self, books: Tensor) -> Digest:
         """books (..., 2 + parts, channels): drift, scale and parts, of one moment or of several."""
         drift, scale, parts = books[..., 0, :], books[..., 1, :], books[..., 2:, :]
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-        over = (torch.stack([drift, drift - parts.sum(-2)], -2) / scale[..., None, :]).abs_()
-        most = self._most(over)
-        amounts = self._sum(torch.cat([drift[..., None, :], parts], -2) * drift[..., None, :])
-        whole, made = amounts[..., :1, :], amounts[..., 1:, :]
-        shares = torch.where(whole > 0, made / torch.where(whole > 0, whole, 1.0), whole * 0)
-        occurs = self._most((parts != 0).to(books.dtype)) > 0
+        over = self._rows(torch.stack([drift, drift - parts.sum(-2)], -2) / scale[..., None, :]).abs()
+        most = over.amax(-1) if over.shape[-1] else over.sum(-1)
+        whole = self._rows(drift.square()).sum(-1)[..., None, :]
+        made = self._rows(parts * drift[..., None, :]).sum(-1)
+        shares = torch.where(whole > 0, made / torch.where(whole > 0, whole, torch.ones_like(whole)), whole * 0)
+        occurs = (self._rows(parts) != 0).any(-1)
         return Digest(self.names, most[..., 0, :], most[..., 1, :], shares, occurs)

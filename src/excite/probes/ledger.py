@@ -78,7 +78,7 @@ class Ledger:
         self._books = Books(self._sums, laws, self._squares(), self.tolerance)
         self._lines: list[Line] = []  # steps that are not in the books yet
         self._marks: list[tuple[int, Mark]] = []  # after which of them somebody wants to know what is in the books
-        self._digester = Digester(laws, device)
+        self._digester = Digester(laws, self._sums.count, device)
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     # -- at every step -------------------------------------------------------------------------------------------
