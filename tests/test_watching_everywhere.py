@@ -229,6 +229,15 @@ class Failing(Probe):
         return {"x": 1.0}
 
 
+class Sometimes(Probe):
+    """The second process has nothing to say at odd steps."""
+
+    name, reduction = "sometimes", "max"
+
+    def measure(self, now):
+        return {} if dist.get_rank() == 1 and now.step % 2 else {"step": float(now.step)}
+
+
 class Uneven(Probe):
     """Has other names in each process."""
 
@@ -250,7 +259,9 @@ def worker(rank, size, folder):
             fully_shard(model)
         called = model if how == "fsdp" else DistributedDataParallel(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        chosen = {"budget": [Loss(), Rank(Budget(0.5)), Failing(), Uneven()], "defaults": None}.get(how, probes())
+        chosen = {"budget": [Loss(), Rank(Budget(0.5)), Failing(), Uneven(), Sometimes()], "defaults": None}.get(
+            how, probes()
+        )
         with excite.watch(called, x, f"{folder}/{how}", optimizer, chosen, strict=how != "budget") as watch:
             for inputs, y in data() * (1 if how != "budget" else 5):
                 optimizer.zero_grad()
@@ -304,4 +315,6 @@ def test_processes_agree_on_when_to_measure_and_on_what_is_switched_off(two):
     assert len(run.series("loss/step")[0]) == 30
     assert run.series("failing/x")[0].tolist() == [0, 1]
     assert set(run.series("uneven/both")[1]) == {0.5}
+    steps, values = run.series("sometimes/step")
+    assert values.tolist() == steps.tolist() == list(range(31))
     assert set(run.series("uneven/only-1")[1]) == {5.0}

@@ -18,7 +18,7 @@ from torch import nn
 
 import excite
 from excite import RunError
-from excite.probes import Distance, Every, Loss
+from excite.probes import Distance, Every, Loss, Probe
 from models import state_of
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -252,3 +252,106 @@ def test_strict_ends_the_training_where_values_cannot_be_written(tmp_path, monke
         watch.step(1.0)
         monkeypatch.setattr(watch.run, "flush", full)
         watch.flush()
+
+
+class Many(Probe):
+    name = "many"
+
+    def measure(self, now):
+        return {f"v/l{i}": float(i) for i in range(20)}
+
+
+def test_measuring_faster_than_the_disk_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("excite.recording._MOST", 2000)
+    with excite.watch(nn.Linear(2, 1), run=tmp_path / "run", probes=[Many()], strict=True) as watch:
+        log = watch.run.log
+        monkeypatch.setattr(watch.run, "log", lambda step, values: (time.sleep(0.001), log(step, values)))
+        for _ in range(500):
+            watch.step()
+    assert len(excite.load_run(tmp_path / "run").frame()) == 20 * 501
+
+
+def test_what_waits_for_a_broken_disk_is_the_newest(tmp_path, monkeypatch):
+    monkeypatch.setattr("excite.recording._MOST", 100)
+    monkeypatch.setattr("excite.recording._PAUSE", 60.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with excite.watch(nn.Linear(2, 1), run=tmp_path / "run", probes=[Many()]) as watch:
+            watch.flush()
+            flush = watch.run.flush
+            monkeypatch.setattr(watch.run, "flush", lambda: (_ for _ in ()).throw(RunError("the disk is full")))
+            for _ in range(100):
+                watch.step()
+                watch.flush()
+            monkeypatch.setattr(watch.run, "flush", flush)
+    steps = sorted(set(excite.load_run(tmp_path / "run").frame().step))
+    assert steps[-1] == 100
+    assert len(steps) < 20
+    assert any("measured values are lost" in str(one.message) for one in caught)
+
+
+def test_an_unexpected_error_of_the_disk_is_raised_and_loses_nothing(tmp_path, monkeypatch):
+    with excite.watch(nn.Linear(2, 1), run=tmp_path / "run", probes=[Loss()]) as watch:
+        flush = watch.run.flush
+
+        def broken():
+            raise OSError("no such device")
+
+        monkeypatch.setattr(watch.run, "flush", broken)
+        watch.step(1.0)
+        with pytest.raises(OSError, match="no such device"):
+            watch.flush()
+        monkeypatch.setattr(watch.run, "flush", flush)
+        watch.step(2.0)
+    assert excite.load_run(tmp_path / "run").series("loss/step")[1].tolist() == [1.0, 2.0]
+
+
+def test_what_is_on_its_way_does_not_come_back_after_a_step_back(tmp_path):
+    with (
+        excite.Run.create(tmp_path / "run", {}) as run,
+        excite.watch(nn.Linear(2, 1), run=run, probes=[Loss()], strict=True) as watch,
+    ):
+        for _ in range(10):
+            watch.step(1.0)
+        kept = watch.state_dict()
+        for _ in range(49):  # enough to be on its way
+            watch.step(1.0)
+        watch.load_state_dict(kept)
+        run.rewind(10)
+        watch.flush()
+        assert run.series("loss/step")[0].tolist() == list(range(1, 11))
+
+
+LATE = """
+import atexit, sys, threading, time, torch, excite
+from excite.probes import Loss
+def train():
+    with excite.watch(torch.nn.Linear(2, 1), run=sys.argv[1], probes=[Loss()], strict=True) as watch:
+        for step in range(100):
+            watch.step(float(step))
+            time.sleep(0.002)
+threading.Thread(target=train).start()
+other = excite.watch(torch.nn.Linear(2, 1), run=sys.argv[2], probes=[Loss()], strict=True)
+for step in range(60):
+    other.step(float(step))
+atexit.register(other.close)
+"""
+
+
+def test_training_goes_on_when_the_main_thread_has_ended(tmp_path):
+    folders = [tmp_path / "thread", tmp_path / "atexit"]
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, *map(str, folders)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stderr == ""
+    assert [len(excite.load_run(folder).series("loss/step")[0]) for folder in folders] == [100, 60]
+
+
+def test_a_child_that_is_forked_while_values_are_written_ends(tmp_path):
+    with excite.watch(nn.Linear(2, 1), run=tmp_path / "run", probes=[Loss()], strict=True) as watch:
+        for _ in range(48):  # enough to be on its way
+            watch.step(1.0)
+        child = multiprocessing.get_context("fork").Process(target=watch._recorder.close)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0

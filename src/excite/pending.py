@@ -16,9 +16,8 @@ from excite.probes.reduce import rank_and_size
 Asked = tuple[int, Probe, Measured | Future[Values] | None]  # step, probe, what it gave; None: it raised
 Fetched = tuple[int, Probe, dict[str, float] | Exception | None]
 
-_MEASUREMENTS = (
-    48  # that may wait on the device before they are fetched: the more at once, the longer Python is busy with it
-)
+_MEASUREMENTS = 48  # that may wait before they are fetched: the more at once, the longer Python is busy with it
+_STEPS = 64  # that the first of them may wait for the others
 _SECONDS = 1.0  # and how long
 _TRAVEL = 8  # steps that they have for the way, where several processes have to agree on the step at which they arrive
 
@@ -28,7 +27,7 @@ class Pending:
 
     def __init__(self) -> None:
         self._waiting: list[Asked] = []
-        self._count = 0  # of those that wait, and of those that had nothing to say: the same for all processes
+        self._count, self._first = 0, 0  # of those that wait, and the step of the first: the same for all processes
         self._coming: Future[list[Fetched]] | None = None
         self._step = 0  # at which they were asked for
         self._time = math.inf  # not yet: a training that starts over first clears what an earlier try has written
@@ -40,15 +39,17 @@ class Pending:
         self._waiting, self._count, self._coming = [], 0, None
 
     def add(self, step: int, probe: Probe, measured: Measured | Future[Values] | None) -> None:
+        self._first = self._first if self._count else step
         self._count += 1
-        if not isinstance(measured, Measured) or len(measured):
+        # Several processes go through the same list: a place is kept also for what has nothing to say here.
+        if not isinstance(measured, Measured) or len(measured) or rank_and_size()[1] > 1:
             self._waiting.append((step, probe, measured))
 
-    def due(self) -> bool:
-        """Whether it is time to ask. Of several processes only the count, the same for all, may decide."""
+    def due(self, step: int) -> bool:
+        """Whether it is time to ask. Of several processes only counts, the same for all, may decide."""
         if not self._waiting:
             return False
-        if self._count >= _MEASUREMENTS:
+        if self._count >= _MEASUREMENTS or step - self._first >= _STEPS:
             return True
         return time.monotonic() - self._time > _SECONDS and rank_and_size()[1] == 1
 

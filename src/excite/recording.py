@@ -45,7 +45,7 @@ class Recorder:
         self._waiting: deque[Row] = deque()
         self._size = 0  # values that wait, those on their way included
         self._going: list[Row] = []
-        self._result: Future[RunError | None] | None = None  # of those on their way
+        self._result: Future[Exception | None] | None = None  # of those on their way
         self._pause, self._again = 0.0, 0.0  # 0 while all is well
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -61,11 +61,11 @@ class Recorder:
         for row in rows:
             self._waiting.append(row)
             self._size += len(row[1])
-        if self._result is not None and self._result.done():
+        if self._result is not None and (self._result.done() or self._size > _MOST):  # faster than the disk
             self._arrived()
-        self._trim()
-        if self._result is None and (not self._pause or time.monotonic() >= self._again):
+        if self._result is None and self._waiting and (not self._pause or time.monotonic() >= self._again):
             self._send()
+        self._trim()
 
     def settle(self) -> None:
         """Wait until what was written is on the disk, or could not be put there."""
@@ -91,11 +91,18 @@ class Recorder:
             except Exception as error:
                 self._drop(sink, error)
 
+    def rewind(self, step: int) -> None:
+        """Forget what waits of the steps after this one, once nothing is on its way."""
+        if self._result is not None:
+            self._arrived()
+        self._waiting = deque(row for row in self._waiting if row[0] <= step)
+        self._size = sum(len(values) for _, values in self._waiting)
+
     def _send(self) -> None:
         self._going, self._waiting = list(self._waiting), deque()
         self._result = aside(partial(self._put, self._going, again=self._pause > 0))
 
-    def _put(self, rows: list[Row], again: bool) -> RunError | None:
+    def _put(self, rows: list[Row], again: bool) -> Exception | None:
         assert self.run is not None
         try:
             with self.run.patience(_PATIENCE):
@@ -104,19 +111,18 @@ class Recorder:
                 for step, values in rows:
                     self.run.log(step, values)
                 self.run.flush()
-        except RunError as error:
+        except Exception as error:
             return error
         return None
 
     def _arrived(self) -> None:
         """Wait for those on their way; those that could not be written wait again, before the others."""
         assert self._result is not None
-        result, going = self._result, self._going
-        self._result, self._going = None, []
-        error = result.result()
+        error = self._result.result()
+        going, self._result, self._going = self._going, None, []
         if error is not None:
             self._waiting.extendleft(reversed(going))
-            if self.strict:
+            if self.strict or not isinstance(error, RunError):
                 raise error
             if not self._pause:
                 _warn(

@@ -125,6 +125,7 @@ class Watch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._pending.clear()
         self.steps = int(state["steps"])
+        self._recorder.rewind(self.steps)
         if "alerts" in state:
             self._alerts.load_state_dict(state["alerts"])
         for probe in self.probes:
@@ -214,7 +215,7 @@ class Watch:
                 cost += (self._settled() if self._device.type == "cuda" else time.monotonic()) - start
         if self._pending.arrived(now.step):
             self._write()
-        if self._pending.due():
+        if self._pending.due(now.step):
             self._write()
             self._pending.ask(now.step)
             if self._pending.arrived(now.step):

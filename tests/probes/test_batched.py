@@ -1,5 +1,6 @@
 """Values that are computed together when one of them is asked for."""
 
+import queue
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from excite.probes import Alignment, Conservation, Distance, Every, Probe, Rank, Signs, Trajectory
-from excite.probes.batched import Batched
+from excite.probes.batched import Batched, Promise
 from excite.probes.later import once
 from excite.probes.protocol import Moment, Values
 
@@ -66,6 +67,16 @@ def test_what_was_measured_is_collected_by_the_thread_that_begins() -> None:
     assert collected == [get_ident()] * 3
     assert len(worked) == 1
     assert worked != collected[:1]
+
+
+def test_a_promise_made_while_others_are_kept_is_kept_too() -> None:
+    promises = Batched(lambda stack: [{"sum": float(one.sum())} for one in stack], most=8)
+    made: queue.Queue[Promise] = queue.Queue()
+    with ThreadPoolExecutor(1) as pool:
+        kept = pool.submit(lambda: [made.get().result(timeout=10)["sum"] for _ in range(3000)])
+        for _ in range(3000):
+            made.put(promises.promise(lambda: torch.ones(1), True))
+        assert kept.result(timeout=60) == [1.0] * 3000
 
 
 def test_what_fails_fails_for_all_that_waited() -> None:

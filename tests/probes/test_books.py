@@ -69,19 +69,109 @@ def test_books_do_not_depend_on_how_many_steps_are_entered_at_once(name: str, mo
         assert torch.equal(first["worst_step"][same], second["worst_step"][same])
 
 
-def test_what_is_read_between_the_steps_is_what_is_booked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at the books in between changes nothing, and the memory of what waits is bounded."""
-    monkeypatch.setattr("excite.probes.ledger._BYTES", 1)
+def followed(steps: int, look: Any) -> list[Any]:
     model, x = build("mlp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     ledger = conservation(model, optimizer, x)
-    for _ in range(4):
+    found = []
+    for _ in range(steps):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-        assert torch.equal(ledger.mark().read(), ledger.books())
-        assert not ledger._lines
+        found.append(look(ledger))
+    return found
+
+
+def test_marks_read_at_the_end_are_the_books_of_their_steps() -> None:
+    """Of two trainings alike, one looks at the books after every step, the other marks steps and reads much later."""
+    now = followed(9, Ledger.books)
+    later = [mark.read() for mark in followed(9, Ledger.mark)]
+    assert len({float(books[0].abs().max()) for books in now}) == 9
+    for one, other in zip(now, later, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-15)
+
+
+def test_reading_books_what_waits() -> None:
+    def read(ledger: Ledger) -> tuple[int, Any]:
+        assert ledger._lines
+        return len(ledger._lines), ledger.read()
+
+    for step, (waiting, reading) in enumerate(followed(3, read), 1):
+        assert waiting == 1
+        assert reading.holds
+        assert all(float(entry.parts["step"].abs().max()) > 0 for entry in reading.entries), step
+    assert followed(3, lambda ledger: len(ledger._lines)) == [1, 2, 3]
+
+
+def test_the_memory_of_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("excite.probes.ledger._BYTES", 1)
+    assert followed(3, lambda ledger: len(ledger._lines)) == [0, 0, 0]
+
+
+def test_momentum_that_is_switched_off_leaves_no_rest() -> None:
+    """From then on decay acts on the weights alone, no longer through a buffer."""
+    model, x = build("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=0.1)
+    ledger = conservation(model, optimizer, x)
+    for step in range(6):
+        if step == 3:
+            optimizer.param_groups[0]["momentum"] = 0.0
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
     assert ledger.read().holds
+
+
+def test_groups_that_differ_in_decay_alone_have_no_part_of_rates() -> None:
+    model, x = build("mlp")
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(
+        [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "weight_decay": 0.0}], lr=1e-3
+    )
+    ledger = conservation(model, optimizer, x)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert all(bool((entry.parts["rates"] == 0).all()) for entry in ledger.read().entries)
+    optimizer.param_groups[1]["lr"] = 2e-3
+    optimizer.step()
+    assert any(bool((entry.parts["rates"] != 0).any()) for entry in ledger.read().entries)
+
+
+@pytest.mark.parametrize("product", [1 - 1e-9, 1.0, 1.5])
+def test_a_decay_that_takes_all_of_the_weights(product: float) -> None:
+    model, x = build("resnet-norm")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=2 * product)
+    ledger = conservation(model, optimizer, x)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert ledger.read().holds
+
+
+def test_the_probe_goes_on_after_a_step_back(tmp_path: Any) -> None:
+    """Books promised of steps that were taken back are not waited for."""
+    model, x = build("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+
+    def train(watch: Any, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            watch.step()
+
+    with excite.watch(model, x, tmp_path / "run", optimizer, [Conservation(Every(1))], strict=True) as watch:
+        train(watch, 3)
+        kept, weights = watch.state_dict(), {k: v.clone() for k, v in model.state_dict().items()}
+        train(watch, 3)
+        model.load_state_dict(weights)
+        watch.load_state_dict(kept)
+        train(watch, 3)
+    with excite.load_run(tmp_path / "run") as run:
+        assert sorted(set(run.frame().step)) == list(range(7))
 
 
 def test_a_mark_whose_books_were_replaced_says_so() -> None:

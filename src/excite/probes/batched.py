@@ -40,28 +40,34 @@ class Batched:
 
     def promise(self, read: Callable[[], Tensor], here: bool) -> Promise:
         """`read` gives the tensor, when it is needed."""
-        if self._group is None or not self._group.open(self._most):
-            self._group = _Group(self._work)
-        return self._group.add(read, here)
+        promise = None if self._group is None else self._group.add(read, here)
+        if promise is None:
+            self._group = _Group(self._work, self._most)
+            promise = self._group.add(read, here)
+        assert promise is not None
+        return promise
+
+    def clear(self) -> None:
+        """What was promised so far is not computed together with what comes."""
+        self._group = None
 
 
 class _Group:
-    def __init__(self, work: Callable[[Tensor], Sequence[Values]]):
-        self._work, self._lock = work, Lock()
+    def __init__(self, work: Callable[[Tensor], Sequence[Values]], most: int):
+        self._work, self._most, self._lock = work, most, Lock()
         self._promises: list[Promise] = []
         self._reads: list[Callable[[], Tensor]] = []
         self._stack: Tensor | None = None
         self._begun = False
 
-    def open(self, most: int) -> bool:
-        return not self._begun and len(self._promises) < most
-
-    def add(self, read: Callable[[], Tensor], here: bool) -> Promise:
-        promise = Promise(self, here)
+    def add(self, read: Callable[[], Tensor], here: bool) -> Promise | None:
+        """None if there is no place any more."""
         with self._lock:
-            self._promises.append(promise)
+            if self._begun or len(self._promises) == self._most:
+                return None
+            self._promises.append(Promise(self, here))
             self._reads.append(read)
-        return promise
+            return self._promises[-1]
 
     def collect(self) -> None:
         with self._lock:

@@ -82,7 +82,7 @@ class Books:
             of = [[[form["wg"][name] for name in ("ag", "gg")] for form in one.forms] for one in lines]
             both = torch.stack([sums[:, names.index(name)] for name in ("ag", "gg")], 2)
             names.append("wg")
-            sums = torch.cat([sums, (both * self._told(of)[..., None]).sum(2)[:, None]], 1)
+            sums = torch.cat([sums, (both * self._told(of)[..., None]).sum(2)[:, None] * self._is_norm], 1)
         parts = sums.new_zeros(len(lines), len(PARTS), sums.shape[-1])
         occur = [part for part in PARTS if any(any(form.get(part, {}).values()) for one in lines for form in one.forms)]
         if occur:
@@ -90,15 +90,18 @@ class Books:
                 [[[form[part].get(name, 0.0) for form in one.forms] for name in names] for part in occur]
                 for one in lines
             ]
-            matrix = self._told(weights).flatten(2)
-            for part, amount in zip(occur, (matrix @ sums.flatten(1, 2)).unbind(1)):
-                parts[:, PARTS.index(part)] = amount
+            matrix = self._told(weights)  # (steps, parts, products, groups)
+            for i, part in enumerate(occur):
+                for k in range(len(names)):
+                    if any(any(one[i][k]) for one in weights):  # what does not count is left out: it may be infinite
+                        parts[:, PARTS.index(part)] += (sums[:, k] * matrix[:, i, k, :, None]).sum(1)
         if "wg" in names and (self._norms or len(line.forms) > 1):
             wg = sums[:, names.index("wg")]
             rates = self._told([one.rates for one in lines]) * -2
-            against = rates[:, lead] * wg.sum(1)  # zero for a gradient that obeys the law
-            parts[:, PARTS.index("eps")] = against * self._is_norm
-            parts[:, PARTS.index("rates")] = (rates[..., None] * wg).sum(1) - against
+            of_law = rates[:, lead]
+            # w·g of a law is zero for a gradient that obeys it.
+            parts[:, PARTS.index("eps")] = of_law * wg.sum(1) * self._is_norm
+            parts[:, PARTS.index("rates")] = ((rates[..., None] - of_law[:, None]) * wg).sum(1)
         return parts
 
     def _told(self, numbers: Sequence[Any]) -> Tensor:

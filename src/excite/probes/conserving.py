@@ -103,3 +103,5 @@ class Conservation(Probe):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.ledger is not None and state:
             self.ledger.load_state_dict(state)
+            if self._promises is not None:
+                self._promises.clear()

@@ -5,27 +5,45 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
-from threading import Lock
+from threading import Lock, current_thread
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+_NAME = "excite"
 
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="excite")
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=_NAME)
 
 
-os.register_at_fork(after_in_child=_thread.cache_clear)  # the thread is not there
+def _before_fork() -> None:
+    """In a child the thread is not there: what it was doing would never be done, nor its locks let go."""
+    if _thread.cache_info().currsize and not current_thread().name.startswith(_NAME):
+        with suppress(TimeoutError, RuntimeError):
+            _thread().submit(lambda: None).result(timeout=5)
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_thread.cache_clear)
 
 
 def aside(work: Callable[[], T]) -> Future[T]:
-    """Its result, when it is there. For what does not touch a GPU."""
-    return _thread().submit(work)
+    """Its result, when it is there. For what does not touch a GPU. At the very end of a program, when no thread can be given work
+    any more, it is done at once."""
+    try:
+        return _thread().submit(work)
+    except RuntimeError:
+        done: Future[T] = Future()
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
 
 @cache
@@ -55,7 +73,7 @@ def later(work: Callable[[], T]) -> Future[T]:
             finally:
                 _stream(device).synchronize()  # what it read may be given back now
 
-    return _thread().submit(there)
+    return aside(there)
 
 
 def handed(tensor: Tensor) -> Tensor:
@@ -83,4 +101,4 @@ def once(work: Callable[[], T]) -> Callable[[], T]:
 
 def settle() -> None:
     """Wait until all of it is done: a CUDA graph cannot be captured while another thread waits for the device."""
-    _thread().submit(lambda: None).result()
+    aside(lambda: None).result()

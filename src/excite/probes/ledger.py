@@ -116,9 +116,9 @@ class Ledger:
         self._lines, self._marks = [], []
         if not lines:
             return
-        found = self._books.enter(lines)
-        for number, mark in marks:
-            mark.found = found[number - lines[0].step]
+        found = dict(zip([line.step for line in lines], self._books.enter(lines)))
+        for step, mark in marks:
+            mark.found = found[step]
 
     def _squares(self) -> Tensor:
         with torch.no_grad():

@@ -80,6 +80,7 @@ class Stages:
         return [groups[i] for i in self._found[1]]
 
     def before(self, rule: Rule, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+        self._shared = False
         settings = self.settings(optimizer)
         different = {id(group): group for group in settings}.values()
         nesterov = any(group.get("nesterov") for group in different)
@@ -90,7 +91,7 @@ class Stages:
             and not closure
             and not any(group["momentum"] for group in different)
             and len({(float(group["lr"]), group["weight_decay"]) for group in different}) == 1
-            and all(float(group["lr"]) * group["weight_decay"] != 1 for group in different)
+            and all(float(group["lr"]) * group["weight_decay"] < 0.5 for group in different)  # see `from_after`
             and all(p.grad is not None and not p.grad.is_sparse for p in self._parameters)
         )
         if self._quick:

@@ -112,14 +112,15 @@ class Metrics:
 
     @contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
-        """Inside, wait for a locked database for so long only."""
-        if self._connection is not None:
-            self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * seconds)}")
-        try:
-            yield
-        finally:
+        """Inside, wait for a locked database for so long only. Other threads have to wait until this is over."""
+        with self._lock:
             if self._connection is not None:
-                self._connection.execute(f"PRAGMA busy_timeout = {1000 * _PATIENCE}")
+                self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * seconds)}")
+            try:
+                yield
+            finally:
+                if self._connection is not None:
+                    self._connection.execute(f"PRAGMA busy_timeout = {1000 * _PATIENCE}")
 
     def rewind(self, step: int) -> None:
         """Drop everything after `step`."""
