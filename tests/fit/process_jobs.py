@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -104,6 +106,9 @@ def example(rank: int, port: int, blocks: list[str], names: str, folder: str) ->
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the system gives to outgoing connections: one of these could take it before the processes meet there."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
