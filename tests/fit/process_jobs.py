@@ -20,6 +20,7 @@ from excite.fit.processes import many_processes
 from excite.fit.shared import SharedTraining
 
 SIZE = 2
+KEPT: list[Any] = []
 
 
 class Double(nn.Module):
@@ -101,6 +102,8 @@ def example(rank: int, port: int, blocks: list[str], names: str, folder: str) ->
     torch.set_num_threads(1)
     os.chdir(folder)
     given = importlib.import_module(names).given()
+    # Kept until the process ends: taken apart here, a model wrapped for several processes sometimes hung in torch's own destructor.
+    KEPT.append(given)
     for block in blocks:
         exec(compile(block, "example", "exec"), given)
 
