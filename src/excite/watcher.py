@@ -19,7 +19,7 @@ from excite.errors import ExciteError, InputError, RunError
 from excite.pending import Pending, named
 from excite.probes import Probe
 from excite.probes.protocol import Moment
-from excite.probes.reduce import rank_and_size, reduce_rows
+from excite.probes.reduce import let_go, rank_and_size, reduce_rows
 from excite.probes.schedules import budgets
 from excite.recording import Recorder, Sink
 from excite.runs import Run
@@ -113,6 +113,7 @@ class Watch:
             self.flush()
         finally:
             self._recorder.close()
+            let_go()
         if failed is not None:
             raise failed
 

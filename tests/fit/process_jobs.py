@@ -20,7 +20,6 @@ from excite.fit.processes import many_processes
 from excite.fit.shared import SharedTraining
 
 SIZE = 2
-KEPT: list[Any] = []
 
 
 class Double(nn.Module):
@@ -102,10 +101,21 @@ def example(rank: int, port: int, blocks: list[str], names: str, folder: str) ->
     torch.set_num_threads(1)
     os.chdir(folder)
     given = importlib.import_module(names).given()
-    # Kept until the process ends: taken apart here, a model wrapped for several processes sometimes hung in torch's own destructor.
-    KEPT.append(given)
     for block in blocks:
         exec(compile(block, "example", "exec"), given)
+
+
+def parting(rank: int, port: int, times: int) -> None:
+    """Exchange something, part, and take the model apart at once, again and again."""
+    meet_at(rank, port)
+    torch.set_num_threads(1)
+    for _ in range(times):
+        with many_processes("cpu", wait=60) as here:
+            net = here.wrap(nn.Linear(4, 4))
+            net(torch.ones(2, 4)).sum().backward()
+            for _ in range(4):
+                torch.distributed.all_reduce(torch.ones(1))
+        del net
 
 
 def free_port() -> int:

@@ -282,6 +282,10 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not torch.distributed.is_initialized()
 
 
+def test_a_model_is_taken_apart_right_after_parting() -> None:
+    assert start(process_jobs.parting, 15) == [0, 0]
+
+
 # -- the guide ---------------------------------------------------------------------------------------------------------
 def test_the_examples_of_the_guide_run_on_two_processes(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "many-processes.md"

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from excite.errors import InputError
+from excite.probes.reduce import let_go
 from excite.runs.folder import one_line
 
 _START = "start with torchrun --nproc-per-node N -m excite train CONFIG, or unset WORLD_SIZE for one process"
@@ -68,6 +69,7 @@ def leave(abort: bool = False) -> None:
     if abort:
         with contextlib.suppress(Exception):  # not every backend can
             dist.group.WORLD.abort()  # type: ignore[union-attr]
+    let_go()
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
 
