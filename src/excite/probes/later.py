@@ -19,7 +19,18 @@ _NAME = "excite"
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=_NAME)
+    """Its matrices are small: spread over all cores they take longer (128 × 128 eigenvalues on 16 cores up to a hundred times),
+    and cores that wait for the next one are missing where the training runs."""
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=_NAME)
+    cores = torch.get_num_threads()
+    pool.submit(_take_one_core).result()
+    torch.set_num_threads(cores)  # for threads that begin from now on; those that run keep theirs
+    return pool
+
+
+def _take_one_core() -> None:
+    torch.get_num_threads()  # a thread takes over the number for all when it first looks: not after this
+    torch.set_num_threads(1)
 
 
 def _before_fork() -> None:
