@@ -19,7 +19,7 @@ _NAME = "excite"
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    """Its matrices are small: spread over all cores they take longer (128 × 128 eigenvalues on 16 cores up to a hundred times),
+    """Its matrices are small: spread over 16 cores they took many times as long,
     and cores that wait for the next one are missing where the training runs."""
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=_NAME)
     cores = torch.get_num_threads()
