@@ -14,7 +14,8 @@ import torch.multiprocessing as mp
 
 import excite
 from excite import InputError, RunError
-from excite.probes import Distance, Every, Loss, PowersOfTwo, Probe, Rank
+from excite.probes import Conservation, Distance, Every, Loss, PowersOfTwo, Probe, Rank
+from excite.probes.stages import Stages
 from excite.runs import Run
 from models import build, same_state, state_of
 
@@ -137,6 +138,39 @@ def test_a_broken_probe_is_switched_off_and_training_goes_on(tmp_path):
     with pytest.raises(KeyError), excite.watch(model, run=tmp_path / "strict", probes=[Broken()], strict=True) as watch:
         for _ in range(6):
             watch.step()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_ledger_that_fails_inside_the_optimizer_is_switched_off_and_training_goes_on(tmp_path, monkeypatch, when):
+    real, calls = getattr(Stages, when), []
+
+    def broken(self, *args):
+        calls.append(when)
+        if len(calls) == 3:
+            raise ZeroDivisionError("in a hook")
+        return real(self, *args)
+
+    monkeypatch.setattr(Stages, when, broken)
+    model, x = build("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    with (
+        pytest.warns(UserWarning, match="'conservation' is switched off.*step 4 it raised: ZeroDivisionError") as told,
+        excite.watch(model, x, tmp_path / "run", optimizer, [Loss(), Conservation(Every(2))]) as watch,
+    ):
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
+        assert [probe.name for probe in watch.probes] == ["loss"]
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+    assert len(told) == 1
+    assert len(calls) == 3
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert len(frame[frame.name == "loss/step"]) == 8
+    assert set(frame[frame.name.str.startswith("conservation/")].step) == {0, 2}
 
 
 def test_training_does_not_wait_for_what_was_promised(tmp_path, monkeypatch):

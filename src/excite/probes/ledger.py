@@ -44,7 +44,9 @@ class Mark:
 
 
 class Ledger:
-    """Books of the conserved quantities of a model. Use `excite.probes.conservation(...)` to make one."""
+    """Books of the conserved quantities of a model. Use `excite.probes.conservation(...)` to make one.
+
+    What goes wrong at a step is not raised into training: the books end there, and reading them raises it."""
 
     def __init__(
         self,
@@ -79,9 +81,25 @@ class Ledger:
         self._lines: list[Line] = []  # steps that are not in the books yet
         self._marks: list[tuple[int, Mark]] = []  # after which of them somebody wants to know what is in the books
         self._digester = Digester(laws, self._sums.count, device)
-        self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+        self._failure: Exception | None = None
+        hooks = self._kept(self._before), self._kept(self._after)
+        self._hooks = [optimizer.register_step_pre_hook(hooks[0]), optimizer.register_step_post_hook(hooks[1])]
 
     # -- at every step -------------------------------------------------------------------------------------------
+    def _kept(self, hook: Callable[..., None]) -> Callable[..., None]:
+        def guarded(*args: Any) -> None:
+            if self._failure is None:
+                try:
+                    hook(*args)
+                except Exception as error:
+                    self._failure = error
+
+        return guarded
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     @torch.no_grad()
     def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.laws:
@@ -130,6 +148,7 @@ class Ledger:
     # -- reading -------------------------------------------------------------------------------------------------
     def read(self) -> Reading:
         """What is in the books now; synchronizes with the device."""
+        self._check()
         self._enter()
         books = self._books
         value = books.value
@@ -163,11 +182,13 @@ class Ledger:
     def books(self) -> Tensor:
         """Drift, scale and parts (2 + parts, channels), left on the device: as booked by the last step, or once the ledger is
         closed as the weights are now. `digest` makes a few numbers per law out of them."""
+        self._check()
         self._enter()
         return self._books.now(None if self._hooks or not self.laws else self._squares())
 
     def mark(self) -> Mark:
         """The same as of now, for later: computed together with those of other steps."""
+        self._check()
         mark = Mark(self._enter)
         if self._hooks and self._lines:
             self._marks.append((self.steps, mark))
@@ -204,7 +225,7 @@ class Ledger:
         laws = [f"{law.name} {law.group.law} {law.group.channels}" for law in self.laws]
         if list(state["laws"]) != laws:
             raise InputError(f"conservation: the books are about other laws ({len(state['laws'])} against {len(laws)})")
-        self._lines, self._marks = [], []
+        self._lines, self._marks, self._failure = [], [], None
         self._books.load_state_dict(state)
         self.steps = int(state["steps"])
         self._stages.load_state_dict(state.get("decay", {}))
