@@ -2,17 +2,17 @@
 
 import queue
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from threading import get_ident
+from threading import Event, get_ident
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from excite.probes import Alignment, Conservation, Distance, Every, Probe, Rank, Signs, Trajectory
+from excite.probes import Alignment, Conservation, Every, Probe, Rank, Signs, Trajectory
 from excite.probes.batched import Batched, Promise
-from excite.probes.later import once
+from excite.probes.later import aside, once
 from excite.probes.protocol import Moment, Values
 
 
@@ -118,21 +118,28 @@ def test_work_is_done_once_and_let_go() -> None:
     assert held() is None
 
 
-@pytest.mark.parametrize("probe", [Signs, Distance, Rank, Conservation, Alignment, Trajectory])
+@pytest.mark.parametrize("probe", [Signs, Rank, Conservation, Alignment, Trajectory])
 def test_what_waits_to_be_written_does_not_hold_the_moment(probe: type[Probe], monkeypatch: pytest.MonkeyPatch) -> None:
     """A moment holds the inputs of all layers on the example, and the graph of the loss."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    monkeypatch.setattr("excite.probes.rank.Covariances.apart", True)  # as on a GPU: promised, not computed
-    one, x = probe(Every(1)), torch.randn(6, 4)
+    one, x, go = probe(Every(1)), torch.randn(6, 4), Event()
     one.attach(Moment(model, 0, None, x, optimizer))
     model(x).sum().backward()
     optimizer.step()
     now = Moment(model, 1, torch.ones(()), x, optimizer)
-    waiting = one.measure(now)
-    assert waiting is not None
+    before = aside(go.wait)  # nothing promised is computed yet
+    with monkeypatch.context() as pretend:  # as on a GPU
+        pretend.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+        pretend.setattr("excite.probes.rank.Covariances.apart", True)
+        waiting = one.measure(now)
+    assert isinstance(waiting, Future)
+    assert not waiting.done()
     held = weakref.ref(now)
     del now
     assert held() is None
+    go.set()
+    assert before.result()
+    assert waiting.result()
     one.detach()
