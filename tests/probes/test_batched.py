@@ -130,16 +130,18 @@ def test_what_waits_to_be_written_does_not_hold_the_moment(probe: type[Probe], m
     optimizer.step()
     now = Moment(model, 1, torch.ones(()), x, optimizer)
     before = aside(go.wait)  # nothing promised is computed yet
-    with monkeypatch.context() as pretend:  # as on a GPU
-        pretend.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
-        pretend.setattr("excite.probes.rank.Covariances.apart", True)
-        waiting = one.measure(now)
-    assert isinstance(waiting, Future)
-    assert not waiting.done()
-    held = weakref.ref(now)
-    del now
-    assert held() is None
-    go.set()
+    try:
+        with monkeypatch.context() as pretend:  # as on a GPU
+            pretend.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+            pretend.setattr("excite.probes.rank.Covariances.apart", True)
+            waiting = one.measure(now)
+        assert isinstance(waiting, Future)
+        assert not waiting.done()
+        held = weakref.ref(now)
+        del now
+        assert held() is None
+    finally:
+        go.set()
     assert before.result()
     assert waiting.result()
     one.detach()
