@@ -364,13 +364,14 @@ def test_a_compiled_model_is_seen_if_watched_from_the_start_and_refused_if_not()
     torch._dynamo.reset()
 
 
-def test_it_survives_a_restart():
-    model, x = build("mlp")
-    y = torch.zeros(4, 1, dtype=torch.float64)
+@pytest.mark.parametrize("name", ["mlp", "convolutional"])  # σ₁ from the matrix, and followed from look to look
+def test_it_survives_a_restart(name):
+    model, x = build(name)
+    y = torch.zeros(len(x), 1, dtype=torch.float64)
     with Training(model, x, Trajectory(Every(4), sandwich=3)) as whole:
         for _ in range(4):
             whole.step(x, y)
-    model, x = build("mlp")
+    model, x = build(name)
     with Training(model, x, Trajectory(Every(4), sandwich=3)) as t:
         t.step(x, y)
         t.step(x, y)

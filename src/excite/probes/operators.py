@@ -4,7 +4,7 @@ one of the rows that are active."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Lock
 
@@ -29,6 +29,13 @@ class Estimate:
         self._inner, self._space, self._images = inner, space, images
         self._solved: tuple[float, float] | None = None
         self._lock = Lock()
+
+    @staticmethod
+    def known(vector: Tensor) -> Estimate:
+        """Only where a search ended."""
+        estimate = Estimate(vector[:0], vector[None])
+        estimate._solved = (math.inf, math.inf)
+        return estimate
 
     def found(self) -> tuple[float, float]:
         """σ₁ and its error relative to it, by Rayleigh and Ritz; the first time it waits for the device."""
@@ -167,13 +174,27 @@ class Operator:
     def started(self) -> bool:
         return self.last is not None
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Where the next search starts."""
+        if self.last is None or math.isnan(self.last.found()[0]):
+            return {}
+        return {"vector": self.last.vector().clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.last = None
+        if state:
+            vector = state["vector"].to(self.site.call.weight.device)
+            self.last = Estimate.known(vector)
+
     def _search(self, products: int, noise: float = 0.0) -> Estimate:
         """Lanczos with full reorthogonalization."""
         zeros = self._zeros(1)
         last = None if self.last is None or math.isnan(self.last.found()[0]) else self.last
         if self._noise is None or self._noise.shape != zeros.shape or self._noise.device != zeros.device:
             random = torch.randn(zeros.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            self._noise, last = (random / random.norm()).to(zeros), None
+            self._noise = (random / random.norm()).to(zeros)
+            if last is not None and (len(last.vector()) != zeros.numel() or last.vector().device != zeros.device):
+                last = None
         start = self._noise if last is None else last.vector().reshape(zeros.shape) + noise * self._noise
         v = start.to(zeros.dtype).flatten()
         count = min(products, len(v))

@@ -261,7 +261,10 @@ class Trajectory(Probe):
         paths = {k: p.state_dict() for k, p in self._paths.items()}
         looks = self._looks | self._read(self._sandwiches)  # taken, but not measured yet
         steady = {name: one.state_dict() for name, one in self._steady.items()}
-        return {"passes": self._passes, "sums": sums, "paths": paths, "looks": looks, "steady": steady}
+        operators = {name: one.state_dict() for name, one in self._operators.items()}
+        return {
+            "passes": self._passes, "sums": sums, "paths": paths, "looks": looks, "steady": steady, "operators": operators
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._hooks is None:
@@ -275,6 +278,8 @@ class Trajectory(Probe):
             self._paths[name].load_state_dict(path)
         for name, steady in state.get("steady", {}).items():
             self._steady[name].load_state_dict(steady)
+        for name, operator in state.get("operators", {}).items():
+            self._operators[name].load_state_dict(operator)
         self._looks = {
             name: (dict(found), bool(estimated)) for name, (found, estimated) in state.get("looks", {}).items()
         }
