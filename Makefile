@@ -1,23 +1,25 @@
 # Two commands do everything, set-up included:
 #   make demo    train three ways on built-in data, compare margins, write the report
-#   make test    lint, types and tests
+#   make test    lint, types and the quick tests, at most 4 minutes on two cores; make test-all adds the slow ones
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: venv demo test test-all lint types format bench studies site lock clean
+.PHONY: venv demo test test-all test-machines lint types format bench studies site lock clean
 
 venv: $(READY)
 
-# torch comes first and by its exact version, so that nothing else can choose another one.
+# torch comes first and by its exact version, so that nothing else can choose another one. -qq: errors only, since mirrors
+# without every package make pip warn once for each.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Excite needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": try make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP) "$$(grep '^torch==' requirements.lock)"
+	$(PIP) -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: venv
@@ -28,6 +30,11 @@ test: lint types
 
 test-all: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+# The quick tests with other kernels, numbers of threads, random examples and under load (tests/machines.py).
+MACHINES ?=
+test-machines: venv
+	WORKERS=$(WORKERS) $(BIN)/python tests/machines.py $(MACHINES)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -1,4 +1,7 @@
-"""Tests run on few threads, so that several can run side by side and results do not depend on the machine."""
+"""Settings of all tests: one thread for each process (EXCITE_TEST_THREADS sets another number), no test that is timed.
+
+Hypothesis draws the same examples everywhere. `pytest --hypothesis-profile random --hypothesis-seed N` draws others.
+"""
 
 import os
 import shutil
@@ -6,8 +9,13 @@ import sys
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("EXCITE_TEST_THREADS", "1")))
+UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fixed", derandomize=True, print_blob=True, **UNTIMED)
+settings.register_profile("random", print_blob=True, **UNTIMED)
+settings.load_profile("fixed")
 
 CHROMIUM = (
     os.environ.get("CHROMIUM")
@@ -49,6 +57,7 @@ def browser_page():
             ],
         )
         page = browser.new_page(viewport={"width": 1200, "height": 900})
+        page.set_default_timeout(240_000)  # a guard against hanging, not a measure of speed
         page.problems, page.requests_made = [], []
         page.on(
             "console",

@@ -40,6 +40,7 @@ def trained(excite, tmp_path):
     return out
 
 
+@pytest.mark.slow
 def test_train_margins_and_report_from_a_config(excite, trained, tmp_path):
     assert "run: runs/first" in trained
     assert re.search(r"test accuracy", trained)
@@ -61,6 +62,7 @@ def test_train_margins_and_report_from_a_config(excite, trained, tmp_path):
     assert "Margins on training and test data" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_margins_of_all_layers_lie_beside_those_of_the_input(excite, trained, tmp_path):
     assert excite("margins", "runs/first", "--points", "6")[0] == 0
     status, out, _ = excite("margins", "runs/first", "--points", "6", "--layers", "all", "--steps", "20")
@@ -79,6 +81,7 @@ def test_margins_of_all_layers_lie_beside_those_of_the_input(excite, trained, tm
     assert "relative" in error
 
 
+@pytest.mark.slow
 def test_training_again_does_nothing_and_a_changed_config_is_refused(excite, trained, tmp_path):
     before = load_run(tmp_path / "runs/first").frame()
     assert excite("train", "first.toml")[0] == 0
@@ -90,6 +93,7 @@ def test_training_again_does_nothing_and_a_changed_config_is_refused(excite, tra
     assert "epochs" in err
 
 
+@pytest.mark.slow
 def test_demo_continues_where_it_was(excite, tmp_path):
     arguments = ("demo", "--seeds", "1", "--epochs", "1", "--workers", "1", "--out", "demo", "--no-open")
     status, out, err = excite(*arguments)
@@ -104,6 +108,7 @@ def test_demo_continues_where_it_was(excite, tmp_path):
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").glob("*/metrics.db")}
 
 
+@pytest.mark.slow
 def test_demo_does_not_pass_off_other_settings(excite):
     arguments = ("demo", "--seeds", "1", "--workers", "1", "--out", "demo", "--no-open")
     assert excite(*arguments, "--epochs", "1")[0] == 0
@@ -229,6 +234,7 @@ def test_bad_input_is_one_line_and_a_non_zero_status(excite, tmp_path, case, req
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback():
     command = [sys.executable, "-m", "excite.cli", "--debug", "report", "nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -61,6 +61,7 @@ def test_bounds_restrict_it_and_nothing_is_changed():
     assert open_[0] < closed[0]
 
 
+@pytest.mark.slow
 def test_it_agrees_with_margins_of_a_trained_network():
     data = load("digits", classes=(3, 5, 8), train=200, test=100)
     model = build("small-cnn", outputs=3, seed=3)

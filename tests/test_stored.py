@@ -87,6 +87,7 @@ class Killed(Task):
         super().perform(slow)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_continued_on_another_disk_from_the_last_copied_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_the_table_is_from_best_to_worst_and_nothing_is_trained_twice(tmp_path: 
     assert stamps == {task.folder: (task.folder / "run.json").stat().st_mtime_ns for task in sweep.tasks}
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_bits(tmp_path: Path) -> None:
     here, there = (plan(settings(over=GRID), tmp_path / name) for name in ("here", "there"))
     run_sweep(here, workers=1)

@@ -182,9 +182,10 @@ print({"pydantic", "pandas", "pooch", "sklearn", "matplotlib", "plotly", "typer"
 """
 
 
+@pytest.mark.slow
 def test_fit_runs_and_data_work_without_the_rest(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LEAN, str(tmp_path / "run")], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", LEAN, str(tmp_path / "run")], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.stdout == "[1, 2]\nset()\n", done.stderr
 
@@ -199,6 +200,7 @@ DIGITS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -115,6 +116,7 @@ def test_autocast_changes_numbers_by_its_rounding_only(plain, tmp_path):
     equal(train(tmp_path / "run", dtype=torch.bfloat16), plain, rel=0.03)
 
 
+@pytest.mark.slow
 def test_compiled_models_are_watched_from_their_first_call_on(plain, tmp_path):
     torch.compiler.reset()
     compiled = lambda model: torch.compile(model, backend="aot_eager")  # noqa: E731
@@ -254,9 +256,10 @@ def worker(rank, size, folder):
     for how in ("ddp", "fsdp", "budget", "defaults"):
         model = Net()
         if how == "fsdp":
+            mesh = init_device_mesh("cpu", (size,))
             for layer in (model.first, model.second, model.third):
-                fully_shard(layer)
-            fully_shard(model)
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
         called = model if how == "fsdp" else DistributedDataParallel(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         chosen = {"budget": [Loss(), Rank(Budget(0.5)), Failing(), Uneven(), Sometimes()], "defaults": None}.get(
@@ -279,6 +282,7 @@ def two(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_two_processes_have_the_numbers_of_one_on_the_whole_batch(plain, two, how):
     run = excite.load_run(two / how)

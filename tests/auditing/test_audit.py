@@ -68,6 +68,7 @@ def promise(found, name):
     return next(one for one in found.promises if one.bound.name.startswith(name))
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_functions(folder):
     found = audit(folder, margin_points=4)
     saved = load_model(folder)
@@ -177,6 +178,7 @@ def test_units_are_counted_by_what_they_lack():
     assert by_hand["never active"] == 1
 
 
+@pytest.mark.slow
 def test_the_run_s_own_margins_are_taken_if_they_are_of_this_checkpoint(tmp_path):
     path = tmp_path / "run"
     train(config(checkpoint_every="1 step"), path).close()

@@ -73,6 +73,7 @@ def test_the_command_says_in_one_line_what_is_wrong(excite, tmp_path):
         assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_page_in_a_browser(found, tmp_path, browser_page):
     path = found.write(tmp_path / "audit.html")

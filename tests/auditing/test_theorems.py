@@ -59,6 +59,7 @@ def test_what_is_no_linear_chain_is_refused_also_where_the_points_do_not_show_it
         linear_chain(model, x)
 
 
+@pytest.mark.slow
 def test_a_linear_classifier_with_two_logits_is_their_difference(tmp_path):
     settings = {
         "data": {"name": "linear-margins-2"}, "model": {"name": "linear"}, "loss": "cross-entropy", "epochs": 2000,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from excite.bounds.hard_margin import separation
-from excite.fit import gradient_flow
+from excite.fit import Course, gradient_flow
 from excite.probes import alignment
 
 
@@ -48,6 +48,20 @@ def log_exponential(x: Tensor) -> Callable[[nn.Module], Tensor]:
     return lambda m: torch.logsumexp(-m(x)[:, 0], 0)
 
 
+def flow_error(course: Course, rtol: float = 1e-9) -> float:
+    """How far the weights may be from the exact path, relative to their norm.
+
+    Each step errs by at most rtol·|θ| in the root mean square over the n weights, which is rtol·√n·‖θ‖ at most, and the flow
+    carries an error on to the end, where it has grown no more than the weights themselves (they grow the most here).
+    """
+    weights = torch.cat([p.detach().flatten() for p in course.model.parameters()])
+    growth = max(float(course.values["norm"][-1] / course.values["norm"][0]), 1.0)
+    return course.steps * rtol * math.sqrt(weights.numel()) * growth
+
+
+NORM = {"norm": lambda n: torch.cat([p.flatten() for p in n.parameters()]).norm()}
+
+
 @pytest.mark.parametrize(("m", "expected"), [(2, 0.8), (3, 1 / 2.25), (6, 1 / 5.25)])
 def test_corollary_1_fails_to_any_extent(m: int, expected: float) -> None:
     """‖W‖₂²/‖W‖²_F stays 1/(m − 3/4) and the alignment 0, while norms grow; Corollary 1 says both go to 1."""
@@ -73,15 +87,18 @@ def test_corollary_1_fails_to_any_extent(m: int, expected: float) -> None:
     values = course.values
     assert (values["signs"] == values["signs"][0]).all()  # the stable sign regime, without a zero
     assert np.abs(values["signs"]).min() == 1
-    np.testing.assert_allclose(values["direction"] - values["direction"][0], 0, atol=1e-7)  # it converges in direction
-    np.testing.assert_allclose(values["ratio"], expected, atol=1e-7)
+    error = flow_error(course)
+    assert error < 1e-5
+    np.testing.assert_allclose(values["direction"] - values["direction"][0], 0, atol=error)  # it converges in direction
+    np.testing.assert_allclose(values["ratio"], expected, atol=2 * error)
     assert values["norm"][-1] > 7 * values["norm"][0]
     found = alignment(course.model, x)
-    assert found.junctions[0].value < 1e-6
+    assert found.junctions[0].value < 2 * error
     # Lemma 3: the first part holds, the second does not: the entry goes to −∞ with the norms.
-    np.testing.assert_allclose(values["on"], 0, atol=1e-6)
+    largest = values["norm"].max() ** 2
+    np.testing.assert_allclose(values["on"], 0, atol=4 * error * largest)
     cosine = -3 / (4 * m - 3)
-    np.testing.assert_allclose(values["off"], (cosine - 1) * values["norm"] ** 2 / m, rtol=1e-6)
+    np.testing.assert_allclose(values["off"], (cosine - 1) * values["norm"] ** 2 / m, atol=4 * error * largest)
 
 
 def test_the_smallest_counterexample_by_hand() -> None:
@@ -89,11 +106,13 @@ def test_the_smallest_counterexample_by_hand() -> None:
     x = torch.tensor([[2.0, -1.0], [-1.0, 2.0]], dtype=torch.float64)
     model = network(x)
     course = gradient_flow(model, lambda m: nn.functional.softplus(-m(x)[:, 0]).mean(), 50.0, at=5,
-                           quantities={"w": lambda m: m[0].weight, "v": lambda m: m[2].weight})  # fmt: skip
+                           quantities=NORM | {"w": lambda m: m[0].weight, "v": lambda m: m[2].weight})  # fmt: skip
+    error = flow_error(course) * float(course.values["norm"].max())
+    assert error < 1e-5
     for w, v in zip(course.values["w"], course.values["v"]):
         a = v[0, 0]
-        np.testing.assert_allclose(w, a * x.numpy() / 5**0.5, atol=1e-8)
-        np.testing.assert_allclose(np.linalg.svd(w)[1] ** 2 / (w**2).sum(), [0.9, 0.1], atol=1e-8)
+        np.testing.assert_allclose(w, a * x.numpy() / 5**0.5, atol=2 * error)
+        np.testing.assert_allclose(np.linalg.svd(w)[1] ** 2 / (w**2).sum(), [0.9, 0.1], atol=2 * error)
     # z = √5 a² solves z' = √5 z / (1 + e^z).
     z0, z1 = 5**0.5, 5**0.5 * course.values["v"][-1, 0, 0] ** 2
     grid = np.linspace(z0, z1, 200_001)
@@ -105,9 +124,9 @@ def test_the_example_of_two_points_100_degrees_apart() -> None:
     """The ratio is (1 + |cos 100°|)/2 = 0.5868 at all times."""
     angles = torch.deg2rad(torch.tensor([20.0, 120.0], dtype=torch.float64))
     x = torch.stack([angles.cos(), angles.sin()], 1)
-    course = gradient_flow(network(x), log_exponential(x), 2.0, clock="length", at=1)
+    course = gradient_flow(network(x), log_exponential(x), 2.0, clock="length", at=1, quantities=NORM)
     found = alignment(course.model, x)
-    assert found["0"].ratio == pytest.approx((1 + abs(math.cos(math.radians(100)))) / 2, abs=1e-9)
+    assert found["0"].ratio == pytest.approx((1 + abs(math.cos(math.radians(100)))) / 2, abs=2 * flow_error(course))
     assert found["0"].ratio == pytest.approx(0.5868, abs=5e-5)
 
 
@@ -130,15 +149,17 @@ def test_a_neighbourhood_of_the_start_goes_the_same_way(degrees: float) -> None:
 def test_deeper_networks_fail_in_their_first_layer() -> None:
     x = points(3)
     model = network(x, deeper=2)
-    course = gradient_flow(model, log_exponential(x), 0.7, clock="length", at=1)
+    course = gradient_flow(model, log_exponential(x), 0.7, clock="length", at=1, quantities=NORM)
     found = alignment(course.model, x)
-    assert found["0"].ratio == pytest.approx(1 / 2.25, abs=1e-9)
-    assert found.junctions[0].value < 1e-6
-    assert all(found[name].ratio == pytest.approx(1, abs=1e-9) for name in ("2", "4"))
-    assert all(one.value == pytest.approx(1, abs=1e-9) for one in found.junctions[1:])
+    error = 2 * flow_error(course)
+    assert error < 1e-5
+    assert found["0"].ratio == pytest.approx(1 / 2.25, abs=error)
+    assert found.junctions[0].value < error
+    assert all(found[name].ratio == pytest.approx(1, abs=error) for name in ("2", "4"))
+    assert all(one.value == pytest.approx(1, abs=error) for one in found.junctions[1:])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 5), st.integers(2, 5), st.integers(1, 6), st.sampled_from([0.0, 0.1, 1.0]), st.integers(0, 10**6))
 def test_how_fast_an_entry_off_the_diagonal_moves(d: int, m: int, n: int, leak: float, seed: int) -> None:
     """d/dt (W W' − V'V)_{uv} = −Σ_i (s_u − s_v)(δ_u z_v − δ_v z_u), with z what enters unit u at point i, s its slope there, and δ the

@@ -33,7 +33,7 @@ def second(w):
     return values[1] if len(values) > 1 else 0.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6))
 def test_the_bounds_behind_both_theorems_hold_at_any_weights(seed):
     rng = np.random.default_rng(seed)

@@ -50,7 +50,8 @@ def network(kind: str, outputs: int = 1, relu: bool = False, seed: int = 0) -> t
     return model.double(), x
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=40)
 @given(st.sampled_from(["fc", "conv", "free"]), st.integers(1, 3), st.integers(0, 10**6), st.floats(-2, 2))
 def test_it_holds_at_any_linear_weights(kind: str, outputs: int, seed: int, spread: float) -> None:
     """With the differences of the weights themselves the chain of inequalities needs no training."""
@@ -145,7 +146,7 @@ def test_initial_weights_have_to_fit_and_drift_is_seen() -> None:
 
 
 # -- Lemmas 9 and 10 ---------------------------------------------------------------------------------------------
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(0, 10**6))
 def test_lemma_9(a: int, b: int, c: int, seed: int) -> None:
     """‖T as c × ab‖₂² ≤ min(a, b) ‖T as bc × a‖₂²."""
@@ -162,7 +163,7 @@ def test_lemma_9_is_sharp() -> None:
     assert np.linalg.norm(t.transpose(1, 2, 0).reshape(3, 3), 2) ** 2 == pytest.approx(1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 10**6))
 def test_lemma_10_with_2_instead_of_8(a: int, b: int, c: int, seed: int) -> None:
     """‖[U Z]‖₂² ≤ 2 ‖[Y; Z]‖₂² + λ_max(U'U − Y Y')₊, at any weights; D is not a squared norm."""

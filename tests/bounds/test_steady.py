@@ -168,7 +168,7 @@ def test_counterexample_lemma_6_without_the_root_of_two():
     assert bound.terms["gain"] < 1.01 < truth <= bound.value
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 6))
 def test_lemma_6_corrected_on_random_layers(seed, width):
     rng = np.random.default_rng(seed)

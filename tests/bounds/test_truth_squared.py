@@ -20,6 +20,7 @@ def check(trainings):
     return rows
 
 
+@pytest.mark.slow
 def test_no_bound_is_violated_over_small_trainings():
     trainings, _ = collect(10, 2000, 0, (SETTINGS[0], SETTINGS[2], SETTINGS[12]), together=16)
     rows = check(trainings)

@@ -71,6 +71,7 @@ def test_both_forms_are_their_formulas(seed):
     assert bound.value == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_no_violation_where_the_step_is_the_largest_possible():
     """Networks that fit their points, at the largest step at which gradient descent stays there: the tightest case."""
     given = 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from excite.data import NAMES, load
+from excite.data import BUILT_IN, DOWNLOADED, NAMES, load
 from excite.data.fetching import is_right
 from excite.data.images import idx
 from excite.data.sources import SOURCES
@@ -199,3 +199,9 @@ def test_the_real_sets_if_they_are_there(name: str) -> None:
 
 def test_all_names_are_known() -> None:
     assert set(NAMES) == {"digits", "cifar10", "mnist", *SYNTHETIC}
+
+
+def test_names_are_those_built_in_and_those_downloaded() -> None:
+    assert sorted(NAMES) == sorted([*BUILT_IN, *DOWNLOADED])
+    assert "digits" in BUILT_IN
+    assert {"cifar10", "mnist"} <= set(DOWNLOADED)

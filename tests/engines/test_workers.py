@@ -16,6 +16,7 @@ def quiet(name: str, phase: str, share: float) -> None:
     pass
 
 
+@pytest.mark.slow
 def test_killed_failing_and_refused_work_does_not_stop_the_rest(tmp_path: Path) -> None:
     todo = jobs(tmp_path, "fine", "killed once", "fails once", "fails always", "killed always", "refused", "fine")
     seen = []

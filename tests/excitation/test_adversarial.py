@@ -138,7 +138,7 @@ def test_training_with_it_learns():
 
 
 @given(norm=st.sampled_from(NORMS), radius=st.floats(0.01, 3), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_projection_is_the_nearest_point_of_the_ball(norm, radius, seed):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(5, 7, generator=generator, dtype=torch.float64)

@@ -61,6 +61,7 @@ def data(n: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x[:, 0] + 0.3 * x[:, 1] > 0).long()
 
 
+@pytest.mark.slow
 def test_it_trains_where_a_radius_too_large_collapses() -> None:
     x, y = data()
     accuracies = {}

@@ -1,5 +1,6 @@
 """Under DistributedDataParallel the gradients are those of one process on the whole batch."""
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -32,6 +33,7 @@ def worker(rank, size, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_gradients_equal_those_of_one_process(tmp_path):
     mp.spawn(worker, (2, str(tmp_path)), nprocs=2)
     for way, (name, make) in WAYS.items():

@@ -69,7 +69,7 @@ def test_a_batch_equals_its_points_one_by_one(name, norm):
 
 
 @given(norm=st.sampled_from(NORMS), steps=st.integers(1, 6), radius=st.floats(1e-3, 10), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_linear_model_reaches_the_dual_norm_exactly(norm, steps, radius, seed):
     model, x = build("linear", seed=seed)
     low, high = PersistentExcitation(model, radius, norm=norm, steps=steps, layers="input").extremes(x)

@@ -81,7 +81,7 @@ def process(rank: int, port: int, jobs: list[tuple[dict[str, Any], str]], told: 
     SharedTraining.after_update = stopping  # type: ignore[method-assign]
     raised = None
     try:
-        with many_processes("cpu", wait=60):
+        with many_processes("cpu", wait=600):
             for config, path in jobs:
                 run = train_across(config, path)
                 assert (run is not None) == (rank == 0)
@@ -94,8 +94,10 @@ def process(rank: int, port: int, jobs: list[tuple[dict[str, Any], str]], told: 
 
 
 def example(rank: int, port: int, blocks: list[str], names: str, folder: str) -> None:
-    """The examples of a page of the docs, on several processes."""
+    """The examples of a page of the docs, on several processes of a machine without GPUs."""
     import importlib
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
     meet_at(rank, port)
     torch.set_num_threads(1)
@@ -110,7 +112,7 @@ def parting(rank: int, port: int, times: int) -> None:
     meet_at(rank, port)
     torch.set_num_threads(1)
     for _ in range(times):
-        with many_processes("cpu", wait=60) as here:
+        with many_processes("cpu", wait=600) as here:
             net = here.wrap(nn.Linear(4, 4))
             net(torch.ones(2, 4)).sum().backward()
             for _ in range(4):

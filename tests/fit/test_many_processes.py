@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def start(target: Any, *arguments: Any) -> list[int]:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(240)  # importing torch twice takes long on a busy machine
+        process.join(900)  # importing torch twice takes long on a busy machine
     hung = [process.kill() for process in processes if process.exitcode is None]
     assert not hung, "did not end"
     return [int(process.exitcode or 0) for process in processes]
@@ -120,6 +119,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # -- the results -------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "noisy"])
 def test_two_processes_have_the_results_of_one(two: Path, tmp_path: Path, way: str) -> None:
     compare(alone(WAYS[way], tmp_path / "run"), load_run(two / way))
@@ -167,6 +167,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_bits(killed: Path, two: Path, tmp_path: Path) -> None:
     jobs = []
     for way in ("excited", "noisy"):
@@ -196,10 +197,9 @@ def alone_until(config: dict[str, Any], path: Path, last: int) -> None:
         train(config, path, interrupt)
 
 
+@pytest.mark.slow
 def test_what_ends_one_process_ends_the_other_in_one_line(tmp_path: Path) -> None:
-    began = time.monotonic()
     raised, codes = together([(WAYS["excited"], tmp_path / "run")], tmp_path / "told", how="raise", rank=1, step=10)
-    assert time.monotonic() - began < 60
     assert codes == [0, 0]
     assert raised[1] == ["ValueError", "this one\ncannot go on"]
     assert raised[0] == ["OtherProcess", "process 1 of 2 failed: this one cannot go on"]
@@ -207,6 +207,7 @@ def test_what_ends_one_process_ends_the_other_in_one_line(tmp_path: Path) -> Non
     assert (run.status, run.reason) == ("failed", "process 1 of 2 failed: this one cannot go on")
 
 
+@pytest.mark.slow
 def test_what_interrupts_one_process_stops_the_other(tmp_path: Path) -> None:
     raised, codes = together([(WAYS["excited"], tmp_path / "run")], tmp_path / "told", how="interrupt", rank=1, step=10)
     assert codes == [0, 0]
@@ -216,6 +217,7 @@ def test_what_interrupts_one_process_stops_the_other(tmp_path: Path) -> None:
     assert load_run(tmp_path / "run").status == "stopped"
 
 
+@pytest.mark.slow
 def test_what_all_processes_meet_is_said_by_one(tmp_path: Path) -> None:
     """A loss that overflows, a parameter that nothing depends on."""
     wild = config(optimizer={"name": "sgd", "lr": 1e200})
@@ -282,11 +284,13 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_model_is_taken_apart_right_after_parting() -> None:
     assert start(process_jobs.parting, 15) == [0, 0]
 
 
 # -- the guide ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_examples_of_the_guide_run_on_two_processes(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "many-processes.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
@@ -313,7 +317,7 @@ def test_torchrun(tmp_path: Path) -> None:
     def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
         command += [str(free_port()), "-m", "excite", "train", str(tmp_path / "first.json"), *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=900)
 
     done = torchrun("--folder", "two", "--no-margins")
     assert done.returncode == 0, done.stderr

@@ -79,6 +79,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return Made()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "kills"), [("noisy", [3, 9]), ("excited", [21])])
 def test_killed_and_continued_is_bit_identical(
     whole: dict[str, Path], tmp_path: Path, kind: str, kills: list[int]

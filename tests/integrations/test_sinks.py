@@ -29,6 +29,7 @@ def train(tmp_path, sinks, steps=6):
 
 
 def test_tensorboard_holds_what_the_run_holds(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is an extra: pip install 'excite[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = train(tmp_path, ["tensorboard"])
@@ -42,8 +43,9 @@ def test_tensorboard_holds_what_the_run_holds(tmp_path):
         assert [one.value for one in scalars] == pytest.approx(values.tolist(), rel=1e-6)  # float32 there
 
 
+@pytest.mark.slow
 def test_wandb_offline(tmp_path, monkeypatch):
-    import wandb
+    wandb = pytest.importorskip("wandb", reason="wandb is an extra: pip install 'excite[wandb]'")
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -63,7 +65,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
 
 
 def test_mlflow_holds_what_the_run_holds(tmp_path, monkeypatch):
-    import mlflow
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is an extra: pip install 'excite[mlflow]'")
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_AGENT_BACKEND", "true")

@@ -51,6 +51,7 @@ class Weights(transformers.TrainerCallback):
     on_step_end = on_train_begin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
 def test_numbers_are_those_of_the_saved_weights_and_of_the_trainers_log(tmp_path, parts):
     model, weights = network(), Weights()
@@ -77,6 +78,7 @@ def test_numbers_are_those_of_the_saved_weights_and_of_the_trainers_log(tmp_path
     assert state_of(model)["hooks"] == before
 
 
+@pytest.mark.slow
 def test_the_trainer_excites(tmp_path):
     model = network()
     settings = {"radius": 0.05, "classes": 2}

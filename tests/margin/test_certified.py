@@ -16,6 +16,7 @@ from margin.networks import BOUNDS, trained
 from models import CASES, build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", "2"])
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.tokens])
 def test_certified_is_never_above_what_was_found(name: str, norm: str) -> None:

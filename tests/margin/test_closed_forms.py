@@ -29,6 +29,7 @@ def linear(outputs: int, inputs: int = 12, seed: int = 0, scale: float = 1.0) ->
     return model, torch.randn(40, inputs, generator=generator, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", "2"])
 @pytest.mark.parametrize("threshold", [0.0, 0.5, -3.0])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])

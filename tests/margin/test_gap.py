@@ -25,7 +25,7 @@ some = st.lists(st.one_of(st.integers(0, 8).map(lambda k: k / 4), st.just(math.i
 
 
 @given(some, some)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_gap_is_the_largest_difference_of_the_curves(a: list[float], b: list[float]) -> None:
     first, second = made(a), made(b)
     at = np.unique([v for v in a + b if math.isfinite(v)])

@@ -29,6 +29,7 @@ def trained():
     return model, data.x_test.double(), data.y_test
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 def test_margins_of_a_plane_model_agree_with_a_dense_grid(trained, norm):
     model, x, y = trained
@@ -67,6 +68,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", MIXED, ids=lambda types: "-".join(str(t)[6:] for t in types))
 @pytest.mark.parametrize(
     ("outputs", "options"), [(1, {}), (3, {"norm": "2", "bounds": (-3, 3)}), (1, {"layers": "all"})], ids=str

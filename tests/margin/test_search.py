@@ -59,6 +59,7 @@ def check_real(
         assert moved.max() <= bounds[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 @pytest.mark.parametrize("norm", ["inf", "2"])
 def test_perturbations_of_the_table_of_models_flip_decisions(name: str, norm: str) -> None:
@@ -141,6 +142,7 @@ def test_same_seed_same_margins() -> None:
     assert torch.equal(first.values, again.values)
 
 
+@pytest.mark.slow
 def test_labels_of_any_kind_and_shape_mean_the_same() -> None:
     model, x = build("mlp", batch=6)
     y = decide(model, x)

@@ -26,7 +26,7 @@ def svd(matrix: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return u, s, v
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 10**6), st.floats(1e-3, 1e3))
 def test_all_of_a_small_matrix(m: int, n: int, seed: int, scale: float) -> None:
     w = scale * torch.randn(m, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -193,6 +193,7 @@ def test_a_residual_block_is_u_and_z_together_and_norms_are_looked_through() -> 
     assert "stem+block1.conv2+block2.conv2>block1.conv1+block2.conv1+head" in found
 
 
+@pytest.mark.slow
 def test_every_model_of_the_table_can_be_looked_at() -> None:
     for name in CASES:
         if name != "papers":

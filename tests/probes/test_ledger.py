@@ -172,14 +172,14 @@ RANDOM = given(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @RANDOM
 def test_every_part_equals_explicit_matrices(**drawn: Any) -> None:
     parts_equal_explicit_matrices(**drawn)
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @RANDOM
 def test_every_part_equals_explicit_matrices_on_many_networks(**drawn: Any) -> None:
     parts_equal_explicit_matrices(**drawn)

@@ -22,7 +22,7 @@ def by_definition(rows):
     cuts=st.lists(st.integers(1, 700), max_size=6),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_any_splitting_gives_the_explicit_eigenvalues_and_the_same_bits(n, d, cuts, seed):
     torch.manual_seed(seed)
     rows = torch.randn(n, d) * torch.rand(d) + 2

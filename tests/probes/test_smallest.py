@@ -60,7 +60,7 @@ def test_value_error_and_rank_against_all_eigenvalues(kind, width, guess):
     tolerance=st.sampled_from([1e-10, 1e-7, 1e-3]),
     seed=st.integers(0, 999),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_the_verdict_is_that_of_all_eigenvalues(width, low, zeros, tolerance, seed):
     values = np.geomspace(10.0**low, 1, width)
     values[:zeros] = 0

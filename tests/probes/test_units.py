@@ -41,7 +41,7 @@ def agree(units, truth):
     double=st.booleans(),
     seed=st.integers(0, 9999),
 )
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_small_networks_against_brute_force(n, widths, bias, double, seed):
     torch.manual_seed(seed)
     sizes = [4, *widths]

@@ -180,6 +180,7 @@ def test_bad_folders_are_refused(tmp_path, runs):
     assert not (tmp_path / "r.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_report_in_a_browser(runs, tmp_path, browser_page):
     path = make_report([runs]).write(tmp_path / "report.html", "A title")

@@ -53,7 +53,8 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=300)
 @given(trees)
 def test_unflatten_undoes_flatten(tree: Any) -> None:
     table, structure = flatten(tree)

@@ -60,6 +60,7 @@ def test_the_two_points_keep_their_ratio() -> None:
     assert found["on"] < 1e-4 < 0.3 < found["off"]
 
 
+@pytest.mark.slow
 def test_low_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(low_rank, "LOOKS", 6)
     tiny = replace(low_rank.SCALES["quick"], steps=60, seeds=2, widths=(3, 4, 4), points=6)
@@ -81,6 +82,7 @@ def test_reduced_alignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(by_arm[arm].room > 0 for arm in (reduced_alignment.CONV["linear"], reduced_alignment.FREE["linear"]))
 
 
+@pytest.mark.slow
 def test_decomposition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(decomposition.SCALES["quick"], steps=3, seeds=1)
     result = run_tiny("decomposition", tiny, tmp_path, monkeypatch)

@@ -77,6 +77,7 @@ def test_an_ensemble_and_a_watched_module_see_the_same() -> None:
         torch.testing.assert_close(p, q, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_tiny("architecture", replace(SCALES["quick"], seeds=1, steps=20), tmp_path, monkeypatch)
     assert [n.arm for n in result.numbers] == [name_of(k, n) for n in (100, 1000) for k in ("mlp", "cnn")]

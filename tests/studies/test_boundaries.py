@@ -74,6 +74,7 @@ def test_untrained_networks_are_not_to_be_trusted() -> None:
     assert found.flags
 
 
+@pytest.mark.slow
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_tiny("boundaries", replace(SCALES["quick"], steps=300, seeds=2), tmp_path, monkeypatch)
     for found in result.numbers:

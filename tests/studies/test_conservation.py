@@ -35,6 +35,7 @@ def test_the_networks_of_the_cases_run_and_have_the_layers_they_are_about(number
     assert all(hasattr(model, layer) for layer in CASES[number][1])
 
 
+@pytest.mark.slow
 def test_case_6_on_and_off_the_diagonal() -> None:
     linear, relu = case(6, relu=False), case(6, relu=True)
     for found in (linear, relu):
@@ -85,6 +86,7 @@ def test_one_arm_of_the_real_study(tmp_path: Path) -> None:
     assert all(found.keys() == laws[0].keys() and min(found.values()) > 0 for found in laws)
 
 
+@pytest.mark.slow
 def test_measures_of_a_network_that_only_decays() -> None:
     """Without gradients imbalance is forgotten at decay's own rate, and nothing else happens."""
     torch.manual_seed(0)

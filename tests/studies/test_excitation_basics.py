@@ -138,6 +138,7 @@ def test_section_3_1_removing_the_mean_can_cost_margin() -> None:
     assert values["support"]["margin"] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = {**dict.fromkeys(SCALES["quick"].steps, 50), "node": 3}
     monkeypatch.setitem(SCALES, "quick", replace(SCALES["quick"], steps=steps, bandits=5, seeds=2))

@@ -100,6 +100,7 @@ def test_corollaries_on_networks_of_the_study() -> None:
               f"Corollary 3 over distance {above.value / distance:.3g}")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_tiny("frequency", TINY, tmp_path, monkeypatch)
     assert len(result.numbers) == 8

@@ -86,6 +86,7 @@ def tiny(few_images: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return few_images
 
 
+@pytest.mark.slow
 def test_the_study(tiny: Path) -> None:
     result = studies.run("hidden-rank", seeds=1, workers=1, out="out")
     arms = [arm.name for arm in hidden_rank.arms(SCALES["quick"])]

@@ -80,6 +80,7 @@ def test_scaled_data_give_numbers_in_the_units_of_the_data() -> None:
     assert margin_of(np.array(w), b, x, 2 * y - 1) == pytest.approx(found.values["limit"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_tiny("linear-margin", replace(SCALES["quick"], steps=500, seeds=2), tmp_path, monkeypatch)
     words = {verdict.claim.text: verdict.word for verdict in result.verdicts}

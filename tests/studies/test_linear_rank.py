@@ -84,6 +84,7 @@ def test_bounds_are_counted_where_they_are_passed(monkeypatch: pytest.MonkeyPatc
     assert compute(SETTINGS, 0, nothing).values["passed"] > 40
 
 
+@pytest.mark.slow
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(SCALES["quick"], steps=400, seeds=2, widths=(3, 3), points=6)
     result = run_tiny("linear-rank", tiny, tmp_path, monkeypatch)

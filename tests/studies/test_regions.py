@@ -106,6 +106,7 @@ def test_measures_of_a_known_map() -> None:
     assert np.nanmax(np.abs(line).min(0)) < 1e-12  # borders are the two axes
 
 
+@pytest.mark.slow
 def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = RegionsScale(name="quick", seeds=2, epochs=2, cells=24, shown=16, every_arm=True, words="tiny")
     result = run_tiny("regions", tiny, tmp_path, monkeypatch)

@@ -111,6 +111,7 @@ def test_a_finite_optimum_above_the_margin_is_found() -> None:
     assert found["norm"] == pytest.approx(float(np.linalg.norm(best.x)), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(SCALES["quick"], points=10, inputs=3, grid=5, steps=300, seeds=2)
     result = run_tiny("regularization", tiny, tmp_path, monkeypatch)

@@ -40,6 +40,7 @@ def made(folder: Path) -> dict[str, int]:
     return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/metrics.db")}
 
 
+@pytest.mark.slow
 def test_a_study_writes_its_runs_figure_numbers_and_page(tiny: Path) -> None:
     told: list[tuple[str, float, float]] = []
     result = studies.run("margin-layers", workers=1, progress=lambda *a: told.append(a), docs="pages")
@@ -68,6 +69,7 @@ def test_a_study_writes_its_runs_figure_numbers_and_page(tiny: Path) -> None:
         assert str(verdict) in str(result)
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_done_again(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = studies.run("margin-losses", seeds=1, workers=1)
     before = made(first.folder)
@@ -86,6 +88,7 @@ def test_what_is_finished_is_not_done_again(tiny: Path, monkeypatch: pytest.Monk
             assert found.accuracy_test == run.series("accuracy/test")[1][-1]
 
 
+@pytest.mark.slow
 def test_what_another_study_trained_is_taken_over(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = studies.run("margin-losses", seeds=1, workers=1)
     trained: list[str] = []
@@ -101,6 +104,7 @@ def test_what_another_study_trained_is_taken_over(tiny: Path, monkeypatch: pytes
     assert second.numbers[0].plain() == {**first.numbers[0].plain(), "arm": "plain"}
 
 
+@pytest.mark.slow
 def test_a_stopped_study_continues_to_the_same_numbers(tiny: Path) -> None:
     whole = studies.run("margin-losses", seeds=1, workers=1, out=tiny / "whole")
 
@@ -117,6 +121,7 @@ def test_a_stopped_study_continues_to_the_same_numbers(tiny: Path) -> None:
     assert [n.plain() for n in again.numbers] == [n.plain() for n in whole.numbers]
 
 
+@pytest.mark.slow
 def test_the_command(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "excite",
@@ -142,6 +147,7 @@ def test_the_command(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert (tiny / "pages/margin-losses.md").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_training_leaves_the_others_and_is_tried_again(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real: Callable[..., Any] = training.train
 
@@ -164,6 +170,7 @@ def test_a_failed_training_leaves_the_others_and_is_tried_again(tiny: Path, monk
     assert {name: made(folder)[name] for name in before} == before
 
 
+@pytest.mark.slow
 def test_extra_arms_train_and_have_claims(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCALES, "quick", replace(SCALES["quick"], epochs=1))
     result = studies.run("margin-layers", seeds=1, workers=1, arms="all", out=tiny / "all", docs=tiny / "docs")
@@ -179,6 +186,7 @@ def test_extra_arms_train_and_have_claims(tiny: Path, monkeypatch: pytest.Monkey
     assert len(load_run(tiny / "all/twice-the-data-0").series("loss/step")[0]) == 8
 
 
+@pytest.mark.slow
 def test_ten_classes_compares_methods_under_attack(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scales = ten_classes.SCALES
     small = {"name": "resnet", "options": {"width": 2, "stages": 1, "blocks": 1}}

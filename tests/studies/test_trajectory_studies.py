@@ -88,6 +88,7 @@ def test_weights_are_measured_sample_by_sample():
     assert float(found.weights) == pytest.approx(sum(expected) / 6, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", [batch_size, all_biases, optimizers])
 def test_the_whole_path_in_seconds(study, tmp_path, monkeypatch):
     steps = {batch_size: 400, all_biases: 1000, optimizers: 100}[study]

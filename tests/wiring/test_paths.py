@@ -34,7 +34,7 @@ def graphs(draw: st.DrawFn) -> tuple[Graph, np.ndarray]:
     return Graph(tuple(names[:inputs]), "o", weights, slopes), rng.normal(size=inputs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs())
 def test_lemmas_2_5_and_6(case: tuple[Graph, np.ndarray]) -> None:
     graph, x = case
@@ -51,7 +51,7 @@ def test_lemmas_2_5_and_6(case: tuple[Graph, np.ndarray]) -> None:
     assert len(d.paths) == graph.count == len(set(d.paths))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs())
 def test_the_tree_depends_on_the_signs_of_weights_alone(case: tuple[Graph, np.ndarray]) -> None:
     graph, _ = case
@@ -77,7 +77,7 @@ def autograd(graph: Graph, x: np.ndarray) -> tuple[dict[tuple[str, str], float],
     return {e: float(g) for e, g in zip(weights, found)}, nearest
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs())
 def test_equation_2_is_the_derivative_and_the_gradient_of_the_tree_is_the_pattern(
     case: tuple[Graph, np.ndarray],
@@ -214,6 +214,7 @@ def test_a_residual_chain_by_hand() -> None:
     assert path_count(Residual(), torch.randn(2, 5)).total == 5 * 36**3
 
 
+@pytest.mark.slow
 def test_networks_of_any_size() -> None:
     deep = nn.Sequential(*[nn.Linear(100, 100) for _ in range(300)])
     found = path_count(deep, torch.randn(2, 100))

@@ -195,7 +195,9 @@ def test_compiled_and_wrapped_models_have_the_same_wiring() -> None:
     model, x = build("mlp")
     plain = str(trace(model, x))
     assert str(trace(torch.compile(model, backend="eager"), x)) == plain  # type: ignore[arg-type]
-    assert str(trace(nn.DataParallel(model), x)) == plain
+    wrapped = nn.DataParallel(model)  # moves the model to a GPU where there is one
+    assert str(trace(wrapped, x.to(next(wrapped.parameters()).device))) == plain
+    model.cpu()
     model[0] = torch.compile(model[0], backend="eager")  # type: ignore[index, operator]
     assert str(trace(model, x)) == plain
     in_place, x = build("mlp")

@@ -63,7 +63,7 @@ class Processes:
         if sharded:
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor.data, 0)
-            return _shard(model)
+            return _shard(model, self.device)
         # Buffers are made equal after every step (see `excite.fit.shared`), for sharded models as well.
         # That was called broadcast_buffers before torch 2.13.
         known = inspect.signature(DistributedDataParallel).parameters
@@ -238,8 +238,9 @@ def _is_about_others(error: BaseException) -> bool:
     )
 
 
-def _shard(model: nn.Module) -> nn.Module:
+def _shard(model: nn.Module, device: torch.device) -> nn.Module:
     """FSDP2 on every child that has parameters and is called, blocks inside lists one by one; then on the whole."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     def blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -249,7 +250,9 @@ def _shard(model: nn.Module) -> nn.Module:
             elif any(True for _ in child.parameters()):
                 yield child
 
+    # Without a mesh FSDP2 takes the machine's GPUs, also for processes that train on the CPU.
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in dict.fromkeys(blocks(model)):
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model

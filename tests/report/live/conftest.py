@@ -23,7 +23,7 @@ class Served:
 
     def ask(self, target, method="GET", headers=None, body=None, host=None):
         """(status, headers, text); the target is sent as it is."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=20)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=240)
         connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
         connection.putheader("Host", host or f"{self.host}:{self.port}")
         if body is not None:
@@ -53,7 +53,7 @@ def serving(root, token=None, host="127.0.0.1"):
         yield Served("127.0.0.1", listening.getsockname()[1])
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join()
 
 
 @pytest.fixture

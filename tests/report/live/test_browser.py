@@ -29,7 +29,7 @@ def keep(request):
     return lambda page, name: page.screenshot(path=folder / f"{name}.png", full_page=True)
 
 
-def wait(condition, seconds=40):
+def wait(condition, seconds=240):
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "waited too long"
@@ -76,13 +76,14 @@ def training(tmp_path):
     process.join()
 
 
+@pytest.mark.slow
 def test_curves_grow_while_a_training_goes_on_and_the_page_outlives_it(training, tmp_path, serve, browser_page, keep):
     process, go = training
     root = tmp_path / "runs"
     root.mkdir()
     served = serve(root)
     page = browser_page
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(240_000)
     page.goto(served.url)
     page.wait_for_selector("#empty:not([hidden])")  # there is no run yet; it appears by itself
     go.set()
@@ -103,7 +104,7 @@ def test_curves_grow_while_a_training_goes_on_and_the_page_outlives_it(training,
 
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    page.wait_for_selector("#heads .status.stale", timeout=20_000)
+    page.wait_for_selector("#heads .status.stale", timeout=240_000)
     steps, values = load_run(root / "first").series("loss/step")
     wait(lambda: page.evaluate("() => document.getElementById('chart-losses').data[0].x.at(-1)") == steps[-1])
     shown = page.evaluate("() => document.getElementById('chart-losses').data[0].y.at(-1)")
@@ -122,6 +123,7 @@ def make(path, seed, layers=3, steps=200):
     return path
 
 
+@pytest.mark.slow
 def test_two_runs_on_the_same_axes(tmp_path, serve, browser_page, keep):
     for seed in (0, 1, 2):
         make(tmp_path / f"run {seed} <b>", seed)
@@ -155,6 +157,7 @@ def test_two_runs_on_the_same_axes(tmp_path, serve, browser_page, keep):
     assert outside(page, served) == []
 
 
+@pytest.mark.slow
 def test_zooming_in_asks_for_the_points_between(tmp_path, serve, browser_page):
     with Run.create(tmp_path / "long", {}) as run:
         for step in range(20_000):
@@ -172,6 +175,7 @@ def test_zooming_in_asks_for_the_points_between(tmp_path, serve, browser_page):
     assert page.problems == []
 
 
+@pytest.mark.slow
 def test_curves_are_drawn_before_plotly_is_there(tmp_path, serve, browser_page):
     make(tmp_path / "a", 0, steps=200)
     page = browser_page
@@ -184,6 +188,7 @@ def test_curves_are_drawn_before_plotly_is_there(tmp_path, serve, browser_page):
     page.wait_for_selector("#words li")
 
 
+@pytest.mark.slow
 def test_layers_stand_in_the_order_in_which_they_are_executed(tmp_path, serve, browser_page):
     model = nn.Sequential(OrderedDict(last_name=nn.Linear(8, 4), relu=nn.ReLU(), a=nn.Linear(4, 1)))
     with excite.watch(model, torch.randn(20, 8), tmp_path / "a", probes=[Rank()]) as watch:
@@ -195,6 +200,7 @@ def test_layers_stand_in_the_order_in_which_they_are_executed(tmp_path, serve, b
     browser_page.wait_for_selector("#wiring")
 
 
+@pytest.mark.slow
 def test_with_a_token(tmp_path, serve, browser_page):
     make(tmp_path / "a", 0, steps=20)
     served = serve(tmp_path, token="correct-horse-battery", host="0.0.0.0")

@@ -1,0 +1,93 @@
+"""`make test` leaves out what is marked slow, and still meets every public name and every command."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+PACKAGES = [
+    "excite", "excite.auditing", "excite.bounds", "excite.data", "excite.excitation", "excite.fit", "excite.lipschitz", "excite.margin",
+    "excite.probes", "excite.report", "excite.runs", "excite.studies", "excite.wiring",
+]  # fmt: skip
+
+
+def is_slow(function):
+    return any("mark.slow" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def names_used(tree):
+    """Names, attributes and modules imported from, slow tests left out."""
+    used, nodes = set(), [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.FunctionDef) and is_slow(node):
+            continue
+        if isinstance(node, ast.Name):
+            used.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            used.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            used |= set((node.module or "").split("."))
+        nodes += ast.iter_child_nodes(node)
+    return used
+
+
+@pytest.fixture(scope="module")
+def used():
+    trees = [ast.parse(path.read_text()) for path in TESTS.rglob("test_*.py") if path != Path(__file__)]
+    pages = [TESTS.parent / "README.md", *(TESTS.parent / "docs").rglob("*.md")]  # their examples are run by test_docs
+    trees += [
+        ast.parse(block) for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    ]
+    return set().union(*map(names_used, trees))
+
+
+def annotations(value):
+    """What a function takes and returns, what a class holds, as text."""
+    parts = [value, *vars(value).values(), *vars(value).get("__mro__", ())] if isinstance(value, type) else [value]
+    return " ".join(str(one) for part in parts for one in (getattr(part, "__annotations__", None) or {}).values())
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_used_by_a_quick_test(package, used):
+    """By its name, or as what something that is used takes, holds or returns."""
+    public = {
+        name: getattr(module, name)
+        for module in map(importlib.import_module, PACKAGES)
+        for name in module.__all__
+        if not name.startswith("_")
+    }
+    met = public.keys() & used
+    while more := set(re.findall(r"\w+", " ".join(annotations(public[name]) for name in met))) & public.keys() - met:
+        met |= more
+    assert [name for name in importlib.import_module(package).__all__ if name in public.keys() - met] == []
+
+
+def test_every_command_is_run_by_a_quick_test():
+    from excite.cli import app, data_app, study_app
+
+    calls = set()
+    for path in TESTS.rglob("test_*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and not is_slow(function):
+                calls |= {
+                    tuple(a.value for a in node.args[:2] if isinstance(a, ast.Constant))
+                    for node in ast.walk(function)
+                    if isinstance(node, ast.Call) and ast.unparse(node.func) == "excite"
+                }
+    for group, prefix in ((app, ()), (study_app, ("study",)), (data_app, ("data",))):
+        for command in group.registered_commands:
+            words = (*prefix, command.name or command.callback.__name__)
+            assert any(call[: len(words)] == words for call in calls), f"no quick test runs excite {' '.join(words)}"
+
+
+def test_the_list_of_packages_is_complete():
+    """Whatever package the documentation tells users to import from."""
+    text = "\n".join(page.read_text() for page in (TESTS.parent / "docs").rglob("*.md"))
+    for found in set(re.findall(r"(?:from|import) (excite\.[a-z_]+)\b", text)):
+        module = importlib.import_module(found)
+        if hasattr(module, "__path__") and hasattr(module, "__all__"):
+            assert found in PACKAGES
