@@ -40,6 +40,27 @@ def trained(excite, tmp_path):
     return out
 
 
+SMALL = CONFIG.replace("train = 40\ntest = 20", "train = 12\ntest = 6").replace('name = "small-cnn"', 'name = "mlp"')
+
+
+def test_commands_on_one_small_run(excite, tmp_path):
+    """Train, measure, audit, report and sweep; the slow tests look at what each of them writes."""
+    (tmp_path / "small.toml").write_text(SMALL)
+    for words in (
+        ("train", "small.toml"),
+        ("margins", "runs/small", "--points", "3", "--steps", "5"),
+        ("audit", "runs/small", "--points", "3"),
+        ("report", "runs/small", "--out", "page.html"),
+    ):
+        status, _, err = excite(*words)
+        assert status == 0, err
+    assert load_run(tmp_path / "runs/small").status == "done"
+    assert "Margins on training and test data" in (tmp_path / "page.html").read_text()
+    (tmp_path / "sweep.toml").write_text(SMALL + '\n[sweep.over]\n"optimizer.lr" = [0.1, 0.2]\n')
+    status, out, err = excite("sweep", "sweep.toml", "--workers", "1")
+    assert status == 0, err
+
+
 @pytest.mark.slow
 def test_train_margins_and_report_from_a_config(excite, trained, tmp_path):
     assert "run: runs/first" in trained
