@@ -126,6 +126,20 @@ class Transformer(nn.Module):
         return self.head(self.encoder(x).mean(1))
 
 
+class Residual(nn.Module):
+    """Fully connected, with a residual sum between the affine layer and its activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(5, 6)
+        self.inner = nn.Linear(6, 6)
+        self.leave = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.enter(x))
+        return self.leave(F.relu(self.inner(x) + x))
+
+
 class Tokens(nn.Module):
     """Integer inputs: the embedding cannot be perturbed, what follows can."""
 
@@ -224,6 +238,15 @@ CASES: dict[str, Case] = {
     "dropout": Case(lambda: nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 1)), (5,)),
     "layernorm": Case(lambda: nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 1)), (5,)),
     "batchnorm": Case(lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)), (5,)),
+    "batchnorm-conv": Case(
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 1)), IMAGE
+    ),
+    "instancenorm": Case(
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.ReLU(), nn.Flatten(), nn.Linear(64, 1)
+        ),
+        IMAGE,
+    ),
     "groupnorm": Case(
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 1)), IMAGE
     ),
@@ -233,6 +256,7 @@ CASES: dict[str, Case] = {
     "transformer": Case(Transformer, (3, 8), layers=9),
     "transformer-dropout": Case(lambda: Transformer(0.2), (3, 8), layers=9),
     "transformer-time-first": Case(lambda: Transformer(batch_first=False), (3, 8), layers=9),
+    "residual": Case(Residual, (5,), layers=3),
     "tokens": Case(Tokens, (4,), tokens=True),
     "dict": Case(ReturnsDict, (5,), pick="logits", layers=3),
     "tuple": Case(ReturnsTuple, (5,), pick=0, layers=3),

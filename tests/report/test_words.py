@@ -143,3 +143,16 @@ def test_changes():
 )
 def test_numbers_are_short(value, text):
     assert number(value) == text
+
+
+def test_which_statistics_normalizations_used():
+    (one,) = remarks({"rank/statistics/example": 20, "rank/statistics/running": 3})
+    assert one == Remark(
+        "note",
+        "Statistics of the normalizations when layers were measured: 20 with those of the example, as in training; 3 with "
+        "running statistics, because they are in evaluation mode.",
+    )
+    (few,) = texts({"rank/statistics/few": 1}, "warning")
+    assert "one value per channel" in few
+    (changed,) = texts({"rank/statistics/example": np.where(STEPS > 2000, 10, 20)}, "warning")
+    assert "do not compare" in changed

@@ -36,6 +36,7 @@ class LayerRichness:
     sampling: Sampling | None = None
     units: Units | None = None
     units_why: str = ""  # why there are none although asked for
+    units_note: str = ""  # what is not as it should be about them
 
     @property
     def width(self) -> int:
@@ -111,7 +112,7 @@ class Richness:
             if one.points <= one.width:
                 text.append(f"{one.layer}: only {one.points} rows for {one.width} directions")
             if one.units is not None:
-                text.append(f"{one.layer}: {one.units}")
+                text.append(f"{one.layer}: {one.units}" + (f"; {one.units_note}" if one.units_note else ""))
             elif one.units_why:
                 text.append(f"{one.layer}: units not judged: {one.units_why}")
         return "\n".join(text)

@@ -14,7 +14,8 @@ Its values arrive in `run.frame()` as `weights/norm`. Keys that end in a layer's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,10 +26,13 @@ from torch import Tensor, nn
 
 from excite.errors import InputError
 from excite.probes.schedules import Every, PowersOfTwo, Schedule
+from excite.probes.seen import unit_rows
+from excite.wiring.activations import UnitMode
 from excite.wiring.affine import AffineCall, AffineMode, Names
 from excite.wiring.calling import Batch, Pick, call, own_copy
+from excite.wiring.normalization import Source, as_trained
 from excite.wiring.tracing import Wiring, trace
-from excite.wiring.untouched import evaluating
+from excite.wiring.wrappers import eagerly
 
 Reduction = Literal["mean", "sum", "max", "min", "first"]
 Values = Mapping[str, float | Tensor]
@@ -58,15 +62,49 @@ class Moment:
             self.wirings[key] = trace(self.model, self.example, output=output)
         return self.wirings[key]
 
-    @cached_property
+    @property
     def signals(self) -> list[Signal]:
-        """The input of every affine call on the example, in evaluation mode; the model is left as it was."""
+        """The input of every affine call on the example; `.active`, which points activate which unit, takes one pass more.
+
+        One pass for all probes, of the function that training changes, without its noise: no dropout, and normalizations
+        with the statistics of the example, unless they are frozen (`statistics`). The model is left as it was.
+        """
+        return self._pass[0]
+
+    @property
+    def statistics(self) -> dict[str, Source]:
+        """By normalization which statistics that pass used: "example", "running" for frozen ones, or "few": running ones,
+        because the example has one value per channel."""
+        return self._pass[1]
+
+    @property
+    def output(self) -> Any:
+        """What the model returned in that pass."""
+        return self._pass[2]
+
+    @cached_property
+    def _pass(self) -> tuple[list[Signal], dict[str, Source], Any]:
         if self.example is None:
             raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
-        recorder = _Recorder(Names(self.model))
-        with torch.no_grad(), evaluating(self.model), recorder:
-            call(self.model, own_copy(self.example))
-        return recorder.signals
+        recorder = _Recorder(Names(self.model), self._positive)
+        statistics, output = self._through(recorder)
+        return recorder.signals, statistics, output
+
+    def _through(self, mode: AffineMode) -> tuple[dict[str, Source], Any]:
+        with torch.no_grad(), as_trained(self.model, self.example) as statistics, mode:  # type: ignore[arg-type]
+            output = call(self.model, own_copy(self.example))  # type: ignore[arg-type]
+        return statistics.sources, output
+
+    @cached_property
+    def _followed(self) -> UnitMode:
+        """A pass of its own, which only those pay for who ask for units."""
+        mode = UnitMode(Names(self.model))
+        with eagerly(self.model):
+            self._through(mode)
+        return mode
+
+    def _positive(self, number: int, own: Callable[[], Tensor]) -> Tensor:
+        return self._followed.positive(number, own)
 
 
 @dataclass(frozen=True)
@@ -76,17 +114,38 @@ class Signal:
     layer: str
     input: Tensor
     call: AffineCall = field(repr=False)
+    units: Callable[[], Tensor] = field(repr=False)
+
+    @property
+    def positive(self) -> Tensor:
+        """Where units are active, laid out like the output of the call: where the input of their activation is positive,
+        after a normalization, a residual sum or whatever stands between; the output itself where no activation follows."""
+        with torch.no_grad():
+            return self.units()
+
+    @property
+    def active(self) -> Tensor | None:
+        """The same as (points, units). The units of a convolution are its channels, its points are all patches. None for
+        calls of which it is not known what one unit sees (transposed convolutions)."""
+        return unit_rows(self.call, self.input.shape, self.positive)
 
 
 class _Recorder(AffineMode):
-    def __init__(self, names: Names):
+    def __init__(self, names: Names, positive: Callable[[int, Callable[[], Tensor]], Tensor]):
         super().__init__(names)
         self.signals: list[Signal] = []
+        self._positive = positive
 
     def visit(self, call: AffineCall) -> Tensor:
         # A copy: the model may go on to change this tensor in place.
-        self.signals.append(Signal(call.name, call.input.clone(), call))
+        number, input = len(self.signals), call.input.clone()
+        self.signals.append(Signal(call.name, input, call, lambda: self._positive(number, lambda: call.run(input))))
         return call.run(call.input)
+
+
+def counted(statistics: Mapping[str, Source]) -> dict[str, float]:
+    """How many normalizations used which statistics, as values of a probe: `statistics/example`, `running`, `few`."""
+    return {f"statistics/{source}": float(count) for source, count in Counter(statistics.values()).items()}
 
 
 class Probe:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,10 +15,13 @@ from torch import Tensor
 from excite.errors import InputError
 from excite.probes.covariance import Covariances
 from excite.probes.later import later
-from excite.probes.protocol import Every, Moment, Probe, Reduction, Schedule, Signal, Values
+from excite.probes.protocol import Every, Moment, Probe, Reduction, Schedule, Signal, Values, counted
+from excite.probes.samples import Live, Rows
 from excite.probes.seen import Seen, seen
 from excite.probes.smallest import default_tolerance
-from excite.probes.units import UnitSums
+from excite.probes.units import UnitSums, live_rows
+from excite.wiring.normalization import Source, as_trained
+from excite.wiring.wrappers import is_sharded
 
 _MOST_NAMED = 64  # units of one layer, over a whole training
 
@@ -43,6 +48,11 @@ class Rank(Probe):
     the step at which it was again; units that do not change have no rows, and of one layer at most 64 are named. That takes
     one eigenvalue problem a unit, far more than all the rest: give it its own schedule.
 
+    The example passes through the function that training changes, without its noise: no dropout, and normalizations with the
+    statistics of the example. `rank/statistics/example` is how many of them did that, `rank/statistics/running` how many kept
+    their running statistics because they are in evaluation mode, `rank/statistics/few` because the example has one value
+    per channel.
+
     Channels of a grouped convolution count together. At most `most_rows` rows a layer; `excite.probes.richness` takes
     all the data instead.
     """
@@ -56,21 +66,47 @@ class Rank(Probe):
         self.most_rows, self.units = most_rows, units
         self._deficient: dict[str, list[int]] = {}  # by layer, when it was measured last
         self._named: dict[str, list[int]] = {}
+        self._warned = False
 
     def measure(self, now: Moment) -> Values | Future[Values]:
         signals = [signal for signal in now.signals if signal.input.is_floating_point()]
         seen = [self._seen(signal) for signal in signals]
         covariances = Covariances([one.rows for one in seen])
         layers = [signal.layer for signal in signals]
+        known = counted(now.statistics)
+        self._warn(now.statistics)
         if covariances.apart and not self.units:
-            return later(lambda: _values(layers, covariances))
-        values = _values(layers, covariances)
-        for layer, one in zip(layers, seen):
+            return later(lambda: _values(layers, covariances) | known)
+        values = _values(layers, covariances) | known
+        if not self.units:
+            return values
+        counts = self._counted(now)
+        for layer, signal, one in zip(layers, signals, seen):
             if one.active is not None:
-                bad = _deficient(one)
+                live = counts(signal.call, signal.input.shape, one)
+                if live is not None and len(live) > len(one.rows):  # thinned out like the rows
+                    live = live[:: math.ceil(len(live) / self.most_rows)]
+                bad = _deficient(one, live)
                 values[f"deficient/{layer}"] = len(bad) / one.active.shape[1]
                 values |= {f"unit/{layer}/{unit}": value for unit, value in self._changed(layer, bad)}
         return values
+
+    def _counted(self, now: Moment) -> Rows:
+        """Which rows count in Theorem 1: those of points at which the output is not zero."""
+        if is_sharded(now.model):  # a pass is one of all processes, and not all may need one
+            return lambda call, shape, what: None
+        with torch.no_grad(), as_trained(now.model, now.example):  # type: ignore[arg-type]
+            return Live(now.model).of(now.example, now.output)  # type: ignore[arg-type]
+
+    def _warn(self, statistics: Mapping[str, Source]) -> None:
+        few = [path for path, source in statistics.items() if source == "few"]
+        if few and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{few[0]} gets one value per channel from the example, so its running statistics are used, which early in "
+                "training are those of an untrained network: give excite.watch an example of two samples or more",
+                stacklevel=2,
+            )
 
     def _changed(self, layer: str, bad: list[int]) -> list[tuple[int, float]]:
         """(unit, 1 if it is excited no longer, 0 if it is again) for those that changed since the last look."""
@@ -92,8 +128,8 @@ class Rank(Probe):
         """Linear layers are thinned out evenly, convolutions by patches."""
         items = signal.input.shape[0]
         with torch.no_grad():
-            output = signal.call.run(signal.input) if self.units else None
-            what = seen(signal.call, signal.input, output, max(1, self.most_rows // max(1, items)))
+            positive = signal.positive if self.units else None
+            what = seen(signal.call, signal.input, positive, max(1, self.most_rows // max(1, items)))
         step = max(1, math.ceil(len(what.rows) / self.most_rows))
         active = None if what.active is None else what.active[::step]
         return Seen(what.rows[::step], what.of, what.owner[::step], what.items, active, what.groups)
@@ -114,8 +150,10 @@ def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]
     return values
 
 
-def _deficient(what: Seen) -> list[int]:
+def _deficient(what: Seen, live: Tensor | None) -> list[int]:
     """The units that these rows do not excite."""
+    rows, active = live_rows(what, live)
+    what = replace(what, rows=rows, active=active)
     count = what.active.shape[1]  # type: ignore[union-attr]
     width = what.rows.shape[1] // what.groups
     points = what.active.sum(0).tolist()  # type: ignore[union-attr]

@@ -36,7 +36,8 @@ def richness(
 ) -> Richness:
     """Spectrum, rank and smallest eigenvalues of what every affine layer sees, and which of its units are excited.
 
-    The model runs in evaluation mode, batch by batch, and is left as it was; no activations are kept. For every layer
+    The model runs in evaluation mode, batch by batch, and is left as it was; no activations are kept. So normalizations use
+    their running statistics: this is about the model as it would be deployed, whatever the batches. For every layer
     the covariance (a mean over rows) is summed in float64, a row being the input of a linear layer or a patch of a
     convolution's input.
 
@@ -61,14 +62,15 @@ def richness(
             layers[name] = Layer(name, call.kind, Moments(what.rows.shape[1], exact, sketch, what.rows.device))
         layers[name].add(what)
 
-    look(model, batches, visit, patches=patches, seed=seed, active=bool(units))
+    notes: dict[str, str] = {}
+    look(model, batches, visit, patches=patches, seed=seed, active=bool(units), notes=notes)
     results = {name: layer.result(tolerance) for name, layer in layers.items()}
     if units:
         if batches.once:
             raise InputError("units need several passes over the data: give a tensor or a loader, not an iterator")
         chosen = _chosen(units, layers, exact, results)
         for name, found in judge(model, batches, chosen, patches, seed, tolerance, accuracy, memory).items():
-            results[name] = replace(results[name], units=found)
+            results[name] = replace(results[name], units=found, units_note=notes.get(name, ""))
     return Richness(tuple(results.values()))
 
 

@@ -21,8 +21,8 @@ Patches = int | Literal["whole"] | None
 class Seen:
     """Rows (R, D) that a weight multiplies, out of `of` there are; the rest is None where it is not known.
 
-    `active` (R, units) says where the unit's output before the nonlinearity is positive, `owner` (R,) which item of the
-    call's batch a row belongs to. With `groups` above 1 unit k sees columns D/groups · ⌊k · groups / units⌋ and on.
+    `active` (R, units) says where the input of the unit's activation is positive, `owner` (R,) which item of the first axis
+    of the call's input a row belongs to. With `groups` above 1 unit k sees columns D/groups · ⌊k · groups / units⌋ and on.
     """
 
     rows: Tensor
@@ -42,33 +42,61 @@ def seen(
     first: int = 0,
     seed: int = 0,
 ) -> Seen:
-    """What `call` sees of `input`; `active` only if its `output` is given.
+    """What `call` sees of `input`; `active` only if its `output` is given, or what its activation gets, laid out like it.
 
     Patches: so many of each item, None for all of them, "whole" for the items themselves, flattened. Which ones depends
     on the seed and on the item's number, counted from `first`, alone.
     """
+    active = None if output is None else unit_rows(call, input.shape, output > 0, patches, first=first, seed=seed)
     if call.kind == "linear":
-        rows, result = _linear(call, input, output)
+        rows = linear_rows(call, input)
         items = len(input) if input.dim() > 1 else 1
         owner = torch.arange(len(rows)) * items // max(1, len(rows))
-        return Seen(rows, len(rows), owner, items, None if result is None else result > 0)
+        return Seen(rows, len(rows), owner, items, active)
     axes = call.weight.dim() - 2
     transposed = "transpose" in call.function.__name__
     if input.dim() == axes + 1:  # one image without a batch axis
-        input, output = input[None], None if output is None else output[None]
+        input = input[None]
     items = len(input)
     if patches == "whole":
         return Seen(input.flatten(1), items, torch.arange(items), items)
     # (B, C, ...) -> (B, positions..., C · kernel...)
     windows = input.movedim(1, -1) if transposed else _windows(call, input)
     places = windows.shape[1 : 1 + axes]
-    # The same example is looked at again and again: its places are kept, because to send them to a GPU waits for it.
-    find = _kept_index if patches is not None and not first else _index
-    owner, index = find(items, tuple(places), patches, first, seed, input.device)
-    active = None if output is None or transposed else output.movedim(1, -1)[index] > 0
+    owner, index = _places_of(items, tuple(places), patches, first, seed, input.device)
     groups = 1 if transposed else call.weight.shape[0] and input.shape[1] // call.weight.shape[1]
     of = items * math.prod(places)
     return Seen(windows[index].flatten(1), of, owner, items, active, groups)
+
+
+def unit_rows(
+    call: AffineCall, shape: torch.Size, output: Tensor, patches: Patches = None, *, first: int = 0, seed: int = 0
+) -> Tensor | None:
+    """(R, units): the numbers of `output`, a tensor laid out like the output of `call` for an input of this shape, for the
+    rows that `seen` takes. The units of a convolution are its channels. None where what one unit sees is not known."""
+    if call.kind == "linear":
+        return _linear(call, torch.empty(shape, device="meta"), output)[1]
+    if "transpose" in call.function.__name__ or patches == "whole":
+        return None
+    if output.dim() == call.weight.dim() - 1:  # one image without a batch axis
+        output = output[None]
+    if patches is None:
+        return output.movedim(1, -1).flatten(0, -2)
+    _, index = _places_of(len(output), tuple(output.shape[2:]), patches, first, seed, output.device)
+    return output.movedim(1, -1)[index]
+
+
+def linear_rows(call: AffineCall, x: Tensor) -> Tensor:
+    """(R, D): `x`, laid out like the input of a linear call, as the vectors that its weight multiplies."""
+    return _linear(call, x, None)[0]
+
+
+def _places_of(
+    items: int, places: tuple[int, ...], patches: int | None, first: int, seed: int, device: torch.device
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    # The same example is measured again and again: its places are kept, because to send them to a GPU waits for it.
+    find = _kept_index if patches is not None and not first else _index
+    return find(items, places, patches, first, seed, device)
 
 
 def _index(

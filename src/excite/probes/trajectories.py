@@ -22,7 +22,7 @@ from excite.probes.updates import gradients_of, row_norms
 from excite.probes.windows import BiasPath, Sums
 from excite.wiring.affine import clean_path
 from excite.wiring.calling import Batch, Pick, own_copy
-from excite.wiring.untouched import evaluating
+from excite.wiring.normalization import as_trained
 from excite.wiring.wrappers import refuse_lazy
 
 _OF_EVERY_STEP = ("length", "total", "raw", "variance")
@@ -40,8 +40,8 @@ class Trajectory(Probe):
 
     Every `sandwich` training passes, for the first `most` samples of that pass: `sigma`, the largest singular value of the layer as an
     operator, and the means `lower` ≤ `lipschitz` ≤ `upper` of Lemma 1, with `lipschitz_max` and the count of `violations`.
-    With `clean`, on that schedule, `clean` and `clean_max`: the same ratio from an extra pass over the last batch in
-    evaluation mode, exact also with batch normalization. `trajectory/label/...` is 1 where a label of
+    With `clean`, on that schedule, `clean` and `clean_max`: the same ratio from an extra pass over the last batch without
+    dropout and with the batch's normalization statistics as constants, exact also with batch normalization. `trajectory/label/...` is 1 where a label of
     `excite.probes.exactness.LABELS` applies. Several processes: sums and maxima over
     all of their samples; means over processes, which is the mean over samples where each has as many. `tau` is then the last
     of theirs: no update of any process exceeded `phi` from there on.
@@ -225,7 +225,7 @@ class Trajectory(Probe):
         hooks.reaches = dict.fromkeys(hooks.reaches, 0)
 
     def _clean_pass(self, hooks: Hooks) -> dict[str, Tensor]:
-        """‖J'u‖ on the last batch in evaluation mode, u the unit gradient of the loss at the output."""
+        """‖J'u‖ on the last batch without noise and coupling, u the unit gradient of the loss at the output."""
         if self._batch is None:
             return {}
         batch = own_copy(self._batch)
@@ -234,7 +234,7 @@ class Trajectory(Probe):
         direction = hooks.direction if "vector" in self._static else None
         if "vector" in self._static and direction is None:
             return {}
-        with evaluating(self._model):
+        with torch.enable_grad(), as_trained(self._model, batch):
             errors, gradients, _ = gradients_of(self._model, batch, None, direction, names, self.output)
         values: dict[str, Tensor] = {}
         for site in self._sites.chosen:

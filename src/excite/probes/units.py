@@ -19,9 +19,10 @@ _BLOCK = 2048  # rows collected before they are added up
 
 @dataclass(frozen=True)
 class Units:
-    """For each unit k of a layer the matrix Σ h hᵀ over the rows h that the layer sees and that activate k, (w·h + b) > 0.
+    """For each unit k of a layer the matrix Σ h hᵀ over the rows h that the layer sees and that activate k.
 
-    A sum, not a mean, without centring and without a constant for the bias, as in Theorem 1 of the paper on richness:
+    A row activates a unit where the input of the unit's activation is positive: w·h + b, after the normalization, residual
+    sum or whatever stands between; w·h + b itself where no activation follows, as in the output layer. A sum, not a mean, without centring and without a constant for the bias, as in Theorem 1 of the paper on richness:
     there every unit must have a positive definite one. `excited` where all eigenvalues are above tolerance · largest.
     """
 
@@ -127,11 +128,11 @@ def _columns(unit: int, each: int, width: int) -> slice:
 
 
 def live_rows(what: Seen, live: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Without the rows of points at which the network's output is zero: Theorem 1 leaves them out."""
+    """Without the rows of points at which the network's output is zero, `live` (R,): Theorem 1 leaves them out."""
     active: Tensor = what.active  # type: ignore[assignment]
-    if live is None or len(live) != what.items or bool(live.all()):
+    if live is None:
         return what.rows, active
-    keep = live[what.owner.to(live.device)]
+    keep = live.to(active.device)
     return what.rows[keep], active[keep]
 
 

@@ -51,7 +51,7 @@ KINDS = (
             ("mean", "steepness at training points"), ("lipschitz", "local Lipschitz constant"),
             ("max", "steepest training point"), ("phi", "φ: steepest in the last half"),
             ("tau", "τ: none above φ since step"), ("lower", "lower bound"), ("upper", "upper bound"),
-            ("clean", "steepness, evaluation mode"), ("total", "length of the path so far"),
+            ("clean", "steepness, one sample at a time"), ("total", "length of the path so far"),
             ("sigma", "norm of the first layer"),
         ),
     ),
@@ -64,7 +64,8 @@ KINDS = (
         "ranks", ("rank",), "How many directions each layer's input uses",
         "Effective rank of what enters each affine layer (patches, for convolutions), over the layer's input width. Where "
         "it falls, the layer sees ever fewer directions, and its weights along the others are not excited: nothing in "
-        "training bounds them.",
+        "training bounds them. Measured on the example as in training, without dropout: batch normalization uses the "
+        "statistics of the example, unless it is frozen.",
         (
             ("share", "effective rank / width"), ("effective", "effective rank"),
             ("participation", "participation ratio"), ("numerical", "numerical rank"),
@@ -97,7 +98,7 @@ KINDS = (
     ),
 )  # fmt: skip
 _BY_PROBE = {probe: kind for kind in KINDS for probe in kind.probes}
-_HIDDEN = {"trajectory/label", "rank/unit"}  # not numbers to draw
+_HIDDEN = {"trajectory/label", "rank/unit", "rank/statistics", "consistency/statistics"}  # not numbers to draw
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,20 @@ class Remark:
 
 def words(metrics: Metrics) -> list[Remark]:
     """Remarks on one run; what asks for attention comes first."""
-    rules = (_broken, _loss, _ranks, _units, _steepness, _margin, _balance, _alignment, _signs, _steady, _distance)
+    rules = (
+        _broken,
+        _loss,
+        _ranks,
+        _units,
+        _steepness,
+        _margin,
+        _balance,
+        _alignment,
+        _signs,
+        _steady,
+        _distance,
+        _statistics,
+    )
     found = [remark for rule in rules for remark in rule(metrics)]
     rank = {"warning": 0, "good": 1, "note": 2}
     return sorted(found, key=lambda remark: rank[remark.kind])
@@ -255,6 +268,28 @@ def _distance(metrics: Metrics) -> list[Remark]:
     if not len(values) or values[-1] <= 0:
         return []
     return [Remark("note", f"The weights have moved by {values[-1]:.0%} of their initial norm.")]
+
+
+def _statistics(metrics: Metrics) -> list[Remark]:
+    """Which statistics normalizations used when layers were measured: `rank/statistics/SOURCE` counts them."""
+    series = {source: one for source, one in metrics.layers("rank/statistics").items() if len(one[0])}
+    if not series:
+        return []
+    last = max(int(steps[-1]) for steps, _ in series.values())
+    counts = {source: int(values[-1]) for source, (steps, values) in series.items() if steps[-1] == last}
+    said = "; ".join(f"{counts[source]} {text}" for source, text in _SOURCES.items() if source in counts)
+    text = f"Statistics of the normalizations when layers were measured: {said}."
+    changed = len(counts) < len(series) or any(len(set(values)) > 1 for _, values in series.values())
+    if changed:
+        text += " It was not the same at all steps: ranks before and after such a change do not compare."
+    return [Remark("warning" if changed or "few" in counts else "note", text)]
+
+
+_SOURCES = {
+    "example": "with those of the example, as in training",
+    "running": "with running statistics, because they are in evaluation mode",
+    "few": "with running statistics, because the example has one value per channel: those of an untrained network at first",
+}
 
 
 def number(value: float) -> str:

@@ -1,0 +1,122 @@
+"""Which sample of a batch the rows of a layer belong to, wherever the batch axis stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from excite.errors import ModelError
+from excite.excitation.layout import Layout, find_layout
+from excite.probes.seen import Seen, linear_rows
+from excite.wiring.affine import AffineCall, AffineMode, Names
+from excite.wiring.calling import Batch, batch_size, call, doubled, own_copy
+
+Rows = Callable[[AffineCall, torch.Size, Seen], Tensor | None]
+_FEW = 8  # samples that are enough to tell
+
+
+class _Inputs(AffineMode):
+    def __init__(self, names: Names):
+        super().__init__(names)
+        self.inputs: dict[str, Tensor] = {}
+
+    def visit(self, call: AffineCall) -> Tensor:
+        self.inputs[call.name] = call.input.detach().clone()
+        return call.run(call.input)
+
+
+class SampleLayouts:
+    """Where the samples of a batch lie in the input of every affine call and in the output.
+
+    Found by running the model on a few samples and on the same twice in a row, in the mode it is in: (B, T, D), (T, B, D),
+    (T·B, D) and (B·T, D) are told apart. `unknown` are the layers for which that fails.
+    """
+
+    def __init__(self, model: nn.Module, batch: Batch):
+        size = batch_size(batch)
+        chosen = torch.linspace(0, size - 1, min(size, _FEW)).round().long()
+
+        def pick(leaf: Any) -> Any:
+            here = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size
+            return leaf[chosen.to(leaf.device)] if here else leaf
+
+        few = tree_map(pick, batch)
+        clean, twice = (_Inputs(Names(model)) for _ in range(2))
+        with clean:
+            once = call(model, own_copy(few))
+        with twice:
+            both = call(model, own_copy(doubled(few)))
+        self.inputs: dict[str, Layout | None] = {}
+        self.unknown: set[str] = set()
+        for name in clean.inputs.keys() & twice.inputs.keys():
+            try:
+                self.inputs[name] = find_layout(clean.inputs[name], twice.inputs[name], len(chosen), f"layer {name!r}")
+            except ModelError:
+                self.unknown.add(name)
+        self.output: Layout | None = None
+        if isinstance(once, Tensor) and isinstance(both, Tensor):
+            with suppress(ModelError):
+                self.output = find_layout(once, both, len(chosen), "the output")
+
+    def live(self, output: Tensor, samples: int) -> Tensor | None:
+        """(samples,): where the output is not zero; None if that is not known."""
+        if self.output is None:
+            return None
+        return (self.output.by_sample(output, samples) != 0).any(1)
+
+    def owner(self, call: AffineCall, shape: torch.Size, what: Seen, samples: int) -> Tensor | None:
+        """(R,): the sample that each row of `what` belongs to; None if there is none, or it is not known."""
+        layout = self.inputs.get(call.name)
+        if layout is None or shape[layout.axis] % (layout.outer * samples):
+            return None
+        n = shape[layout.axis]
+        along = torch.arange(n) // (n // (layout.outer * samples)) % samples
+        if call.kind != "linear":
+            return along[what.owner] if layout.axis == 0 and n == what.items else None
+        places = along.view([-1 if axis == layout.axis else 1 for axis in range(len(shape))]).expand(shape)
+        rows = linear_rows(call, places)
+        return rows[:, 0] if bool((rows == rows[:, :1]).all()) else None
+
+
+class Live:
+    """Theorem 1 on richness leaves out the points at which the network's output is zero: which rows those are.
+
+    One instance serves many batches of one model; samples are located only where an output is zero.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.unknown: set[str] = set()  # layers whose rows could not be told apart when they had to be
+        self._layouts: dict[object, SampleLayouts] = {}
+
+    def of(self, batch: Batch, output: Any) -> Rows:
+        """A function that says which rows of a layer count: (R,) bool, or None for all of them."""
+        size = batch_size(batch)
+        if not isinstance(output, Tensor) or not output.dim() or bool((output != 0).all()):
+            return lambda call, shape, what: None
+        layouts: SampleLayouts | None = None
+        if size == 1:
+            live: Tensor | None = (output != 0).any().reshape(1)
+        else:
+            key = tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+            layouts = self._layouts.get(key) or self._layouts.setdefault(key, SampleLayouts(self.model, batch))
+            live = layouts.live(output, size)
+        if live is not None and bool(live.all()):
+            return lambda call, shape, what: None
+        if live is not None and not bool(live.any()):
+            return lambda call, shape, what: torch.zeros(len(what.rows), dtype=torch.bool)
+
+        def rows(call: AffineCall, shape: torch.Size, what: Seen) -> Tensor | None:
+            if live is not None and layouts is not None:
+                owner = layouts.owner(call, shape, what, size)
+                if owner is not None:
+                    return live[owner.to(live.device)]
+            self.unknown.add(call.name)
+            return None
+
+        return rows

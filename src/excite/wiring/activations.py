@@ -1,0 +1,329 @@
+"""See every activation of a model while it runs: what enters it, and which affine calls that comes from.
+
+Between an affine call and its activation may stand a normalization, a residual sum, a bias, a scale, dropout. What decides
+whether a unit is active is the input of the activation, not the output of the affine call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from excite.wiring.affine import AffineCall, AffineMode, Names
+
+# Piecewise-linear functions by name, and where their kinks are, from the arguments after the first.
+_Kinks = Callable[..., tuple[Any, ...]]
+_AT_ZERO = ("relu", "leaky_relu", "prelu", "rrelu", "abs", "absolute")
+_KINKS: dict[str, _Kinks] = {
+    **{name: lambda *a, **k: (0.0,) for name in _AT_ZERO},
+    "relu6": lambda *a, **k: (0.0, 6.0),
+    "hardtanh": lambda min_val=-1.0, max_val=1.0, *a, **k: (min_val, max_val),
+    "threshold": lambda threshold, *a, **k: (threshold,),
+    "clamp": lambda min=None, max=None, **k: (min, max),
+    "clip": lambda min=None, max=None, **k: (min, max),
+    "clamp_min": lambda min, **k: (min,),
+    "clamp_max": lambda max, **k: (max,),
+    "hardsigmoid": lambda *a, **k: (-3.0, 3.0),
+    "hardswish": lambda *a, **k: (-3.0, 3.0),
+    "hardshrink": lambda lambd=0.5: (-lambd, lambd),
+    "softshrink": lambda lambd=0.5: (-lambd, lambd),
+}
+_LOWER = {
+    "hardtanh",
+    "threshold",
+    "clamp",
+    "clip",
+    "clamp_min",
+    "hardsigmoid",
+    "hardswish",
+    "maximum",
+    "fmax",
+    "max",
+    "gt",
+    "ge",
+}
+_TWO = ("maximum", "minimum", "fmax", "fmin", "max", "min")  # of two tensors
+_COMPARED = ("gt", "ge", "lt", "le")  # an activation of the user's own: x * (x > 0), torch.where(x > 0, x, 0)
+_SMOOTH = {
+    "gelu", "silu", "mish", "elu", "celu", "selu", "tanh", "sigmoid", "softplus", "log_sigmoid", "softsign", "tanhshrink",
+}  # fmt: skip
+# Functions that move numbers and change none: replayed on the numbers of the elements they tell which went where.
+_MOVES = {
+    "view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel", "transpose", "permute", "movedim",
+    "moveaxis", "swapaxes", "swapdims", "squeeze", "unsqueeze", "t", "adjoint", "__get__", "__getitem__", "chunk", "split",
+    "split_with_sizes", "tensor_split", "unbind", "select", "narrow", "index_select", "cat", "concat", "concatenate",
+    "stack", "hstack", "vstack", "dstack", "roll", "flip", "expand", "expand_as", "repeat", "tile", "pixel_shuffle",
+    "pixel_unshuffle", "channel_shuffle",
+}  # fmt: skip
+_SAME = {
+    "contiguous",
+    "clone",
+    "to",
+    "type_as",
+    "float",
+    "double",
+    "half",
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+}
+_MIXES = {"matmul", "mm", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention", "softmax", "log_softmax"}
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One activation as it is called. `kinks`: where each piece begins that an element of `input` can be on, each a number
+    or a tensor like `input`; a smooth activation has one at 0 although it has no pieces."""
+
+    name: str
+    input: Tensor
+    kinks: tuple[Any, ...]
+    smooth: bool = False
+
+    def positive(self) -> Tensor:
+        """Where a unit is active: above the first kink, where that is the lower end; else above 0."""
+        return self.input > (self.kinks[0] if self.name in _LOWER else 0.0)
+
+
+class ActivationMode(AffineMode):
+    """While active, `activated(activation)` is called before every activation, whoever makes it."""
+
+    def activated(self, activation: Activation) -> None:
+        """Called with what enters an activation; it may be changed in place afterwards."""
+
+    def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = _recognised(_name(function), args, kwargs)
+        if found is not None:
+            self.activated(found)
+        return function(*args, **kwargs)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    name: str = getattr(function, "__name__", "")
+    return name if name.startswith("__") else name.strip("_")
+
+
+def _recognised(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Activation | None:
+    rest = dict(kwargs)
+    x, after = (args[0], args[1:]) if args else (rest.pop("input", None), ())
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return None
+    if name in _SMOOTH:
+        return Activation(name, x, (0.0,), smooth=True)
+    if name in _KINKS:
+        kinks = tuple(at for at in _KINKS[name](*after, **rest) if at is not None)
+        lower = after[0] if after else rest.get("min")
+        if name in ("clamp", "clip") and lower is None:
+            name = "clamp_max"
+        return Activation(name, x, kinks) if kinks else None
+    if name in _TWO or name in _COMPARED:
+        other = after[0] if after else rest.get("other")
+        if isinstance(other, Tensor) and other.is_floating_point():
+            return Activation(name, x, (other,))
+        if name in _COMPARED and isinstance(other, int | float):
+            return Activation(name, x, (float(other),))
+    return None
+
+
+# -- from affine calls to activations -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Move:
+    """A function that moved numbers, its arguments with shapes in place of tensors, and which of its outputs is meant."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    mine: int  # number of the tensor that is followed, among the tensors of the arguments
+    output: int | None  # None: the only one
+
+    def replay(self, index: Tensor) -> Tensor:
+        count = -1
+
+        def fill(leaf: _Shape) -> Tensor:
+            nonlocal count
+            count += 1
+            if count == self.mine:
+                return index
+            return leaf.kept if leaf.kept is not None else index.new_full(leaf.shape, -1)
+
+        args = _mapped(fill, _Shape, self.args)
+        moved = self.function(*args, **{key: _mapped(fill, _Shape, value) for key, value in self.kwargs.items()})
+        return moved if self.output is None else moved[self.output]  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    shape: torch.Size
+    kept: Tensor | None  # an index is kept as it is
+
+
+@dataclass(frozen=True)
+class _Trail:
+    """How the outputs of an affine call came to a tensor. Once a function mixed elements (`lost`), `positive` says where
+    they were positive before it; `exact` if that is what an activation after it would say (maxima)."""
+
+    moves: tuple[_Move, ...] = ()
+    lost: str = ""
+    positive: Tensor | None = None
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Where the inputs of an activation are positive, and how its elements came from an affine call's output."""
+
+    positive: Tensor
+    moves: tuple[_Move, ...]
+    before: str = ""  # the function before which it was judged, because no activation follows element by element
+
+
+class UnitMode(ActivationMode):
+    """Follows the output of every affine call to the first activation that it reaches, element by element."""
+
+    def __init__(self, names: Names):
+        super().__init__(names)
+        self.judged: list[list[Judged]] = []  # by affine call, in order of execution
+        self._trails: Any = WeakTensorKeyDictionary()  # tensor -> {number of the affine call: trail}
+
+    def visit(self, call: AffineCall) -> Tensor:
+        output = self.called(call)
+        self._trails[output] = {len(self.judged): _Trail()}
+        self.judged.append([])
+        return output
+
+    def called(self, call: AffineCall) -> Tensor:
+        """Runs an affine call; subclasses look at it here."""
+        return call.run(call.input)
+
+    def activated(self, activation: Activation) -> None:
+        self._judge(activation.input, activation)
+        for kink in activation.kinks:
+            if isinstance(kink, Tensor):  # the other of two
+                self._judge(kink, replace(activation, input=kink, kinks=(activation.input,)))
+
+    def _settled(self, number: int) -> bool:
+        """Whether every element has reached an activation: what a later one says does not count."""
+        return any(not one.moves for one in self.judged[number])
+
+    def _judge(self, x: Tensor, activation: Activation) -> None:
+        trails = self._trails.get(x)
+        if not trails:
+            return
+        positive = None
+        for number, trail in trails.items():
+            if self._settled(number):
+                continue
+            if trail.positive is not None:
+                before = "" if trail.exact else trail.lost
+                self.judged[number].append(Judged(trail.positive, trail.moves, before))
+                continue
+            if positive is None:
+                positive = activation.positive()
+            if positive.shape == x.shape:  # else two operands of maximum were expanded to one shape
+                self.judged[number].append(Judged(positive, trail.moves))
+
+    def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = _name(function)
+        found = _recognised(name, args, kwargs)
+        if found is not None:
+            self.activated(found)
+        output = function(*args, **kwargs)
+        if found is not None:
+            if name not in _COMPARED and isinstance(output, Tensor):
+                self._trails.pop(output, None)  # in place: what leaves an activation is no input of the next
+            return output
+        outputs = [output] if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ()
+        outputs = [(i, one) for i, one in enumerate(outputs) if isinstance(one, Tensor) and one.is_floating_point()]
+        if not outputs or name in _MIXES:
+            return output
+        before = [(i, t, self._trails.get(t)) for i, t in enumerate(_tensors(args, kwargs))]
+        before = [(i, t, trails) for i, t, trails in before if trails]
+        if before:
+            kept = _without_tensors(args, kwargs) if name in _MOVES else None
+            for i, one in outputs:
+                place = None if isinstance(output, Tensor) else i
+                self._trails[one] = self._followed(function, name, before, kept, one, place)
+        return output
+
+    def _followed(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        before: list[tuple[int, Tensor, dict[int, _Trail]]],
+        kept: tuple[tuple[Any, ...], dict[str, Any]] | None,
+        output: Tensor,
+        place: int | None,
+    ) -> dict[int, _Trail]:
+        trails: dict[int, _Trail] = {}
+        for mine, tensor, sources in before:
+            snapshot = None
+            for number, trail in sources.items():
+                if self._settled(number):
+                    continue
+                if trail.positive is not None:
+                    trail = replace(trail, exact=trail.exact and (kept is not None or name in _SAME))
+                elif kept is not None:
+                    trail = replace(trail, moves=(*trail.moves, _Move(function, *kept, mine, place)))
+                elif output.shape != tensor.shape:
+                    snapshot = tensor > 0 if snapshot is None else snapshot
+                    trail = replace(trail, lost=name, positive=snapshot, exact="max" in name)
+                trails.setdefault(number, trail)
+        return trails
+
+    def positive(self, number: int, own: Callable[[], Tensor]) -> Tensor:
+        """Where the units of an affine call are active, in the layout of its output: for each element at the first
+        activation it reaches; elements that reach none, as those of the output layer, where `own()`, the output, is positive.
+        """
+        judged = self.judged[number]
+        if judged and not judged[0].moves:  # the usual case: every element
+            return judged[0].positive
+        found = own() > 0
+        if not judged:
+            return found
+        size, device = found.numel(), found.device
+        decided = torch.full((size,), -1, dtype=torch.int8, device=device)
+        for one in judged:
+            at = torch.arange(size, device=device).view(found.shape)
+            for move in one.moves:
+                at = move.replay(at)
+            # One slot more, for elements that do not come from this call.
+            now = torch.full((size + 1,), -1, dtype=torch.int8, device=device)
+            at = torch.where(at < 0, size, at).flatten()
+            now.scatter_reduce_(0, at, one.positive.flatten().to(torch.int8), "amax")
+            decided = torch.where(decided < 0, now[:-1], decided)
+        decided = decided.view(found.shape)
+        return torch.where(decided < 0, found, decided > 0)
+
+    def note(self, number: int) -> str:
+        """The function before which units were judged, because elements are mixed before their activation; mostly empty."""
+        return next((one.before for one in self.judged[number] if one.before), "")
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Tensor]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif type(value) in (tuple, list):
+            yield from _tensors(tuple(value), {})
+
+
+def _without_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def bare(tensor: Tensor) -> _Shape:
+        return _Shape(tensor.shape, None if tensor.is_floating_point() else tensor.clone())
+
+    return _mapped(bare, Tensor, args), {key: _mapped(bare, Tensor, value) for key, value in kwargs.items()}
+
+
+def _mapped(change: Callable[[Any], Any], kind: type, value: Any) -> Any:
+    """`value` with every leaf of this kind changed, in the order of `_tensors`."""
+    if isinstance(value, kind):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(change, kind, one) for one in value)
+    return value

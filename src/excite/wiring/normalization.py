@@ -1,0 +1,192 @@
+"""Run a model as it is trained, but for dropout: which statistics its normalizations use while Excite measures.
+
+Early in training the running statistics of a batch normalization are those of an untrained network. In evaluation mode the
+model would then be a function that nobody trains. So a normalization that training runs with the statistics of the batch
+gets those of the batch that is measured, as constants: samples stay independent, and gradients are those of each sample.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
+
+from excite.wiring.affine import clean_path
+from excite.wiring.calling import Batch, call, own_copy
+from excite.wiring.untouched import evaluating, untouched
+
+# "example": mean and variance of the measured batch; "running": running statistics, because the normalization is in
+# evaluation mode (frozen); "few": running statistics, because the batch has one value per channel.
+Source = Literal["example", "running", "few"]
+
+_MODULE = ("input", "running_mean", "running_var", "weight", "bias")
+_BUILTIN = ("input", "weight", "bias", "running_mean", "running_var")
+_BATCH: dict[Callable[..., Any], tuple[str, ...]] = {
+    F.batch_norm: (*_MODULE, "training", "momentum", "eps"),
+    torch.batch_norm: (*_BUILTIN, "training", "momentum", "eps", "cudnn_enabled"),
+}
+_INSTANCE: dict[Callable[..., Any], tuple[str, ...]] = {
+    F.instance_norm: (*_MODULE, "use_input_stats", "momentum", "eps"),
+    torch.instance_norm: (*_BUILTIN, "use_input_stats", "momentum", "eps", "cudnn_enabled"),
+}
+
+
+class TrainingStatistics(TorchFunctionMode):
+    """While active, normalizations whose running mean is in `trained` use the statistics of what they get.
+
+    `sources` then says for every normalization that was called which ones it used. Buffers are neither read nor written
+    for these. Normalizations that keep no running statistics always use those of the batch.
+    """
+
+    def __init__(self, model: nn.Module, trained: set[int]):
+        super().__init__()
+        self.sources: dict[str, Source] = {}
+        self._model, self._trained = model, trained
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {
+            id(tensor): clean_path(path)
+            for path, module in self._model.named_modules()
+            for tensor in (*module._buffers.values(), module._parameters.get("weight"))
+            if tensor is not None
+        }
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _BATCH:
+            return self._batch(func, dict(zip(_BATCH[func], args)) | kwargs, args, kwargs)
+        if func in _INSTANCE:
+            return self._instance(func, dict(zip(_INSTANCE[func], args)) | kwargs, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _batch(
+        self, func: Callable[..., Any], given: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        x, running = given["input"], given.get("running_mean")
+        if not given.get("training", False) and id(running) not in self._trained:
+            return self._as_it_came("running", func, given, args, kwargs)
+        if x.numel() <= x.shape[1]:
+            return self._as_it_came("few", func, given, args, kwargs)
+        self._note(given, "example")
+        weight, bias, eps = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
+        if not torch.is_grad_enabled():
+            return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
+        like = next((t for t in (running, given.get("weight")) if t is not None), x)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        variance, mean = torch.var_mean(x.detach().to(wide), axes, correction=0)
+        return F.batch_norm(x, mean.to(like.dtype), variance.to(like.dtype), weight, bias, False, 0.0, eps)
+
+    def _instance(
+        self, func: Callable[..., Any], given: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Every sample has statistics of its own, which are part of the function: gradients go through them."""
+        x = given["input"]
+        if given.get("use_input_stats", True) and given.get("running_mean") is None:
+            return func(*args, **kwargs)  # type: ignore[no-any-return]
+        if not given.get("use_input_stats", True) and id(given.get("running_mean")) not in self._trained:
+            return self._as_it_came("running", func, given, args, kwargs)
+        if x.numel() <= x.shape[0] * x.shape[1]:
+            return self._as_it_came("few", func, given, args, kwargs)
+        self._note(given, "example")
+        return F.instance_norm(x, None, None, given.get("weight"), given.get("bias"), True, 0.0, given.get("eps", 1e-5))
+
+    def _as_it_came(
+        self,
+        source: Source,
+        func: Callable[..., Any],
+        given: dict[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        self._note(given, source)
+        return func(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def _note(self, given: dict[str, Any], source: Source) -> None:
+        known = (self._names.get(id(given.get(key))) for key in ("running_mean", "weight"))
+        self.sources[next((path for path in known if path is not None), "batch_norm")] = source
+
+
+@contextmanager
+def as_trained(model: nn.Module, batch: Batch) -> Iterator[TrainingStatistics]:
+    """The function that training changes, without its noise: no dropout, and statistics of the batch for normalizations.
+
+    A normalization in evaluation mode (frozen, or the whole model is) keeps its running statistics, and so does one that
+    gets one value per channel. For what is deployed use `evaluating`. The model is left as it was.
+    """
+    trained = {
+        id(module.running_mean) for module in model.modules() if isinstance(module, _NormBase) and module.training
+    } - {id(None)}
+    if bare := _tried_out(model, batch):
+        trained |= {id(buffer) for path, buffer in model.named_buffers() if path in bare}
+    statistics = TrainingStatistics(model, trained)
+    # Without gradients, statistics that need not be replaced need no mode.
+    needed = torch.is_grad_enabled() or any(map(_may_normalize, model.modules()))
+    with evaluating(model), statistics if needed else nullcontext():
+        yield statistics
+
+
+def _may_normalize(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) or _holds_statistics(module)
+
+
+# By model, for the modes its modules are in: buffers that bare calls of batch_norm take as running means in training.
+_known: weakref.WeakKeyDictionary[nn.Module, dict[tuple[bool, ...], frozenset[str]]] = weakref.WeakKeyDictionary()
+
+
+def _tried_out(model: nn.Module, batch: Batch) -> frozenset[str]:
+    """Running means of normalizations that are no modules of PyTorch but call F.batch_norm with training=True.
+
+    Whether they do depends on their code: F.batch_norm(..., training=self.training) is trained with the statistics of the
+    batch, F.batch_norm(..., training=False) is frozen. One pass in the model's own mode tells, the first time.
+    """
+    own = [module for module in model.modules() if _holds_statistics(module)]
+    if not any(module.training for module in own):
+        return frozenset()
+    by_modes = _known.setdefault(model, {})
+    modes = tuple(module.training for module in own)
+    if modes not in by_modes:
+        calls = _Calls()
+        try:
+            with untouched(model), torch.no_grad(), calls:
+                call(model, own_copy(batch))
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            calls.trained.clear()  # such a model does not train on this batch
+        by_modes[modes] = frozenset(path for path, buffer in model.named_buffers() if id(buffer) in calls.trained)
+    return by_modes[modes]
+
+
+def _holds_statistics(module: nn.Module) -> bool:
+    """Whether it may be a normalization of the user's own: two buffers or more with one number per channel."""
+    if isinstance(module, _NormBase) or len(module._buffers) < 2:
+        return False
+    shapes = [b.shape for b in module._buffers.values() if b is not None and b.is_floating_point() and b.dim() == 1]
+    return len(shapes) > len(set(shapes))
+
+
+class _Calls(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained: set[int] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        names = _BATCH.get(func) or _INSTANCE.get(func)
+        if names is not None:
+            given = dict(zip(names, args)) | kwargs
+            if given.get("training", given.get("use_input_stats", False)):
+                self.trained.add(id(given.get("running_mean")))
+        return func(*args, **kwargs)
