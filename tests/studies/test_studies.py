@@ -121,7 +121,6 @@ def test_a_stopped_study_continues_to_the_same_numbers(tiny: Path) -> None:
     assert [n.plain() for n in again.numbers] == [n.plain() for n in whole.numbers]
 
 
-@pytest.mark.slow
 def test_the_command(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "excite",
