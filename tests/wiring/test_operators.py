@@ -439,6 +439,18 @@ def test_a_row_that_were_wrong_would_be_noticed_by_both(monkeypatch: pytest.Monk
             attempt()
 
 
+@pytest.mark.parametrize("name", ["hardtanh_", "clamp_", "relu_", "leaky_relu_", "threshold_", "abs_", "floor_"])
+def test_in_place_operators_have_the_regions_of_their_twins(name: str) -> None:
+    arguments = {"hardtanh_": (-0.5, 0.7), "clamp_": (-0.5, 0.7), "threshold_": (0.2, -1.0)}.get(name, ())
+    plain, written = getattr(aten, name[:-1]), getattr(aten, name)
+    twin, model = Example(lambda h: plain(h, *arguments)), Example(lambda h: written(h + 0, *arguments))
+    x = points(3, 4)
+    a, b = (region_map(one, *x, size=12) for one in (twin, model))
+    assert torch.equal(a.ids, b.ids)
+    assert torch.equal(a.slopes, b.slopes)
+    assert a.count > 3
+
+
 def test_custom_operators_are_not_taken_for_those_of_pytorch() -> None:
     with torch.library._scoped_library("excite_test", "FRAGMENT") as library:
         library.define("relu(Tensor x) -> Tensor")
