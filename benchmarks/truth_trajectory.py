@@ -68,6 +68,7 @@ class Run:
     biases: list[np.ndarray] = field(default_factory=list)
     everywhere: list[float] = field(default_factory=list)  # the largest λ over all training points
     second: list[tuple[float, float]] = field(default_factory=list)  # ‖ΔW₂‖₂, ‖Δb₂‖
+    drawn: list[int] = field(default_factory=list)
     firsts: list[np.ndarray] = field(default_factory=list)  # W₁
     product: float = 0.0
 
@@ -113,7 +114,8 @@ def train(setting: Setting, steps: int, seed: int) -> Run:
         z = forward(weights, biases, x)
         through = slopes(weights, z, sigmoid)
         run.everywhere.append(float(np.linalg.norm(through @ weights[0], axis=1).max()))
-        i = rng.integers(count)
+        i = int(rng.integers(count))
+        run.drawn.append(i)
         f = 1 / (1 + math.exp(-z[-1][i, 0])) if sigmoid else z[-1][i, 0]
         error = 1 / (1 - y[i] - f) if sigmoid else f - y[i]  # dL/df; for hard labels
         derivative = f - y[i]  # dL/dz of the last layer, in both cases
@@ -236,7 +238,9 @@ def _first_layer(run: Run, add, bound) -> None:
     offsets = np.linalg.norm(np.stack(run.biases[half:-1]), axis=1)
     beta = max(float(np.linalg.norm(run.firsts[-1] - w, 2)) for w in run.firsts[half:])  # for the last step
     delta = 2 * math.sin(math.pi / run.setting.points / 2)
-    six = first_layer_lipschitz(weight, bias, offsets, beta, delta, unit=True, sgd=True)
+    six = first_layer_lipschitz(
+        weight, bias, offsets, beta, delta, unit=True, sgd=True, drawn=run.drawn[half:], points=run.setting.points
+    )
     truth = first_layer_truth(run.firsts[-1], run.biases[-1])
     bound("Lemma 6, second bias and √2", six, truth)
     add("Lemma 6 without √2", six.terms["gain"], truth)

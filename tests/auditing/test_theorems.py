@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from excite import ModelError, bounds
+from excite import InputError, ModelError, bounds
 from excite.auditing import audit
 from excite.auditing.chains import linear_chain
 from excite.auditing.setting import Setting, mean_loss
@@ -150,6 +150,127 @@ def test_stability_is_the_full_hessian():
     (one,) = found.promises
     assert one.truth == pytest.approx(float(torch.linalg.eigvalsh(hessian)[-1]), rel=1e-6)
     assert one.bound.value == (4.0 if one.truth <= 4 else None)
+
+
+def full_hessian(model, x, error):
+    """The Hessian of the mean over points of `error(outputs)` in all parameters, written out by autograd."""
+    names = [name for name, _ in model.named_parameters()]
+    parameters = tuple(p.detach() for p in model.parameters())
+
+    def loss(*values):
+        return error(torch.func.functional_call(model, dict(zip(names, values)), x)).mean()
+
+    blocks = torch.autograd.functional.hessian(loss, parameters)
+    return torch.cat([torch.cat([b.reshape(p.numel(), -1) for b in row], 1) for p, row in zip(parameters, blocks)])
+
+
+@pytest.mark.parametrize("loss", ["squared", "mse"])
+def test_several_real_outputs_are_summed_unless_the_loss_is_the_mean(loss):
+    """‖f − y‖² has m times the curvature of `F.mse_loss`; every theorem sees the same sharpness over its limit."""
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 2, dtype=torch.float64), torch.randn(12, 3, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+
+    def error(f):
+        return (f - y).square().sum(1) if loss == "squared" else F.mse_loss(f, y)
+
+    top = float(torch.linalg.eigvalsh(full_hessian(model, x, error))[-1])
+    found = audit(model, (x, y), loss=loss, descent=0.05, **QUICK)
+    assert len(found.promises) == 3  # stability, and the Theorems 1 of both papers
+    assert found.promises[0].truth == pytest.approx(top, rel=1e-6)
+    for one in found.promises:
+        assert one.bound.terms["sharpness"] / one.bound.terms["limit"] == pytest.approx(top * 0.05 / 2, rel=1e-6)
+
+
+def test_a_step_that_diverges_with_several_outputs_is_not_called_stable():
+    """Linear outputs: the loss is a quadratic, and gradient descent with 1.5 times the largest step runs away."""
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 2, dtype=torch.float64), torch.randn(12, 3, dtype=torch.float64)
+    model = nn.Linear(2, 3).double()
+    top = float(torch.linalg.eigvalsh(full_hessian(model, x, lambda f: (f - y).square().sum(1)))[-1])
+    for share, held in ((0.99, True), (1.5, False)):
+        step = share * 2 / top
+        found = audit(model, (x, y), loss="squared", descent=step, **QUICK)
+        assert found.promises[0].bound.assumptions[0].held is held
+        run, sizes = nn.Linear(2, 3).double(), []
+        run.load_state_dict(model.state_dict())
+        for _ in range(60):
+            slopes = torch.autograd.grad((run(x) - y).square().sum(1).mean(), list(run.parameters()))
+            with torch.no_grad():
+                for p, slope in zip(run.parameters(), slopes):
+                    p -= step * slope
+            sizes.append(float(sum(slope.square().sum() for slope in slopes)))
+        assert (sizes[-1] < sizes[0]) is held
+
+
+class Tokens(nn.Module):
+    """Ids in; a decision per sequence or per token. `index` reads the table in a way that takes any integer."""
+
+    def __init__(self, outputs, *, each=False, index=False):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(7, 4))
+        self.hidden, self.head = nn.Linear(4, 5), nn.Linear(5, outputs)
+        self.each, self.index = each, index
+
+    def forward(self, x):
+        h = self.table[x.long()] if self.index else F.embedding(x, self.table)
+        return self.head(self.hidden(h if self.each else h.mean(1)).relu())
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "loss"),
+    [
+        (Tokens(3), "classes", "cross-entropy"),
+        (Tokens(1), "classes", "squared"),
+        (Tokens(3, index=True), "classes", "squared"),
+        (Tokens(4), "targets", "mse"),
+        (Tokens(7, each=True), "tokens", "cross-entropy"),
+    ],
+    ids=["embedding", "binary", "indexing", "regression", "language model"],
+)
+def test_token_ids_are_never_moved_and_the_rest_is_measured(model, labels, loss, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randint(0, 7, (18, 5))
+    count = model.head.out_features
+    kinds = {"classes": torch.arange(18) % max(2, count), "targets": torch.randn(18, count), "tokens": x.roll(-1, 1)}
+    y = kinds[labels]
+    found = audit(model, (x, y), loss=loss, descent=0.1, margin_points=2)
+    assert [layer.layer for layer in found.layers] == ["hidden", "head"]
+
+    def error(f):
+        if loss == "cross-entropy":
+            return F.cross_entropy(f.flatten(0, -2), y.flatten(), reduction="none")
+        if labels == "targets":
+            return (f - y).square().sum(1) / count
+        if count == 1:
+            return (f[:, 0] - y).square()
+        return (f - (torch.eye(count)[y] - 1 / count) / 2**0.5).square().sum(1)
+
+    top = float(torch.linalg.eigvalsh(full_hessian(model, x, error))[-1])
+    assert [one.bound.name for one in found.promises] == ["Stability of gradient descent"]
+    assert found.promises[0].truth == pytest.approx(top, rel=1e-3)
+    assert found.margins == {}
+    said = [line for line in found.sentences if "were not measured" in line]
+    assert [line.split(":")[0] for line in said] == [
+        "Local Lipschitz constants were not measured",
+        "Margins were not measured",
+    ]
+    assert all("\n" not in one.why for one in found.silent)
+    assert "not measured" in found.write(tmp_path / "page.html").read_text()
+    assert found.to_dict()["lipschitz"]["2"]["local"] == {}
+
+
+def test_nothing_is_assumed_of_a_loss_that_was_not_given():
+    x, y = points()
+    mlp = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    assert "the loss it was trained with" in silent(audit(mlp, (x, y), descent=0.1, **QUICK), "Stability")
+    soft = audit(mlp, (x, y.double()), loss="cross-entropy", descent=0.1, **QUICK)
+    assert "whole numbers" in silent(soft, "Stability")
+    wrong = audit(mlp, (x, x[:, :1]), loss="squared", descent=0.1, **QUICK)
+    assert "expected shape (20, 2)" in silent(wrong, "Stability")
+    assert "expected shape (20, 2)" in silent(wrong, "Richness")
+    with pytest.raises(InputError, match="'squared', 'mse' or 'cross-entropy'"):
+        audit(mlp, (x, y), loss="hinge", **QUICK)
 
 
 def test_the_reason_of_silence_is_said():

@@ -21,6 +21,7 @@ from excite.bounds import (
     trajectory_length,
 )
 from excite.errors import InputError
+from excite.lipschitz import local
 from excite.probes import trajectory
 
 # What fails as printed, by the numbers of the benchmark; everything else must never be violated.
@@ -166,6 +167,92 @@ def test_counterexample_lemma_6_without_the_root_of_two():
     truth = first_layer_truth(weight, np.zeros(2))
     assert truth == pytest.approx(math.sqrt(2))
     assert bound.terms["gain"] < 1.01 < truth <= bound.value
+
+
+def test_counterexample_lemma_6_where_the_second_layer_is_dead():
+    """W₂ kills the second layer wherever the steep unit of the first one is active: those points never move b₂ and say nothing
+    about f₁. Over the others ϑ = 1, the bound is about √2, and ‖W₁‖₂ is about 10."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1)
+    ).double()
+    with torch.no_grad():
+        for p, value in zip(
+            model.parameters(), ([[10.0, 1.0], [-1.0, 0.1]], [0, 0], [[-1.0, 1.0]], [0.05], [[1.0]], [3.0])
+        ):
+            p.copy_(torch.tensor(value))
+    count = 100
+    angle = 2 * math.pi * (torch.arange(count, dtype=torch.float64) + 0.25) / count
+    x = torch.stack([angle.cos(), angle.sin()], 1)
+    weight, bias = [], []
+    for point in x:  # one step each, so small that W₁ stays
+        slopes = torch.autograd.grad((model(point) - 1.0).square().sum(), [model[2].weight, model[2].bias])
+        weight.append(float(torch.linalg.matrix_norm(slopes[0], 2)))
+        bias.append(float(slopes[1].norm()))
+    dead = [i for i in range(count) if bias[i] == 0]
+    assert 20 < len(dead) < 80
+    truth = float(torch.linalg.matrix_norm(model[0].weight.detach(), 2))
+    delta = 2 * math.sin(math.pi / count / 2)
+    dropped = [(w, b) for w, b in zip(weight, bias) if b > 0]
+    printed = first_layer_lipschitz(*np.array(dropped).T, np.zeros(len(dropped)), 0.0, delta, unit=True, sgd=True)
+    assert printed.value < 1.5 < 10 < truth  # each step that is left has moved b₂, but not each point
+    order = {"unit": True, "sgd": True, "drawn": range(count), "points": count}
+    bound = first_layer_lipschitz(weight, bias, np.zeros(count), 0.0, delta, **order)
+    assert bound.value is None
+    assert bound.terms["unmoved"] == tuple(dead)
+    assert [a.held for a in bound.assumptions] == [True, True, True, False]
+    assert f"{len(dead)} of {count} never do" in bound.failed[0].detail
+    # Without the points it cannot be checked, so it is not taken for granted.
+    assert first_layer_lipschitz(weight, bias, np.zeros(count), 0.0, delta, unit=True, sgd=True).value is None
+    # The points that do move b₂ cover less: from the middle of the dead arc the nearest of them is more than 1 away.
+    alive = [i for i in range(count) if bias[i] > 0]
+    wide = float(torch.cdist(x, x[alive]).amin(1).max()) + delta
+    alone = [np.array(part)[alive] for part in (weight, bias, [0.0] * count)]
+    rest = first_layer_lipschitz(*alone, 0.0, wide, **(order | {"drawn": range(len(alive)), "points": len(alive)}))
+    assert [a.text for a in rest.failed] == ["training points cover the unit sphere with δ < 1"]
+    for wrong in ({"points": None}, {"points": 50}, {"drawn": range(3)}, {"drawn": [0.5] * count}):
+        with pytest.raises(InputError):
+            first_layer_lipschitz(weight, bias, np.zeros(count), 0.0, delta, **(order | wrong))
+
+
+def test_lemma_6_holds_where_every_point_has_one_step_that_moves_the_second_bias():
+    """Two steps a point, the second without an update: the first one says what is needed."""
+    points, weight = 12, np.array([[1.0, 0.5], [-0.3, 2.0]])
+    angle = 2 * np.pi * np.arange(points) / points
+    x = np.stack([np.cos(angle), np.sin(angle)], 1)
+    outputs = np.linalg.norm(np.maximum(x @ weight.T, 0), axis=1)
+    drawn = np.r_[np.arange(points), np.arange(points)]
+    moved, zeros = np.r_[np.ones(points), np.zeros(points)], np.zeros(2 * points)
+    delta = 2 * math.sin(math.pi / points / 2)
+    bound = first_layer_lipschitz(np.r_[outputs, 0 * outputs], moved, zeros, 0.0, delta, unit=True, sgd=True,
+                                  drawn=torch.from_numpy(drawn), points=points)  # fmt: skip
+    assert bound.holds
+    assert np.linalg.norm(weight, 2) <= bound.value
+    assert bound.terms["unmoved"] == ()
+
+
+def test_counterexample_corollary_1_where_the_loss_has_no_gradient():
+    """The hinge loss has no gradient at a point with a margin above 1: it makes no update, however steep f is there."""
+    model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)).double()
+    with torch.no_grad():
+        for p, value in zip(model.parameters(), ([[1.0], [-1.0]], [0.0, 0.0], [[9.0, 0.1]], [0.0])):
+            p.copy_(torch.tensor(value))
+    x = torch.tensor([[1.0], [-1.0], [-2.0]], dtype=torch.float64)
+    y = torch.ones(3, 1, dtype=torch.float64)
+    found = trajectory(model, x, y, lambda f, t: (1 - t * f).clamp(min=0).sum())["0"]
+    assert found.zero == 1
+    seen = found.values[~found.values.isnan()]
+    updates = seen[torch.arange(100) % 2]  # 50 draws of the steep point are missing
+    sigma = float(torch.linalg.matrix_norm(model[0].weight.detach(), 2))
+    unchecked = steady_lipschitz(updates, sigma, 3)
+    assert unchecked.value < 1 < 9 == float(local(model, x).max())
+    assert unchecked.assumptions[-1].held is None
+    for gamma in (None, 0.0):
+        bound = steady_lipschitz(updates, sigma, 3, zero=50, gamma=gamma)
+        assert bound.value is None
+        assert "50 draws" in bound.failed[0].detail
+        assert steady_lipschitz(updates, sigma, 3, zero=0, gamma=gamma).assumptions[-1].held is True
+    with pytest.raises(InputError, match="zero"):
+        steady_lipschitz(updates, sigma, 3, zero=-1)
 
 
 @settings(max_examples=60)

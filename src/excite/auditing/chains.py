@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from excite.bounds.relu_network import FAR, Recorder
+from excite.bounds.relu_network import FAR, Recorder, need_real
 from excite.errors import ModelError
 from excite.wiring.affine import Names
 from excite.wiring.calling import pick_output
@@ -18,6 +18,7 @@ Pairs = list[tuple[Tensor, Tensor | None]]
 def linear_chain(model: nn.Module, x: Tensor) -> Pairs:
     """(weight (out, in), bias or None) of x ↦ W_L (… W_1 x + b_1 …) + b_L in float64; any other model is refused."""
     model = unwrap(model)
+    need_real(x)
     recorder = Recorder(Names(model))
     x = torch.cat([x, FAR * x, -FAR * x])
     with evaluating(model), eagerly(model), torch.no_grad(), recorder:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from excite.auditing.result import Audit
-from excite.auditing.setting import Loss, Setting, setting_of
+from excite.auditing.setting import AuditLoss, Setting, setting_of
 from excite.auditing.steepness import steepness
 from excite.auditing.subject import Subject
 from excite.auditing.theorems import promises
@@ -40,7 +40,7 @@ def audit(
     data: Dataset | tuple[Tensor, Tensor] | None = None,
     *,
     descent: float | Descent | None = None,
-    loss: Loss | None = None,
+    loss: AuditLoss | None = None,
     threshold: float = 0.5,
     points: int = 1000,
     margin_points: int = 200,
@@ -52,7 +52,9 @@ def audit(
 
     `what` is a run folder, a checkpoint in one, or a loaded one: then data, loss, step size and threshold are the run's.
     Or it is a model, with its `data` (a `Dataset`, or training points x (N, ...) and labels or targets y), and as far as
-    known the `loss` (a mean over points) and the step size or `descent` that it was trained with on all points.
+    known the `loss` and the step size or `descent` that it was trained with on all points. Losses are means over points:
+    "squared" of ‖f − y‖², a sum over outputs; "mse" of ‖f − y‖²/m, a mean over m outputs as `F.mse_loss` takes it;
+    "cross-entropy". The step size is in the units of that loss.
 
     At most `points` points of each part are looked at, taken evenly; theorems that need all training points are silent
     if there are more. Margins are those that the run has, else measured at `margin_points` points of each part. The
@@ -99,7 +101,9 @@ def audit(
         outputs=outputs,
         data=repr(set_).removeprefix("Dataset(").removesuffix(")"),
         points={part: (len(pair[0]), len(getattr(set_, f"x_{part}"))) for part, pair in parts.items()},
-        accuracy={part: accuracy(model, decide, *pair) for part, pair in parts.items()} if set_.classes else {},
+        accuracy={part: accuracy(model, decide, *pair) for part, pair in parts.items()}
+        if set_.classes and y.numel() == len(y)
+        else {},
         layers=layers,
         units_asked=units,
         asked=setting.asked,
@@ -117,14 +121,19 @@ def check_weights(path: str, parameter: Tensor) -> None:
 
 
 def _subject(
-    what: Any, data: Any, descent: float | Descent | None, loss: Loss | None, threshold: float
+    what: Any, data: Any, descent: float | Descent | None, loss: AuditLoss | None, threshold: float
 ) -> tuple[str, SavedModel, Setting]:
     if isinstance(what, nn.Module):
         if data is None:
             raise InputError("expected data with a model: a Dataset, or training points and labels (x, y)")
+        if loss not in (None, "squared", "mse", "cross-entropy"):
+            raise InputError(f"loss: expected 'squared', 'mse' or 'cross-entropy'; got {loss!r}")
         rule = None if descent is None else as_descent(descent)
-        why = "the step size it was trained with was not given" if loss else Setting.why
-        setting = Setting(loss, rule, "" if rule and loss else why)
+        absent = [name for name, one in (("loss", loss), ("step size", rule)) if one is None]
+        why = (
+            Setting.why if len(absent) == 2 else f"the {absent[0]} it was trained with was not given" if absent else ""
+        )
+        setting = Setting("squared" if loss == "mse" else loss, rule, why, averaged=loss == "mse")
         return type(what).__name__, SavedModel(what, _dataset(data), threshold, Path(), -1), setting
     if data is not None or descent is not None or loss is not None:
         raise InputError("a run brings its own data, loss and step size: give them with a model only")
@@ -173,6 +182,8 @@ def _margins(
         return {}, "not asked for"
     if not saved.data.classes:
         return {}, f"{saved.data.name} is a regression: there are no decisions that a change of the input could change"
+    if not saved.data.x_train.is_floating_point():
+        return {}, f"the inputs are {saved.data.x_train.dtype}, such as token ids, which have no small change"
     found: dict[str, dict[str, Margins]] = {}
     kept = False
     each = [(norm, part) for norm in NORMS for part in PARTS]
@@ -185,9 +196,12 @@ def _margins(
             tell((i + done / max(1, total)) / len(each))
 
         if one is None and len(x):
-            one = margins(
-                saved.model, x, y, norm=norm, bounds=saved.data.bounds, threshold=saved.threshold, progress=progress
-            )
+            try:
+                one = margins(
+                    saved.model, x, y, norm=norm, bounds=saved.data.bounds, threshold=saved.threshold, progress=progress
+                )
+            except ExciteError as error:
+                return {}, str(error)
         if one is not None:
             found.setdefault(norm, {})[part] = one
     return found, "some of them the run had already" if kept else ""

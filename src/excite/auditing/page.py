@@ -39,7 +39,9 @@ def render(audit: Audit) -> str:
         bounds=[_bound(one) for one in audit.promises],
         charts={
             "explained": _div(figures.explained(audit.layers), "explained"),
-            "constants": _div(figures.constants(audit.steepness[0], _promised(audit)), "constants"),
+            "constants": _div(figures.constants(audit.steepness[0], _promised(audit)), "constants")
+            if audit.steepness[0].local
+            else "",
             "margins": {n: _div(figures.margin_curves(m, n), f"margins-{n}") for n, m in audit.margins.items()},
         },
     )

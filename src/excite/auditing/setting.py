@@ -17,6 +17,7 @@ from excite.excitation.targets import choose_target
 from excite.wiring.calling import pick_output
 
 Loss = Literal["squared", "cross-entropy"]
+AuditLoss = Literal["squared", "mse", "cross-entropy"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Setting:
     """`loss` is a mean over points: ‖f − target‖² or the cross-entropy, with decay/2 ‖θ‖² added; None if not known.
 
     `descent` is None where the optimizer has no step that a theorem speaks about, and `why` says so. `asked` are the
-    conditions that the theorems put on the training itself. `start` makes the model with its initial weights.
+    conditions that the theorems put on the training itself. `start` makes the model with its initial weights. With
+    `averaged` the squared error is a mean over points and outputs, ‖f − target‖²/m, as in `F.mse_loss`.
     """
 
     loss: Loss | None = None
@@ -33,6 +35,7 @@ class Setting:
     decay: float = 0.0
     asked: tuple[Assumption, ...] = ()
     start: Callable[[], nn.Module] | None = None
+    averaged: bool = False
 
 
 def setting_of(config: TrainConfig, points: int) -> Setting:
@@ -71,6 +74,11 @@ def setting_of(config: TrainConfig, points: int) -> Setting:
 
 def targets(output: Tensor, y: Tensor, classes: int) -> Tensor:
     """What the squared error compares the outputs with, (N,) or (N, m): the targets themselves, 0 and 1, or codes."""
+    if not classes:
+        if y.numel() != output.numel():
+            raise InputError(f"targets: expected shape {tuple(output.shape)}, one per output; got {tuple(y.shape)}")
+        y = y.reshape(len(y), -1)
+        return y[:, 0] if y.shape[1] == 1 else y
     if output.dim() < 2 or output.shape[1] == 1:
         return y.reshape(-1)
     return codes(classes, output.shape[1])[y.cpu()].to(output)
@@ -79,12 +87,23 @@ def targets(output: Tensor, y: Tensor, classes: int) -> Tensor:
 def mean_loss(model: nn.Module, x: Tensor, y: Tensor, classes: int, setting: Setting) -> Tensor:
     """The mean over points that training went down, without anything that perturbs them; decay/2 ‖θ‖² is added."""
     output = pick_output(model(x))
+    if classes and output.dim() > 2:
+        if y.shape != output.shape[:-1]:
+            raise InputError(
+                f"labels: expected shape {tuple(output.shape[:-1])}, one per decision; got {tuple(y.shape)}"
+            )
+        output, y = output.flatten(0, -2), y.flatten()  # a label for every token: the mean is over tokens
     one = output.dim() < 2 or output.shape[1] == 1
+    if setting.loss == "cross-entropy" and not classes:
+        raise InputError(f"cross-entropy: expected labels as whole numbers; got {y.dtype}: use y.long()")
     if classes:
         target = choose_target(None if one else classes, None, setting.loss or "squared")
-        loss = target.errors(output.reshape(-1) if one else output, y).mean()
+        loss = target.errors(output.reshape(-1) if one else output, target.labels(y, len(output))).mean()
     else:
-        loss = (output.reshape(-1) - y.reshape(-1).to(output)).square().mean()
+        error = output.reshape(len(output), -1) - targets(output, y, 0).reshape(len(y), -1).to(output)
+        loss = error.square().sum(1).mean()
+    if setting.averaged:
+        loss = loss / output[0].numel()
     if setting.decay:
         loss = loss + setting.decay / 2 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
     return loss

@@ -17,7 +17,10 @@ _BATCH = 250
 
 @dataclass(frozen=True)
 class Steepness:
-    """In one norm: `local` constants at the points of each part, and a `guaranteed` one or `why` there is none."""
+    """In one norm: `local` constants at the points of each part, and a `guaranteed` one or `why` there is none.
+
+    `local` is empty where inputs have no derivative, as token ids; `why` then says so.
+    """
 
     norm: str
     local: Mapping[str, npt.NDArray[np.float64]]
@@ -34,8 +37,13 @@ class Steepness:
 
 
 def steepness(model: nn.Module, parts: Mapping[str, Tensor], norm: str) -> Steepness:
-    found = {part: _local(model, x, norm) for part, x in parts.items()}
     first = next(iter(parts.values()))
+    if not first.is_floating_point():
+        return Steepness(norm, {}, None, f"the inputs are {first.dtype}, which have no derivative")
+    try:
+        found = {part: _local(model, x, norm) for part, x in parts.items()}
+    except ExciteError as error:
+        return Steepness(norm, {}, None, str(error))
     try:
         all_inputs = bound(model, first[:2], norm)
     except ExciteError as error:

@@ -36,6 +36,8 @@ def promises(subject: Subject) -> tuple[tuple[Promise, ...], tuple[Silent, ...]]
 
 def stability(subject: Subject) -> list[Promise]:
     descent = known_descent(subject)
+    if subject.setting.loss is None:
+        raise ModelError(subject.setting.why)
 
     def loss(model: nn.Module) -> Tensor:
         return mean_loss(model, subject.x, subject.y, subject.classes, subject.setting)
@@ -135,12 +137,14 @@ THEOREMS: dict[str, Callable[[Subject], list[Promise]]] = {
 
 
 def _squared_arguments(subject: Subject) -> dict[str, Any]:
-    """Our loss is a mean over points of ‖f − target‖²: m times `F.mse_loss`, which is the theorems' "mean"."""
+    """Our loss is a mean over points of ‖f − target‖²: m times `F.mse_loss`, which is the theorems' "mean"; if `averaged`, it
+    is that one."""
     with evaluating(subject.model), torch.no_grad():
         output = pick_output(subject.model(subject.x))
     y = targets(output, subject.y, subject.classes)
     descent = known_descent(subject)
-    descent = replace(descent, step=descent.step * (y.shape[1] if y.dim() == 2 else 1))
+    if not subject.setting.averaged:
+        descent = replace(descent, step=descent.step * (y.shape[1] if y.dim() == 2 else 1))
     return {"model": subject.model, "x": subject.x, "y": y.double(), "descent": descent, "loss": "mean"}
 
 

@@ -160,6 +160,8 @@ def _bounds(audit: Audit) -> list[str]:
 
 def _steepness(audit: Audit) -> str:
     one = audit.steepness[0]
+    if not one.local:
+        return f"Local Lipschitz constants were not measured: {one.why}."
     text = (
         f"At the points looked at, a small change of the input changes the output by up to {number(one.largest)} times its "
         f"length (median {number(one.median('train'))}, 2-norm)."
@@ -170,7 +172,7 @@ def _steepness(audit: Audit) -> str:
 
 
 def _margins(audit: Audit) -> list[str]:
-    found = []
+    found = [] if audit.margins else [f"Margins were not measured: {audit.margins_why}."]
     for norm, parts in audit.margins.items():
         medians = ", ".join(f"{PART[part]} {number(m.median)}" for part, m in parts.items())
         doubt = ""

@@ -115,6 +115,7 @@ class Recorder(AffineMode):
 def _record(model: nn.Module, x: Tensor, sigmoid: bool | None) -> tuple[list[tuple[Tensor, Tensor | None]], bool]:
     model = unwrap(model)
     refuse_lazy(model)
+    need_real(x)
     names = Names(model)
     recorder = Recorder(names)
     first = next(model.parameters(), None)
@@ -147,6 +148,12 @@ def _record(model: nn.Module, x: Tensor, sigmoid: bool | None) -> tuple[list[tup
             return pairs, ends
     what = {True: "the sigmoid of what", False: "what", None: "neither what, nor the sigmoid of what,"}[sigmoid]
     raise _no_chain(f"its output is {'not ' * (sigmoid is not None)}{what} its last linear layer {last[0].name} gives")
+
+
+def need_real(x: Tensor) -> None:
+    """Points are also tried farther out; ids must not be, since a model reads them as places in a table."""
+    if not x.is_floating_point():
+        raise ModelError(f"expected floating-point inputs; got {x.dtype}, such as token ids, which cannot be moved")
 
 
 def _matrix(call: AffineCall) -> Tensor:

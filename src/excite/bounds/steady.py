@@ -81,6 +81,7 @@ def steady_lipschitz(
     gamma: float | None = None,
     confidence: float = 0.95,
     product: float | None = None,
+    zero: int | None = None,
 ) -> Bound:
     """Corollary 1: λ(x) ≤ β φ at every one of N = `points` training points, with β = `sigma` ≥ σ₁(W₁) throughout.
 
@@ -93,6 +94,10 @@ def steady_lipschitz(
     your own must not be chosen by looking at T. With `gamma` (Assumption 1 measured over T, all points seen in T) chance
     is not needed: λ ≤ (1 + γ) β φ, T is everything from τ on and φ by default the largest update there. `product` is the
     product of norms, to stand beside it.
+
+    A point at which the loss has no gradient makes no normalized update, however steep the function is there. `zero` says how
+    many such draws from τ on are missing in `updates` (the trajectory probe and `excite.probes.trajectory` count them under
+    that name): with any of them the bound says nothing about the points drawn.
     """
     found = numbers("updates", updates)
     if not 0 <= tau < len(found):
@@ -124,6 +129,15 @@ def steady_lipschitz(
             Assumption("T is longer than N ln(1/δ)", share > 0, detail),
             Assumption("points are drawn with replacement, φ is fixed before T", None),
         )
+    if zero is not None and (isinstance(zero, bool) or not isinstance(zero, int) or zero < 0):
+        raise InputError(f"zero: expected the number of draws without a loss gradient; got {zero!r}")
+    assumptions += (
+        Assumption(
+            "the loss has a gradient at every point drawn from τ on",
+            None if zero is None else zero == 0,
+            f"{zero} draws without one" if zero else "",
+        ),
+    )
     terms = {"phi": phi, "sigma": sigma, "share": share, "steps": len(after)}
     if product is not None:
         terms |= {"product": product, "tighter": product / value if value else math.inf}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError, TrainingStopped
+from excite.fit.kinks import Kinks, Side
 from excite.wiring.wrappers import eagerly, refuse_lazy, unwrap
 
 Array = NDArray[np.float64]
@@ -31,7 +33,8 @@ class Course:
     - `status`: "converged" (the gradient's norm fell to the tolerance), "finished" (the end was reached), "too many steps".
     - `steps`, `evaluations`: of the method, and of the gradient.
     - `slack`: Σ η² ‖∇R‖² over steps of plain descent, by which conserved quantities may have moved; `slides`: how many of
-      these a flow took because it slid along a kink.
+      these a flow took because it slid along kinks that it could not follow; `crossings`: how many kinks it crossed;
+      `sliding`: the flow time for which it slid along kinks, unable to leave them.
     """
 
     times: Array
@@ -44,6 +47,8 @@ class Course:
     evaluations: int
     slack: float = 0.0
     slides: int = 0
+    crossings: int = 0
+    sliding: float = 0.0
 
     @property
     def converged(self) -> bool:
@@ -53,7 +58,9 @@ class Course:
         end = f"{self.times[-1]:.6g}" if len(self.times) else "the start"
         return (
             f"{self.status} at {end}: loss {self.loss:.6g}, gradient {self.gradient:.3g}, "
-            f"{self.steps} steps, {self.evaluations} gradients" + (f", {self.slides} slides" if self.slides else "")
+            f"{self.steps} steps, {self.evaluations} gradients"
+            + (f", slid along kinks for {self.sliding:.3g}" if self.sliding else "")
+            + (f", {self.slides} slides" if self.slides else "")
         )
 
 
@@ -70,6 +77,7 @@ class Field:
         if not self._parameters:
             raise ModelError("the model has no parameter that asks for a gradient: nothing can flow")
         self.evaluations = 0
+        self.last: list[Tensor] = []  # the switching values of the last gradient that was taken on a side
         self.start = torch.cat([p.detach().reshape(-1) for p in self._parameters]).cpu().numpy().copy()
         if not np.isfinite(self.start).all():
             raise InputError("expected finite weights to start from")
@@ -91,11 +99,39 @@ class Field:
                 at += p.numel()
         return self.model
 
-    def tensor(self, point: Array) -> Tensor:
-        """The loss, with its graph."""
+    def switching(self, point: Array) -> list[Tensor]:
+        """The switching values of all kinks (`excite.fit.kinks`); one forward pass."""
+        kinks = Kinks()
+        self.tensor(point, kinks)
+        return [value.detach() for value in kinks.values]
+
+    def gradients(self, point: Array, side: Side, places: Sequence[tuple[int, int]]) -> tuple[Array, Array, Array]:
+        """On one side of all kinks: the switching values at `places` (k,), ∇R (P,) and their gradients (k, P)."""
+        kinks = Kinks(side)
+        loss = self.tensor(point, kinks)
+        self.last = [one.detach() for one in kinks.values]
+        values = [kinks.values[call].reshape(-1)[element] for call, element in places]
+        self.evaluations += 1 + len(values)
+        rows = [
+            torch.cat([
+                part.reshape(-1)
+                for part in torch.autograd.grad(
+                    one, self._parameters, retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+            ]).detach().cpu().numpy()
+            for one in (loss, *values)
+        ]  # fmt: skip
+        return (
+            np.array([float(value.detach()) for value in values]),
+            rows[0],
+            np.array(rows[1:]).reshape(-1, len(point)),
+        )
+
+    def tensor(self, point: Array, kinks: Kinks | None = None) -> Tensor:
+        """The loss, with its graph; `kinks` sees how it is computed."""
         self.put(point)
         try:
-            with torch.enable_grad(), eagerly(self.model):
+            with torch.enable_grad(), eagerly(self.model), kinks or nullcontext():
                 value = self._loss(self.model)
         except RuntimeError as error:
             line = (str(error).splitlines() or [""])[0]
@@ -108,10 +144,13 @@ class Field:
     def value(self, point: Array) -> float:
         return float(self.tensor(point).detach())
 
-    def gradient(self, point: Array) -> tuple[float, Array]:
-        """(R, ∇R); where a ReLU has a kink, the element of the subdifferential that autograd takes."""
+    def gradient(self, point: Array, side: Side | None = None) -> tuple[float, Array]:
+        """(R, ∇R); where a ReLU has a kink, the element of the subdifferential that autograd takes. With `side`, those of the
+        smooth continuation of that side of all kinks."""
         self.evaluations += 1
-        value = self.tensor(point)
+        kinks = Kinks(side) if side else None
+        value = self.tensor(point, kinks)
+        self.last = [] if kinks is None else [one.detach() for one in kinks.values]
         parts = torch.autograd.grad(value, self._parameters, allow_unused=True, materialize_grads=True)
         found = torch.cat([g.reshape(-1) for g in parts]).detach().cpu().numpy().astype(np.float64)
         number = float(value.detach())
@@ -148,12 +187,23 @@ class Record:
                 found = found.detach().cpu().numpy() if isinstance(found, Tensor) else found
                 self._values[name].append(np.array(found, dtype=np.float64))
 
-    def course(self, point: Array, status: Status, steps: int, slack: float = 0.0, slides: int = 0) -> Course:
+    def course(
+        self,
+        point: Array,
+        status: Status,
+        steps: int,
+        slack: float = 0.0,
+        slides: int = 0,
+        crossings: int = 0,
+        sliding: float = 0.0,
+    ) -> Course:
         loss, gradient = self._field.gradient(point)
         values = {name: np.asarray(found) for name, found in self._values.items()}
         model = self._field.put(point)
         norm, count = float(np.linalg.norm(gradient)), self._field.evaluations
-        return Course(np.asarray(self.times), values, model, status, loss, norm, steps, count, slack, slides)
+        return Course(
+            np.asarray(self.times), values, model, status, loss, norm, steps, count, slack, slides, crossings, sliding
+        )
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> float:

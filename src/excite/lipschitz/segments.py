@@ -9,9 +9,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from excite.errors import InputError, ModelError
+from excite.errors import InputError
 from excite.lipschitz.jacobians import local
-from excite.lipschitz.signatures import signatures
+from excite.lipschitz.signatures import check_bend, signatures
 from excite.wiring.calling import Pick
 
 _SPARE = 8  # bits between where halving stops and what counts as a piece
@@ -67,7 +67,7 @@ def along(
         if len(which) > limit:
             raise InputError(f"the segments cross more than {limit} kinks: take fewer or shorter ones, or raise limit=")
         middle = (low + high) / 2
-        found, _ = signatures(model, at(which, middle), output=output)
+        found = signatures(model, at(which, middle), output=output)[0]
         which, low, high = torch.cat([which, which]), torch.cat([low, middle]), torch.cat([middle, high])
         left, right = torch.cat([left, found]), torch.cat([found, right])
     which, low, high, left = (torch.cat(parts) for parts in zip(*done))
@@ -116,9 +116,6 @@ def _check_linear(model: nn.Module, at: object, owner: Tensor, breaks: list[Tens
         return
     low = torch.cat([found[:-1] for found in breaks]).to(owner.device)
     long = torch.cat([found[1:] for found in breaks]).to(owner.device) - low
-    values = [signatures(model, at(owner, low + share * long), output=output)[1] for share in (0.25, 0.5, 0.75)]
-    scale = torch.stack([value.abs().amax() for value in values]).max()
-    eps = torch.finfo(values[0].dtype).eps
-    bend = (values[0] - 2 * values[1] + values[2]).abs().amax()
-    if float(bend) > 1e4 * eps * max(1.0, float(scale)):
-        raise ModelError("expected a piecewise-linear model; its output bends between kinks")
+    found = [signatures(model, at(owner, low + share * long), output=output) for share in (0.25, 0.5, 0.75)]
+    left, middle, right = (outputs for _, outputs, _ in found)
+    check_bend((left - 2 * middle + right).abs(), middle, max(eps for *_, eps in found))

@@ -1,14 +1,17 @@
 """Which linear piece of a piecewise-linear model each point is on: one number a point.
 
-All operations of a forward pass are looked at. The side of its kink that every element is on, the element that every
-maximum takes and the outcome of every comparison are hashed into 64 bits a point: two points with the same number are
-on the same side of everything (but for a chance of 2⁻⁶⁴). Points between them then are, too, because everything before
-the first kink is linear, and so on from kink to kink: the model is linear on the segment from one to the other.
+All operators of a forward pass are read, each by its row in `excite.wiring.operators`. The side of its kink that every element
+is on, the element that every maximum takes and the outcome of every comparison are hashed into 64 bits a point: two points
+with the same number are on the same side of everything (but for a chance of 2⁻⁶⁴). Points between them then are, too, because
+everything before the first kink is linear, and so on from kink to kink: the model is linear on the segment from one to the
+other. An operator that is not in the table is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,44 +21,18 @@ from torch.utils._pytree import tree_leaves
 
 from excite.errors import InputError, ModelError
 from excite.wiring.calling import Pick, check_finite, pick_output
+from excite.wiring.channels.rules import bind, is_inplace, name_of
+from excite.wiring.operators import OPERATORS, Operator
 from excite.wiring.untouched import evaluating
 from excite.wiring.wrappers import eagerly, unwrap
 
 _AT_ONCE = 2**20  # numbers of the inputs in one forward pass
 _MOST_POINTS = 4096
 
-# Elementwise operations, and where their kinks are, from the arguments after the first.
-_AT_ZERO = ("relu", "leaky_relu", "prelu", "_prelu_kernel", "rrelu_with_noise", "abs", "sign", "sgn")
-_KINKS: dict[str, Callable[..., tuple[Any, ...]]] = {
-    **{name: lambda *a, **k: (0.0,) for name in _AT_ZERO},
-    "hardtanh": lambda low=-1.0, high=1.0: (low, high),
-    "relu6": lambda: (0.0, 6.0),
-    "hardsigmoid": lambda: (-3.0, 3.0),
-    "threshold": lambda at, value: (at,),
-    "clamp": lambda min=None, max=None: (min, max),
-    "clip": lambda min=None, max=None: (min, max),
-    "clamp_min": lambda min: (min,),
-    "clamp_max": lambda max: (max,),
-    "hardshrink": lambda lambd=0.5: (-lambd, lambd),
-    "softshrink": lambda lambd=0.5: (-lambd, lambd),
-}
-_PAIRS = ("maximum", "minimum", "fmax", "fmin")
-_EXTREMES = ("amax", "amin")
-_PRODUCTS = ("mul", "mm", "bmm", "matmul", "addmm", "baddbmm", "addbmm", "convolution", "linear", "dot", "mv", "addmv")
-_SMOOTH = (
-    "sigmoid", "tanh", "gelu", "silu", "mish", "softplus", "elu", "celu", "selu", "hardswish", "log_sigmoid_forward",
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "square", "reciprocal", "sin", "cos", "tan",
-    "atan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "logsumexp", "_softmax",
-    "_log_softmax", "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
-    "cudnn_batch_norm", "linalg_vector_norm", "norm", "cumprod", "prod", "_fused_rms_norm", "_thnn_fused_lstm_cell",
-    "_thnn_fused_gru_cell", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_attention_math",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention", "_transformer_encoder_layer_fwd",
-    "_native_multi_head_attention",
-)  # fmt: skip
 
-
-def signatures(model: nn.Module, x: Tensor, *, output: Pick = None) -> tuple[Tensor, Tensor]:
-    """The linear piece that each point of x (B, ...) is on, as a number (B,), and the outputs (B, m).
+def signatures(model: nn.Module, x: Tensor, *, output: Pick = None) -> tuple[Tensor, Tensor, float]:
+    """The linear piece that each point of x (B, ...) is on, as a number (B,), the outputs (B, m), and the largest eps of the
+    numbers they were computed in.
 
     The model runs in evaluation mode and is left as it was. Refused where it is not piecewise linear.
     """
@@ -65,26 +42,44 @@ def signatures(model: nn.Module, x: Tensor, *, output: Pick = None) -> tuple[Ten
     check_finite(x)
     model = unwrap(model)
     size = max(1, min(_MOST_POINTS, _AT_ONCE // max(1, x[:1].numel())))
-    found, outputs = [], []
+    found, outputs, eps = [], [], torch.finfo(x.dtype).eps
     with evaluating(model), eagerly(model), torch.no_grad():
         for part in x.detach().split(size) if len(x) else [x.detach()]:
-            watching = _Watching(part.clone())
-            with watching:
-                returned = pick_output(model(watching.entered), output)
-            found.append(watching.hashed)
+            pieces = _Pieces(part.clone())
+            with pieces:
+                returned = pick_output(model(pieces.entered), output)
+            found.append(pieces.hashed)
+            eps = max(eps, pieces.eps)
             outputs.append(returned.flatten(1) if returned.dim() > 1 else returned[:, None])
-    return torch.cat(found), torch.cat(outputs)
+    return torch.cat(found), torch.cat(outputs), eps
 
 
-class _Watching(TorchDispatchMode):
-    """Follows what depends on the input, operation by operation."""
+def check_bend(bend: Tensor, outputs: Tensor, eps: float) -> None:
+    """Second differences of the outputs on one piece are rounding, or a row of the table is wrong."""
+    if bend.numel() and float(bend.amax()) > 1e4 * eps * max(1.0, float(outputs.abs().amax())):
+        raise ModelError("expected a piecewise-linear model; its output bends between kinks")
+
+
+# On values that depend on the input they make shapes or branches depend on it, for all samples at once.
+_BRANCHES = ("_local_scalar_dense", "equal", "nonzero", "nonzero_static", "_unique2", "unique_dim", "masked_select")
+
+
+class _Pieces(TorchDispatchMode):
+    """Follows what depends on the input, operator by operator, and hashes the pattern of each (`excite.wiring.operators`).
+
+    Tensors are known by their storage, so that writing into a view is not missed. `_moving` change within a piece;
+    `_pinned` were made from patterns alone, so that on each piece they are constants.
+    """
 
     def __init__(self, entered: Tensor):
         super().__init__()  # type: ignore[no-untyped-call]
         self.entered = entered
         self.hashed = torch.zeros(len(entered), dtype=torch.int64, device=entered.device)
-        self._moving = {id(entered): entered}  # kept alive, so that no other tensor gets the same id
+        # Kept alive, so that no other tensor gets the same storage.
+        self._moving: dict[int, Tensor] = {_storage(entered): entered}
+        self._pinned: dict[int, Tensor] = {}
         self._count = 0
+        self.eps = 0.0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -94,56 +89,116 @@ class _Watching(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        name = func._schema.name.split("::")[1]
-        plain = name.rstrip("_") if not name.startswith("_") else name
-        if not any(id(leaf) in self._moving for leaf in tree_leaves((args, kwargs))):
-            return func(*args, **kwargs)
-        self._refuse(plain, args)
-        if plain in _KINKS:
-            for at in _KINKS[plain](*(() if plain in _AT_ZERO else args[1:]), **({} if plain in _AT_ZERO else kwargs)):
-                if at is not None:
-                    self._hash(args[0] > at)
-        elif plain in _PAIRS:
-            self._hash(args[0] > args[1])
-        elif plain in _EXTREMES:
-            raise ModelError(
-                f"cannot tell linear pieces apart through {plain}: use torch.max or torch.min along one axis"
-            )
-        elif plain == "max_pool1d":  # without gradients it does not say which element it took
-            self._hash(torch.ops.aten.max_pool1d_with_indices(*args, **kwargs)[1])
+        if not self._moves((args, kwargs)):
+            return self._pin(func, args, kwargs)
+        row = _row(func)
+        a = SimpleNamespace()
+        if row.pattern or row.factors or row.fixed or row.unless or row.name == "index":
+            a = bind(func, args, kwargs)
+            self._check(row, a)
+        if row.pattern and is_inplace(func):  # its pattern is that of what was there before
+            a.self = a.self.clone()
         result = func(*args, **kwargs)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._moving[id(leaf)] = leaf
-                if not leaf.is_floating_point():  # outcomes of comparisons, places of maxima
-                    self._hash(leaf)
+        if row.linearity == "constant":
+            return result
+        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        patterns = [] if row.pattern is None else [one for one in row.pattern(a, result) if one is not None]
+        if row.linearity == "discrete":
+            patterns = leaves
+        known = {id(one) for one in patterns}
+        for pattern in [*patterns, *(one for one in leaves if not _real(one) and id(one) not in known)]:
+            self._hash(pattern)
+        for leaf in leaves:
+            moving = row.linearity != "discrete" and _real(leaf)
+            (self._moving if moving else self._pinned)[_storage(leaf)] = leaf
+            if moving:
+                self.eps = max(self.eps, torch.finfo(leaf.dtype).eps)
         return result
 
-    def _refuse(self, name: str, args: tuple[Any, ...]) -> None:
-        if "batch_norm" in name and args[5] is False:  # running statistics: an affine map
-            return
-        if name in _SMOOTH:
-            raise ModelError(
-                f"expected a piecewise-linear model; {name.strip('_')} is not: ask for its output before that, or use "
-                "excite.lipschitz.local, which needs no linear regions"
-            )
-        factors = args[1:3] if name in ("addmm", "baddbmm", "addbmm", "addmv") else args[:2]
-        if name in _PRODUCTS and sum(id(factor) in self._moving for factor in factors) > 1:
-            raise ModelError(f"expected a piecewise-linear model; {name} multiplies two signals with each other")
-        if name == "div" and isinstance(args[1], Tensor) and id(args[1]) in self._moving:
-            raise ModelError("expected a piecewise-linear model; it divides by something that depends on the input")
+    def _moves(self, arguments: Any) -> bool:
+        return any(isinstance(leaf, Tensor) and _storage(leaf) in self._moving for leaf in tree_leaves(arguments))
 
-    def _hash(self, bits: Tensor) -> None:
+    def _pin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator on constants, or on what is constant on each piece."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise ModelError(f"expected a model that is a function of its input; {name_of(func)} draws random numbers")
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not any(_storage(leaf) in self._pinned for leaf in tensors):
+            return func(*args, **kwargs)
+        if name_of(func) in _BRANCHES:
+            raise ModelError(f"cannot tell samples apart: {name_of(func)} branches on values of the whole batch")
+        result = func(*args, **kwargs)
+        self._pinned.update({_storage(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)})
+        return result
+
+    def _check(self, row: Operator, a: SimpleNamespace) -> None:
+        """Refuse what is not piecewise linear in the arguments that move."""
+        why = row.unless(a) if row.unless is not None else None
+        if why:
+            raise ModelError(f"expected a piecewise-linear model; {a.op.strip('_')} {why}")
+        if sum(self._moves([getattr(a, one, None) for one in group]) for group in row.factors) > 1:
+            raise ModelError(f"expected a piecewise-linear model; {a.op} multiplies two signals with each other")
+        for one in row.fixed:
+            if self._moves(getattr(a, one, None)):
+                what = "divides by" if a.op.startswith(("div", "true_div", "addcdiv")) else f"{a.op} takes as {one}"
+                raise ModelError(f"expected a piecewise-linear model; it {what} something that depends on the input")
+        if a.op == "index" and any(
+            one is not None and one.dtype in (torch.bool, torch.uint8) and _storage(one) in self._pinned
+            for one in a.indices
+        ):
+            raise ModelError(
+                "cannot tell samples apart: a mask that depends on the input selects elements of all of them"
+            )
+
+    def _hash(self, pattern: Tensor) -> None:
         """Add one random 64-bit number for every element, times what it is; sums wrap around."""
         batch = len(self.hashed)
-        if not batch or not bits.numel():
+        if not batch or not pattern.numel():
             return
-        if bits.dim() == 0 or bits.shape[0] % batch:
+        if pattern.dim() == 0 or pattern.shape[0] % batch:
             raise ModelError(
-                f"cannot tell samples apart: expected {batch} along the first axis of every activation; got {tuple(bits.shape)}"
+                f"cannot tell samples apart: expected {batch} along the first axis of every activation; got {tuple(pattern.shape)}"
             )
-        flat = bits.reshape(batch, -1).long()
+        flat = _bits(pattern).reshape(batch, -1)
         self._count += 1
         generator = torch.Generator().manual_seed(self._count)
         numbers = torch.randint(-(2**63), 2**63 - 1, (flat.shape[1],), generator=generator)
         self.hashed += (flat * numbers.to(flat.device)).sum(1)
+
+
+@cache
+def _row(func: Any) -> Operator:
+    """The row of an operator, if it can be piecewise linear."""
+    namespace, _, full = str(func._schema.name).partition("::")
+    name = name_of(func)
+    row = OPERATORS.get(name) if namespace == "aten" else None
+    if row is None:
+        raise ModelError(
+            f"cannot tell linear pieces apart through {name if namespace == 'aten' else f'{namespace}::{full}'}: it is not in "
+            "the table of operators (excite.wiring.operators); use excite.lipschitz.local, which needs no linear regions"
+        )
+    if row.linearity == "smooth":
+        raise ModelError(
+            f"expected a piecewise-linear model; {name.strip('_')} is not: ask for its output before that, or use "
+            "excite.lipschitz.local, which needs no linear regions"
+        )
+    return row
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _bits(pattern: Tensor) -> Tensor:
+    """Whole numbers that are equal where those of the pattern are."""
+    if not pattern.is_floating_point():
+        return pattern.long()
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[pattern.element_size()]
+    bits = (pattern + 0.0).contiguous().view(kind).long()  # −0 is 0
+    # Small floats differ in their leading bits alone, of which a product keeps few: spread them over all 64.
+    bits = (bits ^ (bits >> 32)) * 0x5851F42D4C957F2D
+    return bits ^ (bits >> 29)

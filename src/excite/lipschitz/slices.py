@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from excite.errors import InputError
 from excite.lipschitz.jacobians import local
-from excite.lipschitz.signatures import signatures
+from excite.lipschitz.signatures import check_bend, signatures
 from excite.wiring.calling import Pick
 
 Range = tuple[float, float]
@@ -76,10 +76,23 @@ def region_map(
     place = (1,) * origin.dim()
     points = origin + b.view(-1, 1, *place) * up + a.view(1, -1, *place) * right  # (H, W, ...)
     flat = points.reshape(rows * columns, *origin.shape)
-    marks, outputs = signatures(model, flat, output=output)
+    marks, outputs, eps = signatures(model, flat, output=output)
     ids, first = _numbered(marks)
     slopes = local(model, flat[first], norm, output=output)[ids]
-    return RegionMap(a, b, points, ids.view(rows, columns), slopes.view(rows, columns), outputs.view(rows, columns, -1))
+    ids, outputs = ids.view(rows, columns), outputs.view(rows, columns, -1)
+    for axis in (0, 1):
+        _check_linear(ids, outputs, axis, eps)
+    return RegionMap(a, b, points, ids, slopes.view(rows, columns), outputs)
+
+
+def _check_linear(ids: Tensor, outputs: Tensor, axis: int, eps: float) -> None:
+    """Where three cells in a row are in one region, the output in the middle is the mean of the others."""
+    count = ids.shape[axis] - 2
+    if count < 1:
+        return
+    left, middle, right = (outputs.narrow(axis, i, count) for i in range(3))
+    a, b, c = (ids.narrow(axis, i, count) for i in range(3))
+    check_bend((left - 2 * middle + right).abs()[(a == b) & (b == c)], outputs, eps)
 
 
 def _middles(span: Range, count: int) -> Tensor:

@@ -49,4 +49,10 @@ def bind(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimpleNa
             bound[argument.name] = kwargs[argument.name]
         else:
             bound[argument.name] = argument.default_value if argument.has_default_value() else None
-    return SimpleNamespace(op=name_of(target), target=target, args=args, kwargs=kwargs, **bound)
+    own = {
+        "op": name_of(target),
+        "target": target,
+        "args": args,
+        "kwargs": kwargs,
+    }  # losses have an argument `target`, too
+    return SimpleNamespace(**(bound | own))
