@@ -215,3 +215,40 @@ def test_what_search_refuses() -> None:
         largest(model, x[:0], 1.0)
     with pytest.raises(InputError, match="round"):
         largest(model, x, 1.0, rounds=0)
+
+
+class Layout(nn.Module):
+    """(B, T, D) to (B, 1): ReLU layers on every time step, with the batch elsewhere than in front."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.second, self.head = nn.Linear(3, 5), nn.Linear(5, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        times, batch = x.shape[1], x.shape[0]
+        h = {"time first": x.transpose(0, 1), "merged": x.transpose(0, 1).reshape(times * batch, -1), "batch first": x}[
+            self.how
+        ]
+        h = torch.relu(self.second(torch.relu(self.first(h))))
+        if self.how == "merged":
+            h = h.reshape(times, batch, -1)
+        return self.head(h.mean(1 if self.how == "batch first" else 0))
+
+
+@pytest.mark.parametrize("how", ["time first", "merged", "batch first"])
+@pytest.mark.parametrize("times", [4, 8])
+def test_samples_are_told_apart_wherever_the_batch_axis_stands(how: str, times: int) -> None:
+    """With as many time steps as samples (or twice as many), rows of the first axis look like samples and are none."""
+    torch.manual_seed(0)
+    model = Layout(how).double()
+    plain = Layout("batch first").double()
+    plain.load_state_dict(model.state_dict())
+    start, end = torch.randn(2, 4, times, 3, dtype=torch.float64)
+    found, expected = along(model, start, end), along(plain, start, end)
+    assert found.pieces.tolist() == expected.pieces.tolist()
+    assert min(found.pieces) > 5
+    torch.testing.assert_close(found.values, expected.values)
+    grid = region_map(model, start[0], end[0], end[1], size=4)
+    assert torch.equal(grid.ids, region_map(plain, start[0], end[0], end[1], size=4).ids)
+    assert len(grid.ids.unique()) > 3

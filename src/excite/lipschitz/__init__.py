@@ -1,7 +1,7 @@
 """How steep a model is: exact local Lipschitz constants, the largest along segments and on slices, lower bounds by search,
 and guaranteed global ones."""
 
-from excite.lipschitz import constants, movements  # they fill the table of rules
+from excite.lipschitz import constants, movements  # noqa: F401 - they fill the table of rules
 from excite.lipschitz.bounding import LipschitzBound, bound
 from excite.lipschitz.jacobians import local
 from excite.lipschitz.searching import Largest, largest
@@ -15,9 +15,7 @@ __all__ = [
     "Segments",
     "along",
     "bound",
-    "constants",
     "largest",
     "local",
-    "movements",
     "region_map",
 ]

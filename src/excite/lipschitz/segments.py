@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError
 from excite.lipschitz.jacobians import local
-from excite.lipschitz.signatures import check_bend, signatures
+from excite.lipschitz.signatures import check_bend, points_at_once, signatures
 from excite.wiring.calling import Pick
 
 _SPARE = 8  # bits between where halving stops and what counts as a piece
@@ -56,7 +58,8 @@ def along(
     which = torch.arange(count, device=start.device)
     low, high = torch.zeros(count).double(), torch.ones(count).double()
     low, high = low.to(start.device), high.to(start.device)
-    left, right = signatures(model, start, output=output)[0], signatures(model, end, output=output)[0]
+    pieces_of = partial(signatures, model, output=output, at_once=points_at_once(model, start, output=output))
+    left, right = pieces_of(start)[0], pieces_of(end)[0]
     done: list[tuple[Tensor, ...]] = []
     for _ in range(depth):
         differ = left != right
@@ -67,14 +70,14 @@ def along(
         if len(which) > limit:
             raise InputError(f"the segments cross more than {limit} kinks: take fewer or shorter ones, or raise limit=")
         middle = (low + high) / 2
-        found = signatures(model, at(which, middle), output=output)[0]
+        found = pieces_of(at(which, middle))[0]
         which, low, high = torch.cat([which, which]), torch.cat([low, middle]), torch.cat([middle, high])
         left, right = torch.cat([left, found]), torch.cat([found, right])
     which, low, high, left = (torch.cat(parts) for parts in zip(*done))
     breaks, middles, owner = _merge(count, which, low, high, left, 2.0 ** (_SPARE - depth))
     points = at(owner, middles)
     slopes = local(model, points, norm, output=output) if len(points) else start.new_zeros(0)
-    _check_linear(model, at, owner, breaks, output)
+    _check_linear(pieces_of, at, owner, breaks)
     sizes = [len(found) - 1 for found in breaks]
     parts = tuple(slopes.split(sizes))
     return Segments(torch.stack([part.max() for part in parts]) if parts else slopes, tuple(breaks), parts)
@@ -109,13 +112,12 @@ def _merge(
     )
 
 
-def _check_linear(model: nn.Module, at: object, owner: Tensor, breaks: list[Tensor], output: Pick) -> None:
+def _check_linear(pieces_of: Any, at: Any, owner: Tensor, breaks: list[Tensor]) -> None:
     """On each piece the output in the middle is the mean of two others, or something bends that was not recognized."""
-    assert callable(at)
     if not len(owner):
         return
     low = torch.cat([found[:-1] for found in breaks]).to(owner.device)
     long = torch.cat([found[1:] for found in breaks]).to(owner.device) - low
-    found = [signatures(model, at(owner, low + share * long), output=output) for share in (0.25, 0.5, 0.75)]
+    found = [pieces_of(at(owner, low + share * long)) for share in (0.25, 0.5, 0.75)]
     left, middle, right = (outputs for _, outputs, _ in found)
     check_bend((left - 2 * middle + right).abs(), middle, max(eps for *_, eps in found))

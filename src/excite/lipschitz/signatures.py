@@ -26,13 +26,21 @@ from excite.wiring.operators import OPERATORS, Operator
 from excite.wiring.untouched import evaluating
 from excite.wiring.wrappers import eagerly, unwrap
 
+
+class SamplesMixed(ModelError):
+    """An activation whose first axis is not that of the samples."""
+
+
 _AT_ONCE = 2**20  # numbers of the inputs in one forward pass
 _MOST_POINTS = 4096
 
 
-def signatures(model: nn.Module, x: Tensor, *, output: Pick = None) -> tuple[Tensor, Tensor, float]:
+def signatures(
+    model: nn.Module, x: Tensor, *, output: Pick = None, at_once: int | None = None
+) -> tuple[Tensor, Tensor, float]:
     """The linear piece that each point of x (B, ...) is on, as a number (B,), the outputs (B, m), and the largest eps of the
-    numbers they were computed in.
+    numbers they were computed in. `at_once`: points in one forward pass at most, by default what
+    `points_at_once` says.
 
     The model runs in evaluation mode and is left as it was. Refused where it is not piecewise linear.
     """
@@ -41,7 +49,8 @@ def signatures(model: nn.Module, x: Tensor, *, output: Pick = None) -> tuple[Ten
         raise InputError(f"expected floating-point inputs with a batch axis in front; got {what}")
     check_finite(x)
     model = unwrap(model)
-    size = max(1, min(_MOST_POINTS, _AT_ONCE // max(1, x[:1].numel())))
+    at_once = points_at_once(model, x, output=output) if at_once is None else at_once
+    size = max(1, min(at_once, _AT_ONCE // max(1, x[:1].numel())))
     found, outputs, eps = [], [], torch.finfo(x.dtype).eps
     with evaluating(model), eagerly(model), torch.no_grad():
         for part in x.detach().split(size) if len(x) else [x.detach()]:
@@ -52,6 +61,24 @@ def signatures(model: nn.Module, x: Tensor, *, output: Pick = None) -> tuple[Ten
             eps = max(eps, pieces.eps)
             outputs.append(returned.flatten(1) if returned.dim() > 1 else returned[:, None])
     return torch.cat(found), torch.cat(outputs), eps
+
+
+def points_at_once(model: nn.Module, x: Tensor, *, output: Pick = None) -> int:
+    """How many points `signatures` may take in one forward pass: 1 where samples do not lie along the first axis of every
+    activation (time first, batch and time merged the other way round), because their patterns would be mixed up.
+
+    Told by three points near the first one: in another order they must have the same numbers, in that order.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or len(x) < 2:
+        return _MOST_POINTS
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(3, *x.shape[1:], generator=generator, dtype=torch.float64).to(x)
+    three = x[:1] + noise * x.abs().amax().clamp(min=1.0)
+    try:
+        found, again = (signatures(model, part, output=output, at_once=3)[0] for part in (three, three.roll(1, 0)))
+    except SamplesMixed:
+        return 1
+    return _MOST_POINTS if torch.equal(found.roll(1, 0), again) else 1
 
 
 def check_bend(bend: Tensor, outputs: Tensor, eps: float) -> None:
@@ -156,7 +183,7 @@ class _Pieces(TorchDispatchMode):
         if not batch or not pattern.numel():
             return
         if pattern.dim() == 0 or pattern.shape[0] % batch:
-            raise ModelError(
+            raise SamplesMixed(
                 f"cannot tell samples apart: expected {batch} along the first axis of every activation; got {tuple(pattern.shape)}"
             )
         flat = _bits(pattern).reshape(batch, -1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from excite.errors import InputError
 from excite.lipschitz.jacobians import local
-from excite.lipschitz.signatures import check_bend, signatures
+from excite.lipschitz.signatures import check_bend, points_at_once, signatures
 from excite.wiring.calling import Pick
 
 Range = tuple[float, float]
@@ -76,7 +76,8 @@ def region_map(
     place = (1,) * origin.dim()
     points = origin + b.view(-1, 1, *place) * up + a.view(1, -1, *place) * right  # (H, W, ...)
     flat = points.reshape(rows * columns, *origin.shape)
-    marks, outputs, eps = signatures(model, flat, output=output)
+    at_once = points_at_once(model, flat, output=output)
+    marks, outputs, eps = signatures(model, flat, output=output, at_once=at_once)
     ids, first = _numbered(marks)
     slopes = local(model, flat[first], norm, output=output)[ids]
     ids, outputs = ids.view(rows, columns), outputs.view(rows, columns, -1)
