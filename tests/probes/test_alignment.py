@@ -15,6 +15,7 @@ import excite
 from excite.bounds import alignment as of_matrices
 from excite.errors import InputError, ModelError
 from excite.probes import Alignment, Every, alignment
+from excite.probes import leading as leading_module
 from excite.probes.leading import leading, shifted_cholesky
 from excite.probes.protocol import Moment
 from excite.wiring.junctions import junctions
@@ -105,6 +106,24 @@ def test_orthonormal_columns_by_cholesky_factors_as_by_qr(small: int, steep: flo
     )  # what rounding leaves is relative to the first
     truth = torch.linalg.eigvalsh(gram.double())[:, -2:]
     assert bool((found[1] <= truth * (1 + 1e-5)).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("orthonormal", [leading_module._orthonormal, shifted_cholesky])
+def test_degenerate_matrices_have_no_singular_value_above_the_true_one(orthonormal, dtype, monkeypatch) -> None:
+    """The powers of such a matrix on a vector are dependent from the second on."""
+    monkeypatch.setattr(leading_module, "_orthonormal", orthonormal)
+    n = 40
+    values = [torch.ones(n), torch.zeros(n), torch.eye(n)[0], torch.where(torch.arange(n) < 2, 3.0, 1.0)]
+    for matrix in [*map(torch.diag, values), torch.outer(torch.arange(n) + 1.0, torch.ones(n))]:
+        truth = float(torch.linalg.matrix_norm(matrix.double(), 2)) ** 2
+        basis = None
+        for _ in range(4):
+            found = leading(matrix.to(dtype), exact=1, basis=basis)
+            basis = found.basis
+            # Shifts of 1e-13 a column, three times, make a basis shorter; its rounding may make it longer.
+            assert float(found.squares[0]) <= truth * (1 + 8 * n * torch.finfo(dtype).eps)
+            assert float(found.squares[0]) >= truth * (1 - 8 * n * torch.finfo(dtype).eps - 1e-10)
 
 
 @pytest.mark.parametrize("exact", [8, 100])
