@@ -220,6 +220,44 @@ def test_every_model_of_the_table_can_be_looked_at() -> None:
             assert all(0 <= one.ratio <= 1 for one in found)
 
 
+@pytest.mark.parametrize("name", ["heads", "transformer"])
+def test_every_head_has_its_own_alignment(name: str) -> None:
+    """Of head k: rows of the values' weight, and bias if there is one, against columns of the output projection."""
+    model, x = build(name)
+    if name == "heads":
+        made, read = model.value.weight, model.out.weight
+        junction = "value>out/head{}"
+    else:
+        attention = model.encoder.layers[0].self_attn
+        made = torch.cat([attention.in_proj_weight, attention.in_proj_bias[:, None]], 1)[16:]
+        read, path = attention.out_proj.weight, "encoder.layers.0.self_attn"
+        junction = path + ".in_proj_weight>" + path + ".out_proj/head{}"
+    with torch.no_grad():
+        read += 0.1 * torch.arange(64.0).view(8, 8).sin()
+    found, values = alignment(model, x), []
+    for head in range(2):
+        rows = slice(4 * head, 4 * head + 4)
+        u, v = svd(made[rows])[0][:, 0], svd(read[:, rows])[2][0]
+        values.append(abs(float(u @ v)))
+        assert found.between(junction.format(head)).value == pytest.approx(values[-1], abs=1e-9)
+        assert found.between(junction.format(head)).ratio == pytest.approx(by_hand(made[rows])["ratio"], abs=1e-9)
+    assert abs(values[0] - values[1]) > 0.01
+
+
+def test_the_probe_writes_every_head(tmp_path) -> None:
+    model, x = build("heads")
+    run = tmp_path / "run"
+    with excite.watch(model, example=x, run=run, probes=[Alignment(Every(1))]) as watch:
+        watch.step()
+    frame = excite.load_run(run).frame()
+    found = alignment(model, x)
+    assert len(found.junctions) == 5
+    for one in found.junctions:
+        written = frame.value[frame.name == f"alignment/aligned/{one.junction}"]
+        assert written.tolist() == pytest.approx([one.value] * len(written), abs=1e-9)
+        assert len(written)
+
+
 def test_the_range_of_the_effective_rank_holds_the_truth() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 50, bias=False), nn.ReLU(), nn.Linear(50, 1, bias=False)).double()
