@@ -161,14 +161,14 @@ class Folded(nn.Module):
         self.time_first = time_first
         self.enter = nn.Linear(4, 6)
         self.hidden = nn.Linear(6, 5)
-        self.leave = nn.Linear(5, 1)
+        self.leave = nn.Linear(15, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, time = x.shape[:2]
         rows = x.transpose(0, 1).reshape(time * batch, -1) if self.time_first else x.reshape(batch * time, -1)
         h = F.relu(self.hidden(F.relu(self.enter(rows))))
-        h = h.view(time, batch, -1).mean(0) if self.time_first else h.view(batch, time, -1).mean(1)
-        return self.leave(h)
+        h = h.view(time, batch, -1).transpose(0, 1) if self.time_first else h.view(batch, time, -1)
+        return self.leave(h.reshape(batch, -1))
 
 
 class Tokens(nn.Module):
