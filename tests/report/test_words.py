@@ -143,3 +143,10 @@ def test_changes():
 )
 def test_numbers_are_short(value, text):
     assert number(value) == text
+
+
+@pytest.mark.parametrize(("label", "text"), [("random", "sub-networks"), ("coupled", "batch normalization"), ("repeated", "counts the first")])  # fmt: skip
+def test_labels_of_the_trajectory_are_said(label: str, text: str) -> None:
+    found = texts({f"trajectory/label/{label}": np.ones(len(STEPS))})
+    assert len(found) == 1
+    assert text in found[0]

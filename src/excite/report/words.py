@@ -27,7 +27,20 @@ class Remark:
 
 def words(metrics: Metrics) -> list[Remark]:
     """Remarks on one run; what asks for attention comes first."""
-    rules = (_broken, _loss, _ranks, _units, _steepness, _margin, _balance, _alignment, _signs, _steady, _distance)
+    rules = (
+        _broken,
+        _loss,
+        _ranks,
+        _units,
+        _steepness,
+        _margin,
+        _balance,
+        _alignment,
+        _signs,
+        _steady,
+        _distance,
+        _labels,
+    )
     found = [remark for rule in rules for remark in rule(metrics)]
     rank = {"warning": 0, "good": 1, "note": 2}
     return sorted(found, key=lambda remark: rank[remark.kind])
@@ -248,6 +261,18 @@ def _steady(metrics: Metrics) -> list[Remark]:
         return []
     more = f", and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
     return [Remark("note", f"Updates are steady: none was seen above {'; '.join(listed[:_NAMED])}{more}.")]
+
+
+_SAID = {
+    "random": "The trajectory's values are those of the sub-networks that dropout, or other random layers, drew.",
+    "coupled": "The trajectory's values are not those of single samples: batch normalization couples the batch.",
+    "repeated": "Several backward passes went through one forward pass: the trajectory counts the first.",
+}
+
+
+def _labels(metrics: Metrics) -> list[Remark]:
+    """What the trajectory's values are not."""
+    return [Remark("note", text) for label, text in _SAID.items() if len(metrics[f"trajectory/label/{label}"][1])]
 
 
 def _distance(metrics: Metrics) -> list[Remark]:
