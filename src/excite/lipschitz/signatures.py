@@ -67,6 +67,8 @@ def signatures(model: nn.Module, x: Tensor, *, output: Pick = None) -> tuple[Ten
     size = max(1, min(_MOST_POINTS, _AT_ONCE // max(1, x[:1].numel())))
     found, outputs = [], []
     with evaluating(model), eagerly(model), torch.no_grad():
+        if len(x) > 1 and not _in_front(model, x[:1].detach()):
+            size = 1
         for part in x.detach().split(size) if len(x) else [x.detach()]:
             watching = _Watching(part.clone())
             with watching:
@@ -74,6 +76,21 @@ def signatures(model: nn.Module, x: Tensor, *, output: Pick = None) -> tuple[Ten
             found.append(watching.hashed)
             outputs.append(returned.flatten(1) if returned.dim() > 1 else returned[:, None])
     return torch.cat(found), torch.cat(outputs)
+
+
+def _in_front(model: nn.Module, x: Tensor) -> bool:
+    """Whether samples come one after the other along the first axis of everything that is hashed; x (1, ...).
+
+    Time folded into the batch step by step, (T·B, D), has the same shapes as sample by sample. A sample of NaN shows where
+    it lies.
+    """
+    watching = _Watching(torch.cat([torch.full_like(x, torch.nan), x]))
+    try:
+        with watching:
+            model(watching.entered)
+    except ModelError:  # the same for one sample at a time, if it is not about the order
+        return False
+    return not watching.mixed
 
 
 class _Watching(TorchDispatchMode):
@@ -85,6 +102,8 @@ class _Watching(TorchDispatchMode):
         self.hashed = torch.zeros(len(entered), dtype=torch.int64, device=entered.device)
         self._moving = {id(entered): entered}  # kept alive, so that no other tensor gets the same id
         self._count = 0
+        self.mixed = False  # whether NaN of the first half of the batch came to the second half of something hashed
+        self._read: list[Tensor] = []  # what the current operation reads
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -99,6 +118,8 @@ class _Watching(TorchDispatchMode):
         if not any(id(leaf) in self._moving for leaf in tree_leaves((args, kwargs))):
             return func(*args, **kwargs)
         self._refuse(plain, args)
+        leaves = tree_leaves((args, kwargs))
+        self._read = [leaf for leaf in leaves if id(leaf) in self._moving and leaf.is_floating_point()]
         if plain in _KINKS:
             for at in _KINKS[plain](*(() if plain in _AT_ZERO else args[1:]), **({} if plain in _AT_ZERO else kwargs)):
                 if at is not None:
@@ -142,6 +163,8 @@ class _Watching(TorchDispatchMode):
             raise ModelError(
                 f"cannot tell samples apart: expected {batch} along the first axis of every activation; got {tuple(bits.shape)}"
             )
+        if batch == 2:
+            self.mixed |= any(bool(t.reshape(2, -1)[1].isnan().any()) for t in self._read if t.numel() % 2 == 0)
         flat = bits.reshape(batch, -1).long()
         self._count += 1
         generator = torch.Generator().manual_seed(self._count)
