@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from excite._core.lanczos import krylov_space, largest
 
@@ -74,6 +75,23 @@ def test_both_bounds_hold_once_the_krylov_space_is_exhausted(spectrum, turned):
             assert low <= top * (1 + near)
             assert high >= top * (1 - near)
             assert math.isfinite(low)
+
+
+class NothingRead(TorchDispatchMode):
+    """Refuses to hand a number from a tensor to Python, for which a GPU would have to be waited for."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func._schema.name not in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_read_back_from_the_device():
+    start, matrix = torch.randn(6), torch.eye(6)
+    with NothingRead():
+        space, _ = krylov_space(lambda v: matrix @ v, start, 5)
+    assert torch.equal(space[1:], torch.zeros(4, 6))
+    with pytest.raises(AssertionError), NothingRead():
+        float(start[0])
 
 
 def test_a_product_that_is_not_finite_stays_visible():

@@ -46,7 +46,7 @@ def krylov_space(product: Callable[[Tensor], Tensor], start: Tensor, count: int)
             v = normalize(v, dim=0, eps=tiny)
             v = torch.addmv(v, before.T, before @ v, alpha=-1)
         left = torch.linalg.vector_norm(v)
-        space[k] = torch.where(left < _INDEPENDENT, 0.0, v / left)  # NaN stays
+        space[k] = v * (left >= _INDEPENDENT) / left.clamp_min(_INDEPENDENT)  # NaN stays
         v = images[k] = product(space[k])
     return space, images
 
