@@ -85,6 +85,14 @@ class _Mode(AffineMode):
         return output
 
 
+def _computed(node: Any) -> bool:
+    """Whether the current backward pass computes the gradient that this node of the graph stands for."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # it is among the inputs of torch.autograd.grad
+        return True
+
+
 class Hooks:
     """Installed at once; `remove` takes them all off. An exception in a hook is kept in `failure`, not raised into training.
 
@@ -121,7 +129,10 @@ class Hooks:
         self._now: _Pass | None = None
         self._mode: _Mode | None = None
         self._live = True
-        self._first = next(model.parameters(), None)
+        held = ((m, name) for m in model.modules() for name, p in m._parameters.items() if p is not None)
+        self._owner = next(held, None)  # of the first parameter
+        self._first = None if self._owner is None else self._owner[0]._parameters[self._owner[1]]
+        self._node: Any = None  # of its gradient; looked up once, because that takes a while
         self._sharded = is_sharded(model) or any(
             type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()
         )
@@ -149,14 +160,14 @@ class Hooks:
             handle.remove()
         self._handles.clear()
         self._leave()
-        self.direction = self.given = None
+        self.direction = self.given = self._node = None
 
     # -- forward -------------------------------------------------------------------------------------------------
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._leave()
         if self.resting or not (self._live and torch.is_grad_enabled()) or self.failure is not None or is_aside():
             return
-        swapped = next(self.model.parameters(), None) is not self._first
+        swapped = self._owner is not None and self._owner[0]._parameters.get(self._owner[1]) is not self._first
         parameters = tuple(self.model.parameters()) if swapped else None
         self._now = _Pass((args, kwargs) if self._directions else None, parameters)
         try:
@@ -266,17 +277,12 @@ class Hooks:
         """Whether the current backward pass computes the gradient of a parameter; one with inputs= may not."""
         if self._sharded:  # the model computes with other tensors than its parameters
             return not torch.is_grad_enabled()
-        trained = False
-        for parameter in self.model.parameters() if parameters is None else parameters:
-            if not parameter.requires_grad:
-                continue
-            trained = True
-            try:
-                if torch._C._will_engine_execute_node(get_gradient_edge(parameter).node):
-                    return True
-            except RuntimeError:  # it is among the inputs of torch.autograd.grad
+        if parameters is None and self._first is not None and self._first.requires_grad:
+            self._node = self._node or get_gradient_edge(self._first).node
+            if _computed(self._node):  # nearly always
                 return True
-        return not trained
+        trained = [p for p in (self.model.parameters() if parameters is None else parameters) if p.requires_grad]
+        return not trained or any(_computed(get_gradient_edge(p).node) for p in trained)
 
     def _count(self, now: _Pass) -> None:
         """Pair what has come; z may be f itself, so either may be first."""
