@@ -140,6 +140,51 @@ class Residual(nn.Module):
         return self.leave(F.relu(self.inner(x) + x))
 
 
+class Heads(nn.Module):
+    """Attention with projections of their own and without biases: each head is made by some rows of a weight."""
+
+    def __init__(self, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(8, 8, bias=False) for _ in range(4))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.query, self.key, self.value))
+        return self.head(self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)).mean(1))
+
+
+class Halves(nn.Module):
+    """One layer of which some channels take another way to the same reader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 8)
+        self.second = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.first(x).split(4, 1)
+        return self.second(torch.cat([F.relu(a), F.leaky_relu(b, 0.1)], 1))
+
+
+class Folded(nn.Module):
+    """Time folded into the batch, sample by sample (B·T) or step by step (T·B): layers in between see one axis for both."""
+
+    def __init__(self, time_first: bool = False) -> None:
+        super().__init__()
+        self.time_first = time_first
+        self.enter = nn.Linear(4, 6)
+        self.hidden = nn.Linear(6, 5)
+        self.leave = nn.Linear(15, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time = x.shape[:2]
+        rows = x.transpose(0, 1).reshape(time * batch, -1) if self.time_first else x.reshape(batch * time, -1)
+        h = F.relu(self.hidden(F.relu(self.enter(rows))))
+        h = h.view(time, batch, -1).transpose(0, 1) if self.time_first else h.view(batch, time, -1)
+        return self.leave(h.reshape(batch, -1))
+
+
 class Tokens(nn.Module):
     """Integer inputs: the embedding cannot be perturbed, what follows can."""
 
@@ -257,6 +302,10 @@ CASES: dict[str, Case] = {
     "transformer-dropout": Case(lambda: Transformer(0.2), (3, 8), layers=9),
     "transformer-time-first": Case(lambda: Transformer(batch_first=False), (3, 8), layers=9),
     "residual": Case(Residual, (5,), layers=3),
+    "heads": Case(Heads, (3, 8), layers=5),
+    "halves": Case(Halves, (5,)),
+    "folded": Case(Folded, (3, 4), layers=3),
+    "folded-time-first": Case(lambda: Folded(time_first=True), (3, 4), layers=3),
     "tokens": Case(Tokens, (4,), tokens=True),
     "dict": Case(ReturnsDict, (5,), pick="logits", layers=3),
     "tuple": Case(ReturnsTuple, (5,), pick=0, layers=3),

@@ -22,6 +22,7 @@ REFUSED = {
     "groupnorm": "group_norm",
     "instancenorm": "instance_norm",
     "transformer": "attention",
+    "heads": "attention",
 }
 BOUNDED = [n for n in FLOATS if not n.startswith(tuple(REFUSED))]
 

@@ -15,7 +15,7 @@ from excite.lipschitz.signatures import signatures
 from models import CASES, build, same_state, state_of
 
 SMOOTH = {"tanh": "tanh", "layernorm": "layer_norm", "groupnorm": "group_norm", "transformer": "transformer",
-          "transformer-dropout": "transformer", "transformer-time-first": "attention"}  # fmt: skip
+          "transformer-dropout": "transformer", "transformer-time-first": "attention", "heads": "attention"}  # fmt: skip
 LINEAR = [n for n, case in CASES.items() if not case.tokens and n not in SMOOTH and n != "papers"]
 SMALL = [n for n in LINEAR if not n.startswith(("resnet", "instancenorm"))]  # no bound is known for the latter
 
@@ -76,6 +76,14 @@ def test_no_place_on_a_segment_is_steeper(name: str) -> None:
     assert found.values.max() <= float(bound(model, x, "inf", output=CASES[name].pick)) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("name", ["folded", "folded-time-first"])
+def test_a_point_has_the_same_piece_alone_as_among_others(name: str) -> None:
+    model, x = build(name, batch=6)
+    alone = torch.cat([signatures(model, point[None])[0] for point in x])
+    assert torch.equal(signatures(model, x)[0], alone)
+    assert len(alone.unique()) > 1
+
+
 @pytest.mark.parametrize("name", sorted(SMOOTH))
 def test_smooth_models_have_no_linear_regions(name: str) -> None:
     model, x = build(name)
@@ -107,12 +115,19 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize(
     ("what", "words"),
-    [("product", "two signals"), ("quotient", "divides"), ("time first", "samples apart"), ("custom", "lgamma")],
+    [("product", "two signals"), ("quotient", "divides"), ("custom", "lgamma")],
 )
 def test_what_is_not_piecewise_linear_is_refused(what: str, words: str) -> None:
     x = torch.randn(4, 3, dtype=torch.float64)
     with pytest.raises(ModelError, match=words):
         along(Odd(what), x, -x)
+
+
+def test_samples_on_another_axis_are_taken_one_at_a_time() -> None:
+    x = torch.randn(4, 3, dtype=torch.float64)
+    found = along(Odd("time first"), x, -x)
+    for breaks in found.breaks:
+        np.testing.assert_allclose(breaks.numpy(), [0, 0.5, 1], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import excite
 from excite.bounds import reduced_alignment
 from excite.errors import InputError
 from excite.fit import gradient_flow
 from excite.probes import alignment
-from models import build, same_state, state_of
+from models import CASES, build, same_state, state_of
 
 
 class Free(nn.Module):
@@ -189,3 +190,20 @@ def test_theorem_2_with_squared_norms_in_d_is_false() -> None:
     printed = (second**2 - first**2) ** 2
     assert second**2 - first**2 > printed
     assert first**2 >= second**2 - abs(second**2 - first**2)
+
+
+def test_layers_that_make_several_junctions_have_a_bound_for_each() -> None:
+    model, x = build("heads")
+    found = reduced_alignment(model, x)
+    assert list(found) == ["query>key/head0", "query>key/head1", "value>out/head0", "value>out/head1", "out"]
+    for head in range(2):
+        matrix = model.value.weight.detach()[4 * head : 4 * head + 4]
+        ratio = float(torch.linalg.matrix_norm(matrix, 2) ** 2 / matrix.square().sum())
+        assert found[f"value>out/head{head}"].terms["measured"] == pytest.approx(ratio, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "papers"])
+def test_every_group_of_every_model_has_an_entry(name: str) -> None:
+    model, x = build(name)
+    wiring = excite.trace(model, x, output=CASES[name].pick)
+    assert len(reduced_alignment(model, x, wiring=wiring)) == sum(bool(group.producers) for group in wiring.groups)

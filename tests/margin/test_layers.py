@@ -320,3 +320,12 @@ def test_bad_settings_are_refused_with_the_reason(case: str) -> None:
     with pytest.raises(ExciteError, match=message) as caught:
         margins(model, x, y, **settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["folded", "folded-time-first", "transformer-time-first"])
+def test_points_that_are_all_equal_do_not_hide_where_samples_lie(name: str) -> None:
+    """The places are found with the first points; with equal ones time and batch cannot be told apart by values."""
+    model, x = build(name, batch=8)
+    places = find_sites(model, x, "all", None).places
+    for equal in (torch.zeros_like(x), torch.ones_like(x), x[:1].expand_as(x)):
+        assert find_sites(model, equal, "all", None).places == places

@@ -15,6 +15,7 @@ import excite
 from excite.bounds import alignment as of_matrices
 from excite.errors import InputError, ModelError
 from excite.probes import Alignment, Every, alignment
+from excite.probes import leading as leading_module
 from excite.probes.leading import leading, shifted_cholesky
 from excite.probes.protocol import Moment
 from excite.wiring.junctions import junctions
@@ -105,6 +106,24 @@ def test_orthonormal_columns_by_cholesky_factors_as_by_qr(small: int, steep: flo
     )  # what rounding leaves is relative to the first
     truth = torch.linalg.eigvalsh(gram.double())[:, -2:]
     assert bool((found[1] <= truth * (1 + 1e-5)).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("orthonormal", [leading_module._orthonormal, shifted_cholesky])
+def test_degenerate_matrices_have_no_singular_value_above_the_true_one(orthonormal, dtype, monkeypatch) -> None:
+    """The powers of such a matrix on a vector are dependent from the second on."""
+    monkeypatch.setattr(leading_module, "_orthonormal", orthonormal)
+    n = 40
+    values = [torch.ones(n), torch.zeros(n), torch.eye(n)[0], torch.where(torch.arange(n) < 2, 3.0, 1.0)]
+    for matrix in [*map(torch.diag, values), torch.outer(torch.arange(n) + 1.0, torch.ones(n))]:
+        truth = float(torch.linalg.matrix_norm(matrix.double(), 2)) ** 2
+        basis = None
+        for _ in range(4):
+            found = leading(matrix.to(dtype), exact=1, basis=basis)
+            basis = found.basis
+            # Shifts of 1e-13 a column, three times, make a basis shorter; its rounding may make it longer.
+            assert float(found.squares[0]) <= truth * (1 + 8 * n * torch.finfo(dtype).eps)
+            assert float(found.squares[0]) >= truth * (1 - 8 * n * torch.finfo(dtype).eps - 1e-10)
 
 
 @pytest.mark.parametrize("exact", [8, 100])
@@ -200,6 +219,44 @@ def test_every_model_of_the_table_can_be_looked_at() -> None:
             model, x = build(name)
             found = alignment(model, x, output=CASES[name].pick)
             assert all(0 <= one.ratio <= 1 for one in found)
+
+
+@pytest.mark.parametrize("name", ["heads", "transformer"])
+def test_every_head_has_its_own_alignment(name: str) -> None:
+    """Of head k: rows of the values' weight, and bias if there is one, against columns of the output projection."""
+    model, x = build(name)
+    if name == "heads":
+        made, read = model.value.weight, model.out.weight
+        junction = "value>out/head{}"
+    else:
+        attention = model.encoder.layers[0].self_attn
+        made = torch.cat([attention.in_proj_weight, attention.in_proj_bias[:, None]], 1)[16:]
+        read, path = attention.out_proj.weight, "encoder.layers.0.self_attn"
+        junction = path + ".in_proj_weight>" + path + ".out_proj/head{}"
+    with torch.no_grad():
+        read += 0.1 * torch.arange(64.0).view(8, 8).sin()
+    found, values = alignment(model, x), []
+    for head in range(2):
+        rows = slice(4 * head, 4 * head + 4)
+        u, v = svd(made[rows])[0][:, 0], svd(read[:, rows])[2][0]
+        values.append(abs(float(u @ v)))
+        assert found.between(junction.format(head)).value == pytest.approx(values[-1], abs=1e-9)
+        assert found.between(junction.format(head)).ratio == pytest.approx(by_hand(made[rows])["ratio"], abs=1e-9)
+    assert abs(values[0] - values[1]) > 0.01
+
+
+def test_the_probe_writes_every_head(tmp_path) -> None:
+    model, x = build("heads")
+    run = tmp_path / "run"
+    with excite.watch(model, example=x, run=run, probes=[Alignment(Every(1))]) as watch:
+        watch.step()
+    frame = excite.load_run(run).frame()
+    found = alignment(model, x)
+    assert len(found.junctions) == 5
+    for one in found.junctions:
+        written = frame.value[frame.name == f"alignment/aligned/{one.junction}"]
+        assert written.tolist() == pytest.approx([one.value] * len(written), abs=1e-9)
+        assert len(written)
 
 
 def test_the_range_of_the_effective_rank_holds_the_truth() -> None:

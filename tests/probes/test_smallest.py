@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from excite import InputError
+from excite._core.lanczos import largest
 from excite.probes import smallest_eigenvalue, smallest_eigenvalues
-from excite.probes.krylov import largest
 from excite.probes.smallest import default_tolerance, rounding
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import warnings
 import weakref
 
 import pytest
@@ -19,8 +20,12 @@ from excite.probes import Every, Trajectory, trajectory
 from excite.wiring.calling import pick_output
 from models import CASES, build, state_of
 
-# Samples of one pass neither influence each other nor meet chance.
-PLAIN = [name for name in CASES if "norm" not in name and "dropout" not in name] + ["layernorm", "weight-norm"]
+# Samples of one pass neither influence each other nor meet chance, and have an axis of their own.
+PLAIN = [
+    *(name for name in CASES if not any(word in name for word in ("norm", "dropout", "folded"))),
+    "layernorm",
+    "weight-norm",
+]
 
 
 def squared(f, y):
@@ -410,6 +415,13 @@ def test_bad_input():
         assert values["clean/0"] == pytest.approx(trajectory(model, x)["0"].mean, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["folded", "folded-time-first"])
+def test_layers_whose_samples_have_no_axis_of_their_own_are_refused(name):
+    model, x = build(name)
+    with pytest.raises(ModelError, match="'enter': samples cannot be told apart"):
+        excite.watch(model, example=x, probes=[Trajectory()], strict=True)
+
+
 def test_what_is_not_connected_is_said():
     model, x = build("mlp")
     with excite.watch(model, example=x, probes=[Trajectory(Every(1))], strict=True) as watch:
@@ -462,3 +474,184 @@ def test_the_search_of_an_excitation_is_no_training_pass():
             watch.step(loss)
     assert [values["samples/0"] for values in found] == [8, 8]  # the doubled batch of the loss
     assert all(float(values["violations/0"]) == 0 for values in found)
+
+
+def smooth():
+    """One output and smooth activations: a penalty on gradients has terms of second order in dL/dz."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+    return model, torch.randn(8, 5, dtype=torch.float64), torch.randn(8, 1, dtype=torch.float64)
+
+
+def penalty(f, x):
+    (gradient,) = torch.autograd.grad(f.sum(), x, create_graph=True)
+    return 10 * (gradient.norm(dim=1) - 1).square().mean()
+
+
+def _same_pass(model, x, y):
+    x = x.clone().requires_grad_()
+    f = model(x)
+    ((f - y).square().mean() + penalty(f, x)).backward()
+
+
+def _own_pass(model, x, y):
+    moved = (x + 0.3).requires_grad_()
+    ((model(x) - y).square().mean() + penalty(model(moved), moved)).backward()
+
+
+def _own_pass_first(model, x, y):
+    moved = (x + 0.3).requires_grad_()
+    term = penalty(model(moved), moved)
+    ((model(x) - y).square().mean() + term).backward()
+
+
+def _gradient_of_the_loss(model, x, y):
+    x = x.clone().requires_grad_()
+    loss = (model(x) - y).square().mean()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    (loss + gradient.square().sum()).backward()
+
+
+def _gradient_of_the_weights(model, x, y):
+    loss = (model(x) - y).square().mean()
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    (loss + sum(g.square().sum() for g in gradients)).backward()
+
+
+def _retained(model, x, y):
+    loss = (model(x) - y).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def _second_order(model, x, y):
+    (model(x) - y).square().mean().backward(create_graph=True)
+    curvature = sum(p.grad.square().sum() for p in model.parameters())
+    torch.autograd.grad(curvature, list(model.parameters()))
+
+
+def _attack(model, x, y):
+    moved = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((model(moved) - y).square().mean(), moved)
+    assert gradient.abs().max() > 0
+    (model(x) - y).square().mean().backward()
+
+
+def _saliency(model, x, y):
+    x = x.clone().requires_grad_()
+    f = model(x)
+    torch.autograd.grad(f.sum(), x, retain_graph=True)
+    (f - y).square().mean().backward()
+
+
+def _functional(model, x, y):
+    weights = {k: p.detach().clone().requires_grad_() for k, p in model.named_parameters()}
+    (torch.func.functional_call(model, weights, (x,)) - y).square().mean().backward()
+
+
+def _accumulated(model, x, y):
+    for part, goal in zip(x.split(2), y.split(2)):
+        ((model(part) - goal).square().mean() / 4).backward()
+
+
+@pytest.mark.parametrize(
+    ("how", "repeated"),
+    [(_same_pass, True), (_own_pass, False), (_own_pass_first, False), (_gradient_of_the_loss, True),
+     (_gradient_of_the_weights, True), (_retained, True), (_second_order, True), (_attack, False), (_saliency, False),
+     (_functional, False), (_accumulated, False)],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_every_sample_counts_once_however_many_backward_passes_there_are(how, repeated):
+    model, x, y = smooth()
+    exact = trajectory(model, x, layers="all")
+    probe = Trajectory(Every(1), layers="all", sandwich=1, clean=Every(1))
+    values = {}
+    with excite.watch(model, example=x, probes=[probe], strict=True) as watch:
+        measure = probe.measure
+        probe.measure = lambda now: values.update(measure(now)) or {}
+        for _ in range(2):
+            model.zero_grad()
+            how(model, x, y)
+            watch.step()
+            for layer, one in exact.items():
+                assert float(values[f"samples/{layer}"]) == 8
+                assert float(values[f"mean/{layer}"]) == pytest.approx(one.mean, rel=1e-9)
+                assert float(values[f"max/{layer}"]) == pytest.approx(one.max, rel=1e-9)
+                assert float(values[f"clean/{layer}"]) == pytest.approx(one.mean, rel=1e-9) or how is _accumulated
+            if how is not _accumulated:  # there the closer look is at the last part
+                assert float(values["lipschitz/0"]) == pytest.approx(float(exact["0"].lipschitz.mean()), rel=1e-9)
+            assert ("repeated" in probe.labels) == repeated
+    model.zero_grad()
+
+
+def test_the_closer_look_waits_for_a_pass_that_is_trained_on():
+    model, x, y = smooth()
+    with excite.watch(model, example=x, probes=[probe := Trajectory(Every(1), sandwich=2)], strict=True) as watch:
+        looks = []
+        measure = probe.measure
+        probe.measure = lambda now: looks.append("lipschitz/0" in (found := measure(now))) or found
+        for _ in range(4):
+            model.zero_grad()
+            _own_pass_first(model, x, y)
+            watch.step()
+    assert looks == [True] * 4
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(h + torch.randn_like(h) if self.training else h)
+
+
+def _depth():
+    class Depth(Noisy):
+        def forward(self, x):
+            h = self.first(x)
+            keep = torch.rand(len(h), 1, dtype=h.dtype) < 0.5 if self.training else 1
+            return self.last(torch.relu(h) * keep)
+
+    return Depth()
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1)), "2 draws"),
+        (lambda: nn.Sequential(nn.Linear(5, 16), nn.RReLU(), nn.AlphaDropout(0.5), nn.Linear(16, 1)), "2 draws"),
+        (Noisy, "Noisy draws"),
+        (_depth, "Depth draws"),
+    ],
+)
+def test_values_of_a_random_sub_network_are_labelled_and_named_once(make, named):
+    torch.manual_seed(0)
+    model, x, y = make().double(), torch.randn(64, 5, dtype=torch.float64), torch.randn(64, 1, dtype=torch.float64)
+    before = state_of(model)
+    with excite.watch(model, example=x, probes=[probe := Trajectory(Every(1), clean=Every(1))], strict=True) as watch:
+        values = {}
+        measure = probe.measure
+        probe.measure = lambda now: values.update(measure(now)) or {}
+        assert torch.equal(before["random"], torch.get_rng_state())
+        with pytest.warns(
+            UserWarning, match=f"sub-networks that {named} at random, not the network in evaluation mode"
+        ):
+            _step(model, x, y, watch)
+        assert "random" in probe.labels
+        assert any("sub-network" in line for line in probe.explain())
+        exact = next(iter(trajectory(model, x).values()))
+        assert float(values[f"clean/{exact.layer}"]) == pytest.approx(exact.mean, rel=1e-9)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            _step(model, x, y, watch)
+        model.eval()
+        _step(model, x, y, watch)
+        assert "random" not in probe.labels
+
+
+def _step(model, x, y, watch):
+    model.zero_grad()
+    (model(x) - y).square().mean().backward()
+    watch.step()

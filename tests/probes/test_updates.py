@@ -16,8 +16,11 @@ from excite.probes.operators import Operator
 from excite.probes.sites import find
 from models import CASES, build, same_state, state_of
 
-SCALAR = [name for name, case in CASES.items() if case.outputs == 1 and not case.tokens]
-THROUGH = [name for name in SCALAR if "transformer" not in name]  # every path passes the first layer
+# The folded ones are refused: samples have no axis of their own.
+SCALAR = [name for name, case in CASES.items() if case.outputs == 1 and not case.tokens and "folded" not in name]
+THROUGH = [
+    name for name in SCALAR if "transformer" not in name and name != "heads"
+]  # every path passes the first layer
 
 
 class Unshared(nn.Module):

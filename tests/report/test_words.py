@@ -156,3 +156,10 @@ def test_which_statistics_normalizations_used():
     assert "one value per channel" in few
     (changed,) = texts({"rank/statistics/example": np.where(STEPS > 2000, 10, 20)}, "warning")
     assert "do not compare" in changed
+
+
+@pytest.mark.parametrize(("label", "text"), [("random", "sub-networks"), ("coupled", "batch normalization"), ("repeated", "counts the first")])  # fmt: skip
+def test_labels_of_the_trajectory_are_said(label: str, text: str) -> None:
+    found = texts({f"trajectory/label/{label}": np.ones(len(STEPS))})
+    assert len(found) == 1
+    assert text in found[0]

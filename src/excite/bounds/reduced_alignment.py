@@ -23,7 +23,7 @@ from excite.errors import InputError
 from excite.wiring.affine import clean_path
 from excite.wiring.calling import Batch, Pick
 from excite.wiring.groups import Site
-from excite.wiring.junctions import Junction, parameters_of
+from excite.wiring.junctions import Junction, attends, numbered, parameters_of
 from excite.wiring.tracing import Wiring, trace
 
 PAPER = "Training invariances"
@@ -42,7 +42,7 @@ def reduced_alignment(
     """Equations 13 and 14: a lower bound on ‖W‖₂²/‖W‖²_F by layer, for weights trained by gradient flow from `initial`.
 
     A layer is what makes the channels of a junction, named by its parts, "block.conv2+block.skip" for [U Z], biases
-    included. The value is max(1/K − D/‖W‖²_F, 1/rank); `terms` has the factor K ("factor", 2^N_r V_c times the number of
+    included; where one layer makes several, as for the heads of attention, by the junction ("v>out/head0"). The value is max(1/K − D/‖W‖²_F, 1/rank); `terms` has the factor K ("factor", 2^N_r V_c times the number of
     outputs), "N_r", "V_c", "D", "limit" 1/min(rank, K) for norms that grow without end, "printed limit" with the paper's
     8^N_r, "at this norm" 1/K − D/‖W‖²_F, the "measured" ratio, "frobenius", and the "drift" of the laws since `initial`, over ‖W‖²_F.
 
@@ -54,7 +54,7 @@ def reduced_alignment(
     now = {path: p.double() for path, p in parameters_of(model).items()}
     start = now if initial is None else _initial(initial, now)
     net = _Net(wiring)
-    return {junction.made_by: _bound(net, k, now, start, tolerance) for k, junction in enumerate(net.junctions)}
+    return {name: _bound(net, k, name, now, start, tolerance) for k, name in enumerate(net.names)}
 
 
 def _initial(initial: nn.Module | Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -83,9 +83,15 @@ class _Net:
     def __init__(self, wiring: Wiring):
         import networkx
 
-        self.junctions = [
-            Junction(g.channels, g.producers, g.consumers, g.law, g.why) for g in wiring.groups if g.producers
-        ]
+        self.junctions = numbered(
+            [
+                Junction(g.channels, g.producers, g.consumers, g.law, g.why, attends(g))
+                for g in wiring.groups
+                if g.producers
+            ]
+        )
+        made_by = [junction.made_by for junction in self.junctions]
+        self.names = [one if made_by.count(one) == 1 else j.name for one, j in zip(made_by, self.junctions)]
         weights = {layer.weight_name for layer in wiring.layers if layer.weight_name is not None}
         made = {s.parameter: (k, s) for k, j in enumerate(self.junctions) for s in j.before if s.parameter in weights}
         read = {s.parameter: (k, s) for k, j in enumerate(self.junctions) for s in j.after if s.parameter in weights}
@@ -132,13 +138,15 @@ def _chain(parents: Mapping[Node, Node], node: Node, root: Node) -> list[Node]:
     return found
 
 
-def _bound(net: _Net, k: int, now: Mapping[str, Tensor], start: Mapping[str, Tensor], tolerance: float) -> Bound:
+def _bound(
+    net: _Net, k: int, layer: str, now: Mapping[str, Tensor], start: Mapping[str, Tensor], tolerance: float
+) -> Bound:
     junction = net.junctions[k]
     matrix = junction.made(now)
     frobenius = float(matrix.square().sum())
     spectral = float(torch.linalg.matrix_norm(matrix, 2) ** 2)
     trivial = 1 / min(matrix.shape)
-    name, quantity = f"Theorem 2, {PAPER}", f"‖W‖₂²/‖W‖²_F of {junction.made_by}"
+    name, quantity = f"Theorem 2, {PAPER}", f"‖W‖₂²/‖W‖²_F of {layer}"
     terms: dict[str, Any] = {"measured": spectral / frobenius if frobenius else 0.0, "frobenius": frobenius**0.5}
     terms["1/rank"] = trivial
     chain = _chain(net.next, k, "output")
@@ -154,6 +162,8 @@ def _bound(net: _Net, k: int, now: Mapping[str, Tensor], start: Mapping[str, Ten
     checks.append(
         Assumption("only linear maps between it and the output: the law holds off the diagonal too", not others, detail)
     )
+    if not all(net.junctions[n].after for n in between):  # what reads the channels is a normalization: no matrix
+        return Bound(name, quantity, None, "lower", terms, tuple(checks))
     factor, excess, blocks = _telescoped(net, chain, start)
     ends = [edge.parameter for edge in net.edges if edge.after == "output"]
     first = float(junction.made(start).square().sum() - sum(start[p].square().sum() for p in ends))

@@ -7,12 +7,15 @@ is kept from the clean pass of B samples (perturbations, dropout masks) has to b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from excite.errors import ModelError
+
+_ROUNDING = 1e-3  # relative; kernels for another size of batch sum in another order
 
 
 @dataclass(frozen=True)
@@ -70,25 +73,43 @@ class Layout:
 def find_layout(clean: Tensor, doubled: Tensor, batch: int, what: str) -> Layout | None:
     """The layout under which `doubled`, from the batch twice in a row, is `clean` twice.
 
-    None if the tensor does not depend on the batch.
+    None if the tensor does not depend on the batch. Where several layouts fit, as for samples that are equal, the best.
     """
-    if clean.shape == doubled.shape:
-        return None
-    axes = [a for a in range(clean.dim()) if doubled.dim() == clean.dim() and doubled.shape[a] == 2 * clean.shape[a]]
-    if len(axes) == 1 and clean.shape[axes[0]] % batch == 0:
-        axis = axes[0]
-        copies = clean.shape[axis] // batch
-        fitting = [Layout(axis, k) for k in range(1, copies + 1) if copies % k == 0]
-        if len(fitting) == 1:
-            return fitting[0]
-        errors = [_distance(layout.join(clean, clean), doubled) for layout in fitting]
-        best = min(range(len(fitting)), key=errors.__getitem__)
-        if errors[best] <= 1e-3:
-            return fitting[best]
+    fitting = fitting_layouts(clean, doubled, batch, what)
+    return fitting[0] if fitting else None
+
+
+def fitting_layouts(clean: Tensor, doubled: Tensor, batch: int, what: str, *, strict: bool = True) -> list[Layout]:
+    """All layouts under which `doubled` is `clean` twice, the best first; none if the tensor does not depend on the batch.
+
+    Raises ModelError where there is no such layout; unless `strict`, all that the shapes allow count then.
+    """
+    possible = possible_layouts(clean.shape, doubled.shape, batch)
+    if clean.shape == doubled.shape or len(possible) == 1:
+        return possible
+    fitting = closest(possible, clean, doubled) or ([] if strict else possible)
+    if fitting:
+        return fitting
     raise ModelError(
         f"cannot tell how samples lie in the input of {what}: shape {tuple(clean.shape)} for a batch of {batch} became "
         f"{tuple(doubled.shape)} for twice that batch; leave that layer out with layers=[...]"
     )
+
+
+def possible_layouts(clean: Sequence[int], doubled: Sequence[int], batch: int) -> list[Layout]:
+    """Those that the shapes allow."""
+    axes = [a for a, n in enumerate(clean) if len(doubled) == len(clean) and doubled[a] == 2 * n]
+    if len(axes) != 1 or clean[axes[0]] % batch:
+        return []
+    copies = clean[axes[0]] // batch
+    return [Layout(axes[0], k) for k in range(1, copies + 1) if copies % k == 0]
+
+
+def closest(possible: Sequence[Layout], clean: Tensor, doubled: Tensor) -> list[Layout]:
+    """The layouts under which `doubled` is `clean` twice but for rounding, the best first."""
+    errors = [_distance(layout.join(clean, clean), doubled) for layout in possible]
+    fitting = [i for i, error in enumerate(errors) if error <= _ROUNDING]
+    return [possible[i] for i in sorted(fitting, key=errors.__getitem__)]
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

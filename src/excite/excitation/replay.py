@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
 from excite.errors import InputError, ModelError
-from excite.excitation.layout import Layout, find_layout
+from excite.excitation.layout import Layout, fitting_layouts
 from excite.wiring.affine import AffineCall, AffineMode, Names
 from excite.wiring.untouched import RandomState
 
@@ -83,7 +83,7 @@ class Pass(AffineMode):
         self.tape, self.record, self.live_norm, self.calibrate = tape, record, live_norm, calibrate
         self._entry = self._site = 0
         self._grad = torch.is_grad_enabled()
-        self._found: list[Layout | None] = []
+        self.fitting: list[list[Layout]] = []  # of a calibration, by site
 
     # -- sites ---------------------------------------------------------------------------------------------------
     def site(self, tensor: Tensor, what: str) -> Layout | None:
@@ -95,25 +95,28 @@ class Pass(AffineMode):
             tape.sites.append(tensor.detach())
             return Layout()
         if at >= len(tape.shapes) or tape.shapes[at][0] != what:
-            raise _another_path(f"it came to {what}")
+            raise another_path(f"it came to {what}")
         if self.calibrate:
-            self._found.append(find_layout(tape.sites[at], tensor, tape.batch, what))
-            return self._found[-1]
+            # Where a mask may have been laid out wrongly, what comes of it need not fit.
+            strict = all(len(one) <= 1 for one in self.fitting)
+            self.fitting.append(fitting_layouts(tape.sites[at], tensor, tape.batch, what, strict=strict))
+            return self.layouts[-1]
         layout, expected = tape.layouts[at], list(tape.shapes[at][1])
         if layout is not None:
             expected[layout.axis] *= self.copies
         if list(tensor.shape) != expected:
-            raise _another_path(f"{what} got shape {tuple(tensor.shape)}, expected {tuple(expected)}")
+            raise another_path(f"{what} got shape {tuple(tensor.shape)}, expected {tuple(expected)}")
         return layout
 
     def finish(self) -> None:
         """Called after a doubled pass: it must have met all that the clean pass met."""
         if (self._site, self._entry) != (len(self.tape.shapes), len(self.tape.entries)):
-            raise _another_path("it left out some of its calls")
+            raise another_path("it left out some of its calls")
 
     @property
     def layouts(self) -> list[Layout | None]:
-        return self._found
+        """What a calibration found: None where all samples share a tensor, the best where several fit."""
+        return [fitting[0] if fitting else None for fitting in self.fitting]
 
     # -- the tape ------------------------------------------------------------------------------------------------
     def _keep(self, entry: Any) -> Any:
@@ -122,7 +125,7 @@ class Pass(AffineMode):
 
     def _next(self, what: str) -> Any:
         if self._entry >= len(self.tape.entries):
-            raise _another_path(f"{what} drew other random numbers")
+            raise another_path(f"{what} drew other random numbers")
         self._entry += 1
         return self.tape.entries[self._entry - 1]
 
@@ -305,7 +308,7 @@ def _statistics(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def _another_path(how: str) -> ModelError:
+def another_path(how: str) -> ModelError:
     return ModelError(
         f"the model takes another path on the doubled batch ({how}): its branches must not depend on chance or on the batch"
     )

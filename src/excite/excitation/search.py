@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError
 from excite.excitation.across import anyone
+from excite.excitation.calibration import resolve_layouts
 from excite.excitation.direction import along, any_direction, unit, wide
 from excite.excitation.kinds import KINDS, Kind
 from excite.excitation.layout import Layout
@@ -126,7 +127,7 @@ class CleanPass(Pass):
 
     def __init__(self, names: Names, tape: Tape, setting: Setting, x: Batch):
         super().__init__(names, tape, record=True)
-        self._setting, self._x = setting, x
+        self._setting, self._x, self.read = setting, x, setting.read
         self.seen: list[str] = []
         self.inputs: dict[str, Tensor] = {}
         self.site_number: dict[str, int] = {}
@@ -354,7 +355,8 @@ def gradients_of(objective: Tensor, inputs: dict[str, Tensor], keep: bool = Fals
 def find_layouts(
     model: nn.Module, names: Names, x: Batch, clean: CleanPass, known: dict[object, list[Layout | None]]
 ) -> dict[str, Layout | None]:
-    """Where the batch lies at every site; found once for each combination of shapes by one more forward pass."""
+    """Where the batch lies at every site; found once for each combination of shapes by one more forward pass, or a few more
+    where the samples of the batch are too much alike to tell."""
     tape = clean.tape
     key = (tape.batch, tuple(tape.shapes))
     if key not in known and not tape.shapes:
@@ -364,11 +366,22 @@ def find_layouts(
     if anyone(unknown, device_of(model)) if is_sharded(model) else unknown:
         nothing = Perturbations({}, {}, tape, frozenset(clean.inputs))
         calibration = PerturbedPass(names, nothing, frozen=True, calibrate=True)
-        with torch.no_grad(), calibration:
-            call(model, doubled(x))
-        calibration.finish()
-        known[key] = calibration.layouts
-    tape.layouts = known[key]
+
+        def run(one: Pass, copies: int) -> Tensor:
+            with torch.no_grad(), one:
+                returned = call(model, doubled(x) if copies == 2 else own_copy(x))
+            one.finish()
+            return clean.read(returned, copies * tape.batch)
+
+        def any_process(true: bool) -> bool:
+            return anyone(true, device_of(model)) if is_sharded(model) else true
+
+        run(calibration, 2)
+        chosen = frozenset(clean.inputs)
+        tape.layouts, certain = resolve_layouts(run, names, tape, chosen, calibration.fitting, any_process)
+        if certain:  # otherwise another batch may tell
+            known[key] = tape.layouts
+    tape.layouts = known.get(key, tape.layouts)
     return {INPUT: Layout(), **{name: tape.layouts[number] for name, number in clean.site_number.items()}}
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from excite.errors import ModelError
-from excite.excitation.layout import Layout, find_layout
+from excite.excitation.calibration import resolve_layouts
+from excite.excitation.layout import Layout
 from excite.excitation.radius import unknown_layer
 from excite.excitation.replay import Pass, Tape
 from excite.excitation.search import INPUT, is_whole
@@ -150,14 +151,14 @@ def find_sites(model: nn.Module, x: Tensor, layers: str | Sequence[str], output:
     """
     model = unwrap(model)
     names, x = Names(model), x[:_PROBED]
-    leaf = x.detach().clone().requires_grad_(x.is_floating_point())
+    leaf = _telling(x).requires_grad_(x.is_floating_point())
     entering = leaf.clone()
     probe = _Probe(names, entering)
     with eagerly(model), probe:
         f = pick_output(model(entering), output)
     _check_names(layers, probe.seen)
     gradients = dict(zip([INPUT, *probe.inputs], _gradients(f, [leaf, *probe.inputs.values()])))
-    layouts = _layouts(model, names, x, list(probe.inputs))
+    layouts = _layouts(model, names, x, list(probe.inputs), output)
     useful = {name for name in probe.inputs if gradients[name] is not None and layouts[name] is not None}
     readers = probe.readers & useful
     alone = len(readers) == 1 and gradients[INPUT] is None
@@ -184,6 +185,14 @@ def find_sites(model: nn.Module, x: Tensor, layers: str | Sequence[str], output:
     return Sites(model, names, tuple(places), dtype, entry)
 
 
+def _telling(x: Tensor) -> Tensor:
+    """A copy of x by whose values it can be recognized; points that are all equal are moved a little."""
+    if not x.is_floating_point() or not torch.equal(x, x[:1].expand_as(x)):
+        return x.detach().clone()
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
+    return x.detach() + 1e-3 * noise * x.detach().abs().amax().clamp_min(1e-3)
+
+
 def _chosen(name: str, layers: str | Sequence[str]) -> bool:
     return layers == "all" or name in layers or name.split("#")[0] in layers
 
@@ -203,13 +212,30 @@ def _gradients(f: Tensor, inputs: list[Tensor]) -> list[Tensor | None]:
     return [next(found) if t.requires_grad else None for t in inputs]
 
 
-def _layouts(model: nn.Module, names: Names, x: Tensor, calls: list[str]) -> dict[str, Layout | None]:
-    once, twice = (_Heard(names, len(z), set(calls)) for z in (x, torch.cat([x, x])))
-    for z, listener in ((x, once), (torch.cat([x, x]), twice)):
-        with torch.no_grad(), eagerly(model), listener:
-            model(z.clone())
-    if once.heard.keys() != twice.heard.keys():
-        raise ModelError(
-            "the model calls other layers for a batch of another size: its branches must not depend on the batch"
-        )
-    return {name: find_layout(once.heard[name], twice.heard[name], len(x), name) for name in calls}
+def _layouts(model: nn.Module, names: Names, x: Tensor, calls: list[str], output: Pick) -> dict[str, Layout | None]:
+    tape, chosen = Tape(len(x)), frozenset(calls)
+
+    def run(one: Pass, copies: int) -> Tensor:
+        with torch.no_grad(), eagerly(model), one:
+            returned = model(torch.cat([x] * copies))
+        one.finish()
+        return pick_output(returned, output)
+
+    run(_Compared(names, tape, chosen, record=True), 1)
+    compared = _Compared(names, tape, chosen, calibrate=True)
+    run(compared, 2)
+    found, _ = resolve_layouts(run, names, tape, chosen, compared.fitting)
+    return {what: layout for (what, _), layout in zip(tape.shapes, found) if what in chosen}
+
+
+class _Compared(Pass):
+    """Registers the inputs of the chosen calls as sites."""
+
+    def __init__(self, names: Names, tape: Tape, chosen: frozenset[str], **mode: bool):
+        super().__init__(names, tape, **mode)
+        self._chosen = chosen
+
+    def affine(self, call: AffineCall) -> Tensor:
+        if call.name in self._chosen:
+            self.site(call.input, call.name)
+        return call.run(call.input)

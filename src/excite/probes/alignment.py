@@ -63,10 +63,11 @@ class Measure:
         layer is done once."""
         matrices = self.matrices(parameters)
         layers = list(matrices)
-        made = {}
+        made: dict[str, str] = {}
         for junction in self.junctions:
             made[junction.name] = junction.made_by
-            if len(junction.before) > 1 or junction.made_by not in layers:
+            # A head has some of the channels of its layer.
+            if len(junction.before) > 1 or junction.made_by not in layers or not plain(junction.before[0]):
                 made[junction.name] = f"{junction.name}/made"
                 matrices[made[junction.name]] = junction.made(parameters)
             matrices[f"{junction.name}/read"] = junction.read(parameters)
@@ -189,7 +190,7 @@ def _effective_rank(found: Row) -> Between:
 class Alignment(Probe):
     """Every 100 steps, of each layer: `alignment/ratio/layer`, `stable_rank`, `participation`, `distance` (see
     `LayerAlignment`) and `effective_rank`, or `effective_rank_low` and `_high` where only the first singular values are
-    known; of each junction `alignment/aligned/a>b`.
+    known; of each junction `alignment/aligned/a>b`, of each head of attention `alignment/aligned/a>b/head0` and so on.
 
     Layers whose smaller dimension is above `exact` (256, or 32 on a GPU) by a block Krylov method that goes on from
     the `block` vectors that the last measurement, or checkpoint, found. Needs an example batch, for the wiring.

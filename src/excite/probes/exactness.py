@@ -11,15 +11,17 @@ from torch.utils._pytree import tree_map
 
 from excite.errors import ModelError
 from excite.probes.sites import Sites
-from excite.wiring.affine import AffineCall, AffineMode, Names
+from excite.wiring.affine import AffineCall, AffineMode, Names, clean_path
 from excite.wiring.calling import Batch, Pick, call, own_copy, pick_output, tensors
 from excite.wiring.exporting import resized
-from excite.wiring.untouched import untouched
+from excite.wiring.untouched import RandomState, device_of, untouched
 from excite.wiring.wrappers import eagerly
 
 LABELS = {
     "coupled": "samples influence each other (batch normalization in training mode): the ratio is not the sample's own; "
     "a clean pass gives the exact one",
+    "random": "random layers are active (dropout, noise): values are those of the sub-network that was drawn, not of the network "
+    "in evaluation mode; a clean pass measures that one",
     "bypass": "the input also reaches the output around the first layer: the sandwich covers the part through it only",
     "vector": "vector outputs: ‖J'u‖ for the unit gradient u of the loss, at most the operator norm of J; no upper half",
     "logits": "the loss applies a sigmoid or softmax to the output: measured is the function before it; link='sigmoid' "
@@ -27,6 +29,8 @@ LABELS = {
     "pointwise": "smooth activations: the slope is that at the point, not in a region around it (Lemma 5)",
     "preprocessed": "the first layer does not see the input itself: slopes are with respect to what it sees",
     "side": "another output of the model is in the loss too: its gradient is in the numerator",
+    "repeated": "several backward passes went through one forward pass (a gradient penalty, retain_graph=True): its samples "
+    "count once, with the gradients of the first",
     "estimated": "the largest singular value comes from a few Lanczos steps: an estimate from below",
 }
 
@@ -66,8 +70,10 @@ def labels(model: nn.Module, example: Batch, sites: Sites, output: Pick = None) 
     # What the model makes of the leaves may be changed in place; the leaves themselves may not.
     inputs = tree_map(lambda v: v.clone() if isinstance(v, Tensor) and v.requires_grad else v, batch)
     with untouched(model), torch.enable_grad(), eagerly(model):
+        state = RandomState(device_of(model))
         with cut:
             f = pick_output(call(model, inputs), output)
+        drawn = state.moved()
         if f.dim() == 0 or len(f) != 4:
             raise ModelError(
                 f"expected an output with one row per sample, (4, ...); got {tuple(f.shape)}: pick it with output="
@@ -85,6 +91,8 @@ def labels(model: nn.Module, example: Batch, sites: Sites, output: Pick = None) 
     found = []
     if bool(one.movedim(axis, 0)[1:].count_nonzero()):
         found.append("coupled")
+    if drawn:
+        found.append("random")
     if any(g is not None and bool(g.count_nonzero()) for g in around):
         found.append("bypass")
     if f.shape[1] > 1:
@@ -94,6 +102,16 @@ def labels(model: nn.Module, example: Batch, sites: Sites, output: Pick = None) 
     if not _same(batch, cut.seen):
         found.append("preprocessed")
     return tuple(found)
+
+
+def random_layers(model: nn.Module) -> list[str]:
+    """Paths of the modules in training mode that have dropout, as far as their attributes tell."""
+    return [
+        clean_path(path) or type(model).__name__
+        for path, module in model.named_modules()
+        if module.training
+        and any(isinstance(p := getattr(module, name, None), float) and p > 0 for name in ("p", "dropout", "drop_prob"))
+    ]
 
 
 def _unreachable(sites: Sites) -> str:

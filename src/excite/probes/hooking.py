@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
 from excite.errors import ExciteError, ModelError
@@ -20,8 +21,10 @@ from excite.probes.updates import row_norms
 from excite.wiring.affine import AffineCall, AffineMode, Names
 from excite.wiring.calling import Pick, pick_output
 from excite.wiring.untouched import is_aside
+from excite.wiring.wrappers import is_sharded
 
 Look = Callable[[Site, Tensor, Tensor], None]  # site, dL/dz, ‖dL/df‖
+Given = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _eager(hook: Callable[..., None]) -> Callable[..., None]:
@@ -37,16 +40,36 @@ def _eager(hook: Callable[..., None]) -> Callable[..., None]:
     return either
 
 
+class _Gradients:
+    """Of one forward pass in one backward pass: ‖dL/df‖ (B,), and by site ‖dL/dz‖ (B,) with dL/dz where it is needed."""
+
+    __slots__ = ("at_z", "backward", "direction", "error")
+
+    def __init__(self, backward: int):
+        self.backward = backward  # its number
+        self.error: Tensor | None = None
+        self.direction: Tensor | None = None  # dL/df, if asked for
+        self.at_z: list[tuple[Site, Tensor, Tensor | None]] = []
+
+
 class _Pass:
-    """One forward pass and its backward pass."""
+    """One forward pass. Its samples count once, in the first backward pass that reaches its output and the parameters.
 
-    __slots__ = ("error", "slope", "turns", "waiting")
+    A backward pass with create_graph=True that stops at the inputs belongs to a penalty on gradients. The loss then has terms
+    of second order in dL/dz, so where both go through one forward pass the gradients of the penalty's count: `inner`.
+    """
 
-    def __init__(self) -> None:
-        self.error: Tensor | None = None  # ‖dL/df‖ (B,)
+    __slots__ = ("counted", "given", "inner", "outer", "paired", "parameters", "slope", "turns")
+
+    def __init__(self, given: Given | None, parameters: tuple[Tensor, ...] | None) -> None:
+        self.given = given  # the model's arguments, if asked for
+        self.parameters = parameters  # where others stand in for the model's own (torch.func.functional_call)
         self.slope: Tensor | None = None  # of the link function at f
         self.turns: dict[str, int] = {}
-        self.waiting: list[tuple[Site, Tensor, Tensor | None]] = []  # what came from z before dL/df: z may be f itself
+        self.inner: _Gradients | None = None
+        self.outer: _Gradients | None = None
+        self.paired: set[str] = set()  # sites for which `inner` counted
+        self.counted: int | None = None  # the number of the backward pass in which the samples counted
 
 
 class _Mode(AffineMode):
@@ -62,10 +85,18 @@ class _Mode(AffineMode):
         return output
 
 
+def _computed(node: Any) -> bool:
+    """Whether the current backward pass computes the gradient that this node of the graph stands for."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # it is among the inputs of torch.autograd.grad
+        return True
+
+
 class Hooks:
     """Installed at once; `remove` takes them all off. An exception in a hook is kept in `failure`, not raised into training.
 
-    `pair` is called with a site's name, ‖dL/dz‖ and ‖dL/df‖, each (B,), for every backward pass, `before` with the model's
+    `pair` is called with a site's name, ‖dL/dz‖ and ‖dL/df‖, each (B,), once for every forward pass that is trained on, `before` with the model's
     arguments before every training pass: it says whether `look` gets dL/dz of that pass. `forwards`, `outputs` and
     `reaches` count forward passes with gradients, gradients that arrived at f, and at each site.
     """
@@ -87,8 +118,10 @@ class Hooks:
         self.forwards = self.outputs = 0
         self.reaches = dict.fromkeys(self.by_name, 0)
         self.side = False  # whether another output received a gradient
+        self.repeated = False  # whether several backward passes went through one forward pass
         self.number = 0  # of the node that made f, in the order of autograd
-        self.direction: Tensor | None = None  # the last dL/df, if asked for
+        self.direction: Tensor | None = None  # the last dL/df, if asked for,
+        self.given: Given | None = None  # and the arguments of its forward pass
         self.failure: Exception | None = None
         self.resting = False  # passes go by unseen
         self._take, self._before, self._look, self._directions = pair, before, look, directions
@@ -96,6 +129,17 @@ class Hooks:
         self._now: _Pass | None = None
         self._mode: _Mode | None = None
         self._live = True
+        held = ((m, name) for m in model.modules() for name, p in m._parameters.items() if p is not None)
+        self._owner = next(held, None)  # of the first parameter
+        self._first = None if self._owner is None else self._owner[0]._parameters[self._owner[1]]
+        self._node: Any = None  # of its gradient; looked up once, because that takes a while
+        self._sharded = is_sharded(model) or any(
+            type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()
+        )
+        self._backward: tuple[int, bool] = (
+            -1,
+            False,
+        )  # the number of the current one, and whether it reaches parameters
         self._owned = {(site.module, site.turn): site for site in sites}
         modules = dict(model.named_modules())
         self._functional = any(site.module is None for site in sites)
@@ -116,14 +160,16 @@ class Hooks:
             handle.remove()
         self._handles.clear()
         self._leave()
-        self.direction = None
+        self.direction = self.given = self._node = None
 
     # -- forward -------------------------------------------------------------------------------------------------
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._leave()
         if self.resting or not (self._live and torch.is_grad_enabled()) or self.failure is not None or is_aside():
             return
-        self._now = _Pass()
+        swapped = self._owner is not None and self._owner[0]._parameters.get(self._owner[1]) is not self._first
+        parameters = tuple(self.model.parameters()) if swapped else None
+        self._now = _Pass((args, kwargs) if self._directions else None, parameters)
         try:
             self._looking = self._before(args, kwargs) if self._before is not None else False
         except Exception as error:
@@ -181,14 +227,15 @@ class Hooks:
         if not self._live or self.failure is not None:
             return
         try:
+            found = self._gradients(now)
+            if found is None:
+                return
             error = row_norms(gradient)
-            now.error = error if now.slope is None else error / now.slope
-            if self._directions:
-                self.direction = gradient.detach()
-            self.outputs += 1
-            for site, norm, whole in now.waiting:
-                self._pair(site, norm, whole, now.error)
-            now.waiting.clear()
+            found.error = error if now.slope is None else error / now.slope
+            found.direction = gradient.detach() if self._directions else None
+            if found is now.outer:
+                self.outputs += 1
+                self._count(now)
         except Exception as problem:
             self._fail(problem)
 
@@ -196,15 +243,64 @@ class Hooks:
         if not self._live or self.failure is not None:
             return
         try:
+            found = self._gradients(now)
+            if found is None:
+                return
             norm = row_norms(gradient, site.axis)
-            self.reaches[site.name] += 1
-            whole = gradient.detach() if looking else None
-            if now.error is None:
-                now.waiting.append((site, norm, whole))
-            else:
-                self._pair(site, norm, whole, now.error)
+            found.at_z.append((site, norm, gradient.detach() if looking else None))
+            if found is now.outer:
+                self.reaches[site.name] += 1
+                if found.error is not None:
+                    self._count(now)
         except Exception as problem:
             self._fail(problem)
+
+    def _gradients(self, now: _Pass) -> _Gradients | None:
+        """Where the gradients of the current backward pass belong; None if they do not count."""
+        number = torch._C._current_graph_task_id()
+        if number != self._backward[0]:
+            self._backward = (number, self._reaches(now.parameters))
+        if self._backward[1]:
+            if now.outer is None or (now.outer.backward != number and now.counted is None):
+                now.outer = _Gradients(number)
+            if now.outer.backward == number:
+                return now.outer
+            self.repeated = True
+            return None
+        if not torch.is_grad_enabled() or now.outer is not None:  # an attack, or a map of gradients: not training
+            return None
+        if now.inner is None:
+            now.inner = _Gradients(number)
+        return now.inner if now.inner.backward == number else None
+
+    def _reaches(self, parameters: tuple[Tensor, ...] | None) -> bool:
+        """Whether the current backward pass computes the gradient of a parameter; one with inputs= may not."""
+        if self._sharded:  # the model computes with other tensors than its parameters
+            return not torch.is_grad_enabled()
+        if parameters is None and self._first is not None and self._first.requires_grad:
+            self._node = self._node or get_gradient_edge(self._first).node
+            if _computed(self._node):  # nearly always
+                return True
+        trained = [p for p in (self.model.parameters() if parameters is None else parameters) if p.requires_grad]
+        return not trained or any(_computed(get_gradient_edge(p).node) for p in trained)
+
+    def _count(self, now: _Pass) -> None:
+        """Pair what has come; z may be f itself, so either may be first."""
+        found, inner = now.outer, now.inner
+        assert found is not None
+        assert found.error is not None
+        if now.counted is None:
+            now.counted, self.direction, self.given = found.backward, found.direction, now.given
+            if inner is not None and inner.error is not None:
+                self.repeated, self.direction = True, inner.direction
+                now.paired = {site.name for site, _, _ in inner.at_z}
+                for site, norm, whole in inner.at_z:
+                    self._pair(site, norm, whole, inner.error)
+                now.inner = None
+        for site, norm, whole in found.at_z:
+            if site.name not in now.paired:
+                self._pair(site, norm, whole, found.error)
+        found.at_z.clear()
 
     def _pair(self, site: Site, norm: Tensor, whole: Tensor | None, error: Tensor) -> None:
         if norm.shape != error.shape:

@@ -10,8 +10,8 @@ from threading import Lock
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
+from excite._core.lanczos import krylov_space
 from excite.probes.later import handed
 from excite.probes.sites import Site
 
@@ -152,8 +152,9 @@ class Operator:
         if matrix is not None:
             return float(torch.linalg.matrix_norm(matrix, ord=2)), 0.0
         value, error = 0.0, math.inf
-        for _ in range(math.ceil(most / _SPACE)):
-            value, error = self._search(_SPACE).found()
+        for turn in range(math.ceil(most / _SPACE)):
+            # The weights may have changed since the last call, and with them which direction leads.
+            value, error = self._search(_SPACE, 0.0 if turn else _NOISE).found()
             if error <= tolerance:
                 break
         return value, error
@@ -187,7 +188,7 @@ class Operator:
             self.last = Estimate.known(vector)
 
     def _search(self, products: int, noise: float = 0.0) -> Estimate:
-        """Lanczos with full reorthogonalization."""
+        """Lanczos from where the last search ended, with `noise` of a random vector added."""
         zeros = self._zeros(1)
         last = None if self.last is None or math.isnan(self.last.found()[0]) else self.last
         if self._noise is None or self._noise.shape != zeros.shape or self._noise.device != zeros.device:
@@ -196,17 +197,10 @@ class Operator:
             if last is not None and (len(last.vector()) != zeros.numel() or last.vector().device != zeros.device):
                 last = None
         start = self._noise if last is None else last.vector().reshape(zeros.shape) + noise * self._noise
-        v = start.to(zeros.dtype).flatten()
-        count = min(products, len(v))
-        space, images = v.new_zeros(count, len(v)), v.new_zeros(count, len(v))
-        offset, tiny = self.offset(), torch.finfo(v.dtype).tiny
-        for k in range(count):
-            before = space[:k]
-            for _ in range(2):  # what is left of a vector within the space is rounding: once is not enough
-                v = normalize(v, dim=0, eps=tiny)
-                v = torch.addmv(v, before.T, before @ v, alpha=-1)
-            space[k] = normalize(v, dim=0, eps=tiny)
-            v = images[k] = self.gram(space[k].reshape(zeros.shape), offset).flatten()
+        v, offset = start.to(zeros.dtype).flatten(), self.offset()
+        space, images = krylov_space(
+            lambda row: self.gram(row.reshape(zeros.shape), offset).flatten(), v, min(products, len(v))
+        )
         self.last = Estimate(space @ images.T, space, images)
         return self.last
 

@@ -13,8 +13,8 @@ from scipy.linalg import lapack
 from scipy.linalg.blas import dsymv, dtrsv
 from torch import Tensor
 
+from excite._core.lanczos import Array, largest
 from excite.errors import InputError
-from excite.probes.krylov import Array, largest
 
 _SMALL = 64  # up to this width all eigenvalues are as quick
 _GUESS = 0.8
@@ -87,7 +87,7 @@ def smallest_eigenvalue(
 
     Positive definite with certainty: the Cholesky factorization of matrix − tolerance · largest · 1 exists. Its factor
     then serves Lanczos on the inverse, which stops once the smallest eigenvalue is known to within accuracy · largest
-    and a tenth of itself (with the probability 1 − 1e-9 of `krylov.largest`). Otherwise the signs in an LDLᵀ factorization count the
+    and a tenth of itself (with the probability 1 − 1e-9 of `lanczos.largest`). Otherwise the signs in an LDLᵀ factorization count the
     eigenvalues on each side of tolerance · largest (Sylvester), and the smallest is between 0 and that. A `guess` of
     the ratio of the smallest to the largest, from below, makes the shift larger and Lanczos faster; None guesses that
     the matrix is deficient. No guess changes the verdict.

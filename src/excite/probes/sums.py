@@ -7,7 +7,7 @@ import torch
 from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
-from excite.probes.krylov import Array
+from excite._core.lanczos import Array
 
 # Float64 is not everywhere: there sums are made on the CPU.
 _WITHOUT_DOUBLE = {"mps"}

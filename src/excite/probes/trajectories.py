@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Literal
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from excite.errors import InputError, ModelError
-from excite.probes.exactness import LABELS, applies_link, labels
+from excite.probes.exactness import LABELS, applies_link, labels, random_layers
 from excite.probes.hooking import Hooks
 from excite.probes.later import later
 from excite.probes.operators import Operator
@@ -87,6 +88,8 @@ class Trajectory(Probe):
         self.labels: tuple[str, ...] = ()
         self._hooks: Hooks | None = None
         self._passes = 0
+        self._due = False  # whether a closer look is to be taken at the next pass
+        self._warned = False
         self._kept: dict[str, Any] = {}  # from a checkpoint, until the model is known
 
     def attach(self, now: Moment) -> None:
@@ -152,10 +155,13 @@ class Trajectory(Probe):
             for path in self._paths.values():
                 path.look()
         self._passes += 1
-        return self.sandwich is not None and (self._passes - 1) % self.sandwich == 0
+        # A pass need not be trained on (that of a penalty is not): the next one then.
+        self._due |= self.sandwich is not None and (self._passes - 1) % self.sandwich == 0
+        return self._due
 
     def _look(self, site: Site, gradient: Tensor, errors: Tensor) -> None:
         """Lemma 1 for the samples of one pass, with the weights they met."""
+        self._due = False
         operator = self._operators[site.name]
         if self.most is not None:
             gradient, errors = gradient.narrow(site.axis, 0, min(self.most, len(errors))), errors[: self.most]
@@ -189,6 +195,8 @@ class Trajectory(Probe):
         known = [*self._labels_now()]
         known += ["logits"] if self._link_found else []
         known += ["side"] if hooks.side else []
+        known += ["repeated"] if hooks.repeated else []
+        self._warn(known)
         looks, sandwiches = self._looks, self._sandwiches
         self._looks, self._sandwiches = {}, {}
 
@@ -201,6 +209,17 @@ class Trajectory(Probe):
         if any(one.steep.is_cuda for one in sandwiches.values()):  # nothing here may wait for it
             return later(finish)
         return finish()
+
+    def _warn(self, known: Sequence[str]) -> None:
+        if "random" in known and not self._warned:
+            self._warned = True
+            layers = random_layers(self._model)
+            named = f"{', '.join(layers[:3])}{f' and {len(layers) - 3} more' if len(layers) > 3 else ''}"
+            warnings.warn(
+                f"the trajectory probe measures the sub-networks that {named or type(self._model).__name__} draws at random, "
+                "not the network in evaluation mode: for that one give Trajectory(clean=Every(100))",
+                stacklevel=2,
+            )
 
     def _read(self, sandwiches: Mapping[str, Sandwich]) -> dict[str, tuple[dict[str, Any], bool]]:
         return {name: one.found("vector" in self._static) for name, one in sandwiches.items()}
@@ -226,6 +245,9 @@ class Trajectory(Probe):
 
     def _clean_pass(self, hooks: Hooks) -> dict[str, Tensor]:
         """‖J'u‖ on the last batch without noise and coupling, u the unit gradient of the loss at the output."""
+        if hooks.given is not None:  # the pass that the direction is from
+            args, kwargs = hooks.given
+            self._batch = dict(kwargs) if kwargs and not args else tuple(args)
         if self._batch is None:
             return {}
         batch = own_copy(self._batch)

@@ -40,6 +40,7 @@ def words(metrics: Metrics) -> list[Remark]:
         _steady,
         _distance,
         _statistics,
+        _labels,
     )
     found = [remark for rule in rules for remark in rule(metrics)]
     rank = {"warning": 0, "good": 1, "note": 2}
@@ -261,6 +262,18 @@ def _steady(metrics: Metrics) -> list[Remark]:
         return []
     more = f", and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
     return [Remark("note", f"Updates are steady: none was seen above {'; '.join(listed[:_NAMED])}{more}.")]
+
+
+_SAID = {
+    "random": "The trajectory's values are those of the sub-networks that dropout, or other random layers, drew.",
+    "coupled": "The trajectory's values are not those of single samples: batch normalization couples the batch.",
+    "repeated": "Several backward passes went through one forward pass: the trajectory counts the first.",
+}
+
+
+def _labels(metrics: Metrics) -> list[Remark]:
+    """What the trajectory's values are not."""
+    return [Remark("note", text) for label, text in _SAID.items() if len(metrics[f"trajectory/label/{label}"][1])]
 
 
 def _distance(metrics: Metrics) -> list[Remark]:

@@ -8,7 +8,7 @@ skip), and the consumers are that of what follows, with input channels as rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -22,13 +22,20 @@ from excite.wiring.tracing import Wiring
 @dataclass(frozen=True)
 class Junction:
     """`before` makes the channels, `after` reads them; biases belong to what makes. `law` is that of the group, and "norm"
-    where normalizations stand between: their own scales are left out."""
+    where normalizations stand between: their own scales are left out.
+
+    `part` tells junctions of the same layers apart: "head0", "head1", … for heads of attention (of keys and values, where
+    several query heads share them), "part0", … otherwise, in the order of their channels; "" for a junction that has its
+    layers for itself.
+    """
 
     channels: int
     before: tuple[Site, ...]
     after: tuple[Site, ...]
     law: Law
     why: str
+    attention: bool = False  # whether attention stands between
+    part: str = ""
 
     @property
     def made_by(self) -> str:
@@ -36,7 +43,8 @@ class Junction:
 
     @property
     def name(self) -> str:
-        return f"{self.made_by}>{'+'.join(names(self.after))}"
+        layers = f"{self.made_by}>{'+'.join(names(self.after))}"
+        return f"{layers}/{self.part}" if self.part else layers
 
     def made(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """(channels, numbers): what makes each channel."""
@@ -89,5 +97,24 @@ def junctions(wiring: Wiring) -> list[Junction]:
             else:
                 before.append(site)
         if before and group.consumers and group.channels == group.width:
-            found.append(Junction(group.channels, tuple(before), group.consumers, law, group.why))
-    return found
+            found.append(Junction(group.channels, tuple(before), group.consumers, law, group.why, attends(group)))
+    return numbered(found)
+
+
+def numbered(found: Sequence[Junction]) -> list[Junction]:
+    """The junctions, each with a name of its own: those between the same layers are numbered by their first channel."""
+    alike: dict[str, list[int]] = {}
+    for number, junction in enumerate(found):
+        alike.setdefault(junction.name, []).append(number)
+    result = list(found)
+    for numbers in alike.values():
+        if len(numbers) > 1:
+            kind = "head" if all(found[number].attention for number in numbers) else "part"
+            for rank, number in enumerate(sorted(numbers, key=lambda number: found[number].before[0].index)):
+                result[number] = replace(found[number], part=f"{kind}{rank}")
+    return result
+
+
+def attends(group: Group) -> bool:
+    """Whether attention stands between what makes the channels and what reads them."""
+    return "scaled_dot_product_attention" in group.through

@@ -1,4 +1,11 @@
-"""The largest eigenvalue of a symmetric operator from below and from above, by Lanczos from a random start."""
+"""Lanczos with full reorthogonalization: the largest eigenvalue of a positive semidefinite operator.
+
+A Ritz value is below the largest eigenvalue because the basis is orthonormal. Once the Krylov space is exhausted (an
+identity: after one vector) what remains of the next product is rounding, which may lie within the space; made a unit
+vector it would be a copy of the ones before, and the Ritz values too large. The last of two Gram–Schmidt passes tells:
+of a vector with a part outside the space it leaves nearly all, of rounding inside the space it leaves nearly nothing. The
+basis ends there.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +14,41 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.linalg import lapack
+from torch import Tensor
+from torch.nn.functional import normalize
 
 Array = npt.NDArray[np.float64]
 
 FAILURE = 1e-9  # probability that the upper bound is wrong
-_LOOK = {3, 6, 9, 12, 16, 20, 25, 31, 38, 46, 56, 68, 82, 96}  # after so many products
+_CHECKED = {3, 6, 9, 12, 16, 20, 25, 31, 38, 46, 56, 68, 82, 96}  # after so many products
 _GRID = 1 + np.geomspace(1e-12, 1e8, 61)
+_INDEPENDENT = 0.5  # what the last pass leaves of a vector that is more than rounding, at least
+
+
+def krylov_space(product: Callable[[Tensor], Tensor], start: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Orthonormal rows V (count, n) that span start, A start, A² start, …, and their images V A, by `count` products.
+
+    Nothing is read back from the device: rows after the Krylov space is exhausted are zero, as are their images, and
+    V A V' has the eigenvalue 0 for them.
+
+    Args:
+        product: x ↦ A x for a positive semidefinite A, (n,) -> (n,).
+        start: (n,), of any length; zero makes all rows zero.
+        count: of rows, at most n.
+    """
+    v, tiny = start, torch.finfo(start.dtype).tiny
+    space, images = v.new_zeros(count, len(v)), v.new_zeros(count, len(v))
+    for k in range(count):
+        before = space[:k]
+        for _ in range(2):
+            v = normalize(v, dim=0, eps=tiny)
+            v = torch.addmv(v, before.T, before @ v, alpha=-1)
+        left = torch.linalg.vector_norm(v)
+        space[k] = v * (left >= _INDEPENDENT) / left.clamp_min(_INDEPENDENT)  # NaN stays
+        v = images[k] = product(space[k])
+    return space, images
 
 
 def largest(
@@ -44,11 +79,12 @@ def largest(
     for j in range(most):
         w = apply(q[j])
         alpha[j] = q[j] @ w
-        w -= alpha[j] * q[j] + (beta[j - 1] * q[j - 1] if j else 0.0)
-        w -= (q[: j + 1] @ w) @ q[: j + 1]  # full reorthogonalization: against what rounding left
+        w -= alpha[j] * q[j] + (beta[j - 1] * q[j - 1] if j else 0.0)  # in exact arithmetic orthogonal to all of them
+        before = math.sqrt(w @ w)
+        w -= (q[: j + 1] @ w) @ q[: j + 1]
         beta[j] = math.sqrt(w @ w)
-        ended = beta[j] <= 1e-14 * abs(alpha[0])
-        if ended or j + 1 == most or j + 1 in _LOOK:
+        ended = beta[j] <= max(_INDEPENDENT * before, 1e-14 * abs(alpha[0]))
+        if ended or j + 1 == most or j + 1 in _CHECKED:
             low = float(lapack.dsterf(alpha[: j + 1], beta[:j])[0][-1]) if j else float(alpha[0])
             high = low if ended else _above(low, alpha[: j + 1], beta[: j + 1], t)
             if ended or enough(low, high):

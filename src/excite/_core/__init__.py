@@ -1,0 +1,1 @@
+"""What every other part of Excite needs from torch and numpy."""
