@@ -86,25 +86,35 @@ class Moment:
     def _pass(self) -> tuple[list[Signal], dict[str, Source], Any]:
         if self.example is None:
             raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
-        recorder = _Recorder(Names(self.model), self._positive)
-        statistics, output = self._through(recorder)
+        recorder = _Recorder(Names(self.model), _Units(self.model, self.example))
+        statistics, output = _run(self.model, self.example, recorder)
         return recorder.signals, statistics, output
 
-    def _through(self, mode: AffineMode) -> tuple[dict[str, Source], Any]:
-        with torch.no_grad(), as_trained(self.model, self.example) as statistics, mode:  # type: ignore[arg-type]
-            output = call(self.model, own_copy(self.example))  # type: ignore[arg-type]
-        return statistics.sources, output
+
+def _run(model: nn.Module, example: Batch, mode: AffineMode) -> tuple[dict[str, Source], Any]:
+    with torch.no_grad(), as_trained(model, example) as statistics, mode:
+        output = call(model, own_copy(example))
+    return statistics.sources, output
+
+
+class _Units:
+    """Where the units of every affine call are active: a pass of its own, made when asked for.
+
+    It holds no reference to the moment, whose memory is to be free as soon as the last probe is done with it.
+    """
+
+    def __init__(self, model: nn.Module, example: Batch):
+        self._model, self._example = model, example
 
     @cached_property
-    def _followed(self) -> UnitMode:
-        """A pass of its own, which only those pay for who ask for units."""
-        mode = UnitMode(Names(self.model))
-        with eagerly(self.model):
-            self._through(mode)
+    def _mode(self) -> UnitMode:
+        mode = UnitMode(Names(self._model))
+        with eagerly(self._model):
+            _run(self._model, self._example, mode)
         return mode
 
-    def _positive(self, number: int, own: Callable[[], Tensor]) -> Tensor:
-        return self._followed.positive(number, own)
+    def positive(self, number: int, own: Callable[[], Tensor]) -> Tensor:
+        return self._mode.positive(number, own)
 
 
 @dataclass(frozen=True)
@@ -131,15 +141,15 @@ class Signal:
 
 
 class _Recorder(AffineMode):
-    def __init__(self, names: Names, positive: Callable[[int, Callable[[], Tensor]], Tensor]):
+    def __init__(self, names: Names, units: _Units):
         super().__init__(names)
         self.signals: list[Signal] = []
-        self._positive = positive
+        self._units = units
 
     def visit(self, call: AffineCall) -> Tensor:
         # A copy: the model may go on to change this tensor in place.
-        number, input = len(self.signals), call.input.clone()
-        self.signals.append(Signal(call.name, input, call, lambda: self._positive(number, lambda: call.run(input))))
+        number, input, units = len(self.signals), call.input.clone(), self._units
+        self.signals.append(Signal(call.name, input, call, lambda: units.positive(number, lambda: call.run(input))))
         return call.run(call.input)
 
 
