@@ -236,6 +236,7 @@ class PersistentExcitation:
             chosen=lambda name: (
                 wanted == "all" or (wanted != "input" and (name in wanted or name.split("#")[0] in wanted))
             ),
+            everything=wanted == "all",
             at_input=wanted == "input",
             bounds=self.bounds,
             kind=self.kind,
