@@ -93,18 +93,12 @@ def test_shapes_and_perturbations_are_those_of_the_signal(mode: str, axes: int) 
 def test_bounds_are_kept(mode: str) -> None:
     model, x = network(mode, 2)
     for one in (model, apart(model, mode, 2)):
-        entered = []
-        first = next(module for module in one if isinstance(module, nn.modules.conv._ConvNd))
         name = trace(one, x).layers[0].name
         low, high = PersistentExcitation(one, 0.4, steps=2, bounds=(0, 1)).perturbations(x)[name]
         for d in (low, high):
             assert float((x + d).min()) >= 0
             assert float((x + d).max()) <= 1
         assert bool(((x + high) == 1).any())
-        handle = first.register_forward_hook(lambda m, args, out: entered.append(args[0].detach()))
-        PersistentExcitation(one, 0.4, steps=2, bounds=(0, 1)).extremes(x)
-        handle.remove()
-        assert entered
 
 
 def test_a_constant_that_is_not_zero_is_not_perturbed() -> None:

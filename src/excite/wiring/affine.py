@@ -35,12 +35,24 @@ _LAYERS: dict[Callable[..., Any], str] = {
     torch.conv_transpose3d: "conv",
 }
 # Recurrent kernels hold their affine maps inside one call: they can be listed, not perturbed.
-_OPAQUE = {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
+_OPAQUE: tuple[Callable[..., Any], ...] = (
+    torch.lstm,
+    torch.gru,
+    torch.rnn_tanh,
+    torch.rnn_relu,
+    torch.lstm_cell,
+    torch.gru_cell,
+    torch.rnn_tanh_cell,
+    torch.rnn_relu_cell,
+)
 # Functions of numbers alone whose result is a constant. Random ones are not among them: what they draw is a signal.
 _FACTORIES = {
     "zeros", "ones", "empty", "full", "arange", "range", "linspace", "logspace", "eye", "tensor", "scalar_tensor",
     "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window",
 }  # fmt: skip
+
+
+_TENSORS = (Tensor, tuple, list)
 
 
 @dataclass(frozen=True)
@@ -107,12 +119,12 @@ class AffineCall:
         `frozen` detaches what does not depend on the data (weight and bias), so that no graph is kept for it; `dtype`
         computes in another precision.
         """
-        changes: dict[At, Tensor] = {}
+        changes: dict[At, Tensor] = {self.input_at: self.entering(input) if self.before else input}
         if frozen:
-            changes = {at: self._argument(at).detach() for at in self.fixed}
+            for at in self.fixed:
+                changes[at] = self._argument(at).detach()
         if dtype is not None:
-            changes = {at: self._argument(at).detach().to(dtype) for at in self._places()}
-        changes[self.input_at] = self.entering(input)
+            changes.update((at, self._argument(at).detach().to(dtype)) for at in self._places())
         args, kwargs = replaced(self.args, self.kwargs, changes)
         return self.function(*args, **kwargs)  # type: ignore[no-any-return]
 
@@ -254,15 +266,24 @@ class AffineMode(TorchFunctionMode):
 
     # -- functions -----------------------------------------------------------------------------------------------
     def _plain(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if getattr(func, "__name__", "") in _OPAQUE:
-            result = self.opaque(func, args, kwargs)
-        else:
-            result = self.other(func, args, kwargs)
+        result = self.other(func, args, kwargs)
         first = args[0] if args else None
-        if type(first) is Tensor and self.roles is None:
-            key = id(first)
-            if key not in self._static and key not in self._known:
-                return result  # a function of the data
+        if (
+            type(first) is Tensor
+            and self.roles is None
+            and id(first) not in self._static
+            and id(first) not in self._known
+        ):
+            # A function of the data. If it moves copies, it belongs to the affine call that follows.
+            if self._traces and func in _MOVING and self._trace_of(first) is not None:
+                self._keep_trace(func, args, kwargs, result)
+            return result
+        if result is None or isinstance(result, _TENSORS):  # not a shape, a device, a number
+            self._follow(func, args, kwargs, result)
+        return result
+
+    def _hidden(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self.opaque(func, args, kwargs)
         self._follow(func, args, kwargs, result)
         return result
 
@@ -271,13 +292,17 @@ class AffineMode(TorchFunctionMode):
             return _OPENED[func](*args, **kwargs)
 
     def _layer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        input_at, weight_at, bias_at = (find(args, kwargs, i, k) for i, k in enumerate(("input", "weight", "bias")))
+        input_at = find(args, kwargs, 0, "input")
+        weight_at = find(args, kwargs, 1, "weight")
+        bias_at = find(args, kwargs, 2, "bias")
         if input_at is None or weight_at is None:
             return self._plain(func, args, kwargs)
         # A weight that depends on the data makes an affine call of its input as well, but is no constant in a search.
-        given = [at for at in (weight_at, bias_at) if at is not None]
-        fixed = [at for at in given if self._factor(argument(args, kwargs, at)) is not None]
-        return self._visit(_LAYERS[func], func, args, kwargs, (input_at, weight_at, bias_at), fixed)
+        sources = self._factor(argument(args, kwargs, weight_at))
+        fixed = [] if sources is None else [weight_at]
+        if bias_at is not None and self._factor(argument(args, kwargs, bias_at)) is not None:
+            fixed.append(bias_at)
+        return self._visit(_LAYERS[func], func, args, kwargs, (input_at, weight_at, bias_at), fixed, sources or ())
 
     def _product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         product = PRODUCTS[func]
@@ -295,7 +320,8 @@ class AffineMode(TorchFunctionMode):
             bias_at = None  # another signal, such as a skip connection
         if bias_at is not None:
             fixed.append(bias_at)
-        return self._visit("linear", func, args, kwargs, (signals[0], weights[0], bias_at), fixed, product)
+        sources = tuple(dict.fromkeys(path for _, one in found for path in one or ()))
+        return self._visit("linear", func, args, kwargs, (signals[0], weights[0], bias_at), fixed, sources, product)
 
     def _copy(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function that copies entries of its input: padding, unfolding."""
@@ -303,22 +329,14 @@ class AffineMode(TorchFunctionMode):
         self._keep_trace(func, args, kwargs, result)
         return result
 
-    def _rearrange(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function that moves entries: it belongs to an affine call if what it moves are copies."""
-        result = self._plain(func, args, kwargs)
-        if self._traces and args and isinstance(args[0], Tensor) and self._trace_of(args[0]) is not None:
-            self._keep_trace(func, args, kwargs, result)
-        return result
-
     def _multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self._plain(func, args, kwargs)
-        places = [find(args, kwargs, 0, "input"), find(args, kwargs, 1, "other")]
-        if places[0] is None or places[1] is None:
-            return result
-        for at, other in (places, places[::-1]):
-            signal, weight = (argument(args, kwargs, one) for one in (at, other))  # type: ignore[arg-type]
-            if self._sources(signal) is None and self._sources(weight) and weight.dim():
-                self._keep_trace(func, args, kwargs, result, at, other)
+        first, second = find(args, kwargs, 0, "input"), find(args, kwargs, 1, "other")
+        if first is not None and second is not None:
+            for at, other in ((first, second), (second, first)):
+                weight = argument(args, kwargs, other)
+                if self._sources(weight) and weight.dim():
+                    self._keep_trace(func, args, kwargs, result, at, other)
         return result
 
     def _total(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -339,19 +357,9 @@ class AffineMode(TorchFunctionMode):
             lambda args, kwargs: [(0,), (1,)], lambda factors, args, kwargs: weighted_terms(factors, summed)
         )
         function, given = _Sum(trace.step.function, func, rest, named), (trace.signal, weight)
-        return self._visit("linear", function, given, {}, ((0,), (1,), None), [(1,)], product)
-
-    def _cast(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function that takes no more than type, device or shape from its further arguments."""
-        result = self.other(func, args, kwargs)
-        first = args[0] if args else None
-        if isinstance(first, Tensor):
-            sources = self._sources(first)
-            if sources is not None:
-                self._mark(result, sources)
-            elif self._traces and func is not Tensor.expand_as and self._trace_of(first) is not None:
-                self._keep_trace(func, args, kwargs, result)
-        return result
+        return self._visit(
+            "linear", function, given, {}, ((0,), (1,), None), [(1,)], self._sources(weight) or (), product
+        )
 
     def _like(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A constant of the type and device of another tensor: a number, or something of the shape of a signal."""
@@ -373,19 +381,15 @@ class AffineMode(TorchFunctionMode):
         kwargs: dict[str, Any],
         places: tuple[At, At, At | None],
         fixed: Sequence[At],
+        sources: Sources,
         product: Product | None = None,
     ) -> Tensor:
-        input_at, weight_at, bias_at = places
-        weights = [at for at in fixed if at != bias_at]
-        sources = [path for at in weights for path in self._factor(argument(args, kwargs, at)) or ()]
         name = self.names.layer(sources)
         self._count[name] = count = self._count.get(name, 0) + 1
         if count > 1:
             name = f"{name}#{count}"
-        signal, before = self._signal(argument(args, kwargs, input_at)) if self._traces else (None, ())
-        call = AffineCall(
-            name, kind, func, args, kwargs, input_at, weight_at, bias_at, tuple(fixed), product, before, signal
-        )
+        signal, before = self._signal(argument(args, kwargs, places[0])) if self._traces else (None, ())
+        call = AffineCall(name, kind, func, args, kwargs, *places, tuple(fixed), product, before, signal)
         if self.roles is not None:
             self.roles.layer(name, sources, self._factor(call.bias) or (), self._factor(call.input) or ())
         return self.visit(call)
@@ -412,12 +416,15 @@ class AffineMode(TorchFunctionMode):
         return sources
 
     def _follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        tensors = list(_tensors((*args, *kwargs.values())))
+        # Some take no more than type, device or shape from their further arguments.
+        tensors = list(_tensors(args[:1] if func in _SHALLOW else (*args, *kwargs.values())))
         name = getattr(func, "__name__", "")
         if not tensors:
             if name in _FACTORIES:
                 self._mark(result, ())
             return
+        if self._traces and func in _MOVING and self._trace_of(tensors[0]) is not None:
+            self._keep_trace(func, args, kwargs, result)
         found = [self._sources(tensor) for tensor in tensors]
         target = tensors[0] if _writes(name) else kwargs.get("out")
         if None not in found:
@@ -523,26 +530,27 @@ def _methods(*names: str) -> list[Callable[..., Any]]:
     return [getattr(owner, name) for name in names for owner in (torch, Tensor) if hasattr(owner, name)]
 
 
-_SHAPED = _methods("reshape", "view", "view_as", "reshape_as")
-_REARRANGING = [
+_SHAPED = set(_methods("reshape", "view", "view_as", "reshape_as"))
+_CASTS = set(_methods("to", "type_as"))
+_SHALLOW = {*_SHAPED, *_CASTS, Tensor.expand_as}
+_MOVING = {
+    *_SHAPED,
+    *_CASTS,
     *_methods(
         "transpose", "permute", "flatten", "unflatten", "squeeze", "unsqueeze", "movedim", "moveaxis", "swapaxes", "swapdims",
         "contiguous", "clone", "t", "float", "double", "half", "bfloat16",
     ),
     *(getattr(Tensor, name).__get__ for name in ("T", "mT")),
-]  # fmt: skip
-_CASTS = _methods("to", "type_as")
+}  # fmt: skip
 _LIKE = _methods("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor")
 _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys(_OPENED, AffineMode._opened),
     **dict.fromkeys(_LAYERS, AffineMode._layer),
     **dict.fromkeys(PRODUCTS, AffineMode._product),
+    **dict.fromkeys(_OPAQUE, AffineMode._hidden),
     **dict.fromkeys((F.pad, torch.constant_pad_nd, F.unfold, Tensor.unfold), AffineMode._copy),
-    **dict.fromkeys(_REARRANGING, AffineMode._rearrange),
-    **dict.fromkeys(_SHAPED, AffineMode._cast),
     **dict.fromkeys(_methods("mul", "multiply"), AffineMode._multiply),
     **dict.fromkeys(_methods("sum", "mean"), AffineMode._total),
-    **dict.fromkeys((*_CASTS, Tensor.expand_as), AffineMode._cast),
     **dict.fromkeys(_LIKE, AffineMode._like),
     Tensor.__iter__: AffineMode._iterate,
 }

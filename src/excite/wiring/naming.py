@@ -14,6 +14,8 @@ Sources = tuple[str, ...]  # paths of the parameters a tensor is computed from; 
 
 def clean_path(path: str) -> str:
     """A path without the wrappers of torch.compile and data-parallel training."""
+    if "_orig_mod" not in path and "_fsdp_wrapped_module" not in path:
+        return path
     return ".".join(part for part in path.split(".") if part not in ("_orig_mod", "_fsdp_wrapped_module"))
 
 
@@ -22,11 +24,12 @@ def layer_name(path: str) -> str:
 
     What a parametrization, spectral normalization or pruning keeps in place of a weight stands for that weight.
     """
-    parts = path.split(".")
-    if "parametrizations" in parts[:-1]:
-        at = parts.index("parametrizations")
-        parts = [*parts[:at], parts[at + 1]]
-    path = ".".join(parts).removesuffix("_orig")
+    if "parametrizations." in path:
+        parts = path.split(".")
+        at = parts.index("parametrizations") if "parametrizations" in parts else len(parts)
+        path = ".".join([*parts[:at], *parts[at + 1 : at + 2]])
+    if path.endswith("weight_orig"):
+        path = path.removesuffix("_orig")
     return path.removesuffix(".weight")
 
 
@@ -46,21 +49,28 @@ class Names:
         self._modules: dict[int, str] = {}
         self._order: dict[str, int] = {}
         for path, module in model.named_modules():
-            self._modules[id(module)] = clean_path(path)
-            constants = [value for value in module.__dict__.values() if isinstance(value, Tensor) and value.is_leaf]
-            for constant in (*module._buffers.values(), *constants):
-                if constant is not None:
-                    self._keep(constant, ())
-        self.update()
+            path = self._modules[id(module)] = clean_path(path)
+            self._take(path, module)
+            for value in module._buffers.values():
+                if value is not None:
+                    self._keep(value, ())
+            for value in module.__dict__.values():
+                if isinstance(value, Tensor) and value.is_leaf:
+                    self._keep(value, ())
 
     def update(self) -> None:
         """Take the parameters as they are now: FSDP has others inside a forward pass than outside."""
-        for path, parameter in self._model.named_parameters():
-            if id(parameter) not in self.sources:
-                self._order.setdefault(clean_path(path), len(self._order))
-                self._keep(parameter, (clean_path(path),))
+        for path, module in self._model.named_modules():
+            self._take(clean_path(path), module)
+
+    def _take(self, path: str, module: nn.Module) -> None:
+        for key, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in self.sources:
+                name = f"{path}.{key}" if path else key
+                self._keep(parameter, (name,))
+                self._order.setdefault(name, len(self._order))
                 if parameter.numel() and not hasattr(parameter, "full_tensor"):  # a DTensor has no storage of its own
-                    self._by_storage.setdefault(parameter.untyped_storage().data_ptr(), clean_path(path))
+                    self._by_storage.setdefault(parameter.untyped_storage().data_ptr(), name)
 
     def _keep(self, tensor: Tensor, sources: Sources) -> None:
         self.sources[id(tensor)] = sources
@@ -83,6 +93,8 @@ class Names:
         Of several parameters, or of none (a hypernetwork), it is the path of the module that makes the call; if that is the
         model itself, the name is that of the first of the parameters, as the model lists them.
         """
+        if len(sources) == 1:
+            return layer_name(sources[0])
         names = set(map(layer_name, sources))
         if len(names) == 1:
             return names.pop()

@@ -27,10 +27,13 @@ class Product:
     added: Callable[[tuple[Any, ...], dict[str, Any]], At | None] = lambda args, kwargs: None
 
 
+_PLACES: tuple[At, ...] = ((0,), (1,), (2,), (3,))
+
+
 def find(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, *names: str) -> At | None:
     """Where a tensor stands that may come by position or by name."""
     if place < len(args):
-        return (place,) if isinstance(args[place], Tensor) else None
+        return _PLACES[place] if isinstance(args[place], Tensor) else None
     for name in names:
         if isinstance(kwargs.get(name), Tensor):
             return (name,)
@@ -39,21 +42,20 @@ def find(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, *names: str)
 
 def argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: At) -> Any:
     value = args[at[0]] if isinstance(at[0], int) else kwargs[at[0]]
-    for step in at[1:]:
-        value = value[step]
-    return value
+    return value if len(at) == 1 else value[at[1]]
 
 
 def replaced(args: tuple[Any, ...], kwargs: dict[str, Any], changes: dict[At, Any]) -> Arguments:
     """The arguments with others in some places."""
-    values: dict[int | str, Any] = dict(enumerate(args))
-    values.update(kwargs)
+    positional, named = list(args), dict(kwargs)
     for at, value in changes.items():
+        key = at[0]
+        values: Any = positional if isinstance(key, int) else named
         if len(at) == 1:
-            values[at[0]] = value
+            values[key] = value
         else:  # in a list
-            values[at[0]] = [value if i == at[1] else other for i, other in enumerate(values[at[0]])]
-    return tuple(values[i] for i in range(len(args))), {key: values[key] for key in kwargs}
+            values[key] = [value if i == at[1] else other for i, other in enumerate(values[key])]
+    return tuple(positional), named
 
 
 def _letters(count: int, but: str = "") -> str:
