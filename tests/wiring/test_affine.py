@@ -11,6 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from excite import PersistentExcitation, margins, trace
+from excite.auditing.chains import linear_chain
+from excite.bounds.relu_network import relu_network
+from excite.errors import ModelError
+from excite.probes.operators import Operator
+from excite.probes.protocol import Moment
+from excite.probes.seen import seen
+from excite.probes.sites import find
 from models import CASES, WAYS, build, build_way
 
 
@@ -173,7 +180,7 @@ def test_every_parameter_has_a_role_or_is_named() -> None:
     wiring = trace(model, x)
     assert dict(wiring.parameters) == ROLES
     (note,) = wiring.notes
-    for name, reason in zip(MISSING, ("cdist", "pow", "meets no data", "bilinear")):
+    for name, reason in zip(MISSING, ("cdist", "pow", "not used with data", "bilinear")):
         assert name in note
         assert reason in note
     assert note.replace("\n", " ") in " ".join(str(wiring).split())
@@ -293,3 +300,79 @@ class Many(nn.Module):
 def test_identities_of_freed_tensors_do_not_confuse() -> None:
     wiring = trace(Many(), torch.randn(3, 4))
     assert [layer.name for layer in wiring.layers] == ["w", *(f"w#{i}" for i in range(2, 51))]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_a_weight_multiplies_are_the_samples(name: str) -> None:
+    model, _, x = build_way(name)
+    first = Moment(model, 0, example=x).signals[0]
+    found = seen(first.call, first.input, first.call.run(first.input))
+    assert torch.equal(found.rows, x)
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if "bilinear" not in name])
+def test_the_operator_of_a_site_is_the_matrix(name: str) -> None:
+    model, same, x = build_way(name)
+    operator = Operator(find(model, x).first)
+    assert operator.largest(1e-10)[0] == pytest.approx(
+        float(torch.linalg.matrix_norm(same.w.detach(), ord=2)), rel=1e-9
+    )
+    given = operator.apply(x.reshape(operator._zeros(len(x)).shape))
+    assert torch.allclose(given.reshape(len(x), -1), x @ same.w.T, rtol=1e-10, atol=1e-12)
+
+
+def test_a_weight_that_is_repeated_for_every_sample_has_no_operator() -> None:
+    model, _, x = build_way("bilinear with a learned input")
+    with pytest.raises(ModelError, match="repeated for every sample"):
+        find(model, x)
+
+
+def test_a_padded_linear_layer_is_not_taken_for_a_plain_one() -> None:
+    model = nn.Sequential(nn.ConstantPad1d((0, 1), 1.0), nn.Linear(5, 1))
+    with pytest.raises(ModelError, match="layer 1 is not one"):
+        linear_chain(model, torch.randn(3, 4))
+    with pytest.raises(ModelError, match="1 is written as linear"):
+        relu_network(model, torch.randn(3, 4))
+
+
+class Caching(nn.Module):
+    """A weight that is computed once, and kept for later passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.head = nn.Parameter(torch.randn(5, 4)), nn.Linear(4, 1)
+        self.cache: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.cache:
+            self.cache.append(self.w * 2)
+        return self.head(torch.tanh(x @ self.cache[0]))
+
+
+def test_a_weight_that_is_kept_from_one_pass_to_the_next_stays_one() -> None:
+    model, x = Caching(), torch.randn(3, 5)
+    PersistentExcitation(model, 0.1).loss(x, torch.tensor([0, 1, 0])).backward()
+    assert model.w.grad is not None
+
+
+class Odd(nn.Module):
+    """Products that are not followed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_place = nn.Parameter(torch.randn(4, 4))
+        self.modulated = nn.Parameter(torch.randn(4, 4))
+        self.low_level = nn.Parameter(torch.randn(4, 4))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros_like(x).addmm_(x, self.in_place)
+        h = torch.tanh(h) @ (self.modulated * x.mean())
+        return self.head(torch.ops.aten.mm(torch.tanh(h), self.low_level))
+
+
+def test_products_that_are_not_followed_are_named() -> None:
+    (note,) = trace(Odd(), torch.randn(3, 4)).notes
+    assert "in_place (used by addmm)" in note
+    assert "modulated (used by mul)" in note
+    assert "low_level (used by mm)" in note

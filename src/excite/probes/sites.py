@@ -147,7 +147,12 @@ def _site(two: _Found, three: _Found | None, names: Names) -> Site:
     call = two.call
     axis = _batch_axis(call.name, two.output.shape, three.output.shape if three else None)
     in_axis = _batch_axis(call.name, call.input.shape, three.call.input.shape if three else None)
-    live = names.parameter(call.weight) is not None
+    live = all(names.parameter(weight) is not None for weight in call.weights)
+    if three is not None and [w.shape for w in call.weights] != [w.shape for w in three.call.weights]:
+        raise ModelError(
+            f"layer {call.name!r}: its weight is repeated for every sample, as in torch.bmm(x, weight.expand(len(x), -1, -1)): "
+            "use a product that broadcasts, x @ weight, or choose other layers="
+        )
     return Site(
         call.name,
         two.module,

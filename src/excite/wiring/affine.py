@@ -105,6 +105,11 @@ class AffineCall:
     def bias(self) -> Tensor | None:
         return None if self.bias_at is None else self._argument(self.bias_at)
 
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """All factors but the input; several in an einsum of three operands."""
+        return tuple(self._argument(at) for at in self.fixed if at != self.bias_at) or (self.weight,)
+
     def entering(self, signal: Tensor) -> Tensor:
         """What enters `function` for a signal of the shape of `input`: padded, unfolded."""
         if signal is self.signal:
@@ -244,8 +249,10 @@ class AffineMode(TorchFunctionMode):
         self.roles: Roles | None = None
         self._count: dict[str, int] = {}
         self._known = names.sources
-        # By identity: what a tensor is computed from, None once data was written to it. No tensor is kept alive.
-        self._static: dict[int, tuple[Sources | None, weakref.ref[Tensor]]] = {}
+        # By identity: what a tensor is computed from, None once data was written to it. No tensor is kept alive. The model may
+        # keep a weight that it computed in the pass before.
+        before = names.computed.items()
+        self._static = names.computed = {k: one for k, one in before if one[0] is not None and one[1]() is not None}
         self._traces: dict[int, _Trace] = {}
 
     def visit(self, call: AffineCall) -> Tensor:

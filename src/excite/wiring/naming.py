@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ class Names:
     def __init__(self, model: nn.Module):
         self.sources: dict[int, Sources] = {}
         self.kept: list[Tensor] = []
+        self.computed: dict[int, tuple[Sources | None, weakref.ref[Tensor]]] = {}  # in the last pass
         self._model = model
         self._by_storage: dict[int, str] = {}
         self._modules: dict[int, str] = {}

@@ -11,23 +11,9 @@ from torch import Tensor, nn
 
 from excite.wiring.naming import Sources, clean_path
 
-_ADDED = {
-    "add",
-    "radd",
-    "iadd",
-    "sub",
-    "rsub",
-    "isub",
-    "subtract",
-    "addcmul",
-    "addcdiv",
-    "baddbmm",
-    "addmm",
-    "addmv",
-    "addbmm",
-}
+_ADDED = {"add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "addcmul", "addcdiv"}
 _SCALED = {"mul", "rmul", "imul", "multiply", "div", "truediv", "rtruediv", "itruediv", "divide", "true_divide"}
-_NORMALIZATIONS = {"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "normalize"}
+_NORMALIZATIONS = {"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
 _LOOKUPS = {"embedding", "embedding_bag", "getitem", "index_select", "gather", "take", "take_along_dim", "index"}
 _INSERTED = {
     "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "where", "masked_fill", "masked_scatter", "setitem",
@@ -41,7 +27,7 @@ _ROLES = {
     **dict.fromkeys(_INSERTED, "learned signal"),
     "prelu": "slope of an activation",
 }
-ABSENT = "meets no data in the forward pass"
+ABSENT = "not used with data in the forward pass"
 
 
 class Roles:
@@ -70,7 +56,7 @@ class Roles:
             if role is not None:
                 self.known.setdefault(path, role)
             else:
-                self.unknown.setdefault(path, f"goes into {function}")
+                self.unknown.setdefault(path, f"used by {function}")
 
     def of(self, model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
         """The roles of the parameters of `model`, and for each that has none, the reason."""
@@ -86,9 +72,10 @@ def sentence(missing: Mapping[str, str], most: int | None = None) -> str:
         by_reason.setdefault(missing[path], []).append(path)
     text = "; ".join(f"{', '.join(paths)} ({reason})" for reason, paths in by_reason.items())
     more = len(missing) - sum(map(len, by_reason.values()))
+    rest = f"; and {more} more, see excite.trace(model, example).notes" if more else ""
     return (
-        f"parameters that are part of no affine layer, normalization, embedding, scaling or bias, whose inputs are not perturbed: "
-        f"{text}{f'; and {more} more, see excite.trace(model, example).notes' if more else ''}"
+        f"not perturbed, because they are part of no affine layer, normalization, embedding, scaling or bias: {text}{rest}. "
+        "Affine maps are recognised if they are written with modules, F.linear, @ or einsum"
     )
 
 
