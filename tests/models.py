@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -216,6 +217,45 @@ class ReturnsTuple(ReturnsDict):
         return returned["logits"], returned["side"]
 
 
+class Written(nn.Module):
+    """A hidden layer and an output of one number, written in other ways than with modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(5, 6) / 2)
+        self.bias = nn.Parameter(torch.randn(6) / 4)
+        self.gain = nn.Parameter(torch.rand(7) + 0.5)
+        self.second = nn.Parameter(torch.randn(7, 6) / 2)
+        self.last = nn.Parameter(torch.randn(7) / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(x @ (2 * self.first).to(x.dtype) + self.bias)
+        h = F.relu(torch.einsum("bi,oi->bo", [h, self.second]) * self.gain)
+        return h @ self.last
+
+
+def padded_network(mode: str, axes: int = 2, outputs: int = 1) -> nn.Sequential:
+    """Two convolutions whose padding is not zero, on signals of 4 entries along each axis."""
+    conv = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[axes]
+    return nn.Sequential(
+        conv(2, 3, 3, padding=1, padding_mode=mode), nn.LeakyReLU(0.1),
+        conv(3, 2, 3, padding=1, stride=2, padding_mode=mode), nn.LeakyReLU(0.1), nn.Flatten(), nn.Linear(2 ** (axes + 1), outputs),
+    )  # fmt: skip
+
+
+class Patches(nn.Module):
+    """A convolution written by hand: patches of a padded image times a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters = nn.Parameter(torch.randn(3, 2, 3, 3) / 3)
+        self.head = nn.Linear(48, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = F.unfold(F.pad(x, (1, 1, 1, 1), mode="circular"), 3)
+        return self.head(F.relu(patches.transpose(1, 2) @ self.filters.flatten(1).T).transpose(1, 2).flatten(1))
+
+
 def papers_network(outputs: int = 1) -> nn.Sequential:
     """The network of the papers' planes and horses."""
     return nn.Sequential(
@@ -251,6 +291,10 @@ CASES: dict[str, Case] = {
     "tanh": Case(lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0)), (5,)),
     "functional": Case(Functional, (5,)),
     "products": Case(Products, (5,)),
+    "written": Case(Written, (5,), layers=3),
+    "padding-circular": Case(lambda: padded_network("circular"), (2, 4, 4), layers=3),
+    "padding-reflect": Case(lambda: padded_network("reflect"), (2, 4, 4), layers=3),
+    "patches": Case(Patches, (2, 4, 4)),
     "convolutional": Case(_convolutional, (2, 4, 4), layers=4),
     "convolutional-classes": Case(lambda: _convolutional(4), (2, 4, 4), outputs=4, layers=4),
     "papers": Case(papers_network, (3, 32, 32), layers=5),
@@ -310,6 +354,149 @@ CASES: dict[str, Case] = {
     "dict": Case(ReturnsDict, (5,), pick="logits", layers=3),
     "tuple": Case(ReturnsTuple, (5,), pick=0, layers=3),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to write z = W x: `shapes` of the parameters, z of them and x, and W (outputs, inputs) of them.
+
+    `layer` is the name that the call must have.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    apply: Callable[[Any, Tensor], Tensor]
+    matrix: Callable[[Any], Tensor]
+    layer: str = "w"
+    in_shape: tuple[int, ...] = (5,)
+
+
+class ByHand(nn.Module):
+    """The first layer in one of the `WAYS`, then a linear layer."""
+
+    def __init__(self, way: Way) -> None:
+        super().__init__()
+        self.way = way
+        for name, shape in way.shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape) / 2))
+        self.register_buffer("mask", (torch.arange(30) % 3 > 0).reshape(6, 5).float())
+        self.constant = torch.tensor(1.5)
+        with torch.no_grad():
+            outputs = way.apply(self, torch.randn(2, 5)).reshape(2, -1).shape[1]
+        self.head = nn.Linear(outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.way.apply(self, x)).reshape(len(x), -1))
+
+
+class AsLinear(nn.Module):
+    """The same network with F.linear and the weight itself."""
+
+    def __init__(self, other: ByHand) -> None:
+        super().__init__()
+        self.w = nn.Parameter(other.way.matrix(other).detach().clone())
+        self.head = other.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(F.linear(x, self.w)))
+
+
+def _filled(x: Tensor, w: Tensor) -> Tensor:
+    weight = torch.empty_like(w)
+    weight[:3] = w[:3] * 2
+    weight[3:].copy_(w[3:])
+    return x @ weight.T
+
+
+_W, _V, _WT = {"w": (6, 5)}, {"w": (5,)}, {"w": (5, 6)}
+WAYS: dict[str, Way] = {
+    "F.linear": Way(_W, lambda m, x: F.linear(x, m.w), lambda m: m.w),
+    "F.linear by name": Way(_W, lambda m, x: F.linear(input=x, weight=m.w), lambda m: m.w),
+    "x @ W": Way(_WT, lambda m, x: x @ m.w, lambda m: m.w.T),
+    "x @ W.T": Way(_W, lambda m, x: x @ m.w.T, lambda m: m.w),
+    "W @ x": Way(_W, lambda m, x: (m.w @ x.T).T, lambda m: m.w, in_shape=(5,)),
+    "matmul by name": Way(_WT, lambda m, x: torch.matmul(input=x, other=m.w), lambda m: m.w.T),
+    "matmul, the other by name": Way(_WT, lambda m, x: x.matmul(other=m.w), lambda m: m.w.T),
+    "linalg.matmul": Way(_WT, lambda m, x: torch.linalg.matmul(x, m.w), lambda m: m.w.T),
+    "mm": Way(_WT, lambda m, x: torch.mm(x, m.w), lambda m: m.w.T),
+    "bmm": Way(_WT, lambda m, x: torch.bmm(x[None], m.w[None])[0], lambda m: m.w.T, in_shape=(1, 5)),
+    "h @ v": Way(_V, lambda m, x: x @ m.w, lambda m: m.w[None]),
+    "mv": Way(_V, lambda m, x: torch.mv(x, m.w), lambda m: m.w[None]),
+    "x.mv": Way(_V, lambda m, x: x.mv(vec=m.w), lambda m: m.w[None]),
+    "inner": Way(_W, lambda m, x: torch.inner(x, m.w), lambda m: m.w),
+    "inner, W first": Way(_W, lambda m, x: torch.inner(m.w, x).T, lambda m: m.w),
+    "vecdot": Way(_V, lambda m, x: torch.linalg.vecdot(x, m.w), lambda m: m.w[None]),
+    "tensordot": Way(_W, lambda m, x: torch.tensordot(x, m.w, dims=([1], [1])), lambda m: m.w),
+    "tensordot over one axis": Way(_WT, lambda m, x: torch.tensordot(x, m.w, 1), lambda m: m.w.T),
+    "addmm": Way(_WT, lambda m, x: torch.addmm(torch.zeros(6, dtype=x.dtype), x, m.w), lambda m: m.w.T),
+    "addmm, scaled": Way(
+        _WT, lambda m, x: torch.addmm(torch.ones(6, dtype=x.dtype), x, m.w, beta=0, alpha=3), lambda m: 3 * m.w.T
+    ),
+    "addmv": Way(_V, lambda m, x: torch.addmv(torch.zeros(1, dtype=x.dtype), x, m.w), lambda m: m.w[None]),
+    "baddbmm": Way(
+        _WT,
+        lambda m, x: torch.baddbmm(torch.zeros(1, 1, 1, dtype=x.dtype), x[None], m.w[None])[0],
+        lambda m: m.w.T,
+        in_shape=(1, 5),
+    ),
+    "addbmm": Way(
+        _WT,
+        lambda m, x: torch.addbmm(torch.zeros(1, dtype=x.dtype), x[None], m.w[None]),
+        lambda m: m.w.T,
+        in_shape=(1, 5),
+    ),
+    "einsum": Way(_W, lambda m, x: torch.einsum("bi,oi->bo", x, m.w), lambda m: m.w),
+    "einsum of a list": Way(_W, lambda m, x: torch.einsum("...i,oi", [x, m.w]), lambda m: m.w),
+    "einsum by numbers": Way(_W, lambda m, x: torch.einsum(x, [0, 1], m.w, [2, 1], [0, 2]), lambda m: m.w),
+    "einsum of three": Way(
+        {"w": (4, 5), "u": (6, 4)}, lambda m, x: torch.einsum("bi,ki,ok->bo", x, m.w, m.u), lambda m: m.u @ m.w
+    ),
+    "multi_dot": Way(
+        {"w": (5, 4), "u": (4, 6)}, lambda m, x: torch.linalg.multi_dot([x, m.w, m.u]), lambda m: (m.w @ m.u).T
+    ),
+    "bilinear with a learned input": Way(
+        {"w": (6, 5, 3), "u": (3,)},
+        lambda m, x: F.bilinear(x, m.u.expand(len(x), 3), m.w),
+        lambda m: m.w @ m.u,
+    ),
+    "(x · v).sum": Way(_V, lambda m, x: (x * m.w).sum(-1), lambda m: m.w[None]),
+    "(v · x).mean": Way(_V, lambda m, x: torch.mean(torch.mul(m.w, x), 1), lambda m: m.w[None] / 5),
+    "(x · W).sum": Way(_W, lambda m, x: (x[:, None] * m.w).sum(dim=-1), lambda m: m.w, in_shape=(1, 5)),
+    "a 1×1 convolution": Way(
+        _W, lambda m, x: F.conv1d(x[..., None], m.w[..., None])[..., 0], lambda m: m.w, in_shape=(5, 1)
+    ),
+    "W · c": Way(_W, lambda m, x: F.linear(x, m.w * 0.5), lambda m: m.w * 0.5),
+    "x @ (W · c)": Way(_WT, lambda m, x: x @ (m.w * 0.5), lambda m: m.w.T * 0.5),
+    "x @ (W · constant)": Way(_WT, lambda m, x: x @ (m.constant * m.w), lambda m: m.w.T * 1.5),
+    "x @ (W · mask)": Way(_W, lambda m, x: x @ (m.mask * m.w).T, lambda m: m.w * m.mask),
+    "x @ W.to": Way(_WT, lambda m, x: x @ m.w.float().to(x), lambda m: m.w.float().T.to(m.w)),
+    "x @ W.clone().detach()": Way(_WT, lambda m, x: x @ m.w.clone().detach(), lambda m: m.w.T),
+    "x @ (W / ‖W‖)": Way(_WT, lambda m, x: x @ F.normalize(m.w, dim=0), lambda m: F.normalize(m.w, dim=0).T),
+    "x @ (g · W / ‖W‖)": Way(
+        {"w": (6, 5), "g": (6, 1)}, lambda m, x: x @ (m.g * F.normalize(m.w)).T, lambda m: m.g * F.normalize(m.w)
+    ),
+    "x @ (W + B A)": Way(
+        {"w": (6, 5), "b": (6, 2), "a": (2, 5)}, lambda m, x: x @ (m.w + m.b @ m.a).T, lambda m: m.w + m.b @ m.a
+    ),
+    "x @ orthogonal": Way(
+        {"w": (5, 5)}, lambda m, x: x @ torch.matrix_exp(m.w - m.w.T), lambda m: torch.matrix_exp(m.w - m.w.T).T
+    ),
+    "x @ stack": Way(
+        {"w": (5,), "u": (5,)}, lambda m, x: x @ torch.stack([m.w, m.u], 1), lambda m: torch.stack([m.w, m.u])
+    ),
+    "row by row": Way({"w": (1, 5)}, lambda m, x: sum(x @ row for row in m.w), lambda m: m.w),
+    "written into memory": Way(_W, lambda m, x: _filled(x, m.w), lambda m: torch.cat([m.w[:3] * 2, m.w[3:]])),
+}
+
+
+def build_way(name: str, batch: int = 4) -> tuple[ByHand, AsLinear, Tensor]:
+    """The network, the same one with F.linear, and a batch, in float64."""
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    model = ByHand(WAYS[name]).double()
+    model.constant = model.constant.double()
+    x = torch.randn(batch, 5, dtype=torch.float64)
+    torch.set_rng_state(state)
+    return model, AsLinear(model), x
 
 
 def build(name: str, batch: int = 4, seed: int = 0) -> tuple[nn.Module, Tensor]:

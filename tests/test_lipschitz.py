@@ -23,6 +23,8 @@ REFUSED = {
     "instancenorm": "instance_norm",
     "transformer": "attention",
     "heads": "attention",
+    "written": "einsum",
+    "patches": "im2col",
 }
 BOUNDED = [n for n in FLOATS if not n.startswith(tuple(REFUSED))]
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from excite import AdversarialTraining, PersistentExcitation
@@ -20,6 +21,8 @@ WAYS = {
     "adversarial": ("convolutional", lambda model: AdversarialTraining(model, 0.1, random_start=False)),
 }
 
+SHARDED = ["written", "products", "padding-circular"]  # under FSDP2 a forward pass has other parameters than the model
+
 
 def worker(rank, size, folder):
     torch.set_num_threads(1)
@@ -30,13 +33,21 @@ def worker(rank, size, folder):
         excited.loss(x[rank::size], Y[rank::size]).backward()
         if rank == 0:
             torch.save([p.grad for p in model.parameters()], f"{folder}/{way}.pt")
+    for name in SHARDED:
+        model, x = build(name)
+        fully_shard(model)
+        PersistentExcitation(model, 0.1).loss(x[rank::size], Y[rank::size]).backward()
+        whole = [p.grad.full_tensor() for p in model.parameters()]
+        if rank == 0:
+            torch.save(whole, f"{folder}/{name}.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_gradients_equal_those_of_one_process(tmp_path):
     mp.spawn(worker, (2, str(tmp_path)), nprocs=2)
-    for way, (name, make) in WAYS.items():
+    alone = {name: (name, WAYS["scalar"][1]) for name in SHARDED}
+    for way, (name, make) in (WAYS | alone).items():
         model, x = build(name)
         make(model).loss(x, Y).backward()
         for ours, theirs in zip(model.parameters(), torch.load(tmp_path / f"{way}.pt")):

@@ -43,3 +43,8 @@ def test_what_cannot_be_told_is_refused():
         find_layout(torch.randn(4, 2), torch.randn(9, 2), 4, "fc")
     with pytest.raises(ModelError, match="leave that layer out"):
         find_layout(torch.randn(12, 2), torch.randn(24, 2), 4, "fc")
+
+
+def test_no_samples_have_a_layout_too():
+    like = torch.zeros(3, 0, 2)
+    assert Layout(1).from_samples(torch.zeros(0, 6), like).shape == like.shape

@@ -15,16 +15,19 @@ from models import build
 PAGE = (Path(__file__).parents[2] / "docs" / "wiring.md").read_text(encoding="utf-8")
 
 
-def test_the_printed_example_is_real() -> None:
-    code, printed = re.search(r"```python\n(.*?)```\n```text\n(.*?)```", PAGE, re.DOTALL).groups()  # type: ignore[union-attr]
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown):
-        exec(code, {})
-    assert shown.getvalue() == printed
+def test_the_printed_examples_are_real() -> None:
+    names: dict[str, object] = {}
+    examples = re.findall(r"```python\n((?:(?!```).)*)```\n```text\n(.*?)```", PAGE, re.DOTALL)
+    assert len(examples) == 2
+    for code, printed in examples:
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            exec(code, names)
+        assert shown.getvalue() == printed
 
 
 def test_the_formula_for_what_is_conserved_works() -> None:
-    code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "def conserved" in code]
     names: dict[str, object] = {}
     exec(code, names)
     model, x = build("mlp")

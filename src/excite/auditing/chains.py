@@ -26,13 +26,14 @@ def linear_chain(model: nn.Module, x: Tensor) -> Pairs:
     flowing = x.flatten(1)
     pairs: Pairs = []
     for call, entered, output in recorder.seen:
-        if getattr(call.function, "__name__", "") != "linear" or entered.dim() != 2:
+        matrix = call.matrix(entered.dim())
+        if matrix is None or entered.dim() != 2:
             raise ModelError(f"expected linear layers only; layer {call.name} is not one")
         if entered.shape != flowing.shape or not torch.equal(entered, flowing):
             raise ModelError(
                 f"expected linear layers and nothing between them; something happens before layer {call.name}"
             )
-        pairs.append((call.weight.detach().double(), None if call.bias is None else call.bias.detach().double()))
+        pairs.append((matrix.detach().double(), None if call.bias is None else call.bias.detach().double()))
         flowing = output
     if not pairs or not torch.equal(returned.reshape(len(x), -1), flowing):
         raise ModelError("expected linear layers and nothing after them")

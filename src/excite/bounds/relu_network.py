@@ -158,12 +158,10 @@ def need_real(x: Tensor) -> None:
 
 def _matrix(call: AffineCall) -> Tensor:
     """The weight as (out, in)."""
-    name = getattr(call.function, "__name__", "")
-    if name == "linear":
-        return call.weight
-    if name == "einsum" or call.weight_at in (0, "input"):
-        raise _no_chain(f"{call.name} is written as {name}: use a linear layer")
-    return call.weight.T
+    matrix = call.matrix(2)
+    if matrix is None:
+        raise _no_chain(f"{call.name} is written as {getattr(call.function, '__name__', '')}: use a linear layer")
+    return matrix
 
 
 def _no_chain(why: str) -> ModelError:

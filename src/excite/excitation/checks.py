@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError
 from excite.excitation.search import Bounds
-from excite.wiring.affine import Names
+from excite.wiring.affine import clean_path, layer_name
 from excite.wiring.calling import Batch, check_finite, tensors
 from excite.wiring.untouched import capturing
 from excite.wiring.wrappers import refuse_lazy
@@ -85,10 +85,11 @@ def check_bounds(bounds: object) -> Bounds | None:
 def possible_layers(model: nn.Module) -> list[str]:
     """Names that affine calls of this model can have: paths of weights, and of modules whose weight is computed."""
     refuse_lazy(model)
-    names = Names(model)
-    weights = [names.layer(p) for p in model.parameters() if p.dim() > 1]
-    computed = [path for path, module in model.named_modules() if path and hasattr(module, "parametrizations")]
-    if not weights and not computed:
+    weights = [layer_name(clean_path(path)) for path, parameter in model.named_parameters() if parameter.dim()]
+    computed = [
+        clean_path(path) for path, module in model.named_modules() if path and any(True for _ in module.parameters())
+    ]
+    if not weights:
         raise ModelError(
             "the model has no affine layer (linear, convolution or product with a parameter): nothing to excite"
         )

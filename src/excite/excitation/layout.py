@@ -65,6 +65,8 @@ class Layout:
     def from_samples(self, rows: Tensor, like: Tensor) -> Tensor:
         """The inverse of `by_sample`."""
         samples, n = rows.shape[0], like.shape[self.axis]
+        if not samples:
+            return rows.reshape(like.shape)
         before, after = like.shape[: self.axis], like.shape[self.axis + 1 :]
         parts = rows.reshape(samples, *before, self.outer, n // (self.outer * samples), *after)
         return parts.movedim(0, self.axis + 1).reshape(like.shape)

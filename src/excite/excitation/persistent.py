@@ -225,7 +225,9 @@ class PersistentExcitation:
         """Whether anything is perturbed now: not at radius 0, nor in the first of `Stages`."""
         return any(self.setting())
 
-    def _search(self, x: Batch, direction: Tensor | None = None, together: bool = False) -> Perturbations:
+    def _search(
+        self, x: Batch, direction: Tensor | None = None, together: bool = False, names: Names | None = None
+    ) -> Perturbations:
         """`together`: the processes that train this model search at the same time, each for its part of the batch."""
         model = unwrap(self.model)
         wanted = self.layers
@@ -236,6 +238,7 @@ class PersistentExcitation:
             chosen=lambda name: (
                 wanted == "all" or (wanted != "input" and (name in wanted or name.split("#")[0] in wanted))
             ),
+            everything=wanted == "all",
             at_input=wanted == "input",
             bounds=self.bounds,
             kind=self.kind,
@@ -246,13 +249,14 @@ class PersistentExcitation:
         )
         if isinstance(self.radius, Auto):
             self.radius.to(device_of(model))
-        found = search(model, Names(model), x, setting, self._known_layouts, direction)
+        found = search(model, names or Names(model), x, setting, self._known_layouts, direction)
         self._radii = {layer: site.radius for layer, site in found.sites.items()}
         return found
 
     def _extremes(self, x: Batch, direction: Tensor | None) -> tuple[Tensor, Tensor]:
-        found = self._search(x, direction, together=torch.is_grad_enabled() and is_shared(self.model))
-        both = evaluate(self.model, Names(unwrap(self.model)), x, found, self._read)
+        names = Names(unwrap(self.model))
+        found = self._search(x, direction, torch.is_grad_enabled() and is_shared(self.model), names)
+        both = evaluate(self.model, names, x, found, self._read)
         high, low = both.chunk(2)
         return low, high
 

@@ -28,6 +28,7 @@ from excite.excitation.steepest import steepest
 from excite.norms import Norm
 from excite.wiring.affine import AffineCall, Names
 from excite.wiring.calling import Batch, batch_size, call, doubled, own_copy, tensors
+from excite.wiring.parameters import account, report
 from excite.wiring.untouched import Buffers, RandomState, aside, device_of
 from excite.wiring.wrappers import eagerly, is_sharded
 
@@ -45,6 +46,7 @@ class Setting:
     steps: int
     chosen: Callable[[str], bool]  # layer -> whether it is perturbed
     read: Read
+    everything: bool = False  # whether all affine calls are chosen
     at_input: bool = False  # perturb the model's own input instead
     bounds: Bounds | None = None  # on the model's own input
     kind: Kind = KINDS["additive"]
@@ -264,10 +266,12 @@ def record(model: nn.Module, names: Names, x: Batch, setting: Setting, tape: Tap
     entering = own_copy(x)
     leaf = entering.requires_grad_() if setting.at_input and isinstance(entering, Tensor) else None
     clean = CleanPass(names, tape, setting, entering)
+    clean.roles = account(model) if setting.everything else None
     with clean:
         # Not the leaf itself, so that a model may change its input in place.
         returned = call(model, entering if leaf is None else leaf.clone())
     output = setting.read(returned, tape.batch)
+    report(model, clean.roles)
     buffers.restore(thorough=False)
     tape.after = RandomState(device_of(model)) if tape.random else None
     if not tape.random and not torch.equal(random, torch.get_rng_state()):

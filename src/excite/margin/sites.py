@@ -21,6 +21,7 @@ from excite.excitation.replay import Pass, Tape
 from excite.excitation.search import INPUT, is_whole
 from excite.wiring.affine import AffineCall, Names
 from excite.wiring.calling import Pick, pick_output
+from excite.wiring.parameters import account, report
 from excite.wiring.wrappers import eagerly, unwrap
 
 _PROBED = 8  # points with which the sites are found
@@ -154,9 +155,11 @@ def find_sites(model: nn.Module, x: Tensor, layers: str | Sequence[str], output:
     leaf = _telling(x).requires_grad_(x.is_floating_point())
     entering = leaf.clone()
     probe = _Probe(names, entering)
+    probe.roles = account(model) if layers == "all" else None
     with eagerly(model), probe:
         f = pick_output(model(entering), output)
     _check_names(layers, probe.seen)
+    report(model, probe.roles)
     gradients = dict(zip([INPUT, *probe.inputs], _gradients(f, [leaf, *probe.inputs.values()])))
     layouts = _layouts(model, names, x, list(probe.inputs), output)
     useful = {name for name in probe.inputs if gradients[name] is not None and layouts[name] is not None}

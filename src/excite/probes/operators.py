@@ -75,19 +75,8 @@ class Operator:
     def _call(self, x: Tensor) -> Tensor:
         call = self.site.call
         wide = torch.promote_types(call.weight.dtype, torch.float32)
-        args = tuple(
-            a.detach().to(wide) if isinstance(a, Tensor) and i != call.input_at else a for i, a in enumerate(call.args)
-        )
-        kwargs = {
-            k: a.detach().to(wide) if isinstance(a, Tensor) and k != call.input_at else a
-            for k, a in call.kwargs.items()
-        }
-        if isinstance(call.input_at, int):
-            args = tuple(x if i == call.input_at else a for i, a in enumerate(args))
-        else:
-            kwargs[call.input_at] = x
         with torch.autocast(x.device.type, enabled=False):
-            return call.function(*args, **kwargs)  # type: ignore[no-any-return]
+            return call.run(x, dtype=wide)
 
     def _zeros(self, count: int) -> Tensor:
         shape = [n for i, n in enumerate(self.site.shape) if i != self.site.in_axis]
@@ -125,14 +114,8 @@ class Operator:
     @property
     def matrix(self) -> Tensor | None:
         """The weight (outputs, inputs) if A applies it to the last axis; None for convolutions and other products."""
-        call, name = self.site.call, getattr(self.site.call.function, "__name__", "")
-        if call.kind != "linear" or call.weight.dim() != 2 or name == "einsum":
-            return None
-        weight = call.weight.detach()
-        weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        if name == "linear":
-            return weight
-        return weight.T if str(call.input_at) < str(call.weight_at) else None  # x @ W; in W @ x columns are samples
+        weight = self.site.call.matrix(len(self.site.shape))
+        return None if weight is None else weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
     @property
     def finite(self) -> bool:

@@ -79,8 +79,8 @@ class SampleLayouts:
         if call.kind != "linear":
             return along[what.owner] if layout.axis == 0 and n == what.items else None
         places = along.view([-1 if axis == layout.axis else 1 for axis in range(len(shape))]).expand(shape)
-        rows = linear_rows(call, places)
-        return rows[:, 0] if bool((rows == rows[:, :1]).all()) else None
+        rows = linear_rows(call, places.double())  # not every function that pads or unfolds takes whole numbers
+        return rows[:, 0].long() if bool((rows == rows[:, :1]).all()) else None
 
 
 class Live:

@@ -55,6 +55,8 @@ def seen(
         return Seen(rows, len(rows), owner, items, active)
     axes = call.weight.dim() - 2
     transposed = "transpose" in call.function.__name__
+    if patches != "whole":
+        input = call.entering(input)
     if input.dim() == axes + 1:  # one image without a batch axis
         input = input[None]
     items = len(input)
@@ -75,7 +77,7 @@ def unit_rows(
     """(R, units): the numbers of `output`, a tensor laid out like the output of `call` for an input of this shape, for the
     rows that `seen` takes. The units of a convolution are its channels. None where what one unit sees is not known."""
     if call.kind == "linear":
-        return _linear(call, torch.empty(shape, device="meta"), output)[1]
+        return _linear(call, call.entering(torch.empty(shape, device="meta")), output)[1]
     if "transpose" in call.function.__name__ or patches == "whole":
         return None
     if output.dim() == call.weight.dim() - 1:  # one image without a batch axis
@@ -88,7 +90,7 @@ def unit_rows(
 
 def linear_rows(call: AffineCall, x: Tensor) -> Tensor:
     """(R, D): `x`, laid out like the input of a linear call, as the vectors that its weight multiplies."""
-    return _linear(call, x, None)[0]
+    return _linear(call, call.entering(x), None)[0]
 
 
 def _places_of(
@@ -132,35 +134,21 @@ def _mixed(x: Any) -> Any:
 
 
 def _linear(call: AffineCall, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    name = getattr(call.function, "__name__", "")
-    if name == "einsum":
-        return _einsum(call, x, out)
-    if (
-        name != "linear" and x.dim() > 1 and _place(call.weight_at) < _place(call.input_at)
-    ):  # W @ x: columns are samples
-        x, out = x.transpose(-2, -1), None if out is None or out.dim() < 2 else out.transpose(-2, -1)
-    rows = x.reshape(-1, x.shape[-1])
-    if call.weight.dim() > 2:  # a stack of weights: what a unit sees depends on the sample
-        out = None
-    return rows, None if out is None else out.reshape(len(rows), -1)
-
-
-def _einsum(call: AffineCall, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Axes that are summed over go last. Without a plain equation: the last axis."""
-    terms = str(call.args[0]).replace(" ", "").replace("->", ",").split(",")
-    plain = len(terms) == 3 and "." not in "".join(terms) and "->" in str(call.args[0])
-    if not plain:
-        return x.reshape(-1, x.shape[-1]), None
-    mine, theirs = (terms[_place(at) - 1] for at in (call.input_at, call.weight_at))
-    summed = [a for a in mine if a not in terms[2]]
-    kept = [a for a in mine if a in terms[2]]
+    """Axes that are summed over go last. Where these are not known: the last axis."""
+    terms = call.terms(x)
+    if terms is None:
+        return x.reshape(-1, x.shape[-1] if x.dim() else 1), None
+    mine, others, made = terms
+    summed = [a for a in mine if a not in made]
+    kept = [a for a in mine if a in made]
     rows = x.permute([mine.index(a) for a in kept + summed]).reshape(
         -1, math.prod(x.shape[mine.index(a)] for a in summed)
     )
-    if out is None or any(a in theirs for a in kept):
+    # Where other factors share an axis that stays, what a unit sees depends on the place along it.
+    if out is None or out.dim() != len(made) or any(a in other for a in kept for other in others):
         return rows, None
-    free = [a for a in terms[2] if a not in kept]
-    return rows, out.permute([terms[2].index(a) for a in kept + free]).reshape(len(rows), -1)
+    free = [a for a in made if a not in kept]
+    return rows, out.permute([made.index(a) for a in kept + free]).reshape(len(rows), -1)
 
 
 def _windows(call: AffineCall, x: Tensor) -> Tensor:
@@ -173,10 +161,6 @@ def _windows(call: AffineCall, x: Tensor) -> Tensor:
     for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation)):
         x = x.unfold(axis + 2, gap * (size - 1) + 1, step)[..., ::gap]
     return x.movedim(1, 1 + len(kernel))
-
-
-def _place(at: int | str | None) -> int:
-    return at if isinstance(at, int) else 0
 
 
 def _tuple(value: Any, n: int) -> tuple[int, ...]:

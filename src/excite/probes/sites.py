@@ -147,20 +147,12 @@ def _site(two: _Found, three: _Found | None, names: Names) -> Site:
     call = two.call
     axis = _batch_axis(call.name, two.output.shape, three.output.shape if three else None)
     in_axis = _batch_axis(call.name, call.input.shape, three.call.input.shape if three else None)
-    live = names.parameter(call.weight) is not None
-    kept = AffineCall(
-        call.name,
-        call.kind,
-        call.function,
-        tuple(_bare(a, live) for a in _without_input(call, call.args)),
-        {
-            k: _bare(a, live)
-            for k, a in zip(call.kwargs, _without_input(call, tuple(call.kwargs.values()), call.kwargs))
-        },
-        call.input_at,
-        call.weight_at,
-        call.bias_at,
-    )
+    live = all(names.parameter(weight) is not None for weight in call.weights)
+    if three is not None and [w.shape for w in call.weights] != [w.shape for w in three.call.weights]:
+        raise ModelError(
+            f"layer {call.name!r}: its weight is repeated for every sample, as in torch.bmm(x, weight.expand(len(x), -1, -1)): "
+            "use a product that broadcasts, x @ weight, or choose other layers="
+        )
     return Site(
         call.name,
         two.module,
@@ -170,19 +162,9 @@ def _site(two: _Found, three: _Found | None, names: Names) -> Site:
         tuple(call.input.shape),
         _bias(call, names),
         two.output.requires_grad,
-        kept,
+        call.without_input(detached=not live),
         live,
     )
-
-
-def _without_input(call: AffineCall, values: tuple[Any, ...], keys: Any = None) -> tuple[Any, ...]:
-    """The arguments with an empty tensor in place of the input: nothing of the example is kept."""
-    names = list(keys) if keys is not None else range(len(values))
-    return tuple(v.detach().new_empty(0) if at == call.input_at else v for at, v in zip(names, values))
-
-
-def _bare(value: Any, live: bool) -> Any:
-    return value.detach() if isinstance(value, Tensor) and not live else value
 
 
 def _bias(call: AffineCall, names: Names) -> str | None:

@@ -13,6 +13,7 @@ from excite.errors import ExciteError, ModelError
 from excite.wiring.affine import AffineCall, AffineMode, Names
 from excite.wiring.calling import Batch, Pick, pick_output
 from excite.wiring.exporting import resized, run
+from excite.wiring.parameters import Roles, sentence
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Layer:
     - `name`: the weight's path without `.weight`; the second call of a weight is `name#2`.
     - `kind`: "linear" or "conv" (transposed convolutions too).
     - `in_shape`, `out_shape`: of one sample, without the batch axis wherever it stands. Where batch and another axis are
-      merged, as (time · batch, features) inside attention, only the batch is taken out: (time, features).
+      merged, as (time · batch, features) inside attention, only the batch is taken out: (time, features). Padding and
+      unfolding belong to the layer: `in_shape` is that of the signal in front of them.
     - `weight`, `bias`: as the call gets them, sharing memory with the model's parameters; `weight_name`, `bias_name` are
       the paths of these, None for a weight that is computed on the fly.
     """
@@ -65,10 +67,10 @@ class _Recorder(AffineMode):
         return super().opaque(function, args, kwargs)
 
 
-def record(model: nn.Module, batch: Batch, output: Pick) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """The layers, and notes on what could not be seen or told."""
-    names = Names(model)
-    first, returned = _run(model, names, resized(batch, 2))
+def record(model: nn.Module, batch: Batch, output: Pick) -> tuple[tuple[Layer, ...], dict[str, str], tuple[str, ...]]:
+    """The layers, the roles of parameters by path, and notes on what is not known."""
+    names, roles = Names(model), Roles()
+    first, returned = _run(model, names, resized(batch, 2), roles)
     pick_output(returned, output)
     notes = [f"{name} holds affine maps inside one kernel: they are not listed" for name in dict.fromkeys(first.hidden)]
     if not first.seen:
@@ -77,6 +79,9 @@ def record(model: nn.Module, batch: Batch, output: Pick) -> tuple[tuple[Layer, .
             "the model has no affine layer that Excite can see: expected at least one linear layer, convolution or "
             f"product with a parameter in its forward pass{hint}"
         )
+    known, missing = roles.of(model)
+    if missing:
+        notes.append(sentence(missing))
     try:
         second: list[_Seen] | None = _run(model, names, resized(batch, 3))[0].seen
     except ExciteError:
@@ -101,11 +106,12 @@ def record(model: nn.Module, batch: Batch, output: Pick) -> tuple[tuple[Layer, .
                 names.parameter(one.call.bias),
             )
         )
-    return tuple(layers), tuple(notes)
+    return tuple(layers), known, tuple(notes)
 
 
-def _run(model: nn.Module, names: Names, batch: Batch) -> tuple[_Recorder, Any]:
+def _run(model: nn.Module, names: Names, batch: Batch, roles: Roles | None = None) -> tuple[_Recorder, Any]:
     recorder = _Recorder(names)
+    recorder.roles = roles
     try:
         with recorder:
             returned = run(model, batch)

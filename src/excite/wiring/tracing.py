@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 class Wiring:
     """What a model is made of: its affine layers in order of execution, and how their channels connect. Printable.
 
-    `notes` says what could not be seen or told.
+    `parameters` says by path what each parameter is: the weight or bias of a layer, part of a normalization, an embedding,
+    a scaling, … `notes` names the parameters that are none of these, and says what else is not known.
     """
 
     layers: tuple[Layer, ...]
     groups: tuple[Group, ...]
     notes: tuple[str, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         return render(self.layers, self.groups, self.cuts(), self.notes)
@@ -81,12 +84,12 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
     check_finite(example, "values in the example")
     model = unwrap(model)
     refuse_lazy(model)
-    layers, notes = record(model, example, output)
+    layers, parameters, notes = record(model, example, output)
     try:
         groups = assemble(follow(model, exported(model, example, output)))
     except ExportFailed as failure:
         groups = tuple(_lonely(layer, f"torch.export failed: {failure}") for layer in layers)
-    return Wiring(layers, groups, notes)
+    return Wiring(layers, groups, notes, parameters)
 
 
 def _lonely(layer: Layer, why: str) -> Group:

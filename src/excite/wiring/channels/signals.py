@@ -11,6 +11,7 @@ from torch import Tensor
 
 from excite.wiring.channels.labels import Break, Classes, Mirrors
 from excite.wiring.channels.slots import Held, Slot, Use, entries_slot
+from excite.wiring.naming import layer_name
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Bench:
     def layer(self, value: Any, node: torch.fx.Node) -> str:
         """The name of an affine call: the weight's path, counted like `Names` counts them."""
         if isinstance(value, Held):
-            name = value.path.removesuffix(".weight")
+            name = layer_name(value.path)
         else:
             name = module_of(node) or "weight"
         self._calls[name] = count = self._calls.get(name, 0) + 1

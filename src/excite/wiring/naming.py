@@ -1,0 +1,111 @@
+"""Names of parameters and of the layers they belong to."""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+Sources = tuple[str, ...]  # paths of the parameters a tensor is computed from; none for a constant
+
+
+def clean_path(path: str) -> str:
+    """A path without the wrappers of torch.compile and data-parallel training."""
+    if "_orig_mod" not in path and "_fsdp_wrapped_module" not in path:
+        return path
+    return ".".join(part for part in path.split(".") if part not in ("_orig_mod", "_fsdp_wrapped_module"))
+
+
+def layer_name(path: str) -> str:
+    """The name of the layer with this weight: its path without `.weight`.
+
+    What a parametrization, spectral normalization or pruning keeps in place of a weight stands for that weight.
+    """
+    if "parametrizations." in path:
+        parts = path.split(".")
+        at = parts.index("parametrizations") if "parametrizations" in parts else len(parts)
+        path = ".".join([*parts[:at], *parts[at + 1 : at + 2]])
+    if path.endswith("weight_orig"):
+        path = path.removesuffix("_orig")
+    return path.removesuffix(".weight")
+
+
+class Names:
+    """Names of affine calls: the weight's path without `.weight`; a second call of the same weight is `name#2`.
+
+    `sources` has the parameters by their own path, and the model's buffers and constants (tensors that modules hold as
+    attributes) as computed from no parameter, by the identity of the tensor: they are kept, so that no other tensor can
+    get the same one.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.sources: dict[int, Sources] = {}
+        self.kept: list[Tensor] = []
+        self.computed: dict[int, tuple[Sources | None, weakref.ref[Tensor]]] = {}  # in the last pass
+        self._model = model
+        self._by_storage: dict[int, str] = {}
+        self._modules: dict[int, str] = {}
+        self._order: dict[str, int] = {}
+        for path, module in model.named_modules():
+            path = self._modules[id(module)] = clean_path(path)
+            self._take(path, module)
+            for value in module._buffers.values():
+                if value is not None:
+                    self._keep(value, ())
+            for value in module.__dict__.values():
+                if isinstance(value, Tensor) and value.is_leaf:
+                    self._keep(value, ())
+
+    def update(self) -> None:
+        """Take the parameters as they are now: FSDP has others inside a forward pass than outside."""
+        for path, module in self._model.named_modules():
+            self._take(clean_path(path), module)
+
+    def _take(self, path: str, module: nn.Module) -> None:
+        for key, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in self.sources:
+                name = f"{path}.{key}" if path else key
+                self._keep(parameter, (name,))
+                self._order.setdefault(name, len(self._order))
+                if parameter.numel() and not hasattr(parameter, "full_tensor"):  # a DTensor has no storage of its own
+                    self._by_storage.setdefault(parameter.untyped_storage().data_ptr(), name)
+
+    def _keep(self, tensor: Tensor, sources: Sources) -> None:
+        self.sources[id(tensor)] = sources
+        self.kept.append(tensor)
+
+    def parameter(self, tensor: Any) -> str | None:
+        """The path of the parameter that `tensor` is, or is a view of."""
+        if not isinstance(tensor, Tensor):
+            return None
+        sources = self.sources.get(id(tensor))
+        if sources is not None:
+            return sources[0] if sources else None
+        if tensor._is_view() and tensor.numel():
+            return self._by_storage.get(tensor.untyped_storage().data_ptr())
+        return None
+
+    def layer(self, sources: Sequence[str]) -> str:
+        """The name of the affine call that is being made, whose weight is computed from these parameters.
+
+        Of several parameters, or of none (a hypernetwork), it is the path of the module that makes the call; if that is the
+        model itself, the name is that of the first of the parameters, as the model lists them.
+        """
+        if len(sources) == 1:
+            return layer_name(sources[0])
+        names = set(map(layer_name, sources))
+        if len(names) == 1:
+            return names.pop()
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and id(owner) in self._modules:
+                if self._modules[id(owner)]:
+                    return self._modules[id(owner)]
+                break
+            frame = frame.f_back
+        return layer_name(min(sources, key=self._order.__getitem__)) if sources else "weight"

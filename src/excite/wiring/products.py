@@ -1,0 +1,236 @@
+"""Functions that multiply and sum: where their factors stand, and which axes they sum over, in the letters of einsum."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+At = tuple[int | str, ...]  # where an argument stands: (1,), ("other",), or in a list, (1, 0)
+Terms = tuple[list[str], str]  # letters of the factors, letters of the result
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Product:
+    """`factors(args, kwargs)` says where the factors stand, None if the call is none that is known; `terms` which axes
+    are summed; `added` where a tensor stands that is added."""
+
+    factors: Callable[[tuple[Any, ...], dict[str, Any]], list[At] | None]
+    terms: Callable[[list[Tensor], tuple[Any, ...], dict[str, Any]], Terms | None]
+    added: Callable[[tuple[Any, ...], dict[str, Any]], At | None] = lambda args, kwargs: None
+
+
+_PLACES: tuple[At, ...] = ((0,), (1,), (2,), (3,))
+
+
+def find(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, *names: str) -> At | None:
+    """Where a tensor stands that may come by position or by name."""
+    if place < len(args):
+        return _PLACES[place] if isinstance(args[place], Tensor) else None
+    for name in names:
+        if isinstance(kwargs.get(name), Tensor):
+            return (name,)
+    return None
+
+
+def argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: At) -> Any:
+    value = args[at[0]] if isinstance(at[0], int) else kwargs[at[0]]
+    return value if len(at) == 1 else value[at[1]]
+
+
+def replaced(args: tuple[Any, ...], kwargs: dict[str, Any], changes: dict[At, Any]) -> Arguments:
+    """The arguments with others in some places."""
+    positional, named = list(args), dict(kwargs)
+    for at, value in changes.items():
+        key = at[0]
+        values: Any = positional if isinstance(key, int) else named
+        if len(at) == 1:
+            values[key] = value
+        else:  # in a list
+            values[key] = [value if i == at[1] else other for i, other in enumerate(values[key])]
+    return tuple(positional), named
+
+
+def _letters(count: int, but: str = "") -> str:
+    return "".join(letter for letter in string.ascii_uppercase if letter not in but)[:count]
+
+
+def _matmul(x: int, y: int) -> Terms:
+    batch = _letters(max(x, y, 2) - 2)
+    first = batch[len(batch) - max(0, x - 2) :] + ("mk" if x > 1 else "k")
+    second = batch[len(batch) - max(0, y - 2) :] + ("kn" if y > 1 else "k")
+    return [first, second], batch + "m" * (x > 1) + "n" * (y > 1)
+
+
+def _inner(x: int, y: int) -> Terms:
+    letters = _letters(x + y - 2)
+    return [letters[: x - 1] + "k", letters[x - 1 :] + "k"], letters
+
+
+def _tensordot(factors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms | None:
+    dims = args[2] if len(args) > 2 else kwargs.get("dims", 2)
+    x, y = (factor.dim() for factor in factors)
+    if isinstance(dims, Tensor):
+        dims = dims.tolist()
+    if isinstance(dims, int):
+        dims = list(range(x - dims, x)), list(range(dims))
+    first, second = ([side] if isinstance(side, int) else list(side) for side in dims)
+    letters = _letters(x + y)
+    one, two = list(letters[:x]), list(letters[x:])
+    for i, j in zip(first, second):
+        two[j] = one[i]
+    return ["".join(one), "".join(two)], "".join(k for k in one + two if (k in one) != (k in two))
+
+
+def _vecdot(factors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms:
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+    return weighted_terms(factors, [dim])
+
+
+def weighted_terms(factors: list[Tensor], dims: Sequence[int]) -> Terms:
+    """(x · w).sum(dims): axes are aligned from the last; an axis of size one that is broadcast has a letter of its own."""
+    size = max(factor.dim() for factor in factors)
+    letters, spare = string.ascii_uppercase[:size], iter(string.ascii_lowercase)
+    full = torch.broadcast_shapes(*(factor.shape for factor in factors))
+    terms = []
+    for factor in factors:
+        own = letters[size - factor.dim() :]
+        terms.append("".join(k if n == m else next(spare) for k, n, m in zip(own, factor.shape, full[-factor.dim() :])))
+    summed = {letters[dim] for dim in dims}
+    return terms, "".join(k for k in letters if k not in summed)
+
+
+def _einsum_factors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[At] | None:
+    if kwargs or not args:
+        return None
+    if isinstance(args[0], Tensor):  # einsum(x, [0, 1], y, [1, 2], [0, 2])
+        places: list[At] = [(i,) for i in range(0, len(args) - 1, 2)]
+    elif len(args) == 2 and isinstance(args[1], list | tuple):
+        places = [(1, i) for i in range(len(args[1]))]
+    else:
+        places = [(i,) for i in range(1, len(args))]
+    return places if all(isinstance(argument(args, kwargs, at), Tensor) for at in places) else None
+
+
+def _einsum(factors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms | None:
+    result: str | None
+    if isinstance(args[0], Tensor):
+        rows = [*args[1::2], *([args[-1]] if len(args) % 2 else [])]
+        if any(part is Ellipsis for row in rows for part in row):
+            return None
+        named = ["".join(string.ascii_letters[i] for i in row) for row in rows]
+        terms, result = named[: len(factors)], named[-1] if len(args) % 2 else None
+    else:
+        left, arrow, right = args[0].replace(" ", "").partition("->")
+        terms, result = left.split(","), right if arrow else None
+    if len(terms) != len(factors):
+        return None
+    rest = [factor.dim() - len(term.replace("...", "")) for term, factor in zip(terms, factors)]
+    spare = _letters(max(rest), "".join(terms))
+    terms = [term.replace("...", spare[len(spare) - n :]) for term, n in zip(terms, rest)]
+    if result is None:
+        every = "".join(terms)
+        result = "..." + "".join(sorted(k for k in set(every) if every.count(k) == 1 and k not in spare))
+    result = result.replace("...", spare)
+    return None if any(len(set(term)) < len(term) for term in terms) else (terms, result)
+
+
+def _multi_dot_factors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[At] | None:
+    key: int | str = 0 if args else "tensors"
+    rows = args[0] if args else kwargs.get("tensors")
+    if isinstance(rows, Tensor):  # chain_matmul(x, y, …)
+        return [(i,) for i in range(len(args))] if all(isinstance(a, Tensor) for a in args) else None
+    return [(key, i) for i in range(len(rows))] if isinstance(rows, list | tuple) else None
+
+
+def _multi_dot(factors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms:
+    letters = string.ascii_lowercase[: len(factors) + 1]
+    terms = [a + b for a, b in pairwise(letters)]
+    terms[0] = terms[0] if factors[0].dim() > 1 else terms[0][1:]
+    terms[-1] = terms[-1] if factors[-1].dim() > 1 else terms[-1][:1]
+    return terms, (letters[0] if factors[0].dim() > 1 else "") + (letters[-1] if factors[-1].dim() > 1 else "")
+
+
+def _bilinear(factors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms:
+    batch = _letters(factors[0].dim() - 1)
+    return [batch + "i", batch + "j", "oij"], batch + "o"
+
+
+def _pair(
+    first: tuple[int, str],
+    second: tuple[int, str],
+    terms: Callable[[int, int], Terms] | Callable[[list[Tensor], tuple[Any, ...], dict[str, Any]], Terms | None],
+    *,
+    by_axes: bool = True,
+    added: bool = False,
+) -> Product:
+    def factors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[At] | None:
+        places = [find(args, kwargs, *first), find(args, kwargs, *second)]
+        return None if None in places or kwargs.get("out") is not None else places  # type: ignore[return-value]
+
+    def of_axes(given: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms | None:
+        return terms(given[0].dim(), given[1].dim()) if by_axes else terms(given, args, kwargs)  # type: ignore[call-arg,arg-type]
+
+    if added:
+        return Product(factors, of_axes, lambda args, kwargs: find(args, kwargs, 0, "input"))
+    return Product(factors, of_axes)
+
+
+def _fixed(first: str, second: str, result: str) -> Callable[[int, int], Terms]:
+    return lambda x, y: ([first, second], result)
+
+
+def _products() -> dict[Callable[..., Any], Product]:
+    mm, batched = _fixed("mk", "kn", "mn"), _fixed("bmk", "bkn", "bmn")
+    vector, outer = _fixed("mk", "k", "m"), _fixed("m", "n", "mn")
+    every = {
+        "matmul": _pair((0, "input"), (1, "other"), _matmul),
+        "mm": _pair((0, "input"), (1, "mat2"), mm),
+        "bmm": _pair((0, "input"), (1, "mat2"), batched),
+        "mv": _pair((0, "input"), (1, "vec"), vector),
+        "dot": _pair((0, "input"), (1, "tensor"), _fixed("k", "k", "")),
+        "inner": _pair((0, "input"), (1, "other"), _inner),
+        "outer": _pair((0, "input"), (1, "vec2"), outer),
+        "ger": _pair((0, "input"), (1, "vec2"), outer),
+        "vdot": _pair((0, "input"), (1, "other"), _fixed("k", "k", "")),
+        "addmm": _pair((1, "mat1"), (2, "mat2"), mm, added=True),
+        "addmv": _pair((1, "mat"), (2, "vec"), vector, added=True),
+        "addr": _pair((1, "vec1"), (2, "vec2"), outer, added=True),
+        "baddbmm": _pair((1, "batch1"), (2, "batch2"), batched, added=True),
+        "addbmm": _pair((1, "batch1"), (2, "batch2"), _fixed("bmk", "bkn", "mn"), added=True),
+    }
+    table = {getattr(owner, name): product for name, product in every.items() for owner in (torch, Tensor)}
+    table[Tensor.__matmul__] = every["matmul"]
+    table[Tensor.__rmatmul__] = _pair((1, "other"), (0, "input"), _matmul)
+    table[torch.linalg.matmul] = every["matmul"]
+    table[torch.linalg.vecdot] = _pair((0, "x"), (1, "y"), _vecdot, by_axes=False)
+    table[torch.tensordot] = _pair((0, "a"), (1, "b"), _tensordot, by_axes=False)
+    table[torch.sparse.mm] = _pair((0, "mat1"), (1, "mat2"), mm)
+    table[torch.einsum] = Product(_einsum_factors, _einsum)
+    table[torch.linalg.multi_dot] = table[torch.chain_matmul] = Product(_multi_dot_factors, _multi_dot)
+
+    def bilinear(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[At] | None:
+        places = [find(args, kwargs, i, name) for i, name in enumerate(("input1", "input2", "weight"))]
+        return None if None in places else places  # type: ignore[return-value]
+
+    table[F.bilinear] = Product(bilinear, _bilinear, lambda args, kwargs: find(args, kwargs, 3, "bias"))
+    return table
+
+
+PRODUCTS = _products()
+
+
+def linear_terms(input: Tensor, weight: Tensor) -> Terms | None:
+    """F.linear: the last axis is summed."""
+    batch = _letters(input.dim() - 1)
+    if weight.dim() > 2:
+        return None
+    made = "n" if weight.dim() == 2 else ""
+    return [batch + "k", made + "k"], batch + made
