@@ -65,6 +65,24 @@ class Site:
 
 
 @dataclass(frozen=True)
+class NormSite:
+    """Where the channels of a group stand in the input of a normalization, `module`.
+
+    - `op`: "batch_norm", "instance_norm", "group_norm", "layer_norm" or "rms_norm".
+    - `index`: for every channel of the group, its positions: channels for batch and instance normalization, groups for
+      group normalization, 0 for layer and RMS normalization.
+    - `sign`: −1 where the channels enter inversely, as keys do.
+    - `why`: not empty where the positions are not the same for all samples or calls; then they are not listed.
+    """
+
+    module: str
+    op: str
+    index: tuple[tuple[int, ...], ...]
+    sign: int = 1
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Group:
     """A set of channels with the same producers and consumers.
 
@@ -75,7 +93,8 @@ class Group:
     - "none": nothing that Excite knows of; `why` says what breaks it.
 
     `channels` counts what scales on its own: all features in front of a layer normalization are one channel, with
-    several entries in the index of its sites. `through` are the functions between, `norms` the normalizations behind.
+    several entries in the index of its sites. `through` are the functions between, `norms` the normalizations behind, and
+    `norm_sites` says what of their inputs belongs to the group.
     """
 
     channels: int
@@ -85,6 +104,7 @@ class Group:
     why: str
     through: tuple[str, ...] = ()
     norms: tuple[str, ...] = ()
+    norm_sites: tuple[NormSite, ...] = ()
 
     @property
     def width(self) -> int:
@@ -104,6 +124,7 @@ class _Member:
     consumers: dict[Side, dict[int, None]] = field(default_factory=dict)
     prints: list[float] = field(default_factory=list)
     blocks: list[tuple[int, int]] = field(default_factory=list)
+    normalized: dict[tuple[str, int], dict[int, None]] = field(default_factory=dict)  # (module, sign): positions
 
     def absorb_mirror(self, other: _Member) -> None:
         self.state.absorb(other.state)
@@ -111,6 +132,7 @@ class _Member:
         self.consumers |= other.producers
         self.prints += other.prints
         self.blocks += other.blocks
+        self.normalized |= {(module, -sign): positions for (module, sign), positions in other.normalized.items()}
 
 
 def assemble(bench: Bench) -> tuple[Group, ...]:
@@ -119,10 +141,24 @@ def assemble(bench: Bench) -> tuple[Group, ...]:
     table: dict[object, list[_Member]] = {}
     for member in _members(bench, slots):
         table.setdefault(_signature(member), []).append(member)
+    normalizations = _normalizations(bench)
     groups = []
     for alike in table.values():
-        groups += [_group(part, law, slots, layers) for part, law in _split(alike)]
+        groups += [_group(part, law, slots, layers, normalizations) for part, law in _split(alike)]
     return tuple(groups)
+
+
+def _normalizations(bench: Bench) -> dict[str, tuple[str, str]]:
+    """The operation of every module that normalizes, and why the positions of its channels cannot be told, if so."""
+    found: dict[str, tuple[str, str]] = {}
+    roots: dict[str, list[list[int]]] = {}
+    for read in bench.norm_reads:
+        for row in read.labels.unique(dim=0).tolist():
+            roots.setdefault(read.module, []).append([bench.classes.find(label) for label in row])
+        why = f"{read.module} normalizes other channels at other places or calls"
+        same = all(row == roots[read.module][0] for row in roots[read.module])
+        found[read.module] = read.op, "" if same else why
+    return found
 
 
 def _slots(uses: Sequence[Use]) -> tuple[list[Slot], list[str]]:
@@ -158,6 +194,10 @@ def _members(bench: Bench, slots: list[Slot]) -> list[_Member]:
         rows = looks.tolist()
         for position, member in _each(labels, member_of):
             member.prints += rows[position]
+    for read in bench.norm_reads:
+        for row in read.labels.unique(dim=0):
+            for position, member in _each(row, member_of):
+                member.normalized.setdefault((read.module, 1), {}).setdefault(position)
     for one, other in bench.mirrors.of_roots().items():
         if one < other and one in found and other in found:
             found[one].absorb_mirror(found.pop(other))
@@ -188,6 +228,7 @@ def _signature(member: _Member) -> object:
         tuple((slot, len(numbers)) for slot, numbers in sorted(member.consumers.items())),
         state.broken,
         tuple(state.norms),
+        tuple((key, len(positions)) for key, positions in sorted(member.normalized.items())),
         state.nonlinear,
         tuple(sorted(state.through)),
     )
@@ -224,7 +265,9 @@ def _interchangeable(one: _Member, other: _Member) -> bool:
     return all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) for a, b in zip(one.prints, other.prints))
 
 
-def _group(members: list[_Member], law: Law, slots: list[Slot], layers: list[str]) -> Group:
+def _group(
+    members: list[_Member], law: Law, slots: list[Slot], layers: list[str], normalizations: dict[str, tuple[str, str]]
+) -> Group:
     def site(key: Side, index: list[dict[int, None]]) -> Site:
         slot = slots[key[0]]
         axis = slot.axes[0 if key[1] == "out" else 1]
@@ -237,7 +280,14 @@ def _group(members: list[_Member], law: Law, slots: list[Slot], layers: list[str
     why = _why(state, law, names(producers), names(consumers))
     if law in ("matrix", "channel") and any(site.side == "out" for site in consumers):
         why = f"queries against keys of {_few(tuple(state.through))}"
-    return Group(len(members), producers, consumers, law, why, tuple(state.through), tuple(state.norms))
+    norm_sites = []
+    for module, sign in sorted(first.normalized) if law == "norm" else ():
+        op, unclear = normalizations[module]
+        index = () if unclear else tuple(tuple(sorted(m.normalized[module, sign])) for m in members)
+        norm_sites.append(NormSite(module, op, index, sign, unclear))
+    return Group(
+        len(members), producers, consumers, law, why, tuple(state.through), tuple(state.norms), tuple(norm_sites)
+    )
 
 
 def names(sites: Sequence[Site]) -> tuple[str, ...]:

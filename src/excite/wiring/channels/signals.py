@@ -34,6 +34,16 @@ class Signal:
         return Signal(function(self.labels), None if self.prints is None else function(self.prints))
 
 
+@dataclass(frozen=True)
+class NormRead:
+    """One call of a normalization. `labels` (rows, positions): of what is normalized together. Positions are channels of batch and
+    instance normalization, groups of group normalization, and a single one of layer and RMS normalization."""
+
+    module: str
+    op: str
+    labels: Tensor
+
+
 class Bench:
     """What the rules share: the classes of labels, the uses of parameters, names and random patterns."""
 
@@ -42,6 +52,7 @@ class Bench:
         self.uses: list[Use] = []
         self.mirrors = Mirrors(self.classes)
         self.looks: list[tuple[Tensor, Tensor]] = []  # further fingerprints: labels, projections (channels, 2)
+        self.norm_reads: list[NormRead] = []
         self.shapes = shapes
         self.training = training
         self._calls: dict[str, int] = {}
