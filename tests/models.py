@@ -126,6 +126,19 @@ class Transformer(nn.Module):
         return self.head(self.encoder(x).mean(1))
 
 
+class Gated(nn.Module):
+    """A product of two activations with a ReLU gate, then a square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(5, 6), nn.Linear(5, 6)
+        self.down, self.head = nn.Linear(6, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.down(F.relu(self.gate(x)) * self.up(x)))
+        return self.head(h * h)
+
+
 class Tokens(nn.Module):
     """Integer inputs: the embedding cannot be perturbed, what follows can."""
 
@@ -233,6 +246,7 @@ CASES: dict[str, Case] = {
     "transformer": Case(Transformer, (3, 8), layers=9),
     "transformer-dropout": Case(lambda: Transformer(0.2), (3, 8), layers=9),
     "transformer-time-first": Case(lambda: Transformer(batch_first=False), (3, 8), layers=9),
+    "gated": Case(Gated, (5,), layers=4),
     "tokens": Case(Tokens, (4,), tokens=True),
     "dict": Case(ReturnsDict, (5,), pick="logits", layers=3),
     "tuple": Case(ReturnsTuple, (5,), pick=0, layers=3),

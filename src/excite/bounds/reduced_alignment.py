@@ -84,7 +84,9 @@ class _Net:
         import networkx
 
         self.junctions = [
-            Junction(g.channels, g.producers, g.consumers, g.law, g.why) for g in wiring.groups if g.producers
+            Junction(g.channels, g.producers, g.consumers, "none" if g.product else g.law, g.why)
+            for g in wiring.groups
+            if g.producers
         ]
         weights = {layer.weight_name for layer in wiring.layers if layer.weight_name is not None}
         made = {s.parameter: (k, s) for k, j in enumerate(self.junctions) for s in j.before if s.parameter in weights}

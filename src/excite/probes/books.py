@@ -130,7 +130,8 @@ class Books:
         """(steps, channels): what w·g of a law in front of a normalization is because of its eps."""
         if self._norms is None or lines[0].terms is None or "gg" not in lines[0].products:
             return None
-        terms = torch.stack([line.terms for line in lines if line.terms is not None]).double() * self._norms.sign
+        terms = torch.stack([line.terms for line in lines if line.terms is not None]).double()
+        terms = terms[:, self._norms.position] * self._norms.sign
         return terms.new_zeros(len(lines), self._sums.count).index_add_(1, self._norms.channel, terms)
 
     def _told(self, numbers: Sequence[Any]) -> Tensor:

@@ -226,8 +226,8 @@ class _Norm:
 class NormTerms:
     """The eps terms of the normalizations behind some laws.
 
-    `channel` and `sign` (positions,) say for which channel of all laws each number of `terms` counts. `problems` are laws whose
-    terms cannot be told at all.
+    `position`, `channel` and `sign` say which numbers of `terms` count for which channel of all laws, and how often. `problems`
+    are laws whose terms cannot be told at all.
     """
 
     def __init__(self, laws: Sequence[NamedLaw], model: nn.Module, parameters: Mapping[str, Tensor]):
@@ -235,6 +235,8 @@ class NormTerms:
         self.problems: dict[int, Reason] = {}
         self._norms: dict[int, _Norm] = {}  # by module
         self._of_law: dict[int, list[tuple[str, _Norm]]] = {}
+        count = 0
+        position: list[int] = []
         channel: list[int] = []
         sign: list[float] = []
         several = rank_and_size()[1] > 1
@@ -255,15 +257,15 @@ class NormTerms:
                     reference = getattr(module, "weight", None)
                     if reference is None or not reference.requires_grad:
                         reference = parameters[law.group.producers[0].parameter]
-                    norm = self._norms[id(module)] = _Norm(module, site.op, reference, len(channel))
-                    channel += [0] * (norm.span.stop - norm.span.start)
-                    sign += [0.0] * (norm.span.stop - norm.span.start)
+                    norm = self._norms[id(module)] = _Norm(module, site.op, reference, count)
+                    count = norm.span.stop
                 for k, positions in enumerate(site.index):
-                    for position in positions:
-                        channel[norm.span.start + position] = law.start + k
-                        sign[norm.span.start + position] = float(site.sign)
+                    position += [norm.span.start + one for one in positions]
+                    channel += [law.start + k] * len(positions)
+                    sign += [float(site.sign)] * len(positions)
                 self._of_law.setdefault(number, []).append((site.module, norm))
         device = next(iter(parameters.values())).device
+        self.position = torch.tensor(position, dtype=torch.long).to(device)
         self.channel = torch.tensor(channel, dtype=torch.long).to(device)
         self.sign = torch.tensor(sign, dtype=torch.float64).to(device)
         self._device = device

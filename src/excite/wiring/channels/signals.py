@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excite.wiring.channels.labels import Break, Classes, Mirrors
+from excite.wiring.channels.labels import Break, Classes, Relations
 from excite.wiring.channels.slots import Held, Slot, Use, entries_slot
 
 
@@ -50,7 +50,7 @@ class Bench:
     def __init__(self, shapes: dict[str, tuple[int, ...]], training: bool):
         self.classes = Classes()
         self.uses: list[Use] = []
-        self.mirrors = Mirrors(self.classes)
+        self.relations = Relations(self.classes)
         self.looks: list[tuple[Tensor, Tensor]] = []  # further fingerprints: labels, projections (channels, 2)
         self.norm_reads: list[NormRead] = []
         self.shapes = shapes
