@@ -17,8 +17,10 @@ from excite.wiring.calling import pick_output
 from models import CASES, build, same_state, state_of
 
 FLOATS = [name for name, case in CASES.items() if not case.tokens]
-REFUSED = {"layernorm": "layer_norm", "groupnorm": "group_norm", "transformer": "attention"}
-BOUNDED = [n for n in FLOATS if not n.startswith(("transformer", "layernorm", "groupnorm"))]
+REFUSED = {
+    "layernorm": "layer_norm", "groupnorm": "group_norm", "transformer": "attention", "gated": "product of two activations",
+}  # fmt: skip
+BOUNDED = [n for n in FLOATS if not n.startswith(("transformer", "layernorm", "groupnorm", "gated"))]
 
 
 def jacobian(model: nn.Module, point: Tensor, pick: object) -> Tensor:

@@ -17,7 +17,9 @@ from excite.probes.sites import find
 from models import CASES, build, same_state, state_of
 
 SCALAR = [name for name, case in CASES.items() if case.outputs == 1 and not case.tokens]
-THROUGH = [name for name in SCALAR if "transformer" not in name]  # every path passes the first layer
+THROUGH = [
+    name for name in SCALAR if "transformer" not in name and name != "gated"
+]  # every path passes the first layer
 
 
 class Unshared(nn.Module):
