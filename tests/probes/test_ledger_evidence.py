@@ -408,7 +408,7 @@ UNPREDICTED: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], Callable[[n
     "checkpoint": (
         lambda: normed("layer_norm"), checkpointed, "1: its input is not kept until the backward pass (activation checkpointing",
     ),
-    "part": (lambda: normed("layer_norm"), in_parts, "1: no pass through it was seen"),
+    "part": (lambda: normed("layer_norm"), in_parts, "1: no pass through it was recorded"),
     "frozen": (lambda: normed("batch_norm"), frozen, "1: its statistics are frozen, so there is no law in front of it"),
 }  # fmt: skip
 

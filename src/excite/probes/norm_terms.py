@@ -214,7 +214,7 @@ class _Norm:
         if self._coming is not None or self._alone is not None:
             return "its gradient did not reach the parameter that it is compared with"
         if self.reference.grad is not None and self.inverse is None and self.total is None:
-            return "no pass through it was seen (torch.compile, or a part of the model that is called otherwise)"
+            return "no pass through it was recorded (torch.compile, or a part of the model that is called otherwise)"
         return ""
 
     def end(self) -> None:
@@ -280,7 +280,7 @@ class NormTerms:
     def terms(self) -> Tensor:
         """(positions,): Σ ε / (v + ε) ⟨∂L/∂y, y⟩ of the gradients that the parameters hold now; zero where it is not known."""
         norms = list(self._norms.values())
-        found = [torch.zeros(0, device=self._device)]
+        vectors = [torch.zeros(0, device=self._device)]
         # As `scaled`, for all at once of which one backward pass is known.
         alone = [
             (id(n), n.inverse, n.reference.detach(), n.reference.grad, float(n.module.eps))  # type: ignore[arg-type]
@@ -298,9 +298,9 @@ class NormTerms:
             grad = norm.reference.grad
             term = known.get(id(norm)) if id(norm) in known else None if grad is None else norm.scaled(grad)
             size = norm.span.stop - norm.span.start
-            found.append(torch.zeros(size, device=self._device) if term is None else term)
-        wide = torch.float64 if any(one.dtype == torch.float64 for one in found) else torch.float32
-        return torch.cat([one.to(self._device, wide) for one in found])
+            vectors.append(torch.zeros(size, device=self._device) if term is None else term)
+        wide = torch.float64 if any(one.dtype == torch.float64 for one in vectors) else torch.float32
+        return torch.cat([one.to(self._device, wide) for one in vectors])
 
     def missing(self) -> dict[int, Reason]:
         """Laws whose term of this step is not known, by number."""

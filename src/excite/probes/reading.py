@@ -25,7 +25,7 @@ class Unchecked:
 
 @dataclass(frozen=True)
 class Entry:
-    """One law: a number per channel, Σ w² over its producers minus Σ w² over its consumers. All tensors: (channels,).
+    """One law: a number per channel, Σ w² over its producers minus Σ w² over its consumers, as often as they count. All tensors: (channels,).
 
     drift = value − start = the sum of `parts` + rest. `scale` is Σ w² over producers and consumers, the larger of then
     and now: what a rest is compared with. `worst` is the largest rest of a single step, which was step `worst_step`;

@@ -218,8 +218,7 @@ class Relations:
                 row[label] = -1
                 self._rows.append((row, reason))
             labels.append(self._products[key])
-        found = torch.tensor(labels)[which].view(compact(*factors)[0].shape)
-        return found.expand(shape)
+        return torch.tensor(labels)[which].view(compact(*factors)[0].shape).expand(shape)
 
     def settle(self) -> None:
         """Solve for the labels as they are joined and pinned by now; what has no solution but one is pinned."""
@@ -262,21 +261,21 @@ class Relations:
 
     def factors(self) -> dict[int, list[int]]:
         """By root of a product, in order: the roots of its factors."""
-        found: dict[int, list[int]] = {}
+        by_root: dict[int, list[int]] = {}
         for key, label in self._products.items():
-            found.setdefault(self._classes.find(label), []).extend(self._classes.find(factor) for factor in key)
-        return dict(sorted(found.items()))
+            by_root.setdefault(self._classes.find(label), []).extend(self._classes.find(factor) for factor in key)
+        return dict(sorted(by_root.items()))
 
     def directions(self) -> list[dict[int, int]]:
         """By free root that others depend on: the exponents with which it and they scale, as whole numbers."""
-        found: dict[int, dict[int, Fraction]] = {}
+        by_root: dict[int, dict[int, Fraction]] = {}
         for root, solution in self._solved.items():
             for free, share in solution.items():
-                found.setdefault(free, {free: Fraction(1)})[root] = share
+                by_root.setdefault(free, {free: Fraction(1)})[root] = share
         result = []
-        for free in sorted(found):
-            whole = math.lcm(*(share.denominator for share in found[free].values()))
-            result.append({root: int(share * whole) for root, share in sorted(found[free].items())})
+        for free in sorted(by_root):
+            whole = math.lcm(*(share.denominator for share in by_root[free].values()))
+            result.append({root: int(share * whole) for root, share in sorted(by_root[free].items())})
         return result
 
 
