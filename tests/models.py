@@ -186,6 +186,19 @@ class Folded(nn.Module):
         return self.leave(h.reshape(batch, -1))
 
 
+class Gated(nn.Module):
+    """A product of two activations with a ReLU gate, then a square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(5, 6), nn.Linear(5, 6)
+        self.down, self.head = nn.Linear(6, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.down(F.relu(self.gate(x)) * self.up(x)))
+        return self.head(h * h)
+
+
 class Tokens(nn.Module):
     """Integer inputs: the embedding cannot be perturbed, what follows can."""
 
@@ -350,6 +363,7 @@ CASES: dict[str, Case] = {
     "halves": Case(Halves, (5,)),
     "folded": Case(Folded, (3, 4), layers=3),
     "folded-time-first": Case(lambda: Folded(time_first=True), (3, 4), layers=3),
+    "gated": Case(Gated, (5,), layers=4),
     "tokens": Case(Tokens, (4,), tokens=True),
     "dict": Case(ReturnsDict, (5,), pick="logits", layers=3),
     "tuple": Case(ReturnsTuple, (5,), pick=0, layers=3),

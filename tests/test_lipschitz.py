@@ -23,6 +23,7 @@ REFUSED = {
     "instancenorm": "instance_norm",
     "transformer": "attention",
     "heads": "attention",
+    "gated": "product of two activations",
     "written": "einsum",
     "patches": "im2col",
 }

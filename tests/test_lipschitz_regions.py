@@ -15,7 +15,7 @@ from excite.lipschitz.signatures import signatures
 from models import CASES, build, same_state, state_of
 
 SMOOTH = {"tanh": "tanh", "layernorm": "layer_norm", "groupnorm": "group_norm", "transformer": "transformer",
-          "transformer-dropout": "transformer", "transformer-time-first": "attention", "heads": "attention"}  # fmt: skip
+          "transformer-dropout": "transformer", "transformer-time-first": "attention", "heads": "attention", "gated": "mul"}  # fmt: skip
 LINEAR = [n for n, case in CASES.items() if not case.tokens and n not in {*SMOOTH, "papers"}]
 # Of these no bound is known: see test_lipschitz.
 SMALL = [n for n in LINEAR if not n.startswith(("resnet", "instancenorm", "written", "patches"))]

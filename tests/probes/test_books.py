@@ -18,7 +18,8 @@ OPTIMIZERS: dict[str, Any] = {
     "sgd with decay": lambda ps: torch.optim.SGD(ps, lr=0.02, weight_decay=0.1),
     "momentum": lambda ps: torch.optim.SGD(ps, lr=0.02, momentum=0.9, weight_decay=0.1),
     "adamw": lambda ps: torch.optim.AdamW(ps, lr=1e-3),
-    "measured": lambda ps: torch.optim.RMSprop(ps, lr=1e-3),
+    "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-3, momentum=0.5),
+    "measured": lambda ps: torch.optim.NAdam(ps, lr=1e-3),
 }
 
 

@@ -97,6 +97,13 @@ def test_balance_alignment_signs_margin_and_distance():
         "The balance of layers moved by up to 2.00% of the squared weights; step size, momentum and decay explain it to within "
         "1e-09."
     ]
+    unchecked = {"conservation/drift/a>b": 0.3, "conservation/unchecked/a>b": 1.0, "conservation/label/closure": 1.0}
+    assert texts(unchecked) == [
+        "The balance of a>b was not checked: optimizer.step(closure) makes the gradients inside the step, where they cannot be read."
+    ]
+    assert [text.split(" of ")[0] for text in texts({**explained, "conservation/unchecked/c": 0.5})] == [
+        "The balance"
+    ] * 2
     assert "a>b from 0.10 to 0.90" in texts({"alignment/aligned/a>b": np.linspace(0.1, 0.9, len(STEPS))})[0]
     signs = {"signs/stable": 1.0, "signs/since": np.maximum(STEPS - 1200, 0), "signs/changed": 0.0}
     assert "for 2,800 steps, since step 1,200" in texts(signs)[0]

@@ -74,6 +74,7 @@ BY_HAND: dict[str, list[tuple[str, str, str, int]]] = {
         ("0.parametrizations.weight.original1", "", "norm", 8),
         ("0.parametrizations.weight.original0 0", "2", "channel", 8),
     ],
+    "gated": [("gate", "down", "channel", 6), ("up", "down", "channel", 6), ("down", "head", "channel", 4)],
     "tokens": [("embed", "hidden", "matrix", 6), ("hidden", "head", "channel", 8)],
     "dict": [("body", "side head", "channel", 6)],
 }  # fmt: skip
@@ -112,12 +113,11 @@ WHY = {
     "elu": "elu between fc1 and fc2 is not positively homogeneous",
     "softmax": "softmax between fc1 and fc2 is not positively homogeneous",
     "exp": "exp between fc1 and fc2 is not positively homogeneous",
-    "pow": "pow between fc1 and fc2 is not positively homogeneous",
+    "root": "pow between fc1 and fc2 is not positively homogeneous",
     "clamp": "clamp between fc1 and fc2 is not positively homogeneous",
     "sort": "sort between fc1 and fc2 is not positively homogeneous",
     "inplace-view": "tanh between fc1 and fc2 is not positively homogeneous",
-    "square-by-product": "the product of two activations between fc1 and fc2 is not positively homogeneous",
-    "bilinear": "the product of two activations between a, b and c is not positively homogeneous",
+    "square-and-itself": "the product of two activations between fc1 and fc2 is not positively homogeneous",
     "added-constant": "a constant is added",
     "detached": "it is detached from the gradient",
     "no-grad": "part of it runs without gradients",
@@ -145,6 +145,10 @@ LAWS = {
     "chunks": ["channel", "matrix"],
     "inplace": ["channel"],
     "swiglu": ["none", "channel"],
+    "geglu": ["none", "channel"],
+    "glu": ["channel", "none"],
+    "glu-convolution": ["channel", "none"],
+    "divided": ["channel", "none"],
     "rezero": ["channel"],
     "layer-scale": ["channel", "channel"],
     "einsum": ["matrix"],
@@ -172,6 +176,65 @@ LAWS = {
 def test_laws_that_hold_are_found(name: str) -> None:
     model, x = zoo(name)
     assert [group.law for group in trace(model, x).groups] == LAWS[name]
+
+
+def counted(name: str) -> list[tuple[str, str, str]]:
+    def side(sites: tuple[Site, ...]) -> str:
+        return " ".join(
+            dict.fromkeys(site.layer if site.times == 1 else f"{site.times}·{site.layer}" for site in sites)
+        )
+
+    return [(side(g.producers), side(g.consumers), g.why) for g in trace(*zoo(name)).groups if g.law == "channel"]
+
+
+PRODUCTS = {
+    "reglu": [("gate", "down", "through relu, a product"), ("up", "down", "through a product")],
+    "bilinear": [("a", "c", "through a product"), ("b", "c", "through a product")],
+    "bilinear-relu-after": [("gate", "down", "through a product, relu"), ("up", "down", "through a product, relu")],
+    "gated-convolution": [("a", "c", "through relu, a product, max_pool2d"), ("b", "c", "through a product, max_pool2d")],
+    "shared-gate": [
+        ("gate", "down side", "through relu, a product"),
+        ("up", "down", "through a product"),
+        ("up2", "side", "through a product"),
+    ],
+    "one-gate-for-all": [("gate", "down", "through relu, a product"), ("up", "down", "through a product")],
+    "product-chain": [
+        ("a", "d", "through relu, a product"),
+        ("b", "d", "through a product"),
+        ("c", "d", "through a product"),
+    ],
+    "product-and-linear": [("a c", "d", "through a product"), ("b c", "d", "through a product")],
+    "product-output": [("a", "b", "against each other, through relu, a product")],
+    "product-tanh": [("gate", "up", "against each other, through relu, a product")],
+    "square-by-product": [("fc1", "2·fc2", "through a product")],
+    "pow": [("fc1", "2·fc2", "through pow")],
+    "cube": [("fc1", "3·fc2", "through relu, pow")],
+    "square-minus-product": [("a 2·b", "2·c", "through pow")],
+    "glu": [("0", "2", "through glu")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_activations_have_a_law_for_each_factor(name: str) -> None:
+    """relu(W₁x) · (W₂x), read by W₃: rows of W₁ against columns of W₃, rows of W₂ against columns of W₃. A factor that occurs twice
+    counts its readers twice; where the product may not scale, its factors balance each other."""
+    assert counted(name) == PRODUCTS[name]
+
+
+def test_what_reads_a_product_without_a_law_is_named() -> None:
+    groups = trace(*zoo("product-tanh")).groups
+    assert [(short(g)[:3], g.why) for g in groups if g.law == "none"] == [
+        (("gate up", "down", "none"), "tanh between gate, up and down is not positively homogeneous")
+    ]
+    (none,) = [g for g in trace(*zoo("divided")).groups if g.law == "none"]
+    assert none.why == "a constant is added"
+
+
+def test_laws_of_products_are_left_out_of_cuts() -> None:
+    wiring = trace(*zoo("reglu"))
+    assert wiring.cuts() == ()
+    assert "gate → down" in str(wiring)
+    assert "fc1 → 2·fc2" in str(trace(*zoo("square-by-product")))
 
 
 def test_sites_say_where_the_channels_stand() -> None:

@@ -39,7 +39,9 @@ def moved(group: Group, parameters: dict[str, Tensor], matrix: Tensor) -> dict[s
     for sites, by in ((group.producers, matrix), (group.consumers, torch.linalg.inv(matrix).T)):
         for site in sites:
             value = parameters[site.parameter]
-            parameters[site.parameter] = site.put(value, by @ site.rows(value))
+            for _ in range(site.times):
+                value = site.put(value, by @ site.rows(value))
+            parameters[site.parameter] = value
     return parameters
 
 
@@ -78,7 +80,10 @@ def check_gradients(model: nn.Module, x: Tensor, groups: tuple[Group, ...]) -> N
         for sites in (group.producers, group.consumers):
             total = torch.zeros(group.channels, group.channels, dtype=torch.float64)
             for site in sites:
-                total = total + site.rows(grads[site.parameter]) @ site.rows(parameters[site.parameter].detach()).T
+                total = (
+                    total
+                    + site.times * site.rows(grads[site.parameter]) @ site.rows(parameters[site.parameter].detach()).T
+                )
             sums.append(total)
         made, read = sums[0], sums[1].T
         if group.law != "matrix":

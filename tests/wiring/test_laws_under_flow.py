@@ -84,6 +84,11 @@ def normed(norm: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), norm, nn.Linear(5, 1))  # smooth: batch normalization makes kinks stiff
 
 
+def product(gate: Callable[[Tensor], Tensor]) -> nn.Module:
+    parts = {"a": nn.Linear(4, 5), "b": nn.Linear(4, 5), "c": nn.Linear(5, 1)}
+    return Net(lambda m, x: m.c(gate(m.a(x)) * m.b(x)), **parts)  # type: ignore[operator]
+
+
 CONSTRUCTS = {
     "max pooling": Construct(
         lambda: images(nn.MaxPool2d(2), channels=4, places=4), IMAGE,
@@ -136,12 +141,70 @@ CONSTRUCTS = {
     "cuts of a free residual block": Construct(
         lambda: Net(block, **free_block()), VECTOR, crossings, {"first": "channel", "Y": "channel", "U": "channel"},
     ),
+    "a product with a ReLU gate": Construct(
+        lambda: product(F.relu), VECTOR,
+        lambda w: torch.cat([rows(w, "a") - columns(w, "c", 5), rows(w, "b") - columns(w, "c", 5)]),
+        {"a": "channel", "b": "channel"},
+    ),
+    "a product without activation": Construct(
+        lambda: product(lambda h: h), VECTOR,
+        lambda w: torch.cat([rows(w, "a") - columns(w, "c", 5), rows(w, "b") - columns(w, "c", 5)]),
+        {"a": "channel", "b": "channel"},
+    ),
+    "a product with a smooth gate": Construct(
+        lambda: product(F.silu), VECTOR, lambda w: rows(w, "b") - columns(w, "c", 5), {"a": "none", "b": "channel"},
+    ),
+    "a gate for two products": Construct(
+        lambda: Net(
+            lambda m, x: m.c(F.relu(m.a(x)) * m.b(x)) + m.e(F.relu(m.a(x)) * m.d(x)),  # type: ignore[operator]
+            a=nn.Linear(4, 5), b=nn.Linear(4, 5), c=nn.Linear(5, 1), d=nn.Linear(4, 5), e=nn.Linear(5, 1),
+        ), VECTOR,
+        lambda w: torch.cat([
+            rows(w, "a") - columns(w, "c", 5) - columns(w, "e", 5),
+            rows(w, "b") - columns(w, "c", 5), rows(w, "d") - columns(w, "e", 5),
+        ]), {"a": "channel", "b": "channel", "d": "channel"},
+    ),
+    "a square": Construct(
+        lambda: Net(lambda m, x: m.c(m.a(x) * m.a(x)), a=nn.Linear(4, 5), c=nn.Linear(5, 1)), VECTOR,  # type: ignore[operator]
+        lambda w: rows(w, "a") - 2 * columns(w, "c", 5), {"a": "channel"},
+    ),
+    "a square of a ReLU": Construct(
+        lambda: Net(lambda m, x: m.c(F.relu(m.a(x)) ** 2), a=nn.Linear(4, 5), c=nn.Linear(5, 1)), VECTOR,  # type: ignore[operator]
+        lambda w: rows(w, "a") - 2 * columns(w, "c", 5), {"a": "channel"},
+    ),
+    "factors of a product that is the output": Construct(
+        lambda: Net(lambda m, x: F.relu(m.a(x)) * m.b(x), a=nn.Linear(4, 5), b=nn.Linear(4, 5)), VECTOR,  # type: ignore[operator]
+        lambda w: rows(w, "a") - rows(w, "b"), {"a": "channel"},
+    ),
+    "a gated convolution": Construct(
+        lambda: Net(
+            lambda m, x: m.c(F.avg_pool2d(m.a(x) * m.b(x), 2).flatten(1)),  # type: ignore[operator]  # smooth: kinks would be slid along
+            a=nn.Conv2d(2, 4, 3), b=nn.Conv2d(2, 4, 3), c=nn.Linear(16, 1),
+        ), IMAGE,
+        lambda w: torch.cat([rows(w, "a") - columns(w, "c", 4), rows(w, "b") - columns(w, "c", 4)]),
+        {"a": "channel", "b": "channel"},
+    ),
+    "a gated linear unit": Construct(
+        lambda: nn.Sequential(nn.Linear(4, 10), nn.GLU(), nn.Linear(5, 1)), VECTOR,
+        lambda w: rows(w, "0")[:5] - columns(w, "2", 5), {},
+    ),
     "linear layers": Construct(
         lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.Linear(5, 1)), VECTOR,
         lambda w: w["0.weight"] @ w["0.weight"].T - w["1.weight"].T @ w["1.weight"], {"0": "matrix"},
     ),
 }  # fmt: skip
 BROKEN = {
+    "the smooth gate of a product": Construct(
+        lambda: product(F.silu), VECTOR, lambda w: rows(w, "a") - columns(w, "c", 5), {"a": "none", "b": "channel"},
+    ),
+    "the gate of a gated linear unit": Construct(
+        lambda: nn.Sequential(nn.Linear(4, 10), nn.GLU(), nn.Linear(5, 1)), VECTOR,
+        lambda w: rows(w, "0")[5:] - columns(w, "2", 5), {},
+    ),
+    "a square, its reader counted once": Construct(
+        lambda: Net(lambda m, x: m.c(m.a(x) * m.a(x)), a=nn.Linear(4, 5), c=nn.Linear(5, 1)), VECTOR,  # type: ignore[operator]
+        lambda w: rows(w, "a") - columns(w, "c", 5), {"a": "channel"},
+    ),
     "a transformer's MLP with GELU": Construct(
         lambda: nn.Sequential(
             nn.TransformerEncoderLayer(4, 2, 6, 0.0, activation="gelu", batch_first=True), nn.Linear(4, 1)

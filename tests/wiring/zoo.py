@@ -54,6 +54,26 @@ def _swiglu(m: Net, x: Tensor) -> Tensor:
     return m.down(F.silu(m.gate(x)) * m.up(x))
 
 
+def _gated(
+    gate: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor] = lambda h: h
+) -> Callable[[], nn.Module]:
+    """down(after(gate(g(x)) * up(x)))."""
+    return lambda: Net(
+        lambda m, x: m.down(after(gate(m.gate(x)) * m.up(x))),  # type: ignore[operator]
+        gate=nn.Linear(5, 6), up=nn.Linear(5, 6), down=nn.Linear(6, 2),
+    )  # fmt: skip
+
+
+def _shared_gate(m: Net, x: Tensor) -> Tensor:
+    gate = F.relu(m.gate(x))
+    return m.down(gate * m.up(x)) + m.side(gate * m.up2(x))
+
+
+def _residual_product(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.stem(x))
+    return m.down(h + m.a(h) * m.b(h))
+
+
 def _heads(m: Net, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     b, t, _ = x.shape
     return tuple(f(x).view(b, t, 2, 3).transpose(1, 2) for f in (m.q, m.k, m.v))  # type: ignore[return-value]
@@ -123,6 +143,25 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "prelu": (lambda: nn.Sequential(nn.Linear(5, 6), nn.PReLU(6), nn.Linear(6, 2)), VEC),
     "swiglu": (lambda: Net(_swiglu, gate=nn.Linear(5, 6), up=nn.Linear(5, 6), down=nn.Linear(6, 2)), VEC),
     "bilinear": (lambda: Net(lambda m, x: m.c(m.a(x) * m.b(x)), a=nn.Linear(5, 6), b=nn.Linear(5, 6), c=nn.Linear(6, 2)), VEC),
+    "reglu": (_gated(F.relu), VEC),
+    "geglu": (_gated(F.gelu), VEC),
+    "bilinear-relu-after": (_gated(lambda g: g, F.relu), VEC),
+    "product-tanh": (_gated(F.relu, torch.tanh), VEC),
+    "product-output": (lambda: Net(lambda m, x: F.relu(m.a(x)) * m.b(x), a=nn.Linear(5, 6), b=nn.Linear(5, 6)), VEC),
+    "product-norm": (lambda: Net(lambda m, x: m.c(m.n(F.relu(m.a(x)) * m.b(x))), a=nn.Linear(5, 6), b=nn.Linear(5, 6), n=nn.LayerNorm(6), c=nn.Linear(6, 2)), VEC),
+    "product-chain": (lambda: Net(lambda m, x: m.d(F.relu(m.a(x)) * m.b(x) * m.c(x)), a=nn.Linear(5, 6), b=nn.Linear(5, 6), c=nn.Linear(5, 6), d=nn.Linear(6, 2)), VEC),
+    "products-summed": (lambda: Net(lambda m, x: m.e(m.a(x) * m.b(x) + m.c(x) * m.d(x)), a=nn.Linear(5, 6), b=nn.Linear(5, 6), c=nn.Linear(5, 6), d=nn.Linear(5, 6), e=nn.Linear(6, 2)), VEC),
+    "product-and-linear": (lambda: Net(lambda m, x: m.d(m.a(x) * m.b(x) + m.c(x)), a=nn.Linear(5, 6), b=nn.Linear(5, 6), c=nn.Linear(5, 6), d=nn.Linear(6, 2)), VEC),
+    "shared-gate": (lambda: Net(_shared_gate, gate=nn.Linear(5, 6), up=nn.Linear(5, 6), up2=nn.Linear(5, 6), down=nn.Linear(6, 2), side=nn.Linear(6, 2)), VEC),
+    "one-gate-for-all": (lambda: Net(lambda m, x: m.down(F.relu(m.gate(x)) * m.up(x)), gate=nn.Linear(5, 1), up=nn.Linear(5, 6), down=nn.Linear(6, 2)), VEC),
+    "residual-product": (lambda: Net(_residual_product, stem=nn.Linear(5, 6), a=nn.Linear(6, 6), b=nn.Linear(6, 6), down=nn.Linear(6, 2)), VEC),
+    "cube": (two(lambda h: F.relu(h) ** 3), VEC),
+    "square-and-itself": (two(lambda h: F.relu(h) + h * h), VEC),
+    "square-minus-product": (lambda: Net(lambda m, x: m.c(m.a(x) ** 2 + m.b(x)), a=nn.Linear(5, 6), b=nn.Linear(5, 6), c=nn.Linear(6, 2)), VEC),
+    "root": (two(lambda h: (F.relu(h) + 0.0) ** 0.5), VEC),
+    "glu": (lambda: nn.Sequential(nn.Linear(5, 12), nn.GLU(), nn.Linear(6, 2)), VEC),
+    "gated-convolution": (lambda: Net(lambda m, x: m.c(F.max_pool2d(F.relu(m.a(x)) * m.b(x), 2).flatten(1)), a=nn.Conv2d(2, 4, 3), b=nn.Conv2d(2, 4, 3), c=nn.Linear(16, 2)), IMG),
+    "glu-convolution": (lambda: nn.Sequential(nn.Conv2d(2, 8, 3), nn.GLU(1), nn.Conv2d(4, 2, 3)), IMG),
     "divided": (lambda: Net(lambda m, x: m.c(m.a(x) / (1 + m.b(x) ** 2)), a=nn.Linear(5, 6), b=nn.Linear(5, 6), c=nn.Linear(6, 2)), VEC),
     "input-skip": (lambda: Net(lambda m, x: m.b(x + m.a(x)), a=nn.Linear(5, 5), b=nn.Linear(5, 2)), VEC),
     "input-concat": (lambda: Net(lambda m, x: m.b(torch.cat([x, F.relu(m.a(x))], -1)), a=nn.Linear(5, 4), b=nn.Linear(9, 2)), VEC),

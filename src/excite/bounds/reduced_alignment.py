@@ -85,7 +85,7 @@ class _Net:
 
         self.junctions = numbered(
             [
-                Junction(g.channels, g.producers, g.consumers, g.law, g.why, attends(g))
+                Junction(g.channels, g.producers, g.consumers, "none" if g.product else g.law, g.why, attends(g))
                 for g in wiring.groups
                 if g.producers
             ]

@@ -15,7 +15,7 @@ from excite.wiring.affine import AffineCall, AffineMode, Names, clean_path
 from excite.wiring.calling import Batch, Pick, call, own_copy, pick_output, tensors
 from excite.wiring.exporting import resized
 from excite.wiring.untouched import RandomState, device_of, untouched
-from excite.wiring.wrappers import eagerly
+from excite.wiring.wrappers import eagerly, without_reentrant_checkpointing
 
 LABELS = {
     "coupled": "samples influence each other (batch normalization in training mode): the ratio is not the sample's own; "
@@ -69,7 +69,7 @@ def labels(model: nn.Module, example: Batch, sites: Sites, output: Pick = None) 
     batch = tree_map(leaf, own_copy(resized(example, 4)))
     # What the model makes of the leaves may be changed in place; the leaves themselves may not.
     inputs = tree_map(lambda v: v.clone() if isinstance(v, Tensor) and v.requires_grad else v, batch)
-    with untouched(model), torch.enable_grad(), eagerly(model):
+    with untouched(model), torch.enable_grad(), eagerly(model), without_reentrant_checkpointing():
         state = RandomState(device_of(model))
         with cut:
             f = pick_output(call(model, inputs), output)

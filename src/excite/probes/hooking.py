@@ -117,6 +117,7 @@ class Hooks:
         self.by_name = {site.name: site for site in sites}
         self.forwards = self.outputs = 0
         self.reaches = dict.fromkeys(self.by_name, 0)
+        self.recomputed: set[str] = set()  # modules that ran within a backward pass
         self.side = False  # whether another output received a gradient
         self.repeated = False  # whether several backward passes went through one forward pass
         self.number = 0  # of the node that made f, in the order of autograd
@@ -187,6 +188,8 @@ class Hooks:
     def _returned(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
         now = self._now
         if now is None:  # outside the model's own forward: a part used alone, or recomputed by checkpointing
+            if torch._C._current_graph_task_id() != -1:
+                self.recomputed.add(path)
             return
         turn = now.turns[path] = now.turns.get(path, 0) + 1
         site = self._owned.get((path, turn))

@@ -1,6 +1,6 @@
 """The conservation laws of a model as sums over entries of its parameters, one number per channel.
 
-A law is Σ w² over what makes a channel minus Σ w² over what reads it. The same signed sum of products w·g, g·g, … is what
+A law is Σ w² over what makes a channel minus Σ w² over what reads it, each as often as `site.times` says. The same signed sum of products w·g, g·g, … is what
 a step changes it by, so all of them go through `LawSums`: products of whole parameters, sums over rows, one index_add.
 """
 
@@ -21,6 +21,9 @@ from excite.wiring.groups import Group, Site
 Rows = Callable[[Tensor], Callable[[], Tensor]]  # from memory (k, entries) to what sums it up into (k, channels)
 Columns = Mapping[str, Sequence[Tensor]]
 Derive = Callable[[dict[str, Tensor], Tensor], None]
+_Use = tuple[
+    Slot, str, int, int
+]  # a side of a slot, how often it counts, and the number of the law that its rows count for
 _WIDE = {torch.float32, torch.float64}
 # Small parameters are handled together up to so many entries, larger ones alone: on a CPU what fits its cache, elsewhere
 # what keeps the number of kernels low.
@@ -80,22 +83,22 @@ class LawSums:
 
     def __init__(self, laws: Sequence[NamedLaw], shapes: Mapping[str, tuple[int, ...]], device: torch.device):
         self.count = max((law.span.stop for law in laws), default=0)
-        targets: dict[str, dict[tuple[Slot, str], Tensor]] = {}
+        targets: dict[str, dict[_Use, Tensor]] = {}
+        none = 2 * self.count
         for law in laws:
             for members, start in ((law.group.producers, law.start), (law.group.consumers, self.count + law.start)):
                 for site in members:
-                    mine = targets.setdefault(site.parameter, {})
-                    _aim(site, start, mine.setdefault((site.slot, site.side), torch.full((site.of,), 2 * self.count)))
+                    _aim(site, start, targets.setdefault(site.parameter, {}), none)
         # Parameters of one shape stand side by side, so that one operation sums the rows of all of them.
         together: dict[object, list[str]] = {}
         for path, sites in targets.items():
-            kind = shapes[path], tuple(_kind(slot, side, path) for slot, side in sites)
+            kind = shapes[path], tuple(_kind(use, path) for use in sites)
             together.setdefault(kind, []).append(path)
         self.paths = [path for alike in together.values() for path in alike]
         number = {path: i for i, path in enumerate(self.paths)}
         self._blocks: list[_Block] = []
         most = _BLOCK.get(device.type, _LARGE_BLOCK)
-        found: list[tuple[int, Tensor]] = []
+        found: list[tuple[int, Tensor, int]] = []
         for alike in together.values():
             shape = shapes[alike[0]]
             size = math.prod(shape)
@@ -107,14 +110,19 @@ class LawSums:
                 start = block.size
                 block.size += size * len(some)
                 block.members += [number[path] for path in some]
-                for k, (slot, side) in enumerate(targets[some[0]]):
+                for k, (slot, side, times, _) in enumerate(targets[some[0]]):
                     block.sites.append((start, block.size, _row_sums(slot, side, shape)))
-                    each = _entries(slot, side)
-                    found += [(number[path], list(targets[path].values())[k].repeat_interleave(each)) for path in some]
-        none = [torch.zeros(0, dtype=torch.long)]
+                    for path in some:
+                        target = list(targets[path].values())[k].repeat_interleave(_entries(slot, side))
+                        found.append((number[path], target, times))
+        empty = [torch.zeros(0, dtype=torch.long)]
         # (rows,): which parameter a row belongs to, and which channel it counts for: channels as made, then as read
-        self.owner = torch.cat([torch.full((len(target),), n) for n, target in found] or none).to(device)
-        self._target = torch.cat([target for _, target in found] or none).to(device)
+        self.owner = torch.cat([torch.full((len(target),), n) for n, target, _ in found] or empty).to(device)
+        self._target = torch.cat([target for _, target, _ in found] or empty).to(device)
+        self._times: Tensor | None = None  # (rows, 1): how often, where that is not once for all
+        if any(times != 1 for *_, times in found):
+            counts = [torch.full((len(target), 1), times, dtype=torch.float64) for _, target, times in found]
+            self._times = torch.cat(counts).to(device)
         self._device = device
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
         self._views: dict[tuple[int, int, torch.dtype], tuple[int, tuple[Tensor, ...], list[Callable[[], Tensor]]]] = {}
@@ -188,6 +196,8 @@ class LawSums:
         many = math.prod(rows.shape[:-1])
         flat = torch.empty(rows.shape[-1], many, dtype=torch.float64, device=self._device)
         flat.copy_(rows.reshape(many, rows.shape[-1]).T)  # what is added together lies together
+        if self._times is not None:
+            flat *= self._times
         total = torch.zeros(count * wide, many, dtype=torch.float64, device=self._device)
         total.index_add_(0, target, flat)
         shape = (*rows.shape[:-1], wide) if groups is None else (*rows.shape[:-1], count, wide)
@@ -195,18 +205,26 @@ class LawSums:
         return total[..., : self.count], total[..., self.count : -1]
 
 
-def _aim(site: Site, start: int, target: Tensor) -> None:
+def _aim(site: Site, start: int, uses: dict[_Use, Tensor], none: int) -> None:
+    """Add the channels of a site to what its rows count for. Rows that count for another law already are summed once more."""
     index = torch.tensor(site.index)
-    target[index] = torch.arange(start, start + len(index))[:, None].expand_as(index)
+    turn = 0
+    while True:
+        target = uses.setdefault((site.slot, site.side, site.times, turn), torch.full((site.of,), none))
+        if bool((target[index] == none).all()):
+            target[index] = torch.arange(start, start + len(index))[:, None].expand_as(index)
+            return
+        turn += 1
 
 
 def _plain(slot: Slot) -> bool:
     return not slot.held.steps and slot.order is None
 
 
-def _kind(slot: Slot, side: str, path: str) -> object:
+def _kind(use: _Use, path: str) -> object:
     """Equal for sites whose rows are summed in the same way; anything unusual is like itself alone."""
-    return (slot.shape, slot.swapped, side) if _plain(slot) else (path, side)
+    slot, side, times, turn = use
+    return (slot.shape, slot.swapped, side, times, turn) if _plain(slot) else (path, side, times, turn)
 
 
 def _row_sums(slot: Slot, side: str, shape: tuple[int, ...]) -> Rows:

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from excite.errors import InputError, ModelError
 from excite.probes.books import Books
 from excite.probes.digest import Digest, Digester
+from excite.probes.evidence import Evidence
+from excite.probes.hyperparameters import Settings
 from excite.probes.laws import LawSums, NamedLaw, check_wiring, named
+from excite.probes.norm_terms import NormTerms
 from excite.probes.off_diagonal import OffDiagonal
 from excite.probes.reading import Entry, Reading, Unchecked
-from excite.probes.stages import Line, Settings, Stages
+from excite.probes.stages import Line, Stages
 from excite.probes.update_parts import PARTS, Rule, rule_of
 from excite.wiring.affine import clean_path
 from excite.wiring.calling import Batch, Pick
@@ -71,13 +74,15 @@ class Ledger:
         self._parameters = [parameters[path] for path in self._sums.paths]
         self._shapes = [p.shape for p in self._parameters]
         self.rule: Rule = rule_of(optimizer)
-        norms = any(law.group.law == "norm" for law in laws)
-        self._stages = Stages(self._sums, norms, self._parameters)
+        norms = any(law.group.norm_sites for law in laws)
+        self._norms = NormTerms(laws, self.model, parameters) if norms else None
+        self._stages = Stages(self._sums, self._parameters, self._norms)
+        self.evidence = Evidence()
         self.precision = _lowest([p.dtype for p in self._parameters])
         self.tolerance = _TOLERANCE.get(self.precision, 0.1) if tolerance is None else tolerance
         self._off = OffDiagonal(laws, parameters, off_diagonal) if off_diagonal else None
         self.steps = 0
-        self._books = Books(self._sums, laws, self._squares(), self.tolerance)
+        self._books = Books(self._sums, laws, self._squares(), self.tolerance, self._norms)
         self._lines: list[Line] = []  # steps that are not in the books yet
         self._marks: list[tuple[int, Mark]] = []  # after which of them somebody wants to know what is in the books
         self._digester = Digester(laws, self._sums.count, device)
@@ -112,8 +117,7 @@ class Ledger:
         closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
         if self._books.ww is None:
             self._books.ww = self._squares()
-        fused = getattr(optimizer, "grad_scale", None) is not None  # then gradients are scaled inside the step
-        self._stages.before("measured" if fused else self.rule, optimizer, closure)
+        self._stages.before(self.rule, optimizer, closure)
 
     @torch.no_grad()
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -121,6 +125,10 @@ class Ledger:
         if not self.laws:
             return
         line = self._stages.after(self.steps, optimizer)
+        for number, law in enumerate(self.laws if self._stages.unchecked is not None or line.missing else ()):
+            reason = self._stages.unchecked or line.missing.get(number)
+            if reason is not None:
+                self.evidence.add(law.name, reason)
         if self._off is not None:
             self._off.after(self._settings())
         self._lines.append(line)
@@ -172,8 +180,9 @@ class Ledger:
             mine = {name: column[law.span] for name, column in columns.items()}
             split = {name: parts[i, law.span] for i, name in enumerate(PARTS)}
             matrix = None if self._off is None else self._off.read(law.name)
+            why = self.evidence.why(law.name, self.steps)
             entries.append(
-                Entry(law.name, law.group, parts=split, off_diagonal=matrix, tolerance=self.tolerance, **mine)
+                Entry(law.name, law.group, parts=split, off_diagonal=matrix, tolerance=self.tolerance, why=why, **mine)
             )
         self.check_same_parameters()
         return Reading(self.steps, tuple(entries), self._unchecked, self.precision, self.tolerance, self.rule)
@@ -217,6 +226,7 @@ class Ledger:
             "laws": [f"{law.name} {law.group.law} {law.group.channels}" for law in self.laws],
             **self._books.state_dict(),
             "decay": self._stages.state_dict(),
+            "unchecked": self.evidence.state_dict(),
             "off_diagonal": {} if self._off is None else self._off.state_dict(),
         }
 
@@ -229,14 +239,17 @@ class Ledger:
         self._books.load_state_dict(state)
         self.steps = int(state["steps"])
         self._stages.load_state_dict(state.get("decay", {}))
+        self.evidence.load_state_dict(state.get("unchecked", {}))
         if self._off is not None:
             self._off.load_state_dict(state["off_diagonal"])
 
     def close(self) -> None:
-        """Take the hooks off the optimizer. Closing twice does nothing."""
+        """Take the hooks off the optimizer and the model. Closing twice does nothing."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._norms is not None:
+            self._norms.close()
 
     def __enter__(self) -> Ledger:
         return self

@@ -47,7 +47,7 @@ def _side(sites: Any, tensors: Mapping[str, Tensor], weights: Mapping[str, float
     total: Tensor | None = None
     for site in sites:
         rows = site.rows(tensors[site.parameter].detach()).double()
-        part = rows @ rows.T * (1.0 if weights is None else weights[site.parameter])
+        part = rows @ rows.T * (site.times * (1.0 if weights is None else weights[site.parameter]))
         total = part if total is None else total + part
     return torch.zeros((), dtype=torch.float64) if total is None else total
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,11 +25,14 @@ class Unchecked:
 
 @dataclass(frozen=True)
 class Entry:
-    """One law: a number per channel, Σ w² over its producers minus Σ w² over its consumers. All tensors: (channels,).
+    """One law: a number per channel, Σ w² over its producers minus Σ w² over its consumers, as often as they count. All tensors: (channels,).
 
     drift = value − start = the sum of `parts` + rest. `scale` is Σ w² over producers and consumers, the larger of then
     and now: what a rest is compared with. `worst` is the largest rest of a single step, which was step `worst_step`;
     `flagged` the first step whose rest exceeded the tolerance, or −1; the step to come, if weights moved since the last one.
+
+    `state` is "holds", "flagged" or "not checked": where the update is not predicted from the gradient, nothing that it does
+    could be flagged, and `why` says so.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Entry:
     flagged: Tensor
     off_diagonal: Matrix | None
     tolerance: float
+    why: str | None = None  # why the law is not checked, if it is not: its change was taken as it came
 
     @property
     def law(self) -> str:
@@ -72,9 +77,16 @@ class Entry:
         return int(steps.min()) if len(steps) else None
 
     @property
+    def state(self) -> Literal["holds", "flagged", "not checked"]:
+        """A flag refutes a law whether or not the other steps were checked."""
+        if self.first_flag is not None or not bool(torch.isfinite(self.rest).all()):
+            return "flagged"
+        return "holds" if self.why is None else "not checked"
+
+    @property
     def holds(self) -> bool:
-        """No step left a rest beyond the tolerance, and every number is finite."""
-        return self.first_flag is None and bool(torch.isfinite(self.rest).all())
+        """Every step was checked, none left a rest beyond the tolerance, and every number is finite."""
+        return self.state == "holds"
 
     def _over(self, amount: Tensor) -> float:
         scale = torch.where(self.scale > 0, self.scale, torch.ones_like(self.scale))
@@ -90,7 +102,7 @@ class Reading:
     unchecked: tuple[Unchecked, ...]
     precision: torch.dtype  # of the weights, the lowest; rounding in it bounds what can be told
     tolerance: float
-    rule: str  # "sgd", "adam", or "measured": the optimizer's formula is not known, its update is taken as it comes
+    rule: str  # the optimizer's formula; "measured": it is not known, its update is taken as it comes and not checked
 
     def __getitem__(self, name: str) -> Entry:
         for entry in self.entries:
@@ -100,7 +112,7 @@ class Reading:
 
     @property
     def holds(self) -> bool:
-        """Every law that could be checked held; False if there was none, or no step to check."""
+        """Every law was checked at every step and held; False if there was none, or no step to check."""
         return self.steps > 0 and bool(self.entries) and all(entry.holds for entry in self.entries)
 
     def between(self, names: Iterable[str]) -> float:
@@ -137,7 +149,9 @@ class Reading:
         if not bool(torch.isfinite(entry.rest).all()):
             return "  not finite" + ("" if entry.first_flag is None else f" since step {entry.first_flag}")
         if entry.first_flag is None:
-            return "" if self.steps else "  no step to check yet"
+            if not self.steps:
+                return "  no step to check yet"
+            return "" if entry.why is None else f"  not checked: {entry.why}"
         if entry.first_flag > self.steps:
             return f"  changed after step {self.steps}, not by the optimizer"
         return f"  rest at step {entry.first_flag}"

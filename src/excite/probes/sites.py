@@ -14,7 +14,7 @@ from excite.wiring.affine import AffineCall, AffineMode, Names, clean_path
 from excite.wiring.calling import Batch, call
 from excite.wiring.exporting import resized
 from excite.wiring.untouched import untouched
-from excite.wiring.wrappers import eagerly
+from excite.wiring.wrappers import eagerly, in_reentrant_checkpoint, without_reentrant_checkpointing
 
 # Functions after which a network is not piecewise linear: slopes hold at the point, not in a region around it.
 _SMOOTH = {
@@ -39,6 +39,7 @@ class Site:
     trained: bool  # whether training computes a gradient at z
     call: AffineCall = field(repr=False, compare=False)
     live: bool = True  # whether the call holds the parameter itself, not a weight computed on the fly
+    checkpointed: bool = False  # whether it runs under reentrant checkpointing, without gradients
 
 
 @dataclass
@@ -47,6 +48,7 @@ class _Found:
     output: Tensor
     module: str | None = None
     turn: int = 0
+    checkpointed: bool = False
 
 
 class Finder(AffineMode):
@@ -59,7 +61,7 @@ class Finder(AffineMode):
 
     def visit(self, call: AffineCall) -> Tensor:
         output = call.run(call.input)
-        self.found.append(_Found(call, output))
+        self.found.append(_Found(call, output, checkpointed=in_reentrant_checkpoint()))
         return output
 
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,7 +132,7 @@ def _run(model: nn.Module, batch: Batch) -> Finder:
         for path, module in model.named_modules()
     ]
     try:
-        with untouched(model), torch.enable_grad(), eagerly(model), finder:
+        with untouched(model), torch.enable_grad(), eagerly(model), without_reentrant_checkpointing(), finder:
             call(model, batch)
     except ExciteError:
         raise
@@ -164,6 +166,7 @@ def _site(two: _Found, three: _Found | None, names: Names) -> Site:
         two.output.requires_grad,
         call.without_input(detached=not live),
         live,
+        two.checkpointed,
     )
 
 

@@ -100,6 +100,8 @@ class Trajectory(Probe):
         self._model, self._example = model, own_copy(now.example)
         self._sites: Sites = find(model, self._example, self.layers)
         for site in self._sites.chosen:
+            if site.checkpointed and self.clean is None:
+                raise ModelError(_recomputed(site.name))
             if not site.trained and self.clean is None:
                 raise ModelError(
                     f"layer {site.name!r} and all before it are frozen, so training computes no gradient there: train "
@@ -125,7 +127,7 @@ class Trajectory(Probe):
         self._steps_seen = now.step
         self._hooks = Hooks(
             model,
-            [site for site in self._sites.chosen if site.trained],
+            [site for site in self._sites.chosen if site.trained and not site.checkpointed],
             self.output,
             sigmoid=self.link == "sigmoid",
             pair=lambda name, norms, errors: self._sums[name].add(norms, errors),
@@ -236,6 +238,8 @@ class Trajectory(Probe):
             raise ModelError(
                 "the model's output is not connected to the loss, or backward was not called before watch.step"
             )
+        if not hooks.reaches[first] and hooks.by_name[first].module in hooks.recomputed:
+            raise ModelError(_recomputed(first))
         if not hooks.reaches[first]:
             raise ModelError(
                 f"layer {first!r} cannot be reached from the loss: something detaches between it and the output"
@@ -305,3 +309,10 @@ class Trajectory(Probe):
         self._looks = {
             name: (dict(found), bool(estimated)) for name, (found, estimated) in state.get("looks", {}).items()
         }
+
+
+def _recomputed(layer: str) -> str:
+    return (
+        f"layer {layer!r} runs under activation checkpointing with use_reentrant=True, without a gradient at its output: call "
+        "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), choose layers= outside it, or give clean= for a pass of its own"
+    )

@@ -6,7 +6,8 @@ minus consumers), an update w → w + Δ changes the law by 2 S(w, Δ) + S(Δ, �
     −η g  →  −η (g + d)  →  momentum in place of g  →  divided by the root of the second moment,
 
 and each stage is charged with the change it makes. d is λ w, or what decay has in the momentum buffer. A gradient obeys S(w, g) = 0, so the first stage leaves
-η² S(g, g): appendix F. Where learning rates differ within a law, −2 S((η − η̄) w, g) is the part `rates`.
+η² S(g, g): appendix F. Where learning rates differ within a law, −2 S((η − η̄) w, g) is the part `rates`. Optimizers that
+divide first and keep momentum of the quotient (RMSprop) have the last two stages in that order.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ import torch
 from torch import Tensor
 
 PARTS = ("step", "rates", "decay", "momentum", "rescaling", "eps", "update")
-Rule = Literal["sgd", "adam", "measured"]
+Rule = Literal["sgd", "adam", "rmsprop", "adagrad", "measured"]
+_RULES: dict[type[torch.optim.Optimizer], Rule] = {
+    torch.optim.SGD: "sgd",
+    torch.optim.Adam: "adam",
+    torch.optim.AdamW: "adam",
+    torch.optim.RMSprop: "rmsprop",
+    torch.optim.Adagrad: "adagrad",
+}
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
-    """Which formula the optimizer follows; "measured" where Excite knows none and takes its update as it comes."""
-    if any(group.get("maximize") for group in optimizer.param_groups):
-        return "measured"
-    if type(optimizer) is torch.optim.SGD:
-        return "sgd"
-    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
-        return "adam"
-    return "measured"
+    """Which formula predicts the optimizer's update from the gradient; "measured" where Excite has none: then the update is
+    taken as it comes, and the laws are not checked."""
+    return _RULES.get(type(optimizer), "measured")
 
 
 Form = dict[
@@ -62,11 +65,6 @@ def moved(rate: float, shrink: float, correction: float, direction: str) -> Form
         f"w{direction}": 2 * rate / correction * (own - 1),
         direction * 2: (rate / correction) ** 2,
     }
-
-
-def from_after(rate: float, decay: float) -> Form:
-    """w·g before a step of plain SGD, a = w − η (g + λ w), from what is there after it."""
-    return {"ag": 1 / (1 - rate * decay), "gg": rate / (1 - rate * decay)}
 
 
 def less(form: Form, *others: Form) -> Form:
@@ -116,11 +114,14 @@ class Moments:
 
 
 def moments_of_adam(
-    states: Sequence[Mapping[str, Any]], settings: Sequence[Mapping[str, Any]], like: Sequence[Tensor]
+    states: Sequence[Mapping[str, Any]],
+    settings: Sequence[Mapping[str, Any]],
+    like: Sequence[Tensor],
+    counts: Sequence[float],
 ) -> Moments:
+    """`counts`: the steps that each parameter has made."""
     found = Moments([], [], [], [], [])
-    for state, setting, w in zip(states, settings, like):
-        steps = float(state["step"]) if state else 1.0
+    for state, setting, w, steps in zip(states, settings, like, counts):
         # Without a state it never had a gradient, and does not move.
         found.first.append(state["exp_avg"] if state else torch.zeros_like(w))
         found.second.append(
@@ -129,4 +130,40 @@ def moments_of_adam(
         found.correction.append(1 - setting["betas"][0] ** steps)
         found.root.append((1 - setting["betas"][1] ** steps) ** 0.5)
         found.eps.append(float(setting["eps"]))
+    return found
+
+
+@dataclass(frozen=True)
+class Quotients:
+    """Update −η u / correction of RMSprop and Adagrad: u is the decayed gradient over the root of the second moment, `scaled`,
+    or momentum of it."""
+
+    scaled: list[Tensor]
+    momentum: list[Tensor] | None
+    correction: list[float]
+
+
+def quotients(
+    states: Sequence[Mapping[str, Any]],
+    settings: Sequence[Mapping[str, Any]],
+    before: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    counts: Sequence[float],
+) -> Quotients:
+    """From the state after the step; `grads` as they were before it."""
+    found = Quotients([], [] if any(setting.get("momentum") for setting in settings) else None, [])
+    for state, setting, w, g, steps in zip(states, settings, before, grads, counts):
+        found.correction.append(1 + (steps - 1) * setting.get("lr_decay", 0.0))
+        if not state:  # it never had a gradient, and does not move
+            scaled = torch.zeros_like(w)
+        else:
+            second = state["sum"] if "sum" in state else state["square_avg"]
+            if setting.get("centered"):
+                second = second.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
+            if setting["weight_decay"]:
+                g = g.add(w, alpha=setting["weight_decay"])
+            scaled = g / second.sqrt().add_(setting["eps"])
+        found.scaled.append(scaled)
+        if found.momentum is not None:
+            found.momentum.append(state["momentum_buffer"] if state and setting.get("momentum") else scaled)
     return found

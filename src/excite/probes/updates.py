@@ -20,7 +20,7 @@ from excite.probes.sites import Site, find
 from excite.wiring.affine import AffineCall, AffineMode, Names
 from excite.wiring.calling import Batch, Pick, batch_size, call, check_finite, own_copy, pick_output, tensors
 from excite.wiring.untouched import device_of, evaluating
-from excite.wiring.wrappers import eagerly, refuse_lazy, unwrap
+from excite.wiring.wrappers import eagerly, refuse_lazy, unwrap, without_reentrant_checkpointing
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def gradients_of(
         if leaf.is_floating_point():
             leaf.requires_grad_()
     copied = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, x)
-    with torch.enable_grad():
+    with torch.enable_grad(), without_reentrant_checkpointing():
         with catch:
             f = pick_output(call(model, copied), output)
         link = False

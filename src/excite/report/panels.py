@@ -77,8 +77,11 @@ KINDS = (
         "balance", ("conservation",), "Balance of the layers",
         "What gradient flow would conserve between layers (squared weights that make a channel minus those that read it). "
         "“Moved” is the change since the start, “unexplained” what step size, momentum and decay do not account for: it "
-        "should stay near zero.",
-        (("drift", "moved since the start"), ("rest", "unexplained")),
+        "should stay near zero. “Not checked” are steps whose update could not be predicted: they say nothing about the law.",
+        (
+            ("drift", "moved since the start"), ("rest", "unexplained"),
+            ("unchecked", "share of the steps that were not checked"),
+        ),
     ),
     Kind(
         "alignment", ("alignment", "direction"), "Alignment",
@@ -98,7 +101,13 @@ KINDS = (
     ),
 )  # fmt: skip
 _BY_PROBE = {probe: kind for kind in KINDS for probe in kind.probes}
-_HIDDEN = {"trajectory/label", "rank/unit", "rank/statistics", "consistency/statistics"}  # not numbers to draw
+_HIDDEN = {
+    "trajectory/label",
+    "conservation/label",
+    "rank/unit",
+    "rank/statistics",
+    "consistency/statistics",
+}  # not numbers to draw
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from excite.probes.evidence import REASONS
 from excite.report.changes import Change, after, calmed, fall, finite, first_broken, rise
 from excite.report.measured import Metrics
 
@@ -193,22 +194,36 @@ def _margin(metrics: Metrics) -> list[Remark]:
 
 
 def _balance(metrics: Metrics) -> list[Remark]:
-    rests = {
-        law: float(finite(s)[1][-1]) for law, s in metrics.layers("conservation/rest").items() if len(finite(s)[1])
-    }
-    moved = [float(finite(s)[1][-1]) for s in metrics.layers("conservation/drift").values() if len(finite(s)[1])]
+    def last(key: str) -> dict[str, float]:
+        return {law: float(finite(s)[1][-1]) for law, s in metrics.layers(key).items() if len(finite(s)[1])}
+
+    unchecked = last("conservation/unchecked")
+    rests = {law: rest for law, rest in last("conservation/rest").items() if law not in unchecked}
+    moved = last("conservation/drift")
     worst = max(rests, key=lambda law: rests[law], default=None)
     if worst is not None and rests[worst] > UNEXPLAINED:
-        return [
-            Remark(
-                "warning",
-                f"The balance of {worst} drifted by {rests[worst]:.1%} of its squared weights without an explanation by step size, momentum or decay: something else changes these weights.",
-            )
-        ]
-    if moved and max(moved) > 0:
+        text = (
+            f"The balance of {worst} drifted by {rests[worst]:.1%} of its squared weights without an explanation by step size, "
+            "momentum or decay: something else changes these weights."
+        )
+        return [Remark("warning", text), *_unchecked(unchecked, metrics)]
+    checked = [value for law, value in moved.items() if law not in unchecked]
+    if checked and max(checked) > 0:
         tail = f"; step size, momentum and decay explain it to within {max(rests.values()):.1g}" if rests else ""
-        return [Remark("note", f"The balance of layers moved by up to {max(moved):.2%} of the squared weights{tail}.")]
-    return []
+        text = f"The balance of layers moved by up to {max(checked):.2%} of the squared weights{tail}."
+        return [Remark("note", text), *_unchecked(unchecked, metrics)]
+    return _unchecked(unchecked, metrics)
+
+
+def _unchecked(laws: Mapping[str, float], metrics: Metrics) -> list[Remark]:
+    """Laws whose drift is explained by definition, and why."""
+    if not laws:
+        return []
+    names = list(laws)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    reasons = [REASONS.get(key, key) for key in metrics.layers("conservation/label")]
+    why = f": {'; '.join(reasons)}" if reasons else ""
+    return [Remark("note", f"The balance of {', '.join(names[:_NAMED])}{more} was not checked{why}.")]
 
 
 def _alignment(metrics: Metrics) -> list[Remark]:

@@ -44,11 +44,15 @@ def cuts(groups: Sequence[Group]) -> tuple[Cut, ...]:
     """One cut in front of each group with a law of channels, from the first to the last, where there is one.
 
     Groups that feed each other in a circle, as the stream of a residual network and its blocks, stay on one side. Queries
-    against keys balance each other and are left out.
+    against keys balance each other and are left out, as are products of activations, whose readers belong to several laws.
     """
     import networkx
 
-    kept = [i for i, g in enumerate(groups) if g.law in ("matrix", "channel") and g.consumers and _reads(g)]
+    kept = [
+        i
+        for i, g in enumerate(groups)
+        if g.law in ("matrix", "channel") and g.consumers and _reads(g) and not g.product
+    ]
     sizes = _sizes(groups)
     maker, reader = _ends(groups, kept, sizes)
     graph: networkx.DiGraph[int] = networkx.DiGraph()

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from excite.wiring.affine import clean_path
 from excite.wiring.calling import Batch, Pick, batch_size, call, pick_output
 from excite.wiring.untouched import untouched
-from excite.wiring.wrappers import eagerly, unwrap
+from excite.wiring.wrappers import eagerly, unwrap, without_reentrant_checkpointing
 
 
 class ExportFailed(Exception):
@@ -98,7 +98,7 @@ def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
     kwargs = two if isinstance(two, dict) else None
     try:
         # Under grad mode, because without it transformer layers take a fused path that hides their parts.
-        with untouched(model), _quiet(), torch.enable_grad():
+        with untouched(model), _quiet(), torch.enable_grad(), without_reentrant_checkpointing():
             program = torch.export.export(root, args, kwargs, strict=False)
     except Exception as error:  # whatever torch.export meets: the model has no graph, which is an answer
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -125,5 +125,5 @@ def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
 
 def run(model: nn.Module, batch: Batch) -> Any:
     """One forward pass without gradients and without a trace; compiled parts run eagerly, so that modes see them."""
-    with untouched(model), torch.no_grad(), eagerly(model):
+    with untouched(model), torch.no_grad(), eagerly(model), without_reentrant_checkpointing():
         return call(model, batch)

@@ -7,6 +7,7 @@ for any loss the squared norm of the makers minus that of the readers is conserv
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -30,6 +31,7 @@ class Site:
       one exception: in attention keys are made to be read by queries, and count as their consumers.
     - `index`: for every channel of the group, its numbers among the output or input channels of the parameter. Usually
       one number each; several where a convolution is flattened into a linear layer.
+    - `times`: how often it counts: 2 for what reads the square of a channel, which scales by a².
     - `axis`: the axis of the parameter that counts these channels, where one axis does. The input channels of a grouped
       convolution are counted through all blocks, although axis 1 counts within a block.
 
@@ -42,6 +44,7 @@ class Site:
     axis: int | None
     index: tuple[tuple[int, ...], ...]
     slot: Slot = field(repr=False, compare=False)
+    times: int = 1
 
     def rows(self, tensor: Tensor) -> Tensor:
         """(channels, numbers): the entries that belong to each channel, of the parameter or of anything shaped like it.
@@ -65,17 +68,37 @@ class Site:
 
 
 @dataclass(frozen=True)
+class NormSite:
+    """Where the channels of a group stand in the input of a normalization, `module`.
+
+    - `op`: "batch_norm", "instance_norm", "group_norm", "layer_norm" or "rms_norm".
+    - `index`: for every channel of the group, its positions: channels for batch and instance normalization, groups for
+      group normalization, 0 for layer and RMS normalization.
+    - `sign`: the power with which the channels enter: −1 where they do so inversely, as keys do.
+    - `why`: not empty where the positions are not the same for all samples or calls; then they are not listed.
+    """
+
+    module: str
+    op: str
+    index: tuple[tuple[int, ...], ...]
+    sign: int = 1
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Group:
     """A set of channels with the same producers and consumers.
 
-    `law` says what gradient flow conserves, with R = site.rows(parameter) and sums over all sites:
+    `law` says what gradient flow conserves, with R = site.rows(parameter) and sums over all sites, each `site.times`:
     - "matrix": every entry of Σ R R' over producers minus Σ R R' over consumers, a (channels, channels) matrix;
     - "channel": its diagonal, one number per channel;
     - "norm": the same numbers; a normalization reads the channels, so they need no consumer (exact for eps = 0);
     - "none": nothing that Excite knows of; `why` says what breaks it.
 
     `channels` counts what scales on its own: all features in front of a layer normalization are one channel, with
-    several entries in the index of its sites. `through` are the functions between, `norms` the normalizations behind.
+    several entries in the index of its sites. `through` are the functions between, `norms` the normalizations behind, and
+    `norm_sites` says what of their inputs belongs to the group. `product`: a product of activations has a law for each of its
+    factors, and what reads it belongs to all of them.
     """
 
     channels: int
@@ -85,6 +108,8 @@ class Group:
     why: str
     through: tuple[str, ...] = ()
     norms: tuple[str, ...] = ()
+    norm_sites: tuple[NormSite, ...] = ()
+    product: bool = False
 
     @property
     def width(self) -> int:
@@ -92,7 +117,7 @@ class Group:
         return min(sum(len(numbers) for numbers in site.index) for site in self.producers)
 
 
-Side = tuple[int, Literal["out", "in"]]  # number of the slot, and which of its channels
+Side = tuple[int, Literal["out", "in"], int]  # number of the slot, which of its channels, and how often they count
 
 
 @dataclass
@@ -104,13 +129,21 @@ class _Member:
     consumers: dict[Side, dict[int, None]] = field(default_factory=dict)
     prints: list[float] = field(default_factory=list)
     blocks: list[tuple[int, int]] = field(default_factory=list)
+    normalized: dict[tuple[str, int], dict[int, None]] = field(default_factory=dict)  # (module, sign): positions
 
-    def absorb_mirror(self, other: _Member) -> None:
+    product: bool = False
+
+    def absorb(self, other: _Member, power: int) -> None:
+        """Channels that scale by this power of the member's own factor; inversely, what makes them counts as what reads them."""
         self.state.absorb(other.state)
-        self.producers |= other.consumers
-        self.consumers |= other.producers
+        sides = (other.producers, other.consumers) if power > 0 else (other.consumers, other.producers)
+        for mine, theirs in zip((self.producers, self.consumers), sides):
+            for (slot, side, times), positions in theirs.items():
+                mine.setdefault((slot, side, times * abs(power)), {}).update(positions)
         self.prints += other.prints
         self.blocks += other.blocks
+        for (module, sign), positions in other.normalized.items():
+            self.normalized.setdefault((module, sign * power), {}).update(positions)
 
 
 def assemble(bench: Bench) -> tuple[Group, ...]:
@@ -119,10 +152,24 @@ def assemble(bench: Bench) -> tuple[Group, ...]:
     table: dict[object, list[_Member]] = {}
     for member in _members(bench, slots):
         table.setdefault(_signature(member), []).append(member)
+    normalizations = _normalizations(bench)
     groups = []
     for alike in table.values():
-        groups += [_group(part, law, slots, layers) for part, law in _split(alike)]
+        groups += [_group(part, law, slots, layers, normalizations) for part, law in _split(alike)]
     return tuple(groups)
+
+
+def _normalizations(bench: Bench) -> dict[str, tuple[str, str]]:
+    """The operation of every module that normalizes, and why the positions of its channels cannot be told, if so."""
+    found: dict[str, tuple[str, str]] = {}
+    roots: dict[str, list[list[int]]] = {}
+    for read in bench.norm_reads:
+        for row in read.labels.unique(dim=0).tolist():
+            roots.setdefault(read.module, []).append([bench.classes.find(label) for label in row])
+        why = f"{read.module} normalizes other channels at other places or calls"
+        same = all(row == roots[read.module][0] for row in roots[read.module])
+        found[read.module] = read.op, "" if same else why
+    return found
 
 
 def _slots(uses: Sequence[Use]) -> tuple[list[Slot], list[str]]:
@@ -148,20 +195,41 @@ def _members(bench: Bench, slots: list[Slot]) -> list[_Member]:
         number = slots.index(use.slot)
         if use.out is not None:
             for position, member in _each(use.out, member_of):
-                _count(member.producers, (number, "out"), position, use, member)
+                _count(member.producers, (number, "out", 1), position, use, member)
         if use.inp is not None:
             prints = [] if use.prints is None else use.prints.tolist()
             for position, member in _each(use.inp, member_of):
-                _count(member.consumers, (number, "in"), position, use, member)
+                _count(member.consumers, (number, "in", 1), position, use, member)
                 member.prints += prints[position] if prints else ()
     for labels, looks in bench.looks:
         rows = looks.tolist()
         for position, member in _each(labels, member_of):
             member.prints += rows[position]
-    for one, other in bench.mirrors.of_roots().items():
-        if one < other and one in found and other in found:
-            found[one].absorb_mirror(found.pop(other))
-    return [found[root] for root in sorted(found) if found[root].producers and _worth_showing(found[root])]
+    for read in bench.norm_reads:
+        for row in read.labels.unique(dim=0):
+            for position, member in _each(row, member_of):
+                member.normalized.setdefault((read.module, 1), {}).setdefault(position)
+    for root, factors in bench.relations.factors().items():
+        product = found.get(root)
+        if product is not None and not product.producers and product.state.broken is not None:
+            for factor in factors:  # there is no law for what reads it: say who makes it
+                product.producers |= found[factor].producers if factor in found else {}
+    combined = _combined(found, bench.relations.directions())
+    return [combined[root] for root in sorted(combined) if combined[root].producers and _worth_showing(combined[root])]
+
+
+def _combined(found: dict[int, _Member], directions: list[dict[int, int]]) -> dict[int, _Member]:
+    """One member for every way to scale: a class by itself, or several that depend on each other."""
+    counts = Counter(root for powers in directions for root in powers)
+    result = {root: member for root, member in found.items() if root not in counts}
+    for powers in directions:
+        first, *others = sorted(powers, key=lambda root: (powers[root] < 0, root))
+        member = _Member(State(), product=any(counts[root] > 1 or abs(power) > 1 for root, power in powers.items()))
+        for root in (first, *others):
+            if root in found:
+                member.absorb(found[root], powers[root])
+        result[first if first not in result else max(result) + 1] = member
+    return result
 
 
 def _each(labels: Tensor, member_of: Callable[[int], _Member]) -> Iterator[tuple[int, _Member]]:
@@ -188,8 +256,10 @@ def _signature(member: _Member) -> object:
         tuple((slot, len(numbers)) for slot, numbers in sorted(member.consumers.items())),
         state.broken,
         tuple(state.norms),
+        tuple((key, len(positions)) for key, positions in sorted(member.normalized.items())),
         state.nonlinear,
         tuple(sorted(state.through)),
+        member.product,
     )
 
 
@@ -224,11 +294,13 @@ def _interchangeable(one: _Member, other: _Member) -> bool:
     return all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) for a, b in zip(one.prints, other.prints))
 
 
-def _group(members: list[_Member], law: Law, slots: list[Slot], layers: list[str]) -> Group:
+def _group(
+    members: list[_Member], law: Law, slots: list[Slot], layers: list[str], normalizations: dict[str, tuple[str, str]]
+) -> Group:
     def site(key: Side, index: list[dict[int, None]]) -> Site:
         slot = slots[key[0]]
         axis = slot.axes[0 if key[1] == "out" else 1]
-        return Site(layers[key[0]], slot.held.path, key[1], axis, tuple(tuple(sorted(n)) for n in index), slot)
+        return Site(layers[key[0]], slot.held.path, key[1], axis, tuple(tuple(sorted(n)) for n in index), slot, key[2])
 
     first = members[0]
     producers = tuple(site(key, [m.producers[key] for m in members]) for key in sorted(first.producers))
@@ -236,8 +308,24 @@ def _group(members: list[_Member], law: Law, slots: list[Slot], layers: list[str
     state = first.state
     why = _why(state, law, names(producers), names(consumers))
     if law in ("matrix", "channel") and any(site.side == "out" for site in consumers):
-        why = f"queries against keys of {_few(tuple(state.through))}"
-    return Group(len(members), producers, consumers, law, why, tuple(state.through), tuple(state.norms))
+        attention = [name for name in state.through if "attention" in name]
+        why = f"queries against keys of {_few(tuple(attention))}" if attention else f"against each other, {why}"
+    norm_sites = []
+    for module, sign in sorted(first.normalized) if law == "norm" else ():
+        op, unclear = normalizations[module]
+        index = () if unclear else tuple(tuple(sorted(m.normalized[module, sign])) for m in members)
+        norm_sites.append(NormSite(module, op, index, sign, unclear))
+    return Group(
+        len(members),
+        producers,
+        consumers,
+        law,
+        why,
+        tuple(state.through),
+        tuple(state.norms),
+        tuple(norm_sites),
+        first.product,
+    )
 
 
 def names(sites: Sequence[Site]) -> tuple[str, ...]:

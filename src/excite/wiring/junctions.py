@@ -87,7 +87,7 @@ def junctions(wiring: Wiring) -> list[Junction]:
     found = []
     for group in wiring.groups:
         before: list[Site] = []
-        law = group.law
+        law: Law = "none" if group.product else group.law  # a product is no path from layer to layer
         for site in group.producers:
             if site.layer in behind:
                 law = "norm"

@@ -109,7 +109,8 @@ def _sites(alike: Sequence[Sequence[Site]], most: int = 12) -> str:
     parts: dict[str, None] = {}
     for same in zip(*alike):
         numbers = sorted(number for site in same for one in site.index for number in one)
-        parts.setdefault(same[0].layer + _span(numbers, same[0].of))
+        times = "" if same[0].times == 1 else f"{same[0].times}·"
+        parts.setdefault(times + same[0].layer + _span(numbers, same[0].of))
     shown = list(parts)
     if len(shown) > most:
         shown = [*shown[: most - 1], f"{len(shown) - most + 1} more"]

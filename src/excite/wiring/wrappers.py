@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import nn
 
 from excite.errors import ModelError
@@ -33,6 +36,47 @@ def eagerly(model: nn.Module | Sequence[nn.Module]) -> AbstractContextManager[ob
         stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         return stance
     return nullcontext()
+
+
+class _Straight:
+    """Takes the place of `CheckpointFunction`: runs the function as it is, with gradients."""
+
+    inside = threading.local()
+
+    @classmethod
+    def apply(cls, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        cls.inside.depth = getattr(cls.inside, "depth", 0) + 1
+        try:
+            return function(*args)
+        finally:
+            cls.inside.depth -= 1
+
+
+_lock, _users, _held = threading.Lock(), [0], torch.utils.checkpoint.CheckpointFunction
+
+
+@contextmanager
+def without_reentrant_checkpointing() -> Iterator[None]:
+    """A context in which `torch.utils.checkpoint.checkpoint(..., use_reentrant=True)` keeps activations as usual.
+
+    It would run its function without gradients and again in the backward pass: a trial pass would find layers without a
+    gradient, and `torch.autograd.grad` is refused. The numbers are the same either way.
+    """
+    with _lock:
+        _users[0] += 1
+        torch.utils.checkpoint.CheckpointFunction = _Straight  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        with _lock:
+            _users[0] -= 1
+            if not _users[0]:
+                torch.utils.checkpoint.CheckpointFunction = _held  # type: ignore[misc]
+
+
+def in_reentrant_checkpoint() -> bool:
+    """Whether a call comes from such a function, within `without_reentrant_checkpointing`."""
+    return getattr(_Straight.inside, "depth", 0) > 0
 
 
 def refuse_compiled(model: nn.Module) -> None:

@@ -38,7 +38,7 @@ def follow(model: nn.Module, exported: Exported) -> Bench:
             values[node] = None
     _pin_frozen(bench, model)
     _tie(bench)
-    bench.mirrors.settle(Break("scaled_dot_product_attention", function=True))
+    bench.relations.settle()
     return bench
 
 

@@ -7,8 +7,10 @@ equal factors; what an operation demands of the factors becomes a union of label
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -175,45 +177,115 @@ class Classes:
         return result.masked_fill(result == lowest, ZERO)
 
 
-class Mirrors:
-    """Pairs of labels whose factors are the inverse of each other, as the channels of queries and keys in attention."""
+class Relations:
+    """What ties the factors of labels to each other beyond being equal: products of powers that are one.
+
+    In logarithms a relation is linear, Σ n · log factor(label) = 0: the product c of two activations a and b has c = a + b, the
+    channels of queries and keys in attention have q + k = 0. The solutions are spanned by `directions`, each of which is a
+    rescaling symmetry of its own.
+    """
 
     def __init__(self, classes: Classes):
         self._classes = classes
-        self._pairs: set[tuple[int, int]] = set()
+        self._rows: list[tuple[dict[int, int], Break]] = []
+        self._made: set[int] = set()  # labels of products: they follow from their factors
+        self._products: dict[tuple[int, ...], int] = {}
+        self._solved: dict[int, dict[int, Fraction]] = {}  # root: what its logarithm is, by the roots that are free
 
-    def add(self, first: Tensor, second: Tensor) -> None:
-        a, b = compact(first, second)
-        pairs = torch.stack([a.reshape(-1), b.reshape(-1)]).unique(dim=1)
-        self._pairs.update((one, other) for one, other in zip(*pairs.tolist()) if ZERO not in (one, other))
+    def invert(self, first: Tensor, second: Tensor, reason: Break) -> None:
+        """The factors of two label tensors are the inverse of each other, entry by entry."""
+        for one, other in _pairs(first, second):
+            if ZERO not in (one, other):
+                self._rows.append((_counted(one, other), reason))
 
-    def settle(self, reason: Break) -> None:
-        """Draw all conclusions: two mirrors of one label are equal, its own mirror has factor one."""
-        find, fixed = self._classes.find, self._classes.fixed
-        changed = True
-        while changed:
-            changed = False
-            seen: dict[int, int] = {}
-            for pair in self._pairs:
-                for one, other in (pair, pair[::-1]):
-                    known = seen.setdefault(find(one), other)
-                    if find(known) != find(other) and max(known, other) > 0:
-                        if min(known, other) > 0:
-                            self._classes.join(known, other, "")
-                        else:
-                            self._classes.pin([known, other], reason)
-                        changed |= min(known, other) > 0
-                if (find(pair[0]) == find(pair[1]) or fixed(pair[0]) or fixed(pair[1])) and not (
-                    fixed(pair[0]) and fixed(pair[1])
-                ):
-                    self._classes.pin(pair, reason)
-                    changed = True
+    def product(self, factors: Sequence[Tensor], reason: Break) -> Tensor:
+        """New labels for a product of activations, entry by entry; a factor may occur several times."""
+        factors = torch.broadcast_tensors(*factors)
+        shape = factors[0].shape
+        columns = torch.stack([one.reshape(-1) for one in compact(*factors)])
+        distinct, which = columns.unique(dim=1, return_inverse=True)
+        labels = []
+        for column in distinct.T.tolist():
+            key = tuple(sorted(column))
+            if ZERO in key:
+                labels.append(ZERO)
+                continue
+            if key not in self._products:
+                (label,) = self._classes.fresh(1).tolist()
+                self._products[key] = label
+                self._made.add(label)
+                row = _counted(*key)
+                row[label] = -1
+                self._rows.append((row, reason))
+            labels.append(self._products[key])
+        return torch.tensor(labels)[which].view(compact(*factors)[0].shape).expand(shape)
 
-    def of_roots(self) -> dict[int, int]:
-        """Root to root, for the classes that are free to scale."""
-        found: dict[int, int] = {}
-        for pair in self._pairs:
-            a, b = map(self._classes.find, pair)
-            if a > 0 and b > 0 and not self._classes.fixed(a):
-                found[a], found[b] = b, a
-        return found
+    def settle(self) -> None:
+        """Solve for the labels as they are joined and pinned by now; what has no solution but one is pinned."""
+        classes = self._classes
+        made = {classes.find(label) for label in self._made}
+        used: dict[int, set[int]] = {}  # free root: solved ones that depend on it
+        reasons: dict[int, Break] = {}
+        for labels, reason in self._rows:
+            # What keeps a product from scaling is what keeps its factors from it.
+            broken = (classes.state(label).broken for label in labels if label > 0 and classes.fixed(label))
+            reason = next((one for one in broken if one is not None), reason)
+            row: dict[int, Fraction] = {}
+            for label, count in labels.items():
+                if classes.fixed(label):
+                    continue
+                root = classes.find(label)
+                reasons.setdefault(root, reason)
+                for free, share in self._solved.get(root, {root: Fraction(1)}).items():
+                    row[free] = row.get(free, Fraction(0)) + count * share
+            row = {root: share for root, share in row.items() if share}
+            if not row:
+                continue
+            pivot = max(row, key=lambda root: (root in made, root))
+            value = row.pop(pivot)
+            solution = {root: -share / value for root, share in row.items()}
+            self._solved[pivot] = solution
+            for other in used.pop(pivot, set()):
+                share = self._solved[other].pop(pivot)
+                for root, part in solution.items():
+                    total = self._solved[other].get(root, Fraction(0)) + share * part
+                    self._solved[other][root] = total
+                    if not total:
+                        del self._solved[other][root]
+                    used.setdefault(root, set()).add(other) if total else used.get(root, set()).discard(other)
+            for root in solution:
+                used.setdefault(root, set()).add(pivot)
+        for root, solution in self._solved.items():
+            if not solution:
+                classes.pin([root], reasons[root])
+
+    def factors(self) -> dict[int, list[int]]:
+        """By root of a product, in order: the roots of its factors."""
+        by_root: dict[int, list[int]] = {}
+        for key, label in self._products.items():
+            by_root.setdefault(self._classes.find(label), []).extend(self._classes.find(factor) for factor in key)
+        return dict(sorted(by_root.items()))
+
+    def directions(self) -> list[dict[int, int]]:
+        """By free root that others depend on: the exponents with which it and they scale, as whole numbers."""
+        by_root: dict[int, dict[int, Fraction]] = {}
+        for root, solution in self._solved.items():
+            for free, share in solution.items():
+                by_root.setdefault(free, {free: Fraction(1)})[root] = share
+        result = []
+        for free in sorted(by_root):
+            whole = math.lcm(*(share.denominator for share in by_root[free].values()))
+            result.append({root: int(share * whole) for root, share in sorted(by_root[free].items())})
+        return result
+
+
+def _pairs(first: Tensor, second: Tensor) -> list[tuple[int, int]]:
+    a, b = compact(first, second)
+    return list(zip(*torch.stack([a.reshape(-1), b.reshape(-1)]).unique(dim=1).tolist()))
+
+
+def _counted(*labels: int) -> dict[int, int]:
+    row: dict[int, int] = {}
+    for label in labels:
+        row[label] = row.get(label, 0) + 1
+    return row

@@ -10,7 +10,7 @@ import torch
 
 from excite.wiring.channels.labels import Break
 from excite.wiring.channels.rules import rule
-from excite.wiring.channels.signals import Bench, Signal, held_shape, module_of
+from excite.wiring.channels.signals import Bench, NormRead, Signal, held_shape, module_of
 from excite.wiring.channels.slots import Held, Slot
 
 
@@ -47,12 +47,14 @@ def _normalize(bench: Bench, x: Signal, a: SimpleNamespace, name: str, last: int
     what = "{} is normalized with it by " + name
     if last:
         labels = classes.reduce(x.labels, range(-last, 0), what)
+        bench.norm_reads.append(NormRead(name, a.op, labels.reshape(-1, 1)))
     else:
         spatial = range(2, x.labels.dim())
         labels = classes.reduce(x.labels, spatial if a.op == "instance_norm" else [0, *spatial], what)
         if a.op == "group_norm":
             rows = labels.reshape(labels.shape[0], a.num_groups, -1)
             labels = classes.reduce(rows, [0, 2], what)
+        bench.norm_reads.append(NormRead(name, a.op, labels.reshape(labels.shape[0], -1)))
     for label in classes.channels(labels):
         state = classes.state(label)
         state.norms.setdefault(name)

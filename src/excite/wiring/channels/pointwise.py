@@ -75,20 +75,30 @@ def multiply(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     return gated(bench, first, second)
 
 
+_PRODUCT = Break("the product of two activations", function=True)
+
+
 def gated(bench: Bench, x: Signal, y: Signal) -> Signal:
-    """A product of two activations: linear in one if the other does not scale; otherwise both are pinned."""
+    """A product of two activations: linear in one if the other does not scale; otherwise it scales by the product of their
+    factors."""
     classes = bench.classes
     a, b = torch.broadcast_tensors(x.labels, y.labels)
     x_fixed, y_fixed = classes.all_fixed(x.labels), classes.all_fixed(y.labels)
-    if not (x_fixed or y_fixed):
-        for labels in (x.labels, y.labels):
-            classes.pin(labels, Break("the product of two activations", function=True))
-    if (x_fixed and y_fixed) or not (x_fixed or y_fixed):
+    if x_fixed and y_fixed:
         return Signal(_connected(bench, a, b))
+    if not (x_fixed or y_fixed):
+        return Signal(_product(bench, [x.labels, y.labels], "a product"))
     prints = None
     if (x if y_fixed else y).prints is not None:
         prints = bench.prints_of(x) * bench.prints_of(y)
     return Signal(a if y_fixed else b, prints)
+
+
+def _product(bench: Bench, factors: list[Tensor], name: str) -> Tensor:
+    labels = bench.relations.product(factors, _PRODUCT)
+    for part in (*factors, labels):
+        bench.classes.pass_through(part, name, linear=False)
+    return labels
 
 
 def _connected(bench: Bench, a: Tensor, b: Tensor) -> Tensor:
@@ -97,6 +107,28 @@ def _connected(bench: Bench, a: Tensor, b: Tensor) -> Tensor:
     if bool(both.any()):
         bench.classes.unite(torch.where(both, a, ZERO), torch.where(both, b, ZERO), "")
     return torch.where((a < 0) & (b > 0), b, a)
+
+
+@rule("square", "pow")
+def power(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    """xⁿ for a whole number n ≥ 1 scales by the n-th power."""
+    exponent = 2 if a.op == "square" else getattr(a, "exponent", None)
+    whole = isinstance(exponent, int | float) and not isinstance(exponent, bool) and float(exponent).is_integer()
+    if not whole or not 1 <= float(exponent) <= 16 or not isinstance(a.self, Signal):  # type: ignore[arg-type]
+        return bench.unknown(node, [v for v in a.args if isinstance(v, Signal | Held)], a.op)
+    count = int(float(exponent))  # type: ignore[arg-type]
+    if count == 1 or bench.classes.all_fixed(a.self.labels):
+        return Signal(a.self.labels, a.self.prints if count == 1 else None)
+    return Signal(_product(bench, [a.self.labels] * count, a.op))
+
+
+@rule("glu")
+def gated_linear_unit(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    """x · sigmoid(y), for the halves of its input: linear in x."""
+    value, gate = bench.signal(a.self).labels.chunk(2, a.dim)
+    bench.classes.pin(gate, Break("the sigmoid of glu", function=True))
+    bench.classes.pass_through(value, a.op, linear=False)
+    return Signal(value)
 
 
 def scaled(bench: Bench, node: torch.fx.Node, x: Signal, held: Held) -> Signal:

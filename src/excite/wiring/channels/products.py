@@ -1,4 +1,4 @@
-"""Products of tensors: with a parameter they are affine layers, otherwise one factor at most may scale."""
+"""Sums of products of tensors: with a parameter they are affine layers, otherwise one factor at most may scale."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def attention(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
             rows = rows.reshape(labels.numel(), -1)
             bench.looks.append((labels.reshape(-1), rows @ bench.random(rows.shape[1], 2)))
         reduced.append(labels)
-    bench.mirrors.add(*reduced)
+    bench.relations.invert(reduced[0], reduced[1], Break(a.op, function=True))
     labels = classes.reduce(value.labels, [-2], _READ)
     classes.pass_through(labels, a.op, linear=True)
     prints = None

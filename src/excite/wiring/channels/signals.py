@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excite.wiring.channels.labels import Break, Classes, Mirrors
+from excite.wiring.channels.labels import Break, Classes, Relations
 from excite.wiring.channels.slots import Held, Slot, Use, entries_slot
 from excite.wiring.naming import layer_name
 
@@ -35,14 +35,25 @@ class Signal:
         return Signal(function(self.labels), None if self.prints is None else function(self.prints))
 
 
+@dataclass(frozen=True)
+class NormRead:
+    """One call of a normalization. `labels` (rows, positions): of what is normalized together. Positions are channels of batch and
+    instance normalization, groups of group normalization, and a single one of layer and RMS normalization."""
+
+    module: str
+    op: str
+    labels: Tensor
+
+
 class Bench:
     """What the rules share: the classes of labels, the uses of parameters, names and random patterns."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], training: bool):
         self.classes = Classes()
         self.uses: list[Use] = []
-        self.mirrors = Mirrors(self.classes)
+        self.relations = Relations(self.classes)
         self.looks: list[tuple[Tensor, Tensor]] = []  # further fingerprints: labels, projections (channels, 2)
+        self.norm_reads: list[NormRead] = []
         self.shapes = shapes
         self.training = training
         self._calls: dict[str, int] = {}
