@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -59,6 +60,8 @@ def main() -> None:
         _fail("stopped; the same command continues where it was", _INTERRUPTED)
     except ExciteError as error:
         if type(error).__name__ == "OtherProcess":  # of several, the one that failed says why
+            # torchrun ends all processes as soon as one has ended: not before the other one has printed its line.
+            time.sleep(5)
             raise SystemExit(1) from None
         _fail(str(error), 1, error)
     except Exception as error:

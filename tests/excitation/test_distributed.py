@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,7 +36,7 @@ def worker(rank, size, folder):
             torch.save([p.grad for p in model.parameters()], f"{folder}/{way}.pt")
     for name in SHARDED:
         model, x = build(name)
-        fully_shard(model)
+        fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
         PersistentExcitation(model, 0.1).loss(x[rank::size], Y[rank::size]).backward()
         whole = [p.grad.full_tensor() for p in model.parameters()]
         if rank == 0:

@@ -122,7 +122,10 @@ def test_a_path_leaves_a_kink_when_one_side_lets_it_go() -> None:
     for method in ("DOP853", "RK45", "LSODA"):
         course = gradient_flow(Valley(0.1, 0.0), lambda m: m.w.abs() - m.w * m.v - m.v, leaves + 1.5, at=times,
                                quantities=READ, method=method)  # fmt: skip
-        tolerance = 1e-6 if method == "LSODA" else 1e-8  # LSODA keeps to its tolerance less closely
+        # Each step errs by rtol = 1e-9 of the weights, and errors grow like e^t while the path moves off the kink. LSODA keeps
+        # to its tolerance less closely.
+        tolerance = course.steps * 1e-9 * np.exp(first + 1.5) * (100 if method == "LSODA" else 1)
+        assert tolerance < 1e-4
         np.testing.assert_allclose(course.values["w"], w, atol=tolerance)
         np.testing.assert_allclose(course.values["v"], v, atol=tolerance)
         assert course.sliding == pytest.approx(leaves - first, abs=1e-5)

@@ -351,6 +351,13 @@ def test_regions_and_segments_have_the_slopes_of_autograd_and_of_finite_differen
     assert name in names.found  # the example is about this row
     before = state_of(model)
     origin, right, up = points(3, 1)
+    try:
+        model(points(2, 0).requires_grad_()).sum().backward()
+        model.zero_grad()
+    except RuntimeError as error:
+        if "is not implemented" in str(error):
+            pytest.skip(f"torch {torch.__version__} has no derivative of {name}")
+        raise
     found = region_map(model, origin, right, up, size=(11, 13))
     flat = found.points.reshape(-1, 6)
     if name != "detach":  # its slope is not that of the function: autograd says so, too

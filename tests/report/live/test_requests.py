@@ -322,6 +322,10 @@ def test_fifty_killed_runs_and_the_page_keeps_serving(tmp_path):
     with serving(tmp_path) as page:
         for i, (go, process) in enumerate(writers):
             go.set()
+            while (
+                i % 2 and not (tmp_path / f"run{i}" / "run.json").exists()
+            ):  # every other one is killed while it writes
+                time.sleep(0.001)
             time.sleep(rng.uniform(0, 0.3))
             os.kill(process.pid, signal.SIGKILL)
             process.join()
@@ -339,4 +343,4 @@ def test_fifty_killed_runs_and_the_page_keeps_serving(tmp_path):
             status, _, text = page.ask("/api/runs")
             assert status == 200
             assert "unreadable" not in text
-    assert served >= 10
+    assert served >= 25
