@@ -195,6 +195,7 @@ DAMAGED = {
     "a name that is no text": ["INSERT INTO metrics VALUES (CAST(x'ff' AS TEXT), 0, 0.0, 0.0)"],
     "a long name": ["INSERT INTO metrics VALUES (hex(zeroblob(100000)), 0, 0.0, 0.0)"],
     "an infinite time": ["UPDATE metrics SET time = 9e999"],
+    "a time that is no date": ["UPDATE metrics SET time = 1e300"],
     "text for a time": ["UPDATE metrics SET time = 'text'"],
     "steps below zero": ["UPDATE metrics SET step = step - 1000"],
     "no table": ["DROP TABLE metrics"],

@@ -50,6 +50,7 @@ _QUERY_SECONDS = 5.0  # for all queries of one call
 _RETRY_SECONDS = 60.0  # a database that took too long is not asked again for so long
 _CHECK_EVERY = 10_000  # instructions of SQLite between two looks at the clock
 _MAX_TEXT = 65_536  # bytes of a name
+_YEAR_10000 = 253_402_300_800  # seconds since 1970; browsers cannot write later dates
 _MAX_MARKER = 1_000_000  # bytes of run.json
 
 
@@ -353,7 +354,7 @@ def _last(row: tuple[Any, Any]) -> tuple[int, float] | None:
     if row == (None, None):
         return None
     step, when = _step(row[0]), row[1]
-    if not isinstance(when, int | float) or not math.isfinite(when):
+    if not isinstance(when, int | float) or not 0 <= when < _YEAR_10000:
         raise TypeError(f"time {when!r:.40}")
     return step, float(when)
 
