@@ -1,5 +1,6 @@
 """The page among hostile runs: each is an error of its own, everything else is served, and their texts stay text."""
 
+import asyncio
 import json
 import logging
 import os
@@ -8,7 +9,7 @@ from html.parser import HTMLParser
 from urllib.parse import quote
 
 import pytest
-from benchmarks.live import HOSTILE, MARKUP, TARGETS, make_hostile, make_run
+from benchmarks.live import HOSTILE, MARKUP, TARGETS, make_hostile, make_run, measure
 
 from excite.report.figures import as_text
 from excite.report.live import folder
@@ -166,3 +167,15 @@ def test_very_many_metric_names(tmp_path, serve):
     assert found["left_out"] == 0
     assert [q["key"] for panel in found["panels"] for q in panel["quantities"]] == ["probe/q54321"]
     assert found["data"]["probe/q54321"]["curves"][0]["y"] == [0.5]
+
+
+def test_what_the_benchmark_measures(root, serve):
+    for i in range(10):
+        shutil.copytree(root / "good", root / f"run{i}")
+    page = serve(root)
+    rows = dict(asyncio.run(measure(page.host, page.port, ["view", "markup"], clients=5, silent=3)))
+    assert rows["runs, of them unreadable"] == f"{len(HOSTILE) + 11}, {len(HOSTILE) - len(LISTED)}"
+    assert rows["5 clients at once, 3 silent connections"] == "20 × 200"
+    assert rows["requests about 2 hostile runs"].startswith("5 × 200, 3 × 422")
+    for i in range(10):
+        shutil.rmtree(root / f"run{i}")
