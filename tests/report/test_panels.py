@@ -1,13 +1,14 @@
 """Which metrics belong together on a page, and what is sent to draw them."""
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from excite.report import make_report
-from excite.report.panels import KINDS, in_order, natural, panels, split
+from excite.report.panels import KINDS, in_order, natural, panels, select, split
 from excite.report.view import Shown, describe, draw, remarks
 from excite.runs import Run
 from excite.runs.following import Follower
@@ -100,3 +101,45 @@ def test_the_report_holds_what_the_page_draws(shown, tmp_path):
     assert frozen["data"].keys() == keys
     live = draw(shown, ["rank/share"], points=500)["rank/share"]
     assert frozen["data"]["rank/share"] == live  # the same numbers as the live page at that resolution
+
+
+def test_a_page_shows_a_part_of_very_many_metrics():
+    names = [f"rank/share/fc{i}" for i in range(5000)] + [
+        "loss/step",
+        "rank/share",
+        *(f"rank/unit/fc1/{i}" for i in range(999)),
+    ]
+    chosen, left_out = select(names, 100, order=("fc77",))
+    assert len(chosen) == 100
+    assert left_out == 5002 - 100  # those that no panel draws do not count
+    assert {"loss/step", "rank/share", "rank/share/fc77", "rank/share/fc0", "rank/share/fc9"} <= chosen
+    assert select(names, 100, part="fc4321") == ({"rank/share/fc4321"}, 0)
+    assert select(names, 10_000) == (set(names[:5002]), 0)
+    many = [f"mine{i}/value" for i in range(1000)] + [f"loss/q{i}" for i in range(300)]
+    chosen, left_out = select(many, 500)
+    assert set(many[1000:]) <= chosen
+    assert len({split(name)[0] for name in chosen}) == 101
+    assert left_out == 900
+
+
+@pytest.mark.parametrize("form", ["rank/share/fc{}", "mine/q{}", "p{}/q", "rank/unit/fc/{}", "{}"])
+def test_as_many_calls_as_names(form):
+    """Work grows with the number of names, not with its square: counted by calls."""
+
+    def calls(count):
+        made = 0
+
+        def counted(frame, event, argument):
+            nonlocal made
+            made += event in ("call", "c_call")
+
+        names = [form.format(i) for i in range(count)]
+        sys.setprofile(counted)
+        try:
+            panels(names)
+            panels(select(names, 200)[0])
+        finally:
+            sys.setprofile(None)
+        return made
+
+    assert calls(2000) < 8 * calls(500) + 1000

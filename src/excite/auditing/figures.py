@@ -12,7 +12,7 @@ from excite.auditing.words import PART, number
 from excite.margin import Margins
 from excite.probes import Richness
 from excite.report.curves import curve, thin
-from excite.report.figures import COLOURS
+from excite.report.figures import COLOURS, as_text
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -27,9 +27,9 @@ def explained(layers: Richness) -> go.Figure:
         share = np.minimum(1.0, np.cumsum(c.values) / c.total)
         figure.add_scatter(
             x=thin(np.arange(1, len(share) + 1)), y=thin(share), mode="lines+markers" if one.width <= 20 else "lines",
-            name=f"layer {one.layer} ({one.width} wide)",
+            name=f"layer {as_text(one.layer)} ({one.width} wide)",
             line={"color": COLOURS[i % len(COLOURS)], "width": 2.2, "dash": _DASHES[i // len(COLOURS) % len(_DASHES)]},
-            hovertemplate="the first %{x} directions hold %{y:.1%}<extra>layer " + one.layer + "</extra>",
+            hovertemplate="the first %{x} directions hold %{y:.1%}<extra>layer " + as_text(one.layer) + "</extra>",
         )  # fmt: skip
     figure.update_xaxes(title_text="number of directions, strongest first", type="log", dtick="D2")
     figure.update_yaxes(title_text="share of the variance in them", tickformat=".0%", range=[0, 1.02])

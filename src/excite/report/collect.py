@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +15,14 @@ import numpy.typing as npt
 from excite.errors import InputError, RunError
 from excite.margin import Margins
 from excite.report.curves import widest_gap
-from excite.runs import Run, load_run
+from excite.runs import load_run
 from excite.runs.copies import local_copy
+from excite.runs.files import read_json
+from excite.runs.following import standing
 from excite.runs.store import is_url
 
 PARTS = ("train", "test")
+_MAX_SETTINGS, _MAX_ARTIFACT = 1_000_000, 64_000_000  # bytes, where files of others are read
 Values = npt.NDArray[np.float64]
 Series = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
@@ -91,8 +95,12 @@ class Arm:
         return [run.accuracy[part] for run in self.runs if part in run.accuracy]
 
 
-def collect(paths: Iterable[str | Path]) -> list[Arm]:
-    """The runs at `paths`, or in folders of runs, grouped into arms in the order given; those at URLs are copied here."""
+def collect(paths: Iterable[str | Path], below: Path | None = None) -> list[Arm]:
+    """The runs at `paths`, or in folders of runs, grouped into arms in the order given; those at URLs are copied here.
+
+    With `below`, a folder above all of them, no symbolic link from there on is followed, large files are refused, and
+    metrics are not checked.
+    """
     runs: list[Path] = []
     for given in (local_copy(str(path)) if is_url(path) else Path(path) for path in paths):
         inside = sorted(folder.parent for folder in given.glob("*/run.json")) if given.is_dir() else []
@@ -104,32 +112,49 @@ def collect(paths: Iterable[str | Path]) -> list[Arm]:
         "inf" if any((path / f"artifacts/margins-inf-{part}.json").exists() for path in runs for part in PARTS) else "2"
     )
     for path in dict.fromkeys(runs):
-        seen = _see(path, norm)
+        seen = _see(path, norm, below)
         arms.setdefault(seen.arm, []).append(seen)
     return [Arm(name, tuple(members)) for name, members in arms.items()]
 
 
-def _see(path: Path, norm: str) -> Seen:
-    with load_run(path) as run:
-        summary = _artifact(run, "summary") or {}
-        accuracy = summary.get("accuracy") or {}
-        if not isinstance(accuracy, dict) or not all(isinstance(v, int | float) for v in accuracy.values()):
-            raise RunError(f"{run.path}/artifacts/summary.json is damaged: delete it and measure again")
-        wiring = _artifact(run, "wiring")
-        if wiring is not None and not _is_wiring(wiring):
-            raise RunError(f"{run.path}/artifacts/wiring.json is damaged: delete it and measure again")
-        margins = {part: found for part in PARTS if (found := _margins(run, f"margins-{norm}-{part}")) is not None}
-        return Seen(
-            path=path,
-            arm=str(summary.get("arm") or path.name),
-            config=run.config,
-            environment=run.environment,
-            status=run.status,
-            reason=run.reason,
-            margins=margins,
-            accuracy={part: float(value) for part, value in accuracy.items()},
-            wiring=wiring,
-        )
+def _see(path: Path, norm: str, below: Path | None) -> Seen:
+    if below is None:
+        load_run(path).close()  # says what is wrong with the metrics
+
+    def read(name: str, max_bytes: int = _MAX_SETTINGS) -> dict[str, Any]:
+        value = read_json(path / name, below, None if below is None else max_bytes)
+        if not isinstance(value, dict):
+            raise RunError(f"{path / name} is damaged: expected a JSON object")
+        return value
+
+    def artifact(name: str) -> dict[str, Any] | None:
+        name = f"artifacts/{name}.json"
+        return read(name, _MAX_ARTIFACT) if os.path.lexists(path / name) else None
+
+    summary = artifact("summary") or {}
+    accuracy = summary.get("accuracy") or {}
+    if not isinstance(accuracy, dict) or not all(isinstance(v, int | float) for v in accuracy.values()):
+        raise RunError(f"{path}/artifacts/summary.json is damaged: delete it and measure again")
+    wiring = artifact("wiring")
+    if wiring is not None and not _is_wiring(wiring):
+        raise RunError(f"{path}/artifacts/wiring.json is damaged: delete it and measure again")
+    margins = {}
+    for part in PARTS:
+        stored = artifact(f"margins-{norm}-{part}")
+        if stored is not None:
+            margins[part] = _margins(stored, f"{path}/artifacts/margins-{norm}-{part}.json")
+    status, reason = standing(path, below)
+    return Seen(
+        path=path,
+        arm=str(summary.get("arm") or path.name),
+        config=read("config.json"),
+        environment=read("environment.json"),
+        status="stopped" if status == "stale" else status,
+        reason=reason,
+        margins=margins,
+        accuracy={part: float(value) for part, value in accuracy.items()},
+        wiring=wiring,
+    )
 
 
 def _is_wiring(found: dict[str, Any]) -> bool:
@@ -144,25 +169,11 @@ def _is_wiring(found: dict[str, Any]) -> bool:
     return all(isinstance(row[key], list) for row in found["groups"] for key in ("producers", "consumers"))
 
 
-def _artifact(run: Run, name: str) -> dict[str, Any] | None:
-    if not (run.path / "artifacts" / f"{name}.json").exists():
-        return None
-    found = run.read_json(name)
-    if not isinstance(found, dict):
-        raise RunError(f"{run.path}/artifacts/{name}.json: expected a JSON object; delete it and measure again")
-    return found
-
-
-def _margins(run: Run, name: str) -> Margins | None:
-    found = _artifact(run, name)
-    if found is None:
-        return None
+def _margins(stored: dict[str, Any], name: str) -> Margins:
     try:
-        return Margins.from_dict(found)
+        return Margins.from_dict(stored)
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{run.path}/artifacts/{name}.json does not hold margins ({error!r}): delete it and measure again"
-        ) from error
+        raise RunError(f"{name} does not hold margins ({error!r}): delete it and measure again") from error
 
 
 def flat(settings: Any, prefix: str = "") -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,13 +17,18 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _GREY = "#555"
 
 
+def as_text(text: str) -> str:
+    """Text that Plotly shows as it is: it takes tags, entities and %{...} for markup. The same as `safe` in `static/view.js`."""
+    return html.escape(text, quote=False).replace("%{", "%\u200b{")
+
+
 def margin_curves(arms: Sequence[Arm]) -> go.Figure | None:
     """For each arm, the fraction of points misclassified within ε, for training and test data, and their gap."""
     shown = [arm for arm in arms if arm.values("train") is not None or arm.values("test") is not None]
     if not shown:
         return None
     figure = make_subplots(
-        1, len(shown), shared_yaxes=True, subplot_titles=[arm.name for arm in shown], horizontal_spacing=0.03
+        1, len(shown), shared_yaxes=True, subplot_titles=[as_text(arm.name) for arm in shown], horizontal_spacing=0.03
     )
     every = np.concatenate([v for arm in shown for part in ("train", "test") if (v := arm.values(part)) is not None])
     finite = every[np.isfinite(every)]

@@ -42,13 +42,13 @@ class Report:
         html = _render(self, title)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, html.encode())
+        write_bytes(path, html.encode("utf-8", "replace"))  # JSON may hold half of a character
         return path
 
 
-def make_report(paths: Iterable[str | Path]) -> Report:
-    """The report on the runs at `paths`, or in folders of runs."""
-    arms = collect(paths)
+def make_report(paths: Iterable[str | Path], below: Path | None = None) -> Report:
+    """The report on the runs at `paths`, or in folders of runs; `below`: see `collect`."""
+    arms = collect(paths, below)
     return Report(tuple(arms), tuple(table(arms)), tuple(verdict(arms)))
 
 
@@ -86,9 +86,9 @@ def _render(report: Report, title: str) -> str:
     )
 
 
-def details(paths: Sequence[Path]) -> dict[str, Any]:
+def details(paths: Sequence[Path], below: Path | None = None) -> dict[str, Any]:
     """For the live page: what is said and drawn about whole runs, as HTML from the templates of the report."""
-    report = make_report(paths)
+    report = make_report(paths, below)
     contents = _contents(report)
     top = render("summary.html.j2", **contents) if any(run.margins for arm in report.arms for run in arm.runs) else ""
     return {"top": top, "bottom": render("settings.html.j2", **contents), "figures": _figures(report.arms)}

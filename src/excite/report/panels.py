@@ -6,7 +6,9 @@ menu, its layers those of another. Probes that are not known here get a panel wi
 
 from __future__ import annotations
 
+import heapq
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -101,6 +103,7 @@ KINDS = (
     ),
 )  # fmt: skip
 _BY_PROBE = {probe: kind for kind in KINDS for probe in kind.probes}
+_MAX_OTHERS = 100  # panels of probes that are not known here, where not everything can be shown
 _HIDDEN = {
     "trajectory/label",
     "conservation/label",
@@ -147,14 +150,51 @@ def panels(names: Iterable[str], order: Sequence[str] = ()) -> list[Panel]:
         kind = _BY_PROBE.get(probe) or Kind(f"other-{probe}", (probe,), probe, "")
         kinds[kind.id] = kind
         found.setdefault(kind.id, {}).setdefault(key, set()).add(layer)
-    known = [kind.id for kind in KINDS]
-    ids = sorted(kinds, key=lambda i: (known.index(i) if i in known else len(known), natural(i)))
+    known = {kind.id: i for i, kind in enumerate(KINDS)}
+    ids = sorted(kinds, key=lambda i: (known.get(i, len(known)), natural(i)))
     return [_panel(kinds[i], found[i], order) for i in ids]
+
+
+def select(names: Iterable[str], limit: int, order: Sequence[str] = (), part: str = "") -> tuple[set[str], int]:
+    """At most `limit` of the metrics whose name contains `part`, and how many are left out.
+
+    Panels that Excite knows come first, then at most 100 others. Every quantity gets an equal share of what its probe may
+    show; the whole network and layers that are executed early come first. Metrics that no panel draws count for nothing.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        probe, quantity, _ = split(name)
+        key = f"{probe}/{quantity}" if quantity else probe
+        if key not in _HIDDEN and part in name:
+            groups.setdefault(key, []).append(name)
+    total = sum(map(len, groups.values()))
+    if total <= limit and len(groups) <= _MAX_OTHERS:
+        return {name for group in groups.values() for name in group}, 0
+    places = {layer: i for i, layer in enumerate(order)}
+
+    def place(name: str) -> tuple[bool, int, int, str]:
+        layer = split(name)[2]
+        return layer != WHOLE, places.get(layer, len(places)), len(layer), layer  # layer2 before layer10
+
+    def foreign(key: str) -> tuple[bool, int, str]:
+        probe = split(key)[0]
+        return probe not in _BY_PROBE, len(probe), probe
+
+    others = list(dict.fromkeys(split(key)[0] for key in sorted(groups, key=foreign) if foreign(key)[0]))
+    shown = {*_BY_PROBE, *others[:_MAX_OTHERS]}
+    keys = sorted((key for key in groups if split(key)[0] in shown), key=lambda key: (foreign(key)[0], len(key), key))
+    chosen: set[str] = set()
+    for i, key in enumerate(sorted(keys[:limit], key=lambda key: len(groups[key]))):  # small ones leave room for others
+        share = (limit - len(chosen)) // (min(len(keys), limit) - i)
+        group = groups[key]
+        chosen.update(group if len(group) <= share else heapq.nsmallest(share, group, place))
+    return chosen, total - len(chosen)
 
 
 def _panel(kind: Kind, keys: dict[str, set[str]], order: Sequence[str]) -> Panel:
     words = dict(kind.first)
     wanted = list(words)
+    counts = Counter(split(key)[1] for key in keys)
 
     def place(key: str) -> tuple[int, int, list[tuple[int, str]]]:
         probe, quantity, _ = split(key)
@@ -169,7 +209,7 @@ def _panel(kind: Kind, keys: dict[str, set[str]], order: Sequence[str]) -> Panel
         probe, quantity, _ = split(key)
         name = words.get(quantity, quantity or probe)
         # Two probes of one panel may call different things the same.
-        twice = sum(split(other)[1] == quantity for other in keys) > 1
+        twice = counts[quantity] > 1
         quantities.append(Quantity(key, f"{name} ({probe})" if twice else name, in_order(keys[key], order)))
     return Panel(kind, tuple(quantities))
 

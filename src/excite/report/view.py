@@ -12,12 +12,14 @@ import numpy as np
 from excite.report.curves import smooth
 from excite.report.measured import Metrics
 from excite.report.panels import KINDS, WHOLE, Panel, Quantity, panels
+from excite.report.panels import select as select_names
 from excite.report.thinning import Series, between, extremes, grid, plain, within
 from excite.report.words import words
 from excite.runs.following import Follower
 
 POINTS, COLUMNS = 1000, 240  # at most, of a curve and of a heat map
 BUDGET = 12_000  # points of all curves of one quantity together
+MAX_METRICS = 2000  # on a live page; the others are found by a part of their name
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,18 @@ class Shown:
     order: tuple[str, ...] = ()  # layers as they are executed
 
 
-def describe(runs: Sequence[Shown]) -> list[dict[str, Any]]:
-    """The panels of a page: their quantities and layers, over all runs."""
-    names = {name for run in runs for name in run.follower.names()}
-    return [_described(panel) for panel in panels(names, _order(runs))]
+def select(runs: Sequence[Shown], limit: int, part: str = "") -> tuple[set[str], int]:
+    """At most `limit` metrics of these runs whose name contains `part`, and how many are left out."""
+    return select_names(_names(runs), limit, _order(runs), part)
+
+
+def describe(runs: Sequence[Shown], names: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """The panels of a page: their quantities and layers, over all runs. `names`: only of these metrics."""
+    return [_described(panel) for panel in panels(_names(runs) if names is None else names, _order(runs))]
+
+
+def _names(runs: Sequence[Shown]) -> set[str]:
+    return {name for run in runs for name in run.follower.names()}
 
 
 def _described(panel: Panel) -> dict[str, Any]:
@@ -58,17 +68,18 @@ def draw(
     high: float | None = None,
     rough: bool = False,
     budget: int = BUDGET,
+    names: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """The curves of the quantities `keys`, thinned, and heat maps where the panel has one; steps from `low` to `high`.
 
-    `rough`: at once, from a few values of every series that was not read before.
+    `rough`: at once, from a few values of every series that was not read before. `names`: only of these metrics.
     """
-    names = {name for run in runs for name in run.follower.names()}
+    there = [set(run.follower.names()) for run in runs]
     found: dict[str, Any] = {}
-    for panel in panels(names, _order(runs)):
+    for panel in panels(set().union(*there) if names is None else names, _order(runs)):
         for quantity in panel.quantities:
             if quantity.key in keys:
-                chosen = _Chosen(runs, panel, quantity, points, low, high, rough, budget)
+                chosen = _Chosen(runs, there, panel, quantity, points, low, high, rough, budget)
                 found[quantity.key] = {"curves": chosen.curves(), "maps": chosen.maps()}
     return found
 
@@ -78,6 +89,7 @@ class _Chosen:
     """One quantity of one panel, of all runs, between two steps."""
 
     runs: Sequence[Shown]
+    names: Sequence[Collection[str]]  # of each run
     panel: Panel
     quantity: Quantity
     points: int
@@ -90,7 +102,7 @@ class _Chosen:
     def curves(self) -> list[dict[str, Any]]:
         found = []
         for i, run in enumerate(self.runs):
-            for layer in self._layers(run):
+            for layer in self._layers(i, run):
                 every, means = self._series(run, layer)
                 one: dict[str, Any] = {"run": i, "layer": layer}
                 if self.panel.kind.id == "losses":
@@ -104,22 +116,22 @@ class _Chosen:
             return []
         found = []
         for i, run in enumerate(self.runs):
-            layers = [layer for layer in self._layers(run) if layer != WHOLE]
+            layers = [layer for layer in self._layers(i, run) if layer != WHOLE]
             if layers:
                 drawn = grid({layer: self._series(run, layer)[1] for layer in layers}, COLUMNS)
                 z = [plain(row, 4) for row in drawn.z]
                 found.append({"run": i, "layers": layers, "x": plain(drawn.steps), "z": z})
         return found
 
-    def _layers(self, run: Shown) -> list[str]:
-        there = set(run.follower.names())
+    def _layers(self, i: int, run: Shown) -> list[str]:
+        there = self.names[i]
         layers = self.quantity.layers if run.first else (WHOLE,)
         return [layer for layer in layers if self.quantity.metric(layer) in there]
 
     @cached_property
     def _most(self) -> int:
         """Points of one curve."""
-        count = sum(len(self._layers(run)) for run in self.runs)
+        count = sum(len(self._layers(i, run)) for i, run in enumerate(self.runs))
         return max(40, min(self.points, self.budget // max(count, 1)))
 
     def _series(self, run: Shown, layer: str) -> tuple[Series, Series]:

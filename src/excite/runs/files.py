@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -80,13 +81,64 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (text + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
+def open_regular(path: Path, below: Path | None = None) -> int:
+    """The descriptor of a regular file, open for reading. A FIFO or a device is refused without waiting for it.
+
+    Args:
+        path: The file.
+        below: A folder above it. No part of the path after this folder may be a symbolic link; without it, links are followed.
+
+    Raises:
+        OSError: There is no such file, or it cannot be opened.
+        RunError: It is not a regular file, or is reached through a symbolic link.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        descriptor = os.open(path, flags) if below is None else _open_below(path, below, flags)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link, a socket, a folder
+            raise
+        raise RunError(f"{path} is not a regular file; symbolic links are not followed") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RunError(f"{path} is not a regular file")
+    return descriptor
+
+
+def _open_below(path: Path, below: Path, flags: int) -> int:
+    """Opens one part of the path after the other, each relative to the one before: nobody can put a link in between."""
+    parts = path.relative_to(below).parts
+    if os.open not in os.supports_dir_fd:  # Windows
+        if any(below.joinpath(*parts[: i + 1]).is_symlink() for i in range(len(parts))):
+            raise OSError(errno.ELOOP, "symbolic link")
+        return os.open(path, flags)
+    folder = os.open(below, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in parts[:-1]:
+            try:
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            except NotADirectoryError as error:  # what Linux says of a link to a folder
+                raise OSError(errno.ELOOP, "symbolic link") from error
+            os.close(folder)
+            folder = inner
+        return os.open(parts[-1], flags | os.O_NOFOLLOW, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def read_json(path: Path, below: Path | None = None, max_bytes: int | None = None) -> Any:
+    """The content of a regular file, see `open_regular`; one of more than `max_bytes` is refused."""
+    try:
+        with os.fdopen(open_regular(path, below), "rb") as file:
+            content = file.read(-1 if max_bytes is None else max_bytes + 1)
     except FileNotFoundError as error:
         raise RunError(f"{path} is missing") from error
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+    if max_bytes is not None and len(content) > max_bytes:
+        raise RunError(f"{path} has more than {max_bytes:,} bytes")
+    try:
+        return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: not valid JSON ({error})") from error
 

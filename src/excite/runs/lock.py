@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from excite.errors import RunError
-from excite.runs.files import writing
+from excite.runs.files import open_regular, writing
 
 fcntl: Any
 try:
@@ -51,8 +51,8 @@ def held(path: Path) -> bool:
     if fcntl is None:
         return True
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        descriptor = open_regular(path, path.parent)
+    except (OSError, RunError):
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

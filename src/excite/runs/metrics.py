@@ -173,10 +173,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _read_only(path: Path) -> sqlite3.Connection:
+def _read_only(path: Path, patience: float = _PATIENCE) -> sqlite3.Connection:
     address = path.absolute().as_uri()
     connection = sqlite3.connect(
-        f"{address}?mode=ro", uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
+        f"{address}?mode=ro", uri=True, timeout=patience, isolation_level=None, check_same_thread=False
     )
     try:
         connection.execute("SELECT count(*) FROM sqlite_master")

@@ -1,6 +1,7 @@
 """A server of the live page in a thread of its own, asked over a real socket."""
 
 import http.client
+import math
 import threading
 import time
 from contextlib import contextmanager
@@ -39,12 +40,12 @@ class Served:
 
 @contextmanager
 def serving(root, token=None, host="127.0.0.1"):
-    from excite.report.live import OPTIONS, _listen
+    from excite.report.live import _listen
     from excite.report.live.app import make_app
+    from excite.report.live.connections import configured
 
     listening = _listen("127.0.0.1", 0)
-    config = uvicorn.Config(make_app(root, token, host), **OPTIONS | {"log_level": "critical"})
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(configured(make_app(root, token, host), log_level="critical"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:
@@ -54,6 +55,17 @@ def serving(root, token=None, host="127.0.0.1"):
     finally:
         server.should_exit = True
         thread.join()
+
+
+@pytest.fixture(autouse=True)
+def unlimited(monkeypatch):
+    """No test depends on the clock: time limits are off unless a test sets them."""
+    from excite.report.live import connections, folder
+
+    for name in ("LIST_SECONDS", "ROW_SECONDS", "QUERY_SECONDS"):
+        monkeypatch.setattr(folder, name, math.inf)
+    for name in ("REQUEST_SECONDS", "WRITE_SECONDS"):
+        monkeypatch.setattr(connections, name, 1e6)
 
 
 @pytest.fixture

@@ -9,15 +9,10 @@ import secrets
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from excite.errors import ExciteError, InputError
 
 PORT = 8765
-OPTIONS: dict[str, Any] = {
-    "http": "h11", "ws": "none", "lifespan": "off", "log_level": "warning", "access_log": False, "server_header": False,
-    "limit_concurrency": 64, "timeout_keep_alive": 10, "timeout_graceful_shutdown": 2,
-}  # fmt: skip
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,200}")
 
 
@@ -37,6 +32,7 @@ def serve(
         import uvicorn
 
         from excite.report.live.app import make_app
+        from excite.report.live.connections import allow_many_files, configured
         from excite.report.live.guard import is_loopback
         from excite.report.live.mirroring import mirrored
     except ImportError as error:
@@ -45,13 +41,14 @@ def serve(
         raise InputError("--token: expected 16 to 200 letters, digits, '.', '_', '~' or '-'; leave it out to get one")
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
+    allow_many_files()
     with mirrored(root) as folder:
         app = make_app(folder, token, host)
         listening = _listen(host, port)
         shown = f"[{host}]" if ":" in host else host
         announce(f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
         with suppress(KeyboardInterrupt):
-            uvicorn.Server(uvicorn.Config(app, **OPTIONS)).run(sockets=[listening])
+            uvicorn.Server(configured(app)).run(sockets=[listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:

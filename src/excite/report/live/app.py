@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -20,23 +20,44 @@ from starlette.routing import Route
 from excite.errors import ExciteError, InputError
 from excite.report.live.folder import MOST_RUNS, NotFound, Runs
 from excite.report.live.guard import Guard
+from excite.report.live.sharing import Sharing
 from excite.report.live.tasks import sweeps
 from excite.report.page import ASSETS, asset, details, render
-from excite.report.view import POINTS, describe, draw, remarks
+from excite.report.view import MAX_METRICS, POINTS, describe, draw, remarks, select
 from excite.runs.following import standing
 
 MOST_COMPARED, _MOST_KEYS, _FIRST = 12, 64, 3
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
+_log = logging.getLogger("excite.serve")
 Answer = Callable[[Runs, Request], Response]
 
 
 def make_app(root: str | os.PathLike[str], token: str | None = None, host: str = "127.0.0.1") -> Guard:
     """The ASGI application for the runs below `root`. `token`: what every request must bring, if not None."""
     runs = Runs(root)
+    sharing: Sharing[Response] = Sharing()
+    failures: set[tuple[object, ...]] = set()
 
     def route(path: str, answer: Answer) -> Route:
+        def compute(request: Request) -> Response:
+            try:
+                return answer(runs, request)
+            except (ExciteError, HTTPException) as error:
+                return _refused(runs, error)
+            except Exception as error:
+                trace = error.__traceback__
+                where = (path, type(error), trace and trace.tb_lasti)
+                if where not in failures:  # once
+                    failures.add(where)
+                    _log.exception("%s could not be answered", path)
+                return PlainTextResponse(
+                    "this request could not be answered; the window in which excite serve runs says why\n", 500
+                )
+
         async def endpoint(request: Request) -> Response:
-            return await run_in_threadpool(answer, runs, request)
+            key = (request.url.path, request.url.query)  # all that answers depend on
+            client = request.client.host if request.client else ""
+            return await sharing.get(key, client, lambda: compute(request))
 
         return Route(path, endpoint, methods=["GET"])
 
@@ -51,7 +72,7 @@ def make_app(root: str | os.PathLike[str], token: str | None = None, host: str =
             route("/api/details", _details_data),
             route("/assets/{name}", _asset),
         ],
-        exception_handlers={ExciteError: _refused, HTTPException: _refused, Exception: _failed},
+        exception_handlers={HTTPException: lambda request, error: _refused(runs, error)},
     )
     app.state.runs = runs
     return Guard(app, token, host)
@@ -65,7 +86,8 @@ def _view_page(runs: Runs, request: Request) -> Response:
     chosen = _chosen(runs, request)
     labels = [runs.label(name) for name in chosen]
     try:
-        first: dict[str, Any] | None = _seen(runs, chosen, ["*"], rough=True)
+        with runs.reading(*chosen):
+            first: dict[str, Any] | None = _seen(runs, chosen, ["*"], rough=True)
     except ExciteError:
         first = None  # the page asks again, and says what is wrong
     return HTMLResponse(render("live.html.j2", title=" · ".join(labels), folder=runs.name, runs=chosen, first=first))
@@ -94,7 +116,9 @@ def _view_data(runs: Runs, request: Request) -> Response:
         raise InputError(f"at most {_MOST_KEYS} quantities at once; got {len(keys)}")
     points = int(_parameter(request, "points", 40, 4000) or POINTS)
     low, high = _parameter(request, "low"), _parameter(request, "high")
-    return _json(_seen(runs, chosen, keys, points, low, high, since=request.query_params.get("since")))
+    since, part = request.query_params.get("since"), request.query_params.get("names", "")
+    with runs.reading(*chosen):
+        return _json(_seen(runs, chosen, keys, points, low, high, since=since, part=part))
 
 
 def _seen(
@@ -106,14 +130,13 @@ def _seen(
     high: float | None = None,
     rough: bool = False,
     since: str | None = None,
+    part: str = "",
 ) -> dict[str, Any]:
     """How the runs stand, and what a page draws of them if anything was written after the version `since`."""
     shown = runs.shown(chosen)
-    if "*" in keys:  # a page that does not know yet what there is; at once only the first panel
-        keys = [*keys, *(panel["quantities"][0]["key"] for panel in describe(shown)[: 1 if rough else _FIRST])]
     heads = []
     for name, run in zip(chosen, shown):
-        status, reason = standing(runs.path(name))
+        status, reason = standing(runs.path(name), runs.real)
         last = run.follower.last()
         heads.append(
             {
@@ -124,16 +147,27 @@ def _seen(
     version = "-".join(str(run.follower.version) for run in shown)
     answer: dict[str, Any] = {"version": version, "runs": heads}
     if since != version:
-        answer |= {"panels": describe(shown), "data": draw(shown, keys, points, low, high, rough)}
+        names, left_out = select(shown, MAX_METRICS, part)
+        panels = describe(shown, names)
+        if "*" in keys:  # a page that does not know yet what there is; at once only the first panel
+            keys = [*keys, *(panel["quantities"][0]["key"] for panel in panels[: 1 if rough else _FIRST])]
+        data = draw(shown, keys, points, low, high, rough, names=names)
+        answer |= {"panels": panels, "data": data, "left_out": left_out}
     return answer
 
 
 def _words_data(runs: Runs, request: Request) -> Response:
-    return _json({"words": remarks(runs.shown(_chosen(runs, request)))})
+    chosen = _chosen(runs, request)
+    with runs.reading(*chosen):
+        return _json({"words": remarks(runs.shown(chosen))})
 
 
 def _details_data(runs: Runs, request: Request) -> Response:
-    return _json(details([runs.path(name) for name in _chosen(runs, request)]))
+    chosen = _chosen(runs, request)
+    with runs.reading(*chosen):
+        for name in chosen:
+            runs.follower(name)  # says what is wrong with the metrics
+        return _json(details([runs.path(name) for name in chosen], runs.real))
 
 
 def _asset(runs: Runs, request: Request) -> Response:
@@ -184,15 +218,10 @@ def _json(value: Any) -> Response:
     return Response(text, media_type="application/json")
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _refused(runs: Runs, error: Exception) -> Response:
     """What a request can cause: one line, no traceback, no path outside the folder."""
     if isinstance(error, HTTPException):
         return PlainTextResponse(f"{error.detail}\n", error.status_code, headers=error.headers)
+    assert isinstance(error, ExciteError)
     status = 404 if isinstance(error, NotFound) else 400 if isinstance(error, InputError) else 422
-    return PlainTextResponse(f"{request.app.state.runs.within(error)}\n", status)
-
-
-def _failed(request: Request, error: Exception) -> Response:
-    return PlainTextResponse(
-        "this request could not be answered; the window in which excite serve runs says why\n", 500
-    )
+    return PlainTextResponse(f"{runs.within(error)}\n", status)

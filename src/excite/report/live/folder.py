@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from excite.errors import ExciteError, InputError, RunError
 from excite.report.view import Shown
 from excite.runs.files import read_json
-from excite.runs.following import Follower, standing
+from excite.runs.following import Follower, read_last, standing
 
 MOST_RUNS, _DEPTH, _LONGEST = 2000, 6, 1000
+_MAX_FOLDERS = 20_000  # looked into for runs
 _MOST_POINTS = 16_000_000  # numbers kept in memory for all runs together: 256 MB
-_MOST_OPEN = 256
+_MOST_OPEN = 64  # three files each
 _FILES = ("run.json", "config.json", "environment.json", "metrics.db", "artifacts")
+_STAMPED = ("run.json", "config.json", "environment.json", "artifacts", "lock", "metrics.db", "metrics.db-wal")
+LIST_SECONDS = 0.5  # for reading rows of one list
+ROW_SECONDS, QUERY_SECONDS = 1.0, 5.0  # for the queries of one row, and of one call for a page
+_SETTLED = 2_000_000_000  # nanoseconds: a file written later than this ago may change without another time
+_MAX_WIRING = 64_000_000  # bytes
+_MAX_REASON, _MAX_LOGGED = 500, 1000
+_log = logging.getLogger("excite.serve")
+Stamp = tuple[tuple[int, int, int, int, int] | None, ...]
 
 
 class NotFound(InputError):
@@ -46,58 +59,126 @@ class Runs:
             raise RunError(f"there is no folder {self.root}: name a folder of runs, or a run")
         self._real = self.root.resolve()
         self._open: OrderedDict[str, Follower] = OrderedDict()
+        self._rows: dict[str, tuple[Stamp | None, Row]] = {}
+        self._next: str | None = None  # the first run that the last list did not come to
+        self._logged: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
-        return self._real.name or str(self._real)
+        return (self._real.name or str(self._real)).encode("utf-8", "replace").decode()
 
     @property
     def real(self) -> Path:
         return self._real
 
     def rows(self) -> list[Row]:
-        """All runs, those that were written last first."""
-        found = [self._row(name) for name in self.ids()]
-        return sorted(found, key=lambda row: (row.updated is None, -(row.updated or 0.0), row.id))
+        """All runs, those that were written last first. Runs whose files did not change are not read again.
+
+        Reading stops after half a second. The rows that are left are as they were before, or say "reading"; the next call
+        begins with them.
+        """
+        names = self.ids()
+        start = next((i for i, name in enumerate(names) if name == self._next), 0)
+        deadline = time.monotonic() + LIST_SECONDS
+        rows, left, some = [], None, False
+        for name in names[start:] + names[:start]:
+            stamp = self._stamp(name)
+            row = self._unchanged(name, stamp)
+            if row is None and some and time.monotonic() > deadline:
+                left = left or name
+                row = self._rows[name][1] if name in self._rows else Row(name, "reading", None)
+            elif row is None:
+                row, some = self._row(name, stamp), True
+            rows.append(row)
+        with self._lock:
+            self._next = left
+            for gone in self._rows.keys() - set(names):
+                del self._rows[gone]
+        return sorted(rows, key=lambda row: (row.updated is None, -(row.updated or 0.0), row.id))
 
     def ids(self) -> list[str]:
-        found = []
-        for name in self._walk(self._real, 0):
-            found.append(name)
-            if len(found) == MOST_RUNS:
+        names: list[str] = []
+        folders = [(self._real, 0)]  # still to be looked into, the last one first
+        for _ in range(_MAX_FOLDERS):
+            if not folders or len(names) == MOST_RUNS:
                 break
-        return found
+            folder, depth = folders.pop()
+            if os.path.lexists(folder / "run.json"):
+                names.append(folder.relative_to(self._real).as_posix())
+            elif depth < _DEPTH:
+                folders += [(folder / name, depth + 1) for name in reversed(folders_in(folder))]
+        return names
 
-    def _walk(self, folder: Path, depth: int) -> Iterator[str]:
-        if (folder / "run.json").is_file():
-            yield folder.relative_to(self._real).as_posix()
-            return
-        if depth == _DEPTH:
-            return
-        try:
-            with os.scandir(folder) as entries:
-                inside = sorted(
-                    e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)
-                )
-        except OSError:
-            return
-        for name in inside:
-            yield from self._walk(folder / name, depth + 1)
+    def _unchanged(self, name: str, stamp: Stamp) -> Row | None:
+        """From memory, if the run's files are as they were; whether its process is alive is looked at every time."""
+        known = self._rows.get(name)
+        if known is None or known[0] != stamp:
+            return None
+        row = known[1]
+        if row.status in ("running", "stale"):
+            try:
+                status, reason = standing(self.path(name), self._real)
+            except ExciteError:
+                return None
+            return replace(row, status=status, reason=reason)
+        return row
 
-    def _row(self, name: str) -> Row:
+    def _row(self, name: str, before: Stamp) -> Row:
+        """Nothing that is wrong with one run gets further than its row."""
         try:
-            status, reason = standing(self.path(name))
-            follower = self.follower(name)
-            last = follower.last()
-            step, updated = last if last is not None else (None, None)
-            return Row(name, status, reason, step, follower.latest("loss/step"), updated)
+            with self.reading(name):
+                path = self.path(name)
+                status, reason = standing(path, self._real)
+                step, updated, loss = read_last(path, "loss/step", self._real, ROW_SECONDS)
+                if self._stamp(name)[-2:] != before[-2:]:  # somebody writes: again, with all of SQLite's locks
+                    follower = self.follower(name)
+                    (step, updated), loss = follower.last() or (None, None), follower.latest("loss/step")
+                row = Row(name, status, reason, step, loss, updated)
         except ExciteError as error:
-            return Row(name, "unreadable", self.within(error))
+            row = Row(name, "unreadable", self.within(error))
+            self._log(name, str(row.reason))
+        newest = max((file[0] for file in before if file is not None), default=0)
+        settled = newest < time.time_ns() - _SETTLED and self._stamp(name) == before
+        with self._lock:
+            self._rows[name] = before if settled else None, row
+        return row
+
+    def _stamp(self, name: str) -> Stamp:
+        """Times, sizes and identities of a run's files: what has to change if the run changes."""
+        stamps: list[tuple[int, int, int, int, int] | None] = []
+        for file in _STAMPED:
+            try:
+                seen = os.lstat(f"{self._real}/{name}/{file}")
+            except (OSError, ValueError):
+                stamps.append(None)
+            else:
+                stamps.append((seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino, seen.st_mode))
+        return tuple(stamps)
+
+    @contextmanager
+    def reading(self, *names: str) -> Iterator[None]:
+        """Whatever goes wrong inside is an error in one line about these runs."""
+        try:
+            yield
+        except ExciteError:
+            raise
+        except Exception as error:
+            what = ", ".join(map(self.label, names))
+            raise RunError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
+
+    def _log(self, name: str, reason: str) -> None:
+        """Once per run and reason."""
+        with self._lock:
+            if (name, reason) in self._logged or len(self._logged) == _MAX_LOGGED:
+                return
+            self._logged.add((name, reason))
+        _log.warning("run %s is unreadable: %s", "".join(c if c.isprintable() else "?" for c in name), reason)
 
     def within(self, error: ExciteError) -> str:
         """An error as one line, with paths as seen from the folder."""
-        return " ".join(str(error).split()).replace(str(self._real), self.name)
+        text = " ".join(str(error).split()).replace(str(self._real), self.name)
+        return "".join(c if c.isprintable() else "?" for c in text[:_MAX_REASON])
 
     def path(self, name: str) -> Path:
         """The folder of the run called `name`; anything that is not a run below the root is refused."""
@@ -109,18 +190,25 @@ class Runs:
         try:
             # Links may lead anywhere: neither the run nor what is read of it may be one.
             linked = path.resolve() != path or any((path / file).is_symlink() for file in _FILES)
-            there = (path / "run.json").is_file()
-        except (OSError, ValueError, RuntimeError):
-            linked = there = False
-        if linked or not there:
-            raise NotFound("there is no such run")
+            mode = os.lstat(path / "run.json").st_mode
+        except (OSError, ValueError, RuntimeError) as error:
+            raise NotFound("there is no such run") from error
+        if linked:
+            raise NotFound("there is no such run: symbolic links are not followed")
+        if not stat.S_ISREG(mode):
+            raise NotFound("there is no such run: its run.json is not a regular file")
         return path
 
     def follower(self, name: str) -> Follower:
         """The run's metrics as of now."""
         path = self.path(name)
+        # Opening may take long: not while others wait for the lock.
+        found = self._open.get(name) or Follower(path, self._real, QUERY_SECONDS)
         with self._lock:
-            found = self._open.pop(name, None) or Follower(path)
+            other = self._open.pop(name, None)  # opened by somebody else meanwhile
+            if other is not None and other is not found:
+                found.close()
+                found = other
             self._open[name] = found
             points = sum(one.points for one in self._open.values())
             while len(self._open) > 1 and (points > _MOST_POINTS or len(self._open) > _MOST_OPEN):
@@ -132,7 +220,10 @@ class Runs:
 
     def shown(self, names: list[str]) -> list[Shown]:
         """Runs as a page shows them, each with its own colour."""
-        return [Shown(self.follower(n), self.label(n), i, order=layers(self.path(n))) for i, n in enumerate(names)]
+        return [
+            Shown(self.follower(n), self.label(n), i, order=layers(self.path(n), self._real))
+            for i, n in enumerate(names)
+        ]
 
     def label(self, name: str) -> str:
         return self.name if name in (".", "") else name
@@ -144,10 +235,19 @@ class Runs:
             self._open.clear()
 
 
-def layers(path: Path) -> tuple[str, ...]:
+def layers(path: Path, below: Path) -> tuple[str, ...]:
     """Layers in the order of execution, if the run knows its wiring."""
     try:
-        found: Any = read_json(path / "artifacts" / "wiring.json")
-        return tuple(str(row["name"]) for row in found["layers"])
+        wiring: Any = read_json(path / "artifacts" / "wiring.json", below, _MAX_WIRING)
+        return tuple(str(row["name"]) for row in wiring["layers"])
     except (ExciteError, KeyError, TypeError):
         return ()
+
+
+def folders_in(folder: Path) -> list[str]:
+    """Names of the folders in a folder, sorted; hidden ones and links are left out."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False))
+    except OSError:
+        return []

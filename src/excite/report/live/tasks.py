@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -10,17 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from excite.report.live.folder import folders_in
+from excite.runs.files import read_json
 from excite.runs.lock import held
 from excite.tally import FILE, FORMAT, STATES
 
 _DEPTH, _MOST, _LARGEST, _SHOWN = 5, 50, 16_000_000, 20
+_MAX_FOLDERS = 20_000
 _FRESH = 120.0  # seconds after which one on another machine that said nothing is taken for stopped
 
 
 def sweeps(root: Path) -> list[dict[str, Any]]:
     """One row each, those that were written last first: counts, time left, what runs and what failed."""
     found = []
-    for folder in _walk(root, 0):
+    for folder in _walk(root):
         row = _row(root, folder)
         if row is not None:
             found.append(row)
@@ -29,35 +31,28 @@ def sweeps(root: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["updated"])
 
 
-def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            inside = sorted(
-                (e.name, e.is_dir(follow_symlinks=False), e.is_file(follow_symlinks=False)) for e in entries
-            )
-    except OSError:
-        return
-    if any(name == "run.json" for name, _, _ in inside):
-        return
-    if any(name == FILE and is_file for name, _, is_file in inside):
-        yield folder
-    elif depth < _DEPTH:
-        for name, is_folder, _ in inside:
-            if is_folder and not name.startswith("."):
-                yield from _walk(folder / name, depth + 1)
+def _walk(root: Path) -> Iterator[Path]:
+    folders = [(root, 0)]  # still to be looked into, the last one first
+    for _ in range(_MAX_FOLDERS):
+        if not folders:
+            return
+        folder, depth = folders.pop()
+        if os.path.lexists(folder / "run.json"):
+            continue
+        if os.path.lexists(folder / FILE) and not (folder / FILE).is_symlink():
+            yield folder
+        elif depth < _DEPTH:
+            folders += [(folder / name, depth + 1) for name in reversed(folders_in(folder))]
 
 
 def _row(root: Path, folder: Path) -> dict[str, Any] | None:
     """None for a file that is not ours, or damaged: the page has no use for it."""
     try:
-        path = folder / FILE
-        if path.stat().st_size > _LARGEST:
-            return None
-        told = json.loads(path.read_text())
+        told = read_json(folder / FILE, root, _LARGEST)
         if told["format"] != FORMAT:
             return None
         tasks = [
-            {**{key: str(task[key]) for key in ("name", "state", "phase", "log")}, "share": _finite(task["share"]),
+            {**{key: str(task[key]) for key in ("name", "state", "phase", "log")}, "share": min(max(_finite(task["share"]), 0.0), 1.0),
              "reason": None if task["reason"] is None else str(task["reason"])}
             for task in told["tasks"]
         ]  # fmt: skip
@@ -73,7 +68,7 @@ def _row(root: Path, folder: Path) -> dict[str, Any] | None:
             state = "failed"
         if state != "running":  # nobody works on these now
             counts["waiting"], counts["running"] = counts["waiting"] + counts["running"], 0
-    except (OSError, ValueError, KeyError, TypeError):
+    except Exception:  # whatever a damaged file can cause
         return None
     name = folder.relative_to(root).as_posix()
     for task in tasks:  # paths as seen from the folder

@@ -61,7 +61,8 @@
       const answer = await fetch("/api/runs");
       if (!answer.ok) throw new Error((await answer.text()).trim());
       const { runs, cut } = await answer.json();
-      for (const [id, { row }] of rows) if (!runs.some((run) => run.id === id)) { row.remove(); rows.delete(id); }
+      const there = new Set(runs.map((run) => run.id));
+      for (const [id, { row }] of rows) if (!there.has(id)) { row.remove(); rows.delete(id); }
       runs.forEach((run, i) => {
         if (!rows.has(run.id)) rows.set(run.id, make(run));
         const made = rows.get(run.id);

@@ -324,7 +324,11 @@
       if (!state.panels.has(described.id)) state.panels.set(described.id, new Panel(described));
       state.panels.get(described.id).describe(described);
     }
-    if (answer.panels) arrange();
+    if (answer.panels) {
+      const there = new Set(answer.panels.map(({ id }) => id));
+      for (const panel of state.panels.values()) panel.section.hidden = !there.has(panel.id);
+      arrange();
+    }
     if (answer.data) for (const panel of state.panels.values())
       if (answer.data[panel.quantity]) { panel.take(answer.data); panel.draw(); }
   }
@@ -395,8 +399,12 @@
     if (asked.length && state.version !== null) poll({ key: asked }); // a page that opens asks for all of them at once
   }, { rootMargin: "300px" });
 
+  // Of very many metrics a part is shown; the others are found by a part of their name.
+  const find = byId("find"), part = find.querySelector("input"), rest = find.querySelector("span");
+  part.addEventListener("input", () => { state.version = null; });
+
   async function ask(path, parameters = {}) {
-    const query = new URLSearchParams();
+    const query = new URLSearchParams(part.value ? { names: part.value } : {});
     for (const run of chosen) query.append("run", run);
     for (const [name, value] of Object.entries(parameters))
       for (const one of Array.isArray(value) ? value : [value]) query.append(name, one);
@@ -481,6 +489,12 @@
         state.version = found.version;
         update(found);
         heads();
+        if (found.panels) {
+          find.hidden = found.left_out === 0 && part.value === "";
+          rest.textContent = found.left_out ? `${thousands(found.left_out)} more metrics are not shown` : "";
+          const missing = shown.filter((panel) => !panel.section.hidden && panel.data && panel.data.key !== panel.quantity);
+          if (missing.length) poll({ key: missing.map((panel) => panel.quantity) });
+        }
         link.textContent = "";
         document.body.dataset.drawn = "full";
         await ready;
