@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: venv demo test test-all test-machines lint types format bench studies site lock clean
+.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site lock clean
 
 venv: $(READY)
 
@@ -25,7 +25,11 @@ $(READY): requirements.lock pyproject.toml
 demo: venv
 	$(BIN)/excite demo --out runs/demo --fresh
 
-test: lint types
+# mypy runs beside the tests: it uses one core, for a minute without its cache.
+test: lint
+	@$(MAKE) --no-print-directory -j2 types test-quick
+
+test-quick: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test-all: lint types

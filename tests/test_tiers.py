@@ -15,7 +15,7 @@ PACKAGES = [
 
 
 def is_slow(function):
-    return any("mark.slow" in ast.unparse(decorator) for decorator in function.decorator_list)
+    return any(ast.unparse(decorator) == "pytest.mark.slow" for decorator in function.decorator_list)
 
 
 def names_used(tree):

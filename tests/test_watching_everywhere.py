@@ -300,6 +300,7 @@ def test_two_processes_have_the_numbers_of_one_on_the_whole_batch(plain, two, ho
     assert set(found) == set(plain) - missing
 
 
+@pytest.mark.slow
 def test_what_the_model_is_made_of_is_written_once_as_by_one_process(two, tmp_path):
     """Finding it runs the model, which all processes would have to do: without a probe that asks it is left out."""
     train(tmp_path / "one", chosen=default_probes())

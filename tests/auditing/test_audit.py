@@ -125,6 +125,7 @@ def test_sharpness_over_limit_is_the_same_in_the_units_of_the_training_and_of_th
     assert ratios == pytest.approx([ratios[0]] * len(ratios), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_where_training_has_settled_the_bounds_hold_and_say_something(settled):
     model, x, y = settled
     found = audit(model, (x, y), loss="squared", descent=0.1, **QUICK)

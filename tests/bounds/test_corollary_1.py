@@ -130,6 +130,7 @@ def test_the_example_of_two_points_100_degrees_apart() -> None:
     assert found["0"].ratio == pytest.approx(0.5868, abs=5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degrees", [100.0, 143.0])
 def test_a_neighbourhood_of_the_start_goes_the_same_way(degrees: float) -> None:
     """The counterexample is no accident of symmetric weights: perturbed by a tenth it keeps its ratio in the limit."""

@@ -77,6 +77,7 @@ def some(widths, bias, count):
     return list(itertools.islice((case for case in found if case is not None), count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("widths", "bias"), CASES)
 def test_the_stated_form_is_its_formula_and_nothing_is_violated(widths, bias):
     cases = some(widths, bias, 6)

@@ -202,6 +202,7 @@ def test_layers_that_make_several_junctions_have_a_bound_for_each() -> None:
         assert found[f"value>out/head{head}"].terms["measured"] == pytest.approx(ratio, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name != "papers"])
 def test_every_group_of_every_model_has_an_entry(name: str) -> None:
     model, x = build(name)

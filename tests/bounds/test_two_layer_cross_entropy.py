@@ -31,6 +31,7 @@ def scaled_lipschitz(v, b, w, x, y):
     return lipschitz_by_enumeration(v, b, w) / margins.min()
 
 
+@pytest.mark.slow
 def test_the_bound_holds_on_trainings(trained):
     valued = 0
     for k in range(COUNT):

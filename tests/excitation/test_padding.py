@@ -215,6 +215,7 @@ def test_the_operator_of_patches_takes_any_number_of_samples() -> None:
     assert torch.allclose(operator.apply(x)[:1], operator.apply(x[:1]), **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_margins_of_all_layers_perturb_the_signal(mode: str) -> None:
     model, x = network(mode, 1)

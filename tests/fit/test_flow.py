@@ -203,6 +203,7 @@ def test_kinks_are_crossed_as_by_an_integrator_that_creeps_up_to_them() -> None:
     assert (same.crossings, same.sliding) == (0, 0.0)
 
 
+@pytest.mark.slow
 def test_a_residual_network_slides_in_few_steps_where_the_limit_of_descent_goes() -> None:
     """174 weights: creeping up to the kinks took more than 13,000 gradients to t = 0.344, most of them while sliding."""
     model, loss = residual(0)

@@ -208,6 +208,7 @@ def stopping(loss: Any, at: int, error: BaseException | None = None, value: floa
     return wrapped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(1, 10))
 @pytest.mark.parametrize("every", [1, 2, "1 epoch", "100 steps"])
 def test_continued_from_any_step_is_identical(data: Dataset, tmp_path: Path, at: int, every: int | str) -> None:

@@ -65,6 +65,7 @@ def test_the_time_of_training_is_kept(tmp_path):
     assert "CUDA" in taken["why_not_captured"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [{}, {"excitation": {"radius": 0.01}}, {"adversarial": {"radius": 0.01, "steps": 2}}]
 )

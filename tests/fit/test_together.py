@@ -37,6 +37,7 @@ def weights(run: Run) -> dict[str, Tensor]:
     return run.load_checkpoint()[1]["model"]  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

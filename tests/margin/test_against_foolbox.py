@@ -47,6 +47,7 @@ def check_no_larger(model: nn.Module, x: Tensor, y: Tensor, norm: str) -> tuple[
     return found, theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", "2"])
 @pytest.mark.parametrize(
     "kind",

@@ -45,6 +45,7 @@ def test_scalar_margin_is_the_distance_to_the_hyperplane(norm: str, threshold: f
     assert not found.suspect.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", "2"])
 @pytest.mark.parametrize("classes", [2, 3, 7, 30])
 def test_margin_of_many_classes_is_the_nearest_of_all_hyperplanes(norm: str, classes: int) -> None:

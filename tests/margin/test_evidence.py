@@ -26,6 +26,7 @@ class Wrapped(nn.Module):
         return f if self.after is None else self.after(f)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", pytest.param("2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["mlp", "convolutional", "excited", "classes", "robust classes", "linear"])
 def test_honest_networks_are_trusted(kind: str, norm: str) -> None:
@@ -57,6 +58,7 @@ MASKS: dict[str, tuple[str, Callable[[Tensor], Tensor] | None, Callable[[Tensor]
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", pytest.param("2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mask", MASKS)
 def test_masked_gradients_are_flagged_and_their_margins_lowered(mask: str, norm: str) -> None:

@@ -110,6 +110,7 @@ def test_bounds_hold_x_back_and_nothing_else() -> None:
     assert (x + found.perturbations["0"]).abs().max() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("kind", ["mlp", "classes"])
 def test_never_larger_than_the_input_margin_and_applied_by_hand_it_breaks(norm: str, kind: str) -> None:
@@ -131,6 +132,7 @@ def test_never_larger_than_the_input_margin_and_applied_by_hand_it_breaks(norm: 
     assert (chosen != y)[right].all()
 
 
+@pytest.mark.slow
 def test_it_is_the_radius_at_which_the_extremes_of_excitation_change_the_decision() -> None:
     model, x, y = trained("mlp")
     right = (model(x)[:, 0] > 0.5).long() == y
@@ -174,6 +176,7 @@ TABLE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE)
 def test_the_table_of_models(name: str) -> None:
     case = CASES[name]
@@ -264,6 +267,7 @@ class Doubled(nn.Module):
         return self.layer(2 * x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["all", ["layer"]])
 def test_small_batches_progress_and_a_layer_that_reads_x_changed(layers: str | list[str]) -> None:
     torch.manual_seed(0)

@@ -91,6 +91,7 @@ def test_bounds_may_differ_by_pixel() -> None:
     assert (found.values >= 0.99 * free.values).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dropout", "batchnorm", "resnet-norm", "transformer-dropout", "dict"])
 @pytest.mark.parametrize("mode", [True, False])
 def test_model_gradients_modes_and_random_state_stay_as_they_are(name: str, mode: bool) -> None:
@@ -125,6 +126,7 @@ def test_the_model_is_restored_when_it_fails_halfway() -> None:
     handle.remove()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_works_inside_no_grad_and_inference_mode(context: type) -> None:
     model, x = build("mlp", batch=6)

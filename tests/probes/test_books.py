@@ -51,6 +51,7 @@ def trained(make: Any, monkeypatch: pytest.MonkeyPatch, many: int) -> tuple[Ledg
     return ledger, [mark.read() for mark in marks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_books_do_not_depend_on_how_many_steps_are_entered_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make = OPTIMIZERS[name]

@@ -209,6 +209,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_rest_is_rounding_on_the_shared_table(name: str) -> None:
     wiring = excite.trace(*build(name), output=CASES[name].pick)
@@ -495,6 +496,7 @@ def test_a_closure_is_understood() -> None:
         assert {entry.state for entry in reading.entries} == {"not checked" if name == "nesterov" else "holds"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_resumed_ledger_is_the_same_to_the_last_bit(make: Any, tmp_path: Any) -> None:
     def run(stop: int | None) -> Any:

@@ -344,6 +344,7 @@ WAYS: dict[str, Step] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SHORT)

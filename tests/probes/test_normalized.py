@@ -81,6 +81,7 @@ def compare(model: nn.Module, x: Tensor, reference: nn.Module) -> None:
     assert torch.equal(active.sum(0), by_unit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_at_the_first_step_and_at_the_thousandth(kind: str, mode: str) -> None:

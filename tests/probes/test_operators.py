@@ -59,6 +59,7 @@ def truth_of(layer, shape):
     return float(torch.linalg.matrix_norm(matrix, 2)), sum(matrix.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("name", LAYERS)

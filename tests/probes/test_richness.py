@@ -37,6 +37,7 @@ def test_every_layer_against_explicit_matrices():
         assert float(one.covariance.effective_rank) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_model_in_any_batches_and_left_as_it_was(name):
     model, x = build(name, batch=12)

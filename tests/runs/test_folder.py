@@ -183,6 +183,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_frees_the_run_and_leaves_it_readable(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -69,6 +69,7 @@ def test_low_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0 < n.ratio <= 1 for n in result.numbers)
 
 
+@pytest.mark.slow
 def test_reduced_alignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reduced_alignment, "LOOKS", 3)
     tiny = replace(reduced_alignment.SCALES["quick"], steps=20, seeds=1)

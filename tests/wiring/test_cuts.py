@@ -55,6 +55,7 @@ def test_free_residual_blocks_are_crossed_as_in_theorem_1() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_lemma_4_edge_wise_invariance(name: str) -> None:
     """Σ w·g over what enters equals Σ w·g over what leaves, so gradient flow conserves the difference of squares."""

@@ -72,6 +72,7 @@ class Random(nn.Module):
         return simple[kind]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_law_is_claimed_holds(seed: int) -> None:
     torch.manual_seed(seed)
