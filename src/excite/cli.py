@@ -42,6 +42,7 @@ _ON = (
 )
 _GPUS = "GPUs for each training with --on local or --on ray; a part such as 0.25 shares one."
 _RETRIES = "How often work is tried again whose process or machine was lost, or that failed unexpectedly."
+_TRUST = "Also a run whose model is a module:factory: its code is imported and called."
 _debug = False
 _INTERRUPTED = 130
 
@@ -178,8 +179,9 @@ def train(
         assert trained is not None
         trained.close()
         here.part()  # what follows is for this process alone
-        if margins and load_model(folder).data.classes:
-            measure(load_model(folder), progress=tell)
+        saved = load_model(folder, trust=True)  # `train_across` refuses a run of another config: this one is the user's
+        if margins and saved.data.classes:
+            measure(saved, progress=tell)
     _show(make_report([folder]))
     console.print(f"run: {folder}", soft_wrap=True)
 
@@ -196,13 +198,14 @@ def margins(
     ] = None,
     relative: Annotated[bool, typer.Option(help="With --layers: perturbations over the size of each signal.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Write the curves to this image (png, svg or pdf).")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help=_TRUST)] = False,
 ) -> None:
     """Margin curve of a saved model on the data it was trained for, with the evidence that the search worked."""
     from excite.measuring import load_model, measure
 
     if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"--figure: expected a name that ends in .png, .svg or .pdf; got {figure.name!r}")
-    saved = load_model(checkpoint)
+    saved = load_model(checkpoint, trust=trust)
     with _progress() as tell:
         found = measure(
             saved, norm=norm, most=points, steps=steps, layers=_layers(layers), relative=relative, progress=tell
@@ -226,13 +229,14 @@ def audit(
     margins: Annotated[
         bool, typer.Option("--margins/--no-margins", help="Show margins; measure them if the run has none.")
     ] = True,
+    trust: Annotated[bool, typer.Option("--trust", help=_TRUST)] = False,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
 ) -> None:
     """One page on a saved model: richness of its layers, deficient units, theorems, Lipschitz constants, margins."""
     from excite.auditing import audit as audit_model
     from excite.measuring import load_model
 
-    saved = load_model(checkpoint)
+    saved = load_model(checkpoint, trust=trust)
     with _progress(one_bar=True) as tell:
         found = audit_model(saved, points=points, units=units, with_margins=margins, progress=tell)
     path = found.write(out)

@@ -34,6 +34,7 @@ class SavedModel:
     threshold: float
     run: Path  # the run folder it comes from
     step: int
+    trusted: bool = False  # loaded with trust=True: its model may be a "module:factory"
 
     def points(self, part: str, most: int | None = None) -> tuple[Tensor, Tensor]:
         """Training or test points, at most `most` of them, taken evenly."""
@@ -48,8 +49,11 @@ class SavedModel:
         return replace(self, model=self.model.to(device), data=self.data.to(device))
 
 
-def load_model(path: str | Path) -> SavedModel:
-    """The newest model of a run folder, or the one in a checkpoint file of a run."""
+def load_model(path: str | Path, *, trust: bool = False) -> SavedModel:
+    """The newest model of a run folder, or the one in a checkpoint file of a run.
+
+    `trust`: also a model "module:factory", whose code is then imported and called.
+    """
     path = Path(path)
     folder = path.resolve().parent.parent if path.is_file() else path
     with load_run(folder) as run:
@@ -63,9 +67,9 @@ def load_model(path: str | Path) -> SavedModel:
             what = f"{path.name} is not a checkpoint" if path.is_file() else "there is no checkpoint"
             raise RunError(f"{what} in {folder}: there are {', '.join(c.path.name for c in known) or 'none'}")
         step = chosen[-1].step
-        model, config, data = load_trained(run, step)
+        model, config, data = load_trained(run, step, trust=trust)
     threshold = config.excitation.threshold if config.excitation is not None else 0.5
-    return SavedModel(model, data, threshold, folder, step)
+    return SavedModel(model, data, threshold, folder, step, trust)
 
 
 def measure(

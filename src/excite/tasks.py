@@ -87,8 +87,8 @@ class Task:
         def progress(phase: str, done: int, total: int) -> None:
             tell(name, "training", _TRAINING / (_TRAINING + _MEASURING) * done / max(total, 1))
 
-        training.train(self.config, self.folder, progress=progress).close()
-        saved = load_model(self.folder).to(training.find_device(self.config.device))
+        training.train(self.config, self.folder, progress=progress).close()  # refuses a run of another config
+        saved = load_model(self.folder, trust=True).to(training.find_device(self.config.device))
         whole = _TRAINING + _MEASURING
         self.measurement.take(
             saved, self.arm, lambda share: tell(name, "measuring", (_TRAINING + _MEASURING * share) / whole)

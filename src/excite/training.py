@@ -218,9 +218,27 @@ def _clear_unstarted(path: Path) -> None:
             shutil.rmtree(path)
 
 
-def load_trained(run: Run, step: int | None = None) -> tuple[nn.Module, TrainConfig, Dataset]:
-    """The model of a run made by `train`, in evaluation mode on the CPU, with its config and its data."""
+def stored_config(run: Run, *, trust: bool = False) -> TrainConfig:
+    """The config of a run, to build its model again.
+
+    A model "module:factory" names code that building it imports and calls: refused unless `trust` says that the run comes
+    from somebody whose code you would run. A built-in model runs no code of the run's.
+    """
     settings = parse_config(run.config, str(run.path / "config.json"))
+    if not trust and ":" in settings.model.name:
+        raise InputError(
+            f"{run.path}: its config.json builds the model by calling {settings.model.name!r}, which may run any code: pass "
+            "--trust (trust=True in Python) if you trust the run"
+        )
+    return settings
+
+
+def load_trained(run: Run, step: int | None = None, *, trust: bool = False) -> tuple[nn.Module, TrainConfig, Dataset]:
+    """The model of a run made by `train`, in evaluation mode on the CPU, with its config and its data.
+
+    `trust`: also a model "module:factory", whose code is then imported and called.
+    """
+    settings = stored_config(run, trust=trust)
     data = load_data(settings.data)
     model = build_model(settings, data)
     _, state = run.load_checkpoint(step)

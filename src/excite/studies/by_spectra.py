@@ -22,7 +22,7 @@ from excite.studies.numbers import Numbers
 from excite.studies.rank_figures import arms_figure, variance_figure
 from excite.studies.study import Arm, Study
 from excite.tasks import Task
-from excite.training import build_model, load_data
+from excite.training import build_model, load_data, stored_config
 from excite.wiring.untouched import evaluating
 from excite.work import Work
 
@@ -100,7 +100,7 @@ class SpectraTaken:
 
     def take(self, saved: SavedModel, arm: str, progress: Callable[[float], None]) -> None:
         with Run.open(saved.run, "a") as run:
-            config = parse_config(run.config)
+            config = stored_config(run, trust=saved.trusted)
         untrained = build_model(config, saved.data).to(saved.data.x_test.device)
         found: dict[str, Any] = {"settings": asdict(self), "arm": arm, "accuracy": {}}
         models = {"train": saved.model, "test": saved.model, "untrained": untrained}
