@@ -77,12 +77,38 @@ def test_tensors_and_numpy_scalars_are_numbers(run: Run) -> None:
 @pytest.mark.parametrize(
     ("step", "values"),
     [(-1, {"a/b": 1.0}), (1.5, {"a/b": 1.0}), (True, {"a/b": 1.0}), (0, {"": 1.0}), (0, {"a\nb": 1.0}), (0, {"/a": 1.0}),
-     (0, {"a/b": "x"}), (0, {"a/b": torch.zeros(2)}), (0, {"a/b": np.zeros(0)}), (0, {3: 1.0}), (0, {"a/b": None})],
+     (0, {"a/b": "x"}), (0, {"a/b": torch.zeros(2)}), (0, {"a/b": np.zeros(0)}), (0, {3: 1.0}), (0, {"a/b": None}),
+     (2**63, {"a/b": 1.0}), (np.uint64(2**63), {"a/b": 1.0}), (0, {"a/b": 10**400}), (0, {"a/b": "1.5"}),
+     (0, {"a/b": torch.tensor(1j)}), (0, {"a/\ud800": 1.0})],
 )  # fmt: skip
 def test_bad_metrics_are_refused_and_nothing_is_logged(run: Run, step, values) -> None:
     with pytest.raises(InputError):
         run.log(step, {"good/one": 1.0, **values})
     assert len(run.frame()) == 0
+
+
+def test_the_largest_step_of_sqlite_is_stored(run: Run) -> None:
+    run.log(2**63 - 1, {"a/b": 1.0})
+    run.rewind(2**70)
+    assert run.series("a/b")[0].tolist() == [2**63 - 1]
+
+
+def test_metrics_that_are_no_dict_are_refused(run: Run) -> None:
+    with pytest.raises(InputError, match="dict of numbers by name"):
+        run.log(1, [1.0])  # type: ignore[arg-type]
+
+
+def test_a_row_that_sqlite_refuses_is_dropped_by_name_and_the_rest_is_stored(run: Run) -> None:
+    run.log(1, {"a/b": 1.0})
+    run._metrics._buffer["bad/name", 2**63] = (2.0, 0.0)  # as if the check had missed them
+    run._metrics._buffer["bad/value", 3] = (object(), 0.0)  # type: ignore[assignment]
+    run.log(4, {"a/b": 4.0})
+    with pytest.warns(UserWarning, match=r"'bad/name' at step 9223372036854775808.* and 1 more: dropped"):
+        run.flush()
+    run.log(5, {"a/b": 5.0})
+    run.flush()
+    assert run.series("a/b")[0].tolist() == [1, 4, 5]
+    assert run.names() == ["a/b"]
 
 
 def test_a_replayed_step_overwrites_itself(run: Run) -> None:

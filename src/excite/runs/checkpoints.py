@@ -64,7 +64,9 @@ def write(folder: Path, step: int, state: dict[str, Any], *, final: bool, keep: 
         raise InputError(f"the state cannot be stored as safetensors: {error}") from error
     checkpoint = Checkpoint(step, path_of(folder, step, final), final)
     write_bytes(checkpoint.path, content)
-    for old in [c for c in find(folder) if not c.final][: -keep or None]:
+    # The one just written stays, also where later ones are left of a training that has gone back.
+    others = [c for c in find(folder) if not c.final and c.path != checkpoint.path]
+    for old in others[: max(0, len(others) - (keep if final else keep - 1))]:
         with suppress(OSError):
             old.path.unlink()
     return checkpoint

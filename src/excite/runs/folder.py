@@ -30,6 +30,7 @@ import numpy.typing as npt
 from excite.errors import InputError, RunError
 from excite.runs import checkpoints
 from excite.runs.checkpoints import Checkpoint
+from excite.runs.checks import check_keep, check_step
 from excite.runs.environment import environment
 from excite.runs.files import TEMPORARY, read_json, remove_temporary, sync_folder, write_json, writing
 from excite.runs.lock import Lock, held
@@ -79,8 +80,7 @@ class Run:
             raise InputError(
                 f"{path}: a training writes to a folder of this machine; sweeps and studies take a URL as --out"
             )
-        if keep < 1:
-            raise InputError(f"keep: expected at least 1 checkpoint; got {keep}")
+        check_keep(keep)
         if resume and (target / "run.json").exists():
             run = cls.open(target, "a", keep=keep)
             try:
@@ -116,6 +116,7 @@ class Run:
         """An existing run: "r" reads, also while another process writes; "a" writes, one process at a time."""
         if mode not in ("r", "a"):
             raise InputError(f"mode: expected 'r' or 'a'; got {mode!r}")
+        check_keep(keep)
         target = Path(path)
         if not target.is_dir():
             raise RunError(f"there is no run folder at {target}" + (": it is a file" if target.exists() else ""))
@@ -248,10 +249,14 @@ class Run:
         return checkpoints.find(self._checkpoint_folder)
 
     def save_checkpoint(self, step: int, state: Mapping[str, Any], *, final: bool = False) -> Checkpoint:
-        """Write the state after `step` steps: a tree of dicts, lists, tuples, tensors and scalars."""
+        """Write the state after `step` steps: a tree of dicts, lists, tuples, tensors and scalars. Of the others only the
+        last `keep` stay, and final ones."""
         self._writable()
+        number = check_step(step)
+        if not isinstance(state, Mapping):
+            raise InputError(f"expected the state as a dict; got {type(state).__name__}")
         self.flush()  # a checkpoint is never ahead of its metrics
-        return checkpoints.write(self._checkpoint_folder, step, dict(state), final=final, keep=self.keep)
+        return checkpoints.write(self._checkpoint_folder, number, dict(state), final=final, keep=check_keep(self.keep))
 
     def load_checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]]:
         """Step and state of the newest checkpoint, or of that at `step`; tensors are on the CPU."""

@@ -7,10 +7,10 @@ of a zero is lost, every other value comes back exactly.
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from excite.errors import InputError, RunError
-from excite.metric_names import is_name
+from excite.errors import RunError
+from excite.runs.checks import MAX_STEP, check_metrics, check_step
 
 APPLICATION = 0x45584354  # "EXCT" in the header of the file: this is ours
 VERSION = 1
@@ -31,6 +31,14 @@ CREATE TABLE metrics (
     name TEXT NOT NULL, step INTEGER NOT NULL, value REAL, time REAL NOT NULL, PRIMARY KEY (name, step)
 ) WITHOUT ROWID
 """
+
+
+_INSERT = "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)"
+_Row = tuple[str, int, float, float]
+# What is wrong with the values of a row, not with the database.
+_REFUSED = (
+    OverflowError, UnicodeError, sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError
+)  # fmt: skip
 
 
 class Metrics:
@@ -91,7 +99,8 @@ class Metrics:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         now = time.time()
-        checked = {(name, int(step)): (value, now) for name, value in _checked(step, values)}
+        number = check_step(step)
+        checked = {(name, number): (value, now) for name, value in check_metrics(values)}
         with self._lock:
             self._open()
             self._buffer.update(checked)
@@ -105,10 +114,32 @@ class Metrics:
             if not self._buffer:
                 return
             rows = [(name, step, value, wall) for (name, step), (value, wall) in self._buffer.items()]
-            with self._open() as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", rows)
+            refused: list[str] = []
+            try:
+                self._insert(rows)
+            except _REFUSED:
+                refused = self._insert_each(rows)
             self._buffer.clear()
+        if refused:
+            more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+            warnings.warn(f"{self.path} cannot hold {refused[0]}{more}: dropped, the rest is stored", stacklevel=3)
+
+    def _insert(self, rows: list[_Row]) -> None:
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(_INSERT, rows)
+
+    def _insert_each(self, rows: list[_Row]) -> list[str]:
+        """One by one, in one transaction; returns the rows that SQLite refuses, the others are stored."""
+        refused: list[str] = []
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            for row in rows:
+                try:
+                    connection.execute(_INSERT, row)
+                except _REFUSED as error:
+                    refused.append(f"{row[0]!r} at step {row[1]} ({error})")
+        return refused
 
     @contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
@@ -128,7 +159,7 @@ class Metrics:
             self._buffer = {key: value for key, value in self._buffer.items() if key[1] <= step}
             with self._open() as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                connection.execute("DELETE FROM metrics WHERE step > ?", (step,))
+                connection.execute("DELETE FROM metrics WHERE step > ?", (min(step, MAX_STEP),))
 
     def rows(self) -> list[tuple[int, str, float | None]]:
         """All (step, name, value), ordered by step, then name. NaN comes as None."""
@@ -200,21 +231,3 @@ def _advice(message: str) -> str:
     if "readonly" in message or "unable to open" in message:
         return f"{message}: choose a folder you can write to"
     return message
-
-
-def _checked(step: Any, values: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
-    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-        raise InputError(f"expected a step of 0 or more as an integer; got {step!r}")
-    for name, value in values.items():
-        if not is_name(name):
-            raise InputError(f"expected a metric name such as 'rank/effective/conv1'; got {name!r}")
-        if type(value) is float:  # nearly all of them
-            yield name, value
-            continue
-        shape = getattr(value, "shape", ())
-        if math.prod(shape) != 1:
-            raise InputError(f"metric {name!r}: expected one number; got shape {tuple(shape)}: log a summary")
-        try:
-            yield name, float(value.item() if isinstance(value, np.ndarray) else value)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"metric {name!r}: expected a number; got {value!r}") from error
