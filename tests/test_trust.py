@@ -104,3 +104,15 @@ def test_ones_own_factory_trains_and_is_opened_with_trust(excite: Any, tmp_path:
 def test_a_sweep_over_ones_own_factory_needs_no_trust(tmp_path: Path) -> None:
     sweep = {"over": {"model.options.width": [2, 3]}, "points": 2}
     assert run_sweep(plan({**OWN, "sweep": sweep}, tmp_path / "sweep"), 1).failed is None
+
+
+def test_one_damaged_run_of_a_sweep_does_not_stop_the_others(tmp_path: Path) -> None:
+    values = {**MOONS, "sweep": {"over": {"optimizer.lr": [0.1, 0.2]}, "points": 2}}
+    assert run_sweep(plan(values, tmp_path / "sweep"), 1).failed is None
+    first, second = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    (first / "metrics.db").write_bytes(b"not a database" * 1000)
+    (second / "artifacts/summary.json").unlink()
+    result = run_sweep(plan(values, tmp_path / "sweep"), 1)
+    assert result.failed is not None
+    assert "excite repair" in result.failed
+    assert (second / "artifacts/summary.json").exists()

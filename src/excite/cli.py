@@ -1,4 +1,4 @@
-"""The command line: `excite demo | study | sweep | train | margins | audit | trace | report | serve | data`."""
+"""The command line: `excite demo | study | sweep | train | margins | audit | trace | report | serve | repair | data`."""
 
 from __future__ import annotations
 
@@ -312,6 +312,20 @@ def serve(
             webbrowser.open(address)
 
     serve_runs(runs, host, port, token, announce)
+
+
+@app.command(epilog="Example: excite repair runs/first --dry-run")
+def repair(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check, change nothing.")] = False,
+) -> None:
+    """Check a run folder and mend what can be mended. What is replaced is kept in the run; exit status 1: something is wrong still."""
+    from excite.runs import repair as repair_run
+
+    result = repair_run(run, dry_run=dry_run)
+    print(result)
+    if not result.whole:
+        raise typer.Exit(1)
 
 
 @study_app.command("list", epilog="Example: excite study list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -31,7 +32,10 @@ from excite.fit.schedule import OneCycle
 from excite.fit.together import OneStopped, fit_together
 from excite.probes import Distance, Every, Loss, Rank
 from excite.runs import Run, load_run
-from excite.runs.files import writing
+from excite.runs.checkpoints import find as find_checkpoints
+from excite.runs.files import TEMPORARY, read_json, writing
+from excite.runs.folder import check_folder_name, check_marker
+from excite.runs.lock import Lock
 from excite.watching import watch
 
 Progress = Callable[[str, int, int], None]
@@ -168,6 +172,7 @@ def _prepare(
             loss = partial(_in_bfloat16, loss, device.type)
         transform = build_transform(settings, data)
         if here.first:
+            check_folder_name(path)
             _clear_unstarted(path)
             run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True))
     watching = None
@@ -201,21 +206,39 @@ def _identity(settings: TrainConfig, data: Dataset) -> dict[str, object]:
 def _as_stored(settings: TrainConfig, path: Path) -> dict[str, Any]:
     """The settings, in the words of the run at `path` if they mean the same: one made before a key was added lacks it."""
     if (path / "run.json").exists():
-        with load_run(path) as run, suppress(InputError):
-            if parse_config(run.config) == settings:
-                return run.config
+        stored = read_json(path / "config.json")
+        with suppress(InputError):
+            if parse_config(stored) == settings:
+                return dict(stored)
     return settings.model_dump(mode="json")
 
 
 def _clear_unstarted(path: Path) -> None:
-    """Remove a run that ended before its first checkpoint: there is nothing in it to continue from."""
-    if not (path / "run.json").exists():
+    """Remove a run of `train` that ended before its first checkpoint: there is nothing in it to continue from."""
+    if not _unstarted(path):
         return
-    with load_run(path) as run:
-        unstarted = run.status in ("failed", "stopped") and not run.checkpoints()
-    if unstarted:
+    lock = Lock(path / "lock", path)  # or it is being written to: refused
+    try:
+        if not _unstarted(path):  # another start was faster
+            return
         with writing(path):
-            shutil.rmtree(path)
+            aside = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
+            os.rename(path, aside / "run")  # at once: nobody finds half of it
+        shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        lock.release()
+
+
+def _unstarted(path: Path) -> bool:
+    if not (path / "run.json").exists():
+        return False
+    # "running" is what a killed one says, or its lock is held.
+    if check_marker(path) == "done" or find_checkpoints(path / "checkpoints"):
+        return False
+    with suppress(InputError):
+        parse_config(read_json(path / "config.json"))
+        return True
+    return False  # another kind of run
 
 
 def stored_config(run: Run, *, trust: bool = False) -> TrainConfig:

@@ -56,7 +56,7 @@ def test_damaged_json(path: Path, name: str, content: bytes) -> None:
     refused(path, name)
 
 
-@pytest.mark.parametrize("name", ["config.json", "environment.json", "metrics.db"])
+@pytest.mark.parametrize("name", ["config.json", "environment.json"])
 def test_incomplete_folder(path: Path, name: str) -> None:
     (path / name).unlink()
     refused(path, "missing")

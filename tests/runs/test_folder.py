@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import torch
 
 from excite.errors import InputError, RunError
 from excite.runs import Run, load_run
+from excite.runs.lock import Lock
 
 CONFIG = {"epochs": 3, "data": {"name": "digits"}}
 
@@ -170,6 +172,28 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(run: Run) -> None:
     with pytest.raises(RunError, match="another process is writing"):
         Run.create(run.path, CONFIG, resume=True)
     assert load_run(run.path).status == "running"
+
+
+def test_a_lock_on_a_folder_that_was_replaced_is_none(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process opened the lock of a folder; before it had it, the folder was moved away and made again by another."""
+    flock, calls = fcntl.flock, 0
+    old = tmp_path / "old"
+    Run.create(old, {}).close()
+
+    def replaced(descriptor: int, how: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            os.rename(old, tmp_path / "away")
+            os.rename(run.path, old)  # locked by `run`
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    with pytest.raises(RunError, match="another process is writing"):
+        Lock(old / "lock", old)
+    os.rename(old, run.path)
 
 
 def test_a_reader_cannot_write(run: Run) -> None:

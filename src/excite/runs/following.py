@@ -19,6 +19,7 @@ from excite.runs.files import read_json
 from excite.runs.folder import FORMAT, VERSION
 from excite.runs.lock import held
 from excite.runs.metrics import APPLICATION, _read_only
+from excite.runs.versions import check_version
 
 Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
@@ -226,8 +227,7 @@ def standing(path: Path) -> tuple[str, str | None]:
     marker = read_json(path / "run.json")
     if not isinstance(marker, dict) or marker.get("format") != FORMAT:
         raise RunError(f"{path} is not a run folder of Excite: its run.json belongs to something else")
-    if marker.get("version") != VERSION:
-        raise RunError(f"{path} has version {marker.get('version')}; this Excite reads {VERSION}: upgrade")
+    check_version(path, marker.get("version"), VERSION)
     status, reason = str(marker.get("status")), marker.get("reason")
     lock = path / "lock"  # a copy from a store has none
     if status == "running" and lock.exists() and not held(lock):

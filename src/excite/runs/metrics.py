@@ -3,6 +3,9 @@
 The database is in WAL mode, so that others read while one process writes. The primary key is (name, step): a step that
 is replayed after a resume overwrites itself. SQLite has no NaN; it is stored as NULL and comes back as NaN. The sign
 of a zero is lost, every other value comes back exactly.
+
+The table `commits` counts the transactions. Checkpoints record the count: a database that has lost its log (metrics.db-wal) or
+was restored from an older copy has a smaller one.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import numpy.typing as npt
 
 from excite.errors import RunError
 from excite.runs.checks import MAX_STEP, check_metrics, check_step
+from excite.runs.versions import check_version
 
 APPLICATION = 0x45584354  # "EXCT" in the header of the file: this is ours
 VERSION = 1
@@ -34,6 +38,7 @@ CREATE TABLE metrics (
 
 
 _INSERT = "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)"
+_COUNT = "UPDATE commits SET count = count + 1"
 _Row = tuple[str, int, float, float]
 # What is wrong with the values of a row, not with the database.
 _REFUSED = (
@@ -44,7 +49,7 @@ _REFUSED = (
 class Metrics:
     """Write with `log`, read with `rows`, `series` and `names`. Values wait in memory for at most a second or so."""
 
-    def __init__(self, path: Path, mode: Literal["r", "a", "x"]) -> None:
+    def __init__(self, path: Path, mode: Literal["r", "a", "x"], commits: int = 0) -> None:
         self.path = path
         self._writes = mode != "r"
         self._buffer: dict[tuple[str, int], tuple[float, float]] = {}
@@ -52,7 +57,7 @@ class Metrics:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         if mode != "x" and not path.is_file():
-            raise RunError(f"{path} is missing: this run folder is not complete")
+            raise RunError(f"{path} is missing: `excite repair {path.parent}` starts a new table")
         try:
             with self._guard():
                 self._connection = _read_only(path) if mode == "r" else _connect(path)
@@ -62,6 +67,11 @@ class Metrics:
                     self._connection.execute(f"PRAGMA user_version = {VERSION}")
                 else:
                     self._check()
+                if self._writes and not self._counts():
+                    with self._connection as connection:
+                        connection.execute("BEGIN IMMEDIATE")
+                        connection.execute("CREATE TABLE commits (count INTEGER NOT NULL)")
+                        connection.execute("INSERT INTO commits VALUES (?)", (commits,))
         except BaseException:
             if self._connection is not None:
                 self._connection.close()
@@ -70,13 +80,10 @@ class Metrics:
     def _check(self) -> None:
         if self._pragma("application_id") != APPLICATION:
             raise RunError(f"{self.path} is not a metrics database of Excite")
-        if self._pragma("user_version") != VERSION:
-            raise RunError(
-                f"{self.path} has version {self._pragma('user_version')}; this Excite reads version {VERSION}: upgrade"
-            )
+        check_version(self.path, self._pragma("user_version"), VERSION)
         found = self._pragma("quick_check(1)")
         if found != "ok":
-            raise RunError(f"{self.path} is damaged ({str(found).splitlines()[-1]}): restore it from a copy")
+            raise RunError(f"{self.path} is damaged ({str(found).splitlines()[-1]}): {self._remedy()}")
 
     def _pragma(self, name: str) -> Any:
         return self._open().execute(f"PRAGMA {name}").fetchone()[0]
@@ -95,7 +102,10 @@ class Metrics:
         except sqlite3.OperationalError as error:
             raise RunError(f"cannot use {self.path}: {_advice(str(error))}") from error
         except sqlite3.DatabaseError as error:
-            raise RunError(f"{self.path} is damaged ({error}): restore it from a copy") from error
+            raise RunError(f"{self.path} is damaged ({error}): {self._remedy()}") from error
+
+    def _remedy(self) -> str:
+        return f"restore it from a copy, or `excite repair {self.path.parent}` saves what can be read"
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         now = time.time()
@@ -128,6 +138,7 @@ class Metrics:
         with self._open() as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(_INSERT, rows)
+            connection.execute(_COUNT)
 
     def _insert_each(self, rows: list[_Row]) -> list[str]:
         """One by one, in one transaction; returns the rows that SQLite refuses, the others are stored."""
@@ -139,6 +150,7 @@ class Metrics:
                     connection.execute(_INSERT, row)
                 except _REFUSED as error:
                     refused.append(f"{row[0]!r} at step {row[1]} ({error})")
+            connection.execute(_COUNT)
         return refused
 
     @contextmanager
@@ -160,6 +172,29 @@ class Metrics:
             with self._open() as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute("DELETE FROM metrics WHERE step > ?", (min(step, MAX_STEP),))
+                connection.execute(_COUNT)
+
+    @property
+    def commits(self) -> int:
+        """How often the metrics have been written; 0 where that was not counted yet."""
+        with self._guard():
+            if not self._counts():
+                return 0
+            return int(self._open().execute("SELECT max(count) FROM commits").fetchone()[0] or 0)
+
+    def _counts(self) -> bool:
+        """Whether commits are counted: a database of an older Excite has no table for that yet."""
+        return self._open().execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone() is not None
+
+    def set_commits(self, count: int) -> None:
+        with self._guard():
+            self._open().execute("UPDATE commits SET count = ?", (count,))
+
+    def last_step(self) -> int | None:
+        """The last step at which anything was measured."""
+        with self._guard():
+            found = self._open().execute("SELECT max(step) FROM metrics").fetchone()[0]
+            return None if found is None else int(found)
 
     def rows(self) -> list[tuple[int, str, float | None]]:
         """All (step, name, value), ordered by step, then name. NaN comes as None."""
