@@ -128,6 +128,7 @@ def demo(
 ) -> None:
     """Train one small network three ways on handwritten digits, compare margins, write the report."""
     from excite.demo import tasks
+    from excite.fit.stopping import stop_signals
     from excite.report import make_report
     from excite.tasks import complete
 
@@ -136,7 +137,7 @@ def demo(
         for task in todo:
             if (task.folder / "run.json").exists():
                 shutil.rmtree(task.folder)
-    with _progress(one_bar=True) as tell:
+    with stop_signals(), _progress(one_bar=True) as tell:
         complete(todo, workers, tell)
     shown = make_report([task.folder for task in todo])
     path = shown.write(out / "report.html", "Three ways to train: margins on digits 8 and 9")
@@ -162,6 +163,7 @@ def train(
     """
     from excite.config import load_config
     from excite.fit.processes import many_processes, said_once
+    from excite.fit.stopping import stop_signals
     from excite.measuring import load_model, measure
     from excite.report import make_report
     from excite.training import train_across
@@ -169,7 +171,7 @@ def train(
     with said_once():
         settings = load_config(config)
     folder = run or Path("runs") / config.stem
-    with ExitStack() as stack:
+    with stop_signals(), ExitStack() as stack:
         here = stack.enter_context(many_processes(settings.device))
         if not here.first:
             train_across(settings, folder)
@@ -367,12 +369,13 @@ def study_run(
 
     warm(on, workers)
     from excite.engines import find_engine
+    from excite.fit.stopping import stop_signals
     from excite.runs.store import is_url
     from excite.studies import run
     from excite.task_view import TaskView
 
     engine = find_engine(on, workers, gpus_per_task, retries)
-    with TaskView(console) as show:
+    with stop_signals(), TaskView(console) as show:
         result = run(
             name, scale, seeds, out, device, workers, arms=arms, docs=docs, engine=engine, show=show, retries=retries
         )
@@ -397,12 +400,13 @@ def sweep(
 
     warm(on, workers)
     from excite.engines import find_engine
+    from excite.fit.stopping import stop_signals
     from excite.sweeping import read_sweep, run_sweep
     from excite.task_view import TaskView
 
     planned = read_sweep(config, out or Path("runs/sweeps") / config.stem)
     engine = find_engine(on, workers, gpus_per_task, retries)
-    with TaskView(console) as show:
+    with stop_signals(), TaskView(console) as show:
         result = run_sweep(planned, workers, engine=engine, show=show, retries=retries)
     print(result)
     console.print(f"results: {planned.place}/sweep.json", soft_wrap=True)

@@ -78,6 +78,8 @@ def _train(settings: TrainConfig, path: Path, progress: Progress | None, here: P
         with training.ending(), own_randomness(settings.seed, training.device):
             training.begin()
             training.train()
+    if here.size == 1:
+        training.raise_interrupt()
 
 
 def train_together(
@@ -122,6 +124,8 @@ def _attempt(configs: Sequence[TrainConfig], folders: Sequence[Path], progress: 
             except ModelError:
                 for training in group:
                     training.train()
+    for training in trainings:
+        training.raise_interrupt()
 
 
 def _losses(training: Training, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
