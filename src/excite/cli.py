@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from excite._version import __version__
-from excite.errors import ExciteError, InputError
+from excite.errors import ExciteError, InputError, RunError
 
 if TYPE_CHECKING:
     from excite.report import Report
@@ -36,7 +36,8 @@ study_app = typer.Typer(
     help="Experiments of the papers: list them, run them.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(study_app, name="study")
-console = Console(highlight=False, soft_wrap=False)
+# Names of runs may hold brackets and colons: nothing is markup unless it says so.
+console = Console(highlight=False, soft_wrap=False, markup=False, emoji=False)
 _ON = (
     "Who does the work: local (worker processes), ray (a cluster started here) or ray:ADDRESS; by default this process."
 )
@@ -100,7 +101,7 @@ Tell = Callable[[str, float, float], None]
 def _progress(one_bar: bool = False) -> Iterator[Tell]:
     """A bar for each phase (or one for all) that names the phase and says how much time is left."""
     columns = (
-        TextColumn("{task.description:<34}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+        TextColumn("{task.description:<34}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
         TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
     bars: dict[str, Any] = {}
@@ -203,23 +204,29 @@ def margins(
     trust: Annotated[bool, typer.Option("--trust", help=_TRUST)] = False,
 ) -> None:
     """Margin curve of a saved model on the data it was trained for, with the evidence that the search worked."""
-    from excite.measuring import load_model, measure
+    from excite.measuring import load_model, measure, why_not_stored
 
     if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"--figure: expected a name that ends in .png, .svg or .pdf; got {figure.name!r}")
     saved = load_model(checkpoint, trust=trust)
+    why = why_not_stored(saved.run)
+    if why is not None:
+        console.print(f"the results will be printed, not stored: {why}", soft_wrap=True)
     with _progress() as tell:
         found = measure(
-            saved, norm=norm, most=points, steps=steps, layers=_layers(layers), relative=relative, progress=tell
-        )
+            saved, norm=norm, most=points, steps=steps, layers=_layers(layers), relative=relative, progress=tell,
+            store=why is None,
+        )  # fmt: skip
     for part, result in found.items():
-        console.print(f"\n[bold]{'training' if part == 'train' else part} data[/bold]\n{result}", soft_wrap=True)
+        console.print(f"\n{'training' if part == 'train' else part} data", style="bold")
+        console.print(str(result), soft_wrap=True)
     if len(found) == 2:
         console.print(f"\ngap between the curves: {found['train'].gap(found['test'])}", soft_wrap=True)
     if figure is not None:
         _draw(found, figure)
         console.print(f"figure: {figure}", soft_wrap=True)
-    console.print(f"kept in: {saved.run / 'artifacts'}", soft_wrap=True)
+    where = f"stored in: {saved.run / 'artifacts'}" if why is None else f"not stored: {why}"
+    console.print(where, soft_wrap=True)
 
 
 @app.command(epilog="Example: excite audit runs/first --out audit.html")
@@ -243,8 +250,11 @@ def audit(
         found = audit_model(saved, points=points, units=units, with_margins=margins, progress=tell)
     path = found.write(out)
     console.print(str(found), markup=False, soft_wrap=True)
-    found.keep(saved.run)
     console.print(f"page: {path}", soft_wrap=True)
+    try:
+        found.keep(saved.run)
+    except RunError as error:
+        console.print(f"not stored in the run: {error}", soft_wrap=True)
     _open(path, open_page)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -24,11 +25,13 @@ from excite.fit.shuffle import Shuffle
 from excite.fit.step import Loss, Step
 from excite.fit.stopping import between_steps, stop_requested
 from excite.runs.folder import Run, one_line
+from excite.runs.metrics import Busy
 from excite.wiring.calling import check_finite
 from excite.wiring.untouched import device_of
 
 Progress = Callable[[str, int, int], None]
 _PENDING = 32  # steps whose losses may wait on a GPU before they are fetched and checked
+_PATIENCE, _FINAL_TRIES = 5.0, 60  # seconds to wait for a locked database, and how often before the training ends
 _MOST = 2000  # training points for the accuracy after each epoch
 
 
@@ -346,7 +349,22 @@ class Training:
         # A gradient can be NaN under a finite loss; then the next loss would tell, after the last good state is gone.
         if not self._finite():
             raise self._not_finite()
-        self.run.save_checkpoint(self.step, self._state(), final=final)
+        self._save(self._state(), final)
+
+    def _save(self, state: dict[str, Any], final: bool) -> None:
+        """Write a checkpoint. Where another process holds the metrics, which it must not be ahead of, it is left out, and the
+        final one waited for."""
+        assert self.run is not None
+        for left in reversed(range(_FINAL_TRIES if final else 1)):
+            try:
+                with self.run.patience(_PATIENCE):
+                    self.run.save_checkpoint(self.step, state, final=final)
+                return
+            except Busy as error:
+                if final and not left:
+                    raise
+                if not final:
+                    warnings.warn(f"no checkpoint at step {self.step}, training continues: {error}", stacklevel=4)
 
     def _finite(self) -> bool:
         return bool(torch.stack([torch.isfinite(p).all() for p in self.model.parameters()]).all())

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import os
 import re
 import shutil
@@ -326,8 +327,8 @@ class Run:
             )
 
     def _check_config(self, config: Mapping[str, Any]) -> None:
-        given = dict(config)
-        changed = [key for key in {**self.config, **given} if self.config.get(key) != given.get(key)]
+        given = normalized_config(config)
+        changed = [key for key in {**self.config, **given} if not _equal(self.config.get(key), given.get(key))]
         if changed:
             key = changed[0]
             raise RunError(
@@ -366,6 +367,23 @@ def _build(folder: Path, config: dict[str, Any], target: Path) -> Lock:
         lock.release()
         raise
     return lock
+
+
+def normalized_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as config.json gives it back: tuples are lists, keys are text."""
+    try:
+        return dict(json.loads(json.dumps(dict(config))))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"config.json: cannot be written as JSON: {error}") from error
+
+
+def _equal(one: Any, two: Any) -> bool:
+    """Equality of JSON values; NaN equals itself."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(_equal(value, two[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(_equal, one, two))
+    return bool(one == two or (one != one and two != two))
 
 
 def check_marker(run: Path) -> Status:

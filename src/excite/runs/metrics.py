@@ -38,12 +38,19 @@ CREATE TABLE metrics (
 
 
 _INSERT = "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)"
+_BRIEFLY = 0.5  # seconds to wait for a locked database where values can wait in memory instead
+_PAUSE, _LONGEST = 2.0, 60.0  # seconds before the next try, doubled each time
+_MAX_WAITING = 200_000  # values kept in memory meanwhile
 _COUNT = "UPDATE commits SET count = count + 1"
 _Row = tuple[str, int, float, float]
 # What is wrong with the values of a row, not with the database.
 _REFUSED = (
     OverflowError, UnicodeError, sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError
 )  # fmt: skip
+
+
+class Busy(RunError):
+    """Another process holds the database: it may be free a moment later."""
 
 
 class Metrics:
@@ -55,6 +62,8 @@ class Metrics:
         self._buffer: dict[tuple[str, int], tuple[float, float]] = {}
         self._flushed = time.monotonic()
         self._lock = threading.RLock()
+        self._pause, self._again, self._lost = 0.0, 0.0, 0  # while the database is locked
+        self._patient = False  # inside `patience`
         self._connection: sqlite3.Connection | None = None
         if mode != "x" and not path.is_file():
             raise RunError(f"{path} is missing: `excite repair {path.parent}` starts a new table")
@@ -100,6 +109,8 @@ class Metrics:
             with self._lock:
                 yield
         except sqlite3.OperationalError as error:
+            if "locked" in str(error) or "busy" in str(error):
+                raise Busy(f"{self.path} is locked by another process: {error}") from error
             raise RunError(f"cannot use {self.path}: {_advice(str(error))}") from error
         except sqlite3.DatabaseError as error:
             raise RunError(f"{self.path} is damaged ({error}): {self._remedy()}") from error
@@ -115,7 +126,26 @@ class Metrics:
             self._open()
             self._buffer.update(checked)
             if len(self._buffer) >= _FLUSH_COUNT or time.monotonic() - self._flushed > _FLUSH_SECONDS:
+                if self._patient:
+                    self.flush()
+                else:
+                    self._flush_if_free()
+
+    def _flush_if_free(self) -> None:
+        """Write what is buffered; while another process holds the database, it waits in memory."""
+        if time.monotonic() < self._again:
+            return
+        try:
+            with self.patience(_BRIEFLY):
                 self.flush()
+        except Busy as error:
+            first, self._pause = not self._pause, min(2 * self._pause or _PAUSE, _LONGEST)
+            self._again = time.monotonic() + self._pause
+            while len(self._buffer) > _MAX_WAITING:
+                self._buffer.pop(next(iter(self._buffer)))
+                self._lost += 1
+            if first:
+                warnings.warn(f"metrics wait in memory for now, training continues: {error}", stacklevel=4)
 
     def flush(self) -> None:
         """All that was logged, in one transaction: on the disk when this returns."""
@@ -130,6 +160,11 @@ class Metrics:
             except _REFUSED:
                 refused = self._insert_each(rows)
             self._buffer.clear()
+            waited, lost = self._pause, self._lost
+            self._pause, self._again, self._lost = 0.0, 0.0, 0
+        if waited:
+            missing = f"; {lost} values are lost" if lost else ", nothing is lost"
+            warnings.warn(f"metrics are written to {self.path} again{missing}", stacklevel=3)
         if refused:
             more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
             warnings.warn(f"{self.path} cannot hold {refused[0]}{more}: dropped, the rest is stored", stacklevel=3)
@@ -155,13 +190,15 @@ class Metrics:
 
     @contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
-        """Inside, wait for a locked database for so long only. Other threads have to wait until this is over."""
+        """Inside, wait for a locked database for so long only, and say so. Other threads have to wait until this is over."""
         with self._lock:
+            patient, self._patient = self._patient, True
             if self._connection is not None:
                 self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * seconds)}")
             try:
                 yield
             finally:
+                self._patient = patient
                 if self._connection is not None:
                     self._connection.execute(f"PRAGMA busy_timeout = {1000 * _PATIENCE}")
 

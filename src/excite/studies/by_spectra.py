@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,7 @@ class SpectraTaken:
         return there and run.read_json("spectra").get("settings") == asdict(self)
 
     def take(self, saved: SavedModel, arm: str, progress: Callable[[float], None]) -> None:
-        with Run.open(saved.run, "a") as run:
+        with closing(Run.open(saved.run, "a")) as run:  # its status stays
             config = stored_config(run, trust=saved.trusted)
         untrained = build_model(config, saved.data).to(saved.data.x_test.device)
         found: dict[str, Any] = {"settings": asdict(self), "arm": arm, "accuracy": {}}
@@ -112,7 +113,7 @@ class SpectraTaken:
                 x, y = saved.points(state)
                 found["accuracy"][state] = accuracy(model, decisions(model, saved.threshold), x, y)
             progress((number + 1) / len(models))
-        with Run.open(saved.run, "a") as run:
+        with closing(Run.open(saved.run, "a")) as run:  # its status stays
             run.write_json("spectra", found)
 
 
