@@ -119,6 +119,11 @@ def test_another_kind_of_run_is_never_removed(tmp_path: Path) -> None:
     assert len(load_run(tmp_path / "run").frame()) == 1
 
 
+def test_keep_is_the_number_of_checkpoints(tmp_path: Path) -> None:
+    with train({**MOONS, "checkpoint_every": 1, "keep": 4}, tmp_path / "run") as run:
+        assert [c.step for c in run.checkpoints()] == [5, 6, 7, 8, 9]
+
+
 def test_augmented_data_continue_to_the_same_weights(tmp_path: Path) -> None:
     digits = {"data": {"name": "digits", "classes": [3, 8], "train": 60, "test": 20}, "model": {"name": "small-cnn"}}
     config = {**MOONS, **digits, "augment": {"shift": 1}, "loss": "cross-entropy", "checkpoint_every": 2}

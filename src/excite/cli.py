@@ -1,4 +1,4 @@
-"""The command line: `excite demo | study | sweep | train | margins | audit | trace | report | serve | repair | data`."""
+"""The command line: `excite demo | study | sweep | train | margins | audit | trace | report | serve | repair | doctor | data`."""
 
 from __future__ import annotations
 
@@ -337,6 +337,17 @@ def repair(
     result = repair_run(run, dry_run=dry_run)
     print(result)
     if not result.whole:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: excite doctor")
+def doctor() -> None:
+    """Print versions, devices, extras and data on this machine, and what does not fit. Exit status 1: something does not."""
+    from excite.doctor import diagnose
+
+    found = diagnose()
+    print(found)
+    if found.problems:
         raise typer.Exit(1)
 
 

@@ -178,7 +178,7 @@ def _prepare(
         if here.first:
             check_folder_name(path)
             _clear_unstarted(path)
-            run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True))
+            run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True, keep=settings.keep))
     watching = None
     if settings.watch:
         every = 10 if settings.watch is True else settings.watch

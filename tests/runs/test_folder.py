@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from excite.errors import InputError, RunError
 from excite.runs import Run, load_run
@@ -128,6 +131,42 @@ def test_rewind_drops_later_steps_from_disk_and_buffer(run: Run) -> None:
     run.log(6, {"a/b": 1.0})
     run.rewind(2)
     assert run.series("a/b")[0].tolist() == [1, 2]
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 60)), unique=True, max_size=40),
+    before=st.integers(0, 70),
+    every=st.integers(1, 20),
+)
+@settings(max_examples=25)
+def test_thinning_keeps_the_first_of_every_so_many_steps(steps, before, every) -> None:
+    expected, first = [], set()
+    for name, step in sorted(steps):
+        if step >= before or (name, step // every) not in first:
+            expected.append((name, step))
+        first.add((name, step // every))
+    with TemporaryDirectory() as folder, Run.create(Path(folder) / "run", {}) as run:
+        for name, step in steps:
+            run.log(step, {name: 1.0})
+        assert run.thin(before, every) == len(steps) - len(expected)
+        frame = run.frame()
+    assert sorted(zip(frame["name"], frame["step"])) == expected
+
+
+def test_thinning_makes_the_file_smaller_and_the_run_can_be_continued(run: Run) -> None:
+    for step in range(20_000):
+        run.log(step, {"a/b": 1.0})
+    run.save_checkpoint(19_999, {})
+    run.close()
+    before = (run.path / "metrics.db").stat().st_size
+    with Run.open(run.path, "a") as again:
+        assert again.thin(19_000, 100) == 190 * 99
+        assert again.load_checkpoint()[0] == 19_999
+    assert (run.path / "metrics.db").stat().st_size < before / 5
+    with pytest.raises(RunError, match="closed"):
+        run.thin(1, 1)
+    with Run.open(run.path, "a") as again, pytest.raises(InputError, match="every"):
+        again.thin(10, 0)
 
 
 def test_an_unknown_metric_names_a_near_one(run: Run) -> None:

@@ -223,6 +223,16 @@ class Run:
         self._writable()
         self._metrics.rewind(step)
 
+    def thin(self, before: int, every: int) -> int:
+        """Make the metrics of old steps fewer, and metrics.db smaller: of what was measured before step `before`, each metric
+        keeps its first value of every `every` steps. Returns the number of values removed; they are gone for good.
+        """
+        self._writable()
+        check_step(before)
+        if check_step(every) < 1:
+            raise InputError(f"every: expected at least 1 step; got {every!r}")
+        return self._metrics.thin(int(before), int(every))
+
     def names(self) -> list[str]:
         return self._metrics.names()
 

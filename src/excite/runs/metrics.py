@@ -42,6 +42,12 @@ _BRIEFLY = 0.5  # seconds to wait for a locked database where values can wait in
 _PAUSE, _LONGEST = 2.0, 60.0  # seconds before the next try, doubled each time
 _MAX_WAITING = 200_000  # values kept in memory meanwhile
 _COUNT = "UPDATE commits SET count = count + 1"
+_THIN = """
+DELETE FROM metrics WHERE step < :before AND EXISTS (
+    SELECT 1 FROM metrics AS earlier
+    WHERE earlier.name = metrics.name AND earlier.step < metrics.step AND earlier.step >= metrics.step / :every * :every
+)
+"""
 _Row = tuple[str, int, float, float]
 # What is wrong with the values of a row, not with the database.
 _REFUSED = (
@@ -210,6 +216,18 @@ class Metrics:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute("DELETE FROM metrics WHERE step > ?", (min(step, MAX_STEP),))
                 connection.execute(_COUNT)
+
+    def thin(self, before: int, every: int) -> int:
+        """Of the steps before `before`, keep the first one of every `every` that each metric has; returns how many go."""
+        with self._guard():
+            self.flush()
+            with self._open() as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                removed = connection.execute(_THIN, {"before": before, "every": every}).rowcount
+                connection.execute(_COUNT)
+            with suppress(sqlite3.OperationalError):  # readers are in the way: the file stays as large as it was
+                self._open().execute("VACUUM")
+            return int(removed)
 
     @property
     def commits(self) -> int:
