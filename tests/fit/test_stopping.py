@@ -87,6 +87,16 @@ def test_a_signal_at_the_last_step_leaves_a_run_that_is_done(tmp_path: Path, who
     same(whole, tmp_path / "run")
 
 
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_signals():
+            assert train(CONFIG, tmp_path / "run", send(4, signal.SIGINT)).status == "done"
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_second_signal_ends_at_once() -> None:
     calls = 0
 

@@ -34,7 +34,11 @@ def stop_signals(*numbers: signal.Signals, insist: bool = True) -> Iterator[None
             raise KeyboardInterrupt
         _requested = True
 
-    before = {number: signal.signal(number, note) for number in numbers or (signal.SIGINT, signal.SIGTERM)}
+    wanted = numbers or (signal.SIGINT, signal.SIGTERM)
+    # One that is ignored stays so: that is how shells and nohup keep Ctrl-C from what runs in the background.
+    before = {
+        number: signal.signal(number, note) for number in wanted if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
