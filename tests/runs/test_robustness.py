@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -185,6 +186,24 @@ def test_margins_of_a_busy_run_are_printed_and_said_not_to_be_stored(
         with pytest.raises(library.ExciteError, match="another process is writing"):
             measure(load_model(tmp_path / "run"))
     assert list((tmp_path / "run/artifacts").glob("margins-*")) == []
+
+
+def test_margins_of_a_run_on_a_read_only_disk_are_printed(
+    excite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(MOONS, tmp_path / "run").close()
+    opened = os.open
+
+    def read_only(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT) and str(path).startswith(str(Path("run"))):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    status, out, err = excite("margins", "run", "--points", "3", "--steps", "2")
+    assert status == 0, err
+    assert "gap between the curves" in out
+    assert "not stored: cannot write run: the disk is read-only" in out.splitlines()[-1]
 
 
 def test_measuring_leaves_the_status_of_a_killed_run(tmp_path: Path) -> None:
