@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from excite import training
 from excite.config import parse_config
 from excite.errors import InputError, RunError
 from excite.measuring import load_model, measure
-from excite.runs import load_run
+from excite.runs import Run, load_run
 from excite.training import find_device, load_trained, train
 
 MOONS: dict[str, Any] = {
@@ -75,6 +76,52 @@ def test_an_interrupted_training_continues_to_the_same_weights(tmp_path: Path) -
     one, two = (r.load_checkpoint()[1]["model"] for r in (whole, run))
     assert all(torch.equal(one[k], two[k]) for k in one)
     assert whole.frame().equals(run.frame())
+
+
+def test_two_starts_on_a_run_that_never_started_do_not_remove_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second start comes between the check of the first and what follows it."""
+
+    def fail(*a: Any) -> None:
+        raise ValueError("before the first checkpoint")
+
+    path = tmp_path / "run"
+    with pytest.raises(ValueError, match="before"):
+        train(MOONS, path, fail)
+    assert load_run(path).status == "failed"
+    made, started = training._unstarted, list[Run]()
+
+    def check(folder: Path) -> bool:
+        found = made(folder)
+        if not started:
+            monkeypatch.setattr(training, "_unstarted", made)
+            training._clear_unstarted(folder)
+            started.append(Run.create(folder, {"by": "the second start"}))
+        return found
+
+    monkeypatch.setattr(training, "_unstarted", check)
+    with pytest.raises(RunError, match="another process is writing"):
+        train(MOONS, path)
+    started[0].log(1, {"a/b": 1.0})
+    started[0].close("done")
+    assert load_run(path).config == {"by": "the second start"}
+    assert len(load_run(path).frame()) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_another_kind_of_run_is_never_removed(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Run.create(tmp_path / "run", {"watch": {}}) as run:
+        run.log(1, {"a/b": 1.0})
+        raise KeyboardInterrupt
+    with pytest.raises(RunError, match="another config"):
+        train(MOONS, tmp_path / "run")
+    assert len(load_run(tmp_path / "run").frame()) == 1
+
+
+def test_keep_is_the_number_of_checkpoints(tmp_path: Path) -> None:
+    with train({**MOONS, "checkpoint_every": 1, "keep": 4}, tmp_path / "run") as run:
+        assert [c.step for c in run.checkpoints()] == [5, 6, 7, 8, 9]
 
 
 def test_augmented_data_continue_to_the_same_weights(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `excite demo | study | sweep | train | margins | audit | trace | report | serve | data`."""
+"""The command line: `excite demo | study | sweep | train | margins | audit | trace | report | serve | repair | doctor | data`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from excite._version import __version__
-from excite.errors import ExciteError, InputError
+from excite.errors import ExciteError, InputError, RunError
 
 if TYPE_CHECKING:
     from excite.report import Report
@@ -37,12 +37,14 @@ study_app = typer.Typer(
     help="Experiments of the papers: list them, run them.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(study_app, name="study")
-console = Console(highlight=False, soft_wrap=False)
+# Names of runs may hold brackets and colons: nothing is markup unless it says so.
+console = Console(highlight=False, soft_wrap=False, markup=False, emoji=False)
 _ON = (
     "Who does the work: local (worker processes), ray (a cluster started here) or ray:ADDRESS; by default this process."
 )
 _GPUS = "GPUs for each training with --on local or --on ray; a part such as 0.25 shares one."
 _RETRIES = "How often work is tried again whose process or machine was lost, or that failed unexpectedly."
+_TRUST = "Also a run whose model is a module:factory: its code is imported and called."
 _debug = False
 _INTERRUPTED = 130
 
@@ -102,7 +104,7 @@ Tell = Callable[[str, float, float], None]
 def _progress(one_bar: bool = False) -> Iterator[Tell]:
     """A bar for each phase (or one for all) that names the phase and says how much time is left."""
     columns = (
-        TextColumn("{task.description:<34}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+        TextColumn("{task.description:<34}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
         TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
     bars: dict[str, Any] = {}
@@ -130,6 +132,7 @@ def demo(
 ) -> None:
     """Train one small network three ways on handwritten digits, compare margins, write the report."""
     from excite.demo import tasks
+    from excite.fit.stopping import stop_signals
     from excite.report import make_report
     from excite.tasks import complete
 
@@ -138,7 +141,7 @@ def demo(
         for task in todo:
             if (task.folder / "run.json").exists():
                 shutil.rmtree(task.folder)
-    with _progress(one_bar=True) as tell:
+    with stop_signals(), _progress(one_bar=True) as tell:
         complete(todo, workers, tell)
     shown = make_report([task.folder for task in todo])
     path = shown.write(out / "report.html", "Three ways to train: margins on digits 8 and 9")
@@ -164,6 +167,7 @@ def train(
     """
     from excite.config import load_config
     from excite.fit.processes import many_processes, said_once
+    from excite.fit.stopping import stop_signals
     from excite.measuring import load_model, measure
     from excite.report import make_report
     from excite.training import train_across
@@ -171,7 +175,7 @@ def train(
     with said_once():
         settings = load_config(config)
     folder = run or Path("runs") / config.stem
-    with ExitStack() as stack:
+    with stop_signals(), ExitStack() as stack:
         here = stack.enter_context(many_processes(settings.device))
         if not here.first:
             train_across(settings, folder)
@@ -181,8 +185,9 @@ def train(
         assert trained is not None
         trained.close()
         here.part()  # what follows is for this process alone
-        if margins and load_model(folder).data.classes:
-            measure(load_model(folder), progress=tell)
+        saved = load_model(folder, trust=True)  # `train_across` refuses a run of another config: this one is the user's
+        if margins and saved.data.classes:
+            measure(saved, progress=tell)
     _show(make_report([folder]))
     console.print(f"run: {folder}", soft_wrap=True)
 
@@ -199,25 +204,32 @@ def margins(
     ] = None,
     relative: Annotated[bool, typer.Option(help="With --layers: perturbations over the size of each signal.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Write the curves to this image (png, svg or pdf).")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help=_TRUST)] = False,
 ) -> None:
     """Margin curve of a saved model on the data it was trained for, with the evidence that the search worked."""
-    from excite.measuring import load_model, measure
+    from excite.measuring import load_model, measure, why_not_stored
 
     if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"--figure: expected a name that ends in .png, .svg or .pdf; got {figure.name!r}")
-    saved = load_model(checkpoint)
+    saved = load_model(checkpoint, trust=trust)
+    why = why_not_stored(saved.run)
+    if why is not None:
+        console.print(f"the results will be printed, not stored: {why}", soft_wrap=True)
     with _progress() as tell:
         found = measure(
-            saved, norm=norm, most=points, steps=steps, layers=_layers(layers), relative=relative, progress=tell
-        )
+            saved, norm=norm, most=points, steps=steps, layers=_layers(layers), relative=relative, progress=tell,
+            store=why is None,
+        )  # fmt: skip
     for part, result in found.items():
-        console.print(f"\n[bold]{'training' if part == 'train' else part} data[/bold]\n{result}", soft_wrap=True)
+        console.print(f"\n{'training' if part == 'train' else part} data", style="bold")
+        console.print(str(result), soft_wrap=True)
     if len(found) == 2:
         console.print(f"\ngap between the curves: {found['train'].gap(found['test'])}", soft_wrap=True)
     if figure is not None:
         _draw(found, figure)
         console.print(f"figure: {figure}", soft_wrap=True)
-    console.print(f"kept in: {saved.run / 'artifacts'}", soft_wrap=True)
+    where = f"stored in: {saved.run / 'artifacts'}" if why is None else f"not stored: {why}"
+    console.print(where, soft_wrap=True)
 
 
 @app.command(epilog="Example: excite audit runs/first --out audit.html")
@@ -229,19 +241,23 @@ def audit(
     margins: Annotated[
         bool, typer.Option("--margins/--no-margins", help="Show margins; measure them if the run has none.")
     ] = True,
+    trust: Annotated[bool, typer.Option("--trust", help=_TRUST)] = False,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
 ) -> None:
     """One page on a saved model: richness of its layers, deficient units, theorems, Lipschitz constants, margins."""
     from excite.auditing import audit as audit_model
     from excite.measuring import load_model
 
-    saved = load_model(checkpoint)
+    saved = load_model(checkpoint, trust=trust)
     with _progress(one_bar=True) as tell:
         found = audit_model(saved, points=points, units=units, with_margins=margins, progress=tell)
     path = found.write(out)
     console.print(str(found), markup=False, soft_wrap=True)
-    found.keep(saved.run)
     console.print(f"page: {path}", soft_wrap=True)
+    try:
+        found.keep(saved.run)
+    except RunError as error:
+        console.print(f"not stored in the run: {error}", soft_wrap=True)
     _open(path, open_page)
 
 
@@ -313,6 +329,31 @@ def serve(
     serve_runs(runs, host, port, token, announce)
 
 
+@app.command(epilog="Example: excite repair runs/first --dry-run")
+def repair(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check, change nothing.")] = False,
+) -> None:
+    """Check a run folder and mend what can be mended. What is replaced is kept in the run; exit status 1: something is wrong still."""
+    from excite.runs import repair as repair_run
+
+    result = repair_run(run, dry_run=dry_run)
+    print(result)
+    if not result.whole:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: excite doctor")
+def doctor() -> None:
+    """Print versions, devices, extras and data on this machine, and what does not fit. Exit status 1: something does not."""
+    from excite.doctor import diagnose
+
+    found = diagnose()
+    print(found)
+    if found.problems:
+        raise typer.Exit(1)
+
+
 @study_app.command("list", epilog="Example: excite study list")
 def study_list() -> None:
     """The studies, and the claims each of them tests."""
@@ -352,12 +393,13 @@ def study_run(
 
     warm(on, workers)
     from excite.engines import find_engine
+    from excite.fit.stopping import stop_signals
     from excite.runs.store import is_url
     from excite.studies import run
     from excite.task_view import TaskView
 
     engine = find_engine(on, workers, gpus_per_task, retries)
-    with TaskView(console) as show:
+    with stop_signals(), TaskView(console) as show:
         result = run(
             name, scale, seeds, out, device, workers, arms=arms, docs=docs, engine=engine, show=show, retries=retries
         )
@@ -382,12 +424,13 @@ def sweep(
 
     warm(on, workers)
     from excite.engines import find_engine
+    from excite.fit.stopping import stop_signals
     from excite.sweeping import read_sweep, run_sweep
     from excite.task_view import TaskView
 
     planned = read_sweep(config, out or Path("runs/sweeps") / config.stem)
     engine = find_engine(on, workers, gpus_per_task, retries)
-    with TaskView(console) as show:
+    with stop_signals(), TaskView(console) as show:
         result = run_sweep(planned, workers, engine=engine, show=show, retries=retries)
     print(result)
     console.print(f"results: {planned.place}/sweep.json", soft_wrap=True)

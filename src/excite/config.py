@@ -140,6 +140,7 @@ class TrainConfig(_Section):
     seed: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
     checkpoint_every: Count | Annotated[str, Field(pattern=r"^[1-9]\d* (step|epoch)s?$")] = "1 epoch"
+    keep: Count = 2  # checkpoints beside the final one
     watch: bool | Count = True
 
     @model_validator(mode="after")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from excite.fit.accuracy import decisions
 from excite.margin import Margins, margins
 from excite.norms import parse_norm
 from excite.runs import Run, load_run
+from excite.runs.folder import one_line
 from excite.training import load_trained
 from excite.wiring import trace
 
@@ -34,6 +36,7 @@ class SavedModel:
     threshold: float
     run: Path  # the run folder it comes from
     step: int
+    trusted: bool = False  # loaded with trust=True: its model may be a "module:factory"
 
     def points(self, part: str, most: int | None = None) -> tuple[Tensor, Tensor]:
         """Training or test points, at most `most` of them, taken evenly."""
@@ -48,8 +51,11 @@ class SavedModel:
         return replace(self, model=self.model.to(device), data=self.data.to(device))
 
 
-def load_model(path: str | Path) -> SavedModel:
-    """The newest model of a run folder, or the one in a checkpoint file of a run."""
+def load_model(path: str | Path, *, trust: bool = False) -> SavedModel:
+    """The newest model of a run folder, or the one in a checkpoint file of a run.
+
+    `trust`: also a model "module:factory", whose code is then imported and called.
+    """
     path = Path(path)
     folder = path.resolve().parent.parent if path.is_file() else path
     with load_run(folder) as run:
@@ -63,9 +69,9 @@ def load_model(path: str | Path) -> SavedModel:
             what = f"{path.name} is not a checkpoint" if path.is_file() else "there is no checkpoint"
             raise RunError(f"{what} in {folder}: there are {', '.join(c.path.name for c in known) or 'none'}")
         step = chosen[-1].step
-        model, config, data = load_trained(run, step)
+        model, config, data = load_trained(run, step, trust=trust)
     threshold = config.excitation.threshold if config.excitation is not None else 0.5
-    return SavedModel(model, data, threshold, folder, step)
+    return SavedModel(model, data, threshold, folder, step, trust)
 
 
 def measure(
@@ -76,9 +82,12 @@ def measure(
     norm: str = "inf",
     most: int | None = None,
     progress: Progress | None = None,
+    store: bool = True,
     **options: Any,
 ) -> dict[str, Margins]:
-    """Margins of training and test points; with wiring and accuracies they are written into the run's artifacts.
+    """Margins of training and test points; with wiring and accuracies they are written into the run's artifacts if `store`.
+
+    The run is open for writing meanwhile: one that another process writes to is refused before anything is measured.
 
     `arm` names the way of training in reports; a name given before is kept. Margins in each norm are kept beside each
     other, and those of fewer points never replace those of more.
@@ -86,6 +95,31 @@ def measure(
     if not saved.data.classes:
         raise InputError(f"{saved.data.name} is a regression: margins need classes")
     kind = parse_norm(norm, ("inf", "2"))
+    with closing(Run.open(saved.run, "a")) if store else nullcontext() as run:
+        found, accuracy = _measure(saved, kind, parts, most, progress, options)
+        if run is not None:
+            _store(run, saved, kind, arm, found, accuracy)
+    return found
+
+
+def why_not_stored(folder: Path) -> str | None:
+    """Why nothing can be written into a run now, such as another process that does; None if it can."""
+    try:
+        Run.open(folder, "a").close()
+    except RunError as error:
+        return one_line(error)
+    return None
+
+
+def _measure(
+    saved: SavedModel,
+    kind: Literal["inf", "2", "1"],
+    parts: tuple[str, ...],
+    most: int | None,
+    progress: Progress | None,
+    options: dict[str, Any],
+) -> tuple[dict[str, Margins], dict[str, float]]:
+    """Margins and accuracies by part."""
     decide = decisions(saved.model, saved.threshold)
     found: dict[str, Margins] = {}
     accuracy: dict[str, float] = {}
@@ -99,17 +133,21 @@ def measure(
         found[part] = margins(
             saved.model, x, y, norm=kind, bounds=saved.data.bounds, threshold=saved.threshold, progress=tell, **options
         )
-    with Run.open(saved.run, "a") as run:
-        for part, result in found.items():
-            # margins of another kind lie beside those of the input, which reports compare
-            name = artifact_name(kind, part) if result.layers == "input" else f"layer-{artifact_name(kind, part)}"
-            if _kept_points(run, name) <= len(result):
-                run.write_json(name, {**result.to_dict(), "step": saved.step})
-        run.write_json("wiring", trace(saved.model, saved.data.x_train[:2]).rows())
-        known = run.read_json("summary") if _exists(run, "summary") else {}
-        name = arm or (known.get("arm") if isinstance(known, dict) else None) or saved.run.resolve().name
-        run.write_json("summary", {"arm": name, "step": saved.step, "accuracy": accuracy})
-    return found
+    return found, accuracy
+
+
+def _store(
+    run: Run, saved: SavedModel, kind: str, arm: str | None, found: dict[str, Margins], accuracy: dict[str, float]
+) -> None:
+    for part, result in found.items():
+        # margins of another kind lie beside those of the input, which reports compare
+        name = artifact_name(kind, part) if result.layers == "input" else f"layer-{artifact_name(kind, part)}"
+        if _kept_points(run, name) <= len(result):
+            run.write_json(name, {**result.to_dict(), "step": saved.step})
+    run.write_json("wiring", trace(saved.model, saved.data.x_train[:2]).rows())
+    known = run.read_json("summary") if _exists(run, "summary") else {}
+    name = arm or (known.get("arm") if isinstance(known, dict) else None) or saved.run.resolve().name
+    run.write_json("summary", {"arm": name, "step": saved.step, "accuracy": accuracy})
 
 
 def artifact_name(norm: str, part: str) -> str:

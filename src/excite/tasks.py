@@ -6,6 +6,7 @@ Every task has a folder. What is finished is not done again; a task that fails d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from excite import training
 from excite.config import TrainConfig, parse_config
 from excite.engines import Engine, Workers
-from excite.errors import ExciteError, InputError, TrainingStopped
+from excite.errors import ExciteError, InputError, RunError, TrainingStopped
 from excite.measuring import PARTS, SavedModel, artifact_name, load_model, measure
 from excite.runs import Run, load_run
 from excite.stored import Place
@@ -70,16 +71,18 @@ class Task:
 
     def trained(self) -> bool:
         """A run that is done is done, on whichever device."""
-        if not (self.folder / "run.json").exists():
-            return False
-        with load_run(self.folder) as run:
-            return _trained(run, self)
+        return self._holds(lambda run: True)
 
     def finished(self) -> bool:
+        return self._holds(lambda run: self.measurement.taken(run, self.config))
+
+    def _holds(self, measured: Callable[[Run], bool]) -> bool:
         if not (self.folder / "run.json").exists():
             return False
-        with load_run(self.folder) as run:
-            return _trained(run, self) and self.measurement.taken(run, self.config)
+        # A damaged run is not finished: `perform` says why, and the other tasks go on.
+        with suppress(RunError), load_run(self.folder) as run:
+            return _trained(run, self) and measured(run)
+        return False
 
     def perform(self, tell: Tell) -> None:
         name = self.folder.name
@@ -87,8 +90,8 @@ class Task:
         def progress(phase: str, done: int, total: int) -> None:
             tell(name, "training", _TRAINING / (_TRAINING + _MEASURING) * done / max(total, 1))
 
-        training.train(self.config, self.folder, progress=progress).close()
-        saved = load_model(self.folder).to(training.find_device(self.config.device))
+        training.train(self.config, self.folder, progress=progress).close()  # refuses a run of another config
+        saved = load_model(self.folder, trust=True).to(training.find_device(self.config.device))
         whole = _TRAINING + _MEASURING
         self.measurement.take(
             saved, self.arm, lambda share: tell(name, "measuring", (_TRAINING + _MEASURING * share) / whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -31,7 +32,10 @@ from excite.fit.schedule import OneCycle
 from excite.fit.together import OneStopped, fit_together
 from excite.probes import Distance, Every, Loss, Rank
 from excite.runs import Run, load_run
-from excite.runs.files import writing
+from excite.runs.checkpoints import find as find_checkpoints
+from excite.runs.files import TEMPORARY, read_json, writing
+from excite.runs.folder import check_folder_name, check_marker
+from excite.runs.lock import Lock
 from excite.watching import watch
 
 Progress = Callable[[str, int, int], None]
@@ -74,6 +78,8 @@ def _train(settings: TrainConfig, path: Path, progress: Progress | None, here: P
         with training.ending(), own_randomness(settings.seed, training.device):
             training.begin()
             training.train()
+    if here.size == 1:
+        training.raise_interrupt()
 
 
 def train_together(
@@ -118,6 +124,8 @@ def _attempt(configs: Sequence[TrainConfig], folders: Sequence[Path], progress: 
             except ModelError:
                 for training in group:
                     training.train()
+    for training in trainings:
+        training.raise_interrupt()
 
 
 def _losses(training: Training, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
@@ -168,8 +176,9 @@ def _prepare(
             loss = partial(_in_bfloat16, loss, device.type)
         transform = build_transform(settings, data)
         if here.first:
+            check_folder_name(path)
             _clear_unstarted(path)
-            run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True))
+            run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True, keep=settings.keep))
     watching = None
     if settings.watch:
         every = 10 if settings.watch is True else settings.watch
@@ -201,26 +210,62 @@ def _identity(settings: TrainConfig, data: Dataset) -> dict[str, object]:
 def _as_stored(settings: TrainConfig, path: Path) -> dict[str, Any]:
     """The settings, in the words of the run at `path` if they mean the same: one made before a key was added lacks it."""
     if (path / "run.json").exists():
-        with load_run(path) as run, suppress(InputError):
-            if parse_config(run.config) == settings:
-                return run.config
+        stored = read_json(path / "config.json")
+        with suppress(InputError):
+            if parse_config(stored) == settings:
+                return dict(stored)
     return settings.model_dump(mode="json")
 
 
 def _clear_unstarted(path: Path) -> None:
-    """Remove a run that ended before its first checkpoint: there is nothing in it to continue from."""
-    if not (path / "run.json").exists():
+    """Remove a run of `train` that ended before its first checkpoint: there is nothing in it to continue from."""
+    if not _unstarted(path):
         return
-    with load_run(path) as run:
-        unstarted = run.status in ("failed", "stopped") and not run.checkpoints()
-    if unstarted:
+    lock = Lock(path / "lock", path)  # or it is being written to: refused
+    try:
+        if not _unstarted(path):  # another start was faster
+            return
         with writing(path):
-            shutil.rmtree(path)
+            aside = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
+            os.rename(path, aside / "run")  # at once: nobody finds half of it
+        shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        lock.release()
 
 
-def load_trained(run: Run, step: int | None = None) -> tuple[nn.Module, TrainConfig, Dataset]:
-    """The model of a run made by `train`, in evaluation mode on the CPU, with its config and its data."""
+def _unstarted(path: Path) -> bool:
+    if not (path / "run.json").exists():
+        return False
+    # "running" is what a killed one says, or its lock is held.
+    if check_marker(path) == "done" or find_checkpoints(path / "checkpoints"):
+        return False
+    with suppress(InputError):
+        parse_config(read_json(path / "config.json"))
+        return True
+    return False  # another kind of run
+
+
+def stored_config(run: Run, *, trust: bool = False) -> TrainConfig:
+    """The config of a run, to build its model again.
+
+    A model "module:factory" names code that building it imports and calls: refused unless `trust` says that the run comes
+    from somebody whose code you would run. A built-in model runs no code of the run's.
+    """
     settings = parse_config(run.config, str(run.path / "config.json"))
+    if not trust and ":" in settings.model.name:
+        raise InputError(
+            f"{run.path}: its config.json builds the model by calling {settings.model.name!r}, which may run any code: pass "
+            "--trust (trust=True in Python) if you trust the run"
+        )
+    return settings
+
+
+def load_trained(run: Run, step: int | None = None, *, trust: bool = False) -> tuple[nn.Module, TrainConfig, Dataset]:
+    """The model of a run made by `train`, in evaluation mode on the CPU, with its config and its data.
+
+    `trust`: also a model "module:factory", whose code is then imported and called.
+    """
+    settings = stored_config(run, trust=trust)
     data = load_data(settings.data)
     model = build_model(settings, data)
     _, state = run.load_checkpoint(step)

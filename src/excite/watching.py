@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from excite.probes.boundary import Margin
 from excite.probes.reduce import rank_and_size
 from excite.recording import Sink
 from excite.runs import Run
+from excite.runs.folder import check_folder_name
 from excite.watcher import Watch
 from excite.wiring.calling import Batch, Pick
 from excite.wiring.wrappers import refuse_compiled, unwrap
@@ -69,7 +69,7 @@ def watch(
     owns, first = not isinstance(run, Run), rank_and_size()[0] == 0
     if owns and run is not None:
         # Only the first process writes, and only it looks: to the others its new run would seem an old one.
-        if first and (Path(run) / "run.json").exists():  # type: ignore[arg-type]
+        if first and (check_folder_name(run) / "run.json").exists():  # type: ignore[arg-type]
             raise RunError(f"{run} holds a run already: choose another folder, or give an open Run to continue it")
         settings = {"watch": {"probes": [probe.name for probe in chosen], "model": type(unwrap(model)).__name__}}
         run = Run.create(run, settings) if first else None  # type: ignore[arg-type]

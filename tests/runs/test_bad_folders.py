@@ -10,13 +10,15 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
 from excite.errors import RunError
-from excite.runs import Run, load_run
+from excite.runs import Run, checkpoints, folder, following, load_run, metrics, repair
+from excite.runs.following import standing
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def test_damaged_json(path: Path, name: str, content: bytes) -> None:
     refused(path, name)
 
 
-@pytest.mark.parametrize("name", ["config.json", "environment.json", "metrics.db"])
+@pytest.mark.parametrize("name", ["config.json", "environment.json"])
 def test_incomplete_folder(path: Path, name: str) -> None:
     (path / name).unlink()
     refused(path, "missing")
@@ -65,9 +67,39 @@ def test_incomplete_folder(path: Path, name: str) -> None:
 def test_a_newer_format_and_an_unknown_status(path: Path) -> None:
     marker = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**marker, "version": 2}))
-    refused(path, "upgrade")
+    refused(path, r"has format version 2; Excite \S+ reads versions up to 1: upgrade Excite")
+    with pytest.raises(RunError, match="format version 2"):
+        standing(path)
+    for dry_run in (True, False):
+        with pytest.raises(RunError, match="format version 2"):
+            repair(path, dry_run=dry_run)
+    for version in (None, "new", 0, True):
+        (path / "run.json").write_text(json.dumps({**marker, "version": version}))
+        refused(path, "damaged")
     (path / "run.json").write_text(json.dumps({**marker, "status": "sleeping"}))
     refused(path, "damaged")
+
+
+def test_an_older_format_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (folder, following, metrics):
+        monkeypatch.setattr(module, "VERSION", 3)
+    with Run.open(path, "a") as run:
+        run.log(300, {"a/b": 1.0})
+    assert len(Run.open(path).frame()) == 601
+    assert standing(path)[0] == "done"
+
+
+def test_newer_metrics_and_checkpoints_are_refused_by_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, Run.open(path, "a") as run:
+        patch.setattr(checkpoints, "VERSION", 3)
+        run.save_checkpoint(1, {})
+    with pytest.raises(
+        RunError, match=r"step-00000001.safetensors has format version 3; Excite \S+ reads versions up to 2"
+    ):
+        Run.open(path).load_checkpoint()
+    with closing(sqlite3.connect(path / "metrics.db")) as connection:
+        connection.execute("PRAGMA user_version = 7")
+    refused(path, r"metrics.db has format version 7; Excite \S+ reads versions up to 1: upgrade")
 
 
 def test_a_database_that_is_not_one(path: Path) -> None:

@@ -30,6 +30,44 @@ def test_the_last_checkpoints_and_the_final_one_are_kept(run: Run) -> None:
     assert float(run.load_checkpoint(4)[1]["model"]["w"][0, 0]) == 9
 
 
+@pytest.mark.parametrize("keep", [0, -1, True, 1.5])
+def test_at_least_one_checkpoint_is_kept(run: Run, keep) -> None:
+    run.save_checkpoint(1, state())
+    run.close()
+    for refused in (
+        lambda: Run.open(run.path, "a", keep=keep),
+        lambda: Run.create(run.path, {}, resume=True, keep=keep),
+        lambda: Run.create(run.path.with_name("new"), {}, keep=keep),
+    ):
+        with pytest.raises(InputError, match="keep"):
+            refused()
+    with Run.open(run.path, "a") as again:
+        again.keep = keep
+        with pytest.raises(InputError, match="keep"):
+            again.save_checkpoint(2, state())
+        assert [c.step for c in again.checkpoints()] == [1]
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, 2**63])
+def test_a_step_that_would_never_be_read_again_is_refused(run: Run, step) -> None:
+    with pytest.raises(InputError, match="step"):
+        run.save_checkpoint(step, state())
+    assert list((run.path / "checkpoints").iterdir()) == []
+
+
+def test_the_checkpoint_just_written_stays(run: Run) -> None:
+    for step in (10, 20, 5):
+        run.save_checkpoint(step, state())
+    assert [c.step for c in run.checkpoints()] == [5, 20]
+    run.keep = 1
+    run.save_checkpoint(30, state())
+    assert [c.step for c in run.checkpoints()] == [30]
+    run.keep = 4
+    for step in (31, 32):
+        run.save_checkpoint(step, state())
+    assert [c.step for c in run.checkpoints()] == [30, 31, 32]
+
+
 def test_the_file_is_ordinary_safetensors(run: Run) -> None:
     path = run.save_checkpoint(3, state(2.5)).path
     assert torch.equal(load_file(path)["model/w"], torch.full((3, 2), 2.5))

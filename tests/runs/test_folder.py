@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -7,13 +8,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from excite.errors import InputError, RunError
 from excite.runs import Run, load_run
+from excite.runs.lock import Lock
 
 CONFIG = {"epochs": 3, "data": {"name": "digits"}}
 
@@ -77,12 +82,38 @@ def test_tensors_and_numpy_scalars_are_numbers(run: Run) -> None:
 @pytest.mark.parametrize(
     ("step", "values"),
     [(-1, {"a/b": 1.0}), (1.5, {"a/b": 1.0}), (True, {"a/b": 1.0}), (0, {"": 1.0}), (0, {"a\nb": 1.0}), (0, {"/a": 1.0}),
-     (0, {"a/b": "x"}), (0, {"a/b": torch.zeros(2)}), (0, {"a/b": np.zeros(0)}), (0, {3: 1.0}), (0, {"a/b": None})],
+     (0, {"a/b": "x"}), (0, {"a/b": torch.zeros(2)}), (0, {"a/b": np.zeros(0)}), (0, {3: 1.0}), (0, {"a/b": None}),
+     (2**63, {"a/b": 1.0}), (np.uint64(2**63), {"a/b": 1.0}), (0, {"a/b": 10**400}), (0, {"a/b": "1.5"}),
+     (0, {"a/b": torch.tensor(1j)}), (0, {"a/\ud800": 1.0})],
 )  # fmt: skip
 def test_bad_metrics_are_refused_and_nothing_is_logged(run: Run, step, values) -> None:
     with pytest.raises(InputError):
         run.log(step, {"good/one": 1.0, **values})
     assert len(run.frame()) == 0
+
+
+def test_the_largest_step_of_sqlite_is_stored(run: Run) -> None:
+    run.log(2**63 - 1, {"a/b": 1.0})
+    run.rewind(2**70)
+    assert run.series("a/b")[0].tolist() == [2**63 - 1]
+
+
+def test_metrics_that_are_no_dict_are_refused(run: Run) -> None:
+    with pytest.raises(InputError, match="dict of numbers by name"):
+        run.log(1, [1.0])  # type: ignore[arg-type]
+
+
+def test_a_row_that_sqlite_refuses_is_dropped_by_name_and_the_rest_is_stored(run: Run) -> None:
+    run.log(1, {"a/b": 1.0})
+    run._metrics._buffer["bad/name", 2**63] = (2.0, 0.0)  # as if the check had missed them
+    run._metrics._buffer["bad/value", 3] = (object(), 0.0)  # type: ignore[assignment]
+    run.log(4, {"a/b": 4.0})
+    with pytest.warns(UserWarning, match=r"'bad/name' at step 9223372036854775808.* and 1 more: dropped"):
+        run.flush()
+    run.log(5, {"a/b": 5.0})
+    run.flush()
+    assert run.series("a/b")[0].tolist() == [1, 4, 5]
+    assert run.names() == ["a/b"]
 
 
 def test_a_replayed_step_overwrites_itself(run: Run) -> None:
@@ -100,6 +131,42 @@ def test_rewind_drops_later_steps_from_disk_and_buffer(run: Run) -> None:
     run.log(6, {"a/b": 1.0})
     run.rewind(2)
     assert run.series("a/b")[0].tolist() == [1, 2]
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 60)), unique=True, max_size=40),
+    before=st.integers(0, 70),
+    every=st.integers(1, 20),
+)
+@settings(max_examples=25)
+def test_thinning_keeps_the_first_of_every_so_many_steps(steps, before, every) -> None:
+    expected, first = [], set()
+    for name, step in sorted(steps):
+        if step >= before or (name, step // every) not in first:
+            expected.append((name, step))
+        first.add((name, step // every))
+    with TemporaryDirectory() as folder, Run.create(Path(folder) / "run", {}) as run:
+        for name, step in steps:
+            run.log(step, {name: 1.0})
+        assert run.thin(before, every) == len(steps) - len(expected)
+        frame = run.frame()
+    assert sorted(zip(frame["name"], frame["step"])) == expected
+
+
+def test_thinning_makes_the_file_smaller_and_the_run_can_be_continued(run: Run) -> None:
+    for step in range(20_000):
+        run.log(step, {"a/b": 1.0})
+    run.save_checkpoint(19_999, {})
+    run.close()
+    before = (run.path / "metrics.db").stat().st_size
+    with Run.open(run.path, "a") as again:
+        assert again.thin(19_000, 100) == 190 * 99
+        assert again.load_checkpoint()[0] == 19_999
+    assert (run.path / "metrics.db").stat().st_size < before / 5
+    with pytest.raises(RunError, match="closed"):
+        run.thin(1, 1)
+    with Run.open(run.path, "a") as again, pytest.raises(InputError, match="every"):
+        again.thin(10, 0)
 
 
 def test_an_unknown_metric_names_a_near_one(run: Run) -> None:
@@ -144,6 +211,28 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(run: Run) -> None:
     with pytest.raises(RunError, match="another process is writing"):
         Run.create(run.path, CONFIG, resume=True)
     assert load_run(run.path).status == "running"
+
+
+def test_a_lock_on_a_folder_that_was_replaced_is_none(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process opened the lock of a folder; before it had it, the folder was moved away and made again by another."""
+    flock, calls = fcntl.flock, 0
+    old = tmp_path / "old"
+    Run.create(old, {}).close()
+
+    def replaced(descriptor: int, how: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            os.rename(old, tmp_path / "away")
+            os.rename(run.path, old)  # locked by `run`
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    with pytest.raises(RunError, match="another process is writing"):
+        Lock(old / "lock", old)
+    os.rename(old, run.path)
 
 
 def test_a_reader_cannot_write(run: Run) -> None:

@@ -18,7 +18,6 @@ from excite.auditing.subject import Subject
 from excite.auditing.theorems import promises
 from excite.bounds import Descent
 from excite.bounds.stability import as_descent
-from excite.config import parse_config
 from excite.data import Dataset
 from excite.errors import ExciteError, InputError, ModelError
 from excite.fit.accuracy import accuracy, decisions
@@ -26,7 +25,7 @@ from excite.margin import Margins, margins
 from excite.measuring import PARTS, SavedModel, artifact_name, load_model
 from excite.probes import richness
 from excite.runs import load_run
-from excite.training import build_model
+from excite.training import build_model, stored_config
 from excite.wiring.calling import check_finite, pick_output
 from excite.wiring.untouched import evaluating
 
@@ -46,6 +45,7 @@ def audit(
     margin_points: int = 200,
     units: bool = True,
     with_margins: bool = True,
+    trust: bool = False,
     progress: Progress | None = None,
 ) -> Audit:
     """Richness of every layer, deficient units, the theorems that apply, Lipschitz constants and margins.
@@ -57,11 +57,11 @@ def audit(
     "cross-entropy". The step size is in the units of that loss.
 
     At most `points` points of each part are looked at, taken evenly; theorems that need all training points are silent
-    if there are more. Margins are those that the run has, else measured at `margin_points` points of each part. The
+    if there are more. `trust`: also a run whose model is a "module:factory", whose code is then imported and called. Margins are those that the run has, else measured at `margin_points` points of each part. The
     model is left as it was and nothing is written: see `Audit.write`.
     """
     tell = progress or (lambda phase, done, total: None)
-    name, saved, setting = _subject(what, data, descent, loss, threshold)
+    name, saved, setting = _subject(what, data, descent, loss, threshold, trust)
     model, set_ = saved.model, saved.data
     for path, parameter in model.named_parameters():
         check_weights(path, parameter)
@@ -121,7 +121,7 @@ def check_weights(path: str, parameter: Tensor) -> None:
 
 
 def _subject(
-    what: Any, data: Any, descent: float | Descent | None, loss: AuditLoss | None, threshold: float
+    what: Any, data: Any, descent: float | Descent | None, loss: AuditLoss | None, threshold: float, trust: bool
 ) -> tuple[str, SavedModel, Setting]:
     if isinstance(what, nn.Module):
         if data is None:
@@ -137,9 +137,9 @@ def _subject(
         return type(what).__name__, SavedModel(what, _dataset(data), threshold, Path(), -1), setting
     if data is not None or descent is not None or loss is not None:
         raise InputError("a run brings its own data, loss and step size: give them with a model only")
-    saved = what if isinstance(what, SavedModel) else load_model(what)
+    saved = what if isinstance(what, SavedModel) else load_model(what, trust=trust)
     with load_run(saved.run) as run:
-        config = parse_config(run.config)
+        config = stored_config(run, trust=saved.trusted)
     setting = setting_of(config, len(saved.data.x_train))
     setting = replace(setting, start=lambda: build_model(config, saved.data))
     return saved.run.resolve().name, saved, setting

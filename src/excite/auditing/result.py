@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ class Audit:
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """Write `to_dict` as the artifact "audit" of the run at `folder`."""
-        with Run.open(folder, "a") as run:
+        with closing(Run.open(folder, "a")) as run:  # its status stays
             run.write_json("audit", self.to_dict())
 
 

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from excite.errors import InputError, RunError
+from excite.fit.stopping import stop_signals
 from excite.logs import log_of, recorded
 from excite.runs.folder import one_line
 from excite.stored import check_shared
 from excite.warming import workers_context
 from excite.work import Failure, Lost, Tell, Work, failed, in_words, worth_another_try
 
-_PATIENCE = 60.0  # seconds that a worker has to end at its next message after Ctrl-C
+_PATIENCE = 60.0  # seconds that a worker has to end its step and write a checkpoint after Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Workers:
         left = deque((task, self.retries) for task in todo)
         crew = [_Worker(context, slot) for slot in slots[: len(left)]]
         failures: list[Failure] = []
+        stopped = True
         try:
             while left or any(worker.task is not None for worker in crew):
                 for at, worker in enumerate(crew):
@@ -63,9 +65,12 @@ class Workers:
                         else:
                             failures.append(Failure(task, error, log_of(task)))
                             tell(task.folder.name, failed(error), 0.0)
+            stopped = False
         finally:
             for worker in crew:
-                worker.pipe.close()  # one that is at work ends at its next message, and leaves what can be continued
+                worker.pipe.close()
+                if stopped:
+                    worker.process.terminate()  # a training ends after its step, with a checkpoint
             for worker in crew:
                 worker.end()
         return failures
@@ -143,7 +148,7 @@ class _Worker:
     def end(self) -> None:
         self.process.join(_PATIENCE)
         if self.process.is_alive():
-            self.process.terminate()
+            self.process.kill()
             self.process.join()
 
 
@@ -159,6 +164,11 @@ def _serve(pipe: Any, environment: Mapping[str, str]) -> None:
     # Ctrl-C reaches every process of the terminal; only the first one is to act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    with contextlib.suppress(KeyboardInterrupt), stop_signals(signal.SIGTERM, insist=False):
+        _serve_tasks(pipe)
+
+
+def _serve_tasks(pipe: Any) -> None:
     while True:
         try:
             task = pipe.recv()
@@ -172,8 +182,6 @@ def _serve(pipe: Any, environment: Mapping[str, str]) -> None:
         except Exception as error:
             with contextlib.suppress(OSError):
                 pipe.send(("done", portable(in_words(error))))
-        except KeyboardInterrupt:
-            return
 
 
 class Reporter:

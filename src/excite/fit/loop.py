@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,12 +23,15 @@ from excite.fit.randomness import capture, own_randomness, restore
 from excite.fit.schedule import OneCycle
 from excite.fit.shuffle import Shuffle
 from excite.fit.step import Loss, Step
+from excite.fit.stopping import between_steps, stop_requested
 from excite.runs.folder import Run, one_line
+from excite.runs.metrics import Busy
 from excite.wiring.calling import check_finite
 from excite.wiring.untouched import device_of
 
 Progress = Callable[[str, int, int], None]
 _PENDING = 32  # steps whose losses may wait on a GPU before they are fetched and checked
+_PATIENCE, _FINAL_TRIES = 5.0, 60  # seconds to wait for a locked database, and how often before the training ends
 _MOST = 2000  # training points for the accuracy after each epoch
 
 
@@ -119,7 +123,9 @@ def fit(
     training.every = parse_every(checkpoint_every, training.per_epoch)
     with training.ending(), own_randomness(seed, training.device):
         training.begin()
-        return training.train()
+        fitted = training.train()
+    training.raise_interrupt()
+    return fitted
 
 
 def make_training(model: nn.Module, *rest: Any) -> Training:
@@ -164,6 +170,7 @@ class Training:
         self.epoch, self.position, self.step = 0, 0, 0  # the next batch is number `position` of `epoch`
         self.resumed_from: int | None = None
         self.started = False
+        self.interrupted = False  # by Ctrl-C in `progress`: ends after the step
         self.last: dict[str, float] = {}
         self.capture, self.processes = True, 1
         self.transform: Callable[[Tensor], Tensor] | None = None
@@ -176,12 +183,15 @@ class Training:
         """All steps that are left after `begin`."""
         step = self.make_step(self.loss, self.optimizer)
         step.check = self.before_update
-        while self.epoch < self.epochs:
-            for at in self.open_epoch():
-                if self.schedule is not None:
-                    self.schedule(self.step, self.epochs * self.per_epoch)
-                self.after_update(step(*self.batch(at)))
-            self.close_epoch()
+        with between_steps() if self.processes == 1 else contextlib.nullcontext():
+            while self.epoch < self.epochs:
+                for at in self.open_epoch():
+                    if self.schedule is not None:
+                        self.schedule(self.step, self.epochs * self.per_epoch)
+                    self.after_update(step(*self.batch(at)))
+                    stop_where_asked([self])
+                self.close_epoch()
+                stop_where_asked([self])
         return self.finish(step.why_not)
 
     @contextlib.contextmanager
@@ -239,8 +249,23 @@ class Training:
         if self.watch is not None:
             self.watch.step(loss)
         if self.progress is not None:
-            self.progress("training", self.step, self.epochs * self.per_epoch)
+            try:
+                self.progress("training", self.step, self.epochs * self.per_epoch)
+            except KeyboardInterrupt:
+                if self.processes > 1:  # a checkpoint needs all of them
+                    raise
+                self.interrupted = True
         if self.step % self.every == 0 and self.position < self.per_epoch:
+            self._checkpoint()
+
+    def raise_interrupt(self) -> None:
+        """After a training that was asked to stop when it was as good as done."""
+        if self.interrupted or stop_requested():
+            raise KeyboardInterrupt
+
+    def checkpoint_now(self) -> None:
+        """A checkpoint of this step, unless there is one."""
+        if self.run is not None and self.step not in [c.step for c in self.run.checkpoints()]:
             self._checkpoint()
 
     def close_epoch(self) -> None:
@@ -324,7 +349,22 @@ class Training:
         # A gradient can be NaN under a finite loss; then the next loss would tell, after the last good state is gone.
         if not self._finite():
             raise self._not_finite()
-        self.run.save_checkpoint(self.step, self._state(), final=final)
+        self._save(self._state(), final)
+
+    def _save(self, state: dict[str, Any], final: bool) -> None:
+        """Write a checkpoint. Where another process holds the metrics, which it must not be ahead of, it is left out, and the
+        final one waited for."""
+        assert self.run is not None
+        for left in reversed(range(_FINAL_TRIES if final else 1)):
+            try:
+                with self.run.patience(_PATIENCE):
+                    self.run.save_checkpoint(self.step, state, final=final)
+                return
+            except Busy as error:
+                if final and not left:
+                    raise
+                if not final:
+                    warnings.warn(f"no checkpoint at step {self.step}, training continues: {error}", stacklevel=4)
 
     def _finite(self) -> bool:
         return bool(torch.stack([torch.isfinite(p).all() for p in self.model.parameters()]).all())
@@ -391,6 +431,18 @@ class Training:
         if self.run is not None:
             self.run.rewind(step)
         restore(state["random"], self.device)
+
+
+def stop_where_asked(trainings: Sequence[Training]) -> None:
+    """If somebody asked for it, end trainings that are equally far, each with a checkpoint. An epoch is finished first."""
+    first = trainings[0]
+    if not (stop_requested() or any(training.interrupted for training in trainings)):
+        return
+    if first.processes > 1 or first.position == first.per_epoch or first.epoch == first.epochs:
+        return
+    for training in trainings:
+        training.checkpoint_now()
+    raise KeyboardInterrupt
 
 
 def _device_name(device: torch.device) -> str:

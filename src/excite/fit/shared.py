@@ -169,7 +169,7 @@ class SharedTraining(Training):
         state["random"] = {**self._common, "cuda": state["random"]["cuda"]}  # what one process would go on with
         with self.here.agreeing():
             if self.run is not None:
-                self.run.save_checkpoint(self.step, {**state, "streams": streams}, final=final)
+                self._save({**state, "streams": streams}, final)
 
     def _read(self) -> tuple[int, dict[str, Any]] | None:
         with self.here.agreeing():

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError, TrainingStopped
-from excite.fit.loop import Fitted, Training
+from excite.fit.loop import Fitted, Training, stop_where_asked
 from excite.fit.stacked import Stacked, check_stack, stack_batches, stack_models
+from excite.fit.stopping import between_steps
 
 Losses = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> one loss per sample
 
@@ -47,16 +48,19 @@ def fit_together(trainings: Sequence[Training], losses: Callable[[nn.Module], Lo
     step = first.make_step(loss, optimizer, count)
     step.check = lambda found: _for_each(trainings, Training.before_update, found.unbind())
     shared = False
-    while first.epoch < first.epochs:
-        for batches in zip(*(t.open_epoch() for t in trainings)):
-            x = stack_batches([t.x[at] for t, at in zip(trainings, batches)])
-            y = stack_batches([t.y[at] for t, at in zip(trainings, batches)])
-            found = step(x, y)
-            if not shared:  # the first step made the optimizer's state
-                share_state(stacked, optimizer, [t.optimizer for t in trainings])
-                shared = True
-            _for_each(trainings, Training.after_update, found.unbind())
-        _for_each(trainings, Training.close_epoch)
+    with between_steps():
+        while first.epoch < first.epochs:
+            for batches in zip(*(t.open_epoch() for t in trainings)):
+                x = stack_batches([t.x[at] for t, at in zip(trainings, batches)])
+                y = stack_batches([t.y[at] for t, at in zip(trainings, batches)])
+                found = step(x, y)
+                if not shared:  # the first step made the optimizer's state
+                    share_state(stacked, optimizer, [t.optimizer for t in trainings])
+                    shared = True
+                _for_each(trainings, Training.after_update, found.unbind())
+                stop_where_asked(trainings)
+            _for_each(trainings, Training.close_epoch)
+            stop_where_asked(trainings)
     return [t.finish(step.why_not, count) for t in trainings]
 
 

@@ -1,8 +1,8 @@
 """Checkpoints: one safetensors file each, whole or not there, with a checksum over everything that is restored.
 
 Tensors lie under readable names ("model/0.weight"); all other state is JSON text in the header. safetensors itself does
-not notice a flipped bit, so the header also holds the SHA-256 over the step, that text and every tensor's name, dtype,
-shape and bytes.
+not notice a flipped bit, so the header also holds the SHA-256 over the step, that text, the number of commits to the metrics
+(see `excite.runs.metrics`) and every tensor's name, dtype, shape and bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch import Tensor
 from excite.errors import InputError, RunError
 from excite.runs.files import write_bytes
 from excite.runs.state import flatten, unflatten
+from excite.runs.versions import check_version
 
 FORMAT = "excite-checkpoint"
-VERSION = "1"
+VERSION = 2  # 2: the header says how far the metrics had come
 _NAME = re.compile(r"(step|final)-(\d{8,})\.safetensors")
 
 
@@ -48,23 +49,27 @@ def find(folder: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda c: (c.step, c.final))
 
 
-def write(folder: Path, step: int, state: dict[str, Any], *, final: bool, keep: int) -> Checkpoint:
-    """Write the state after `step` steps, then remove all but the last `keep` (final ones always stay)."""
+def write(folder: Path, step: int, state: dict[str, Any], *, final: bool, keep: int, commits: int) -> Checkpoint:
+    """Write the state after `step` steps, then remove all but the last `keep` (final ones always stay).
+
+    `commits`: how often the metrics had been written by then.
+    """
     from safetensors.torch import save
 
     tensors, structure = flatten(state)
     # Copies: safetensors refuses tensors that share memory (tied weights), and wants them contiguous and on the CPU.
     plain = {name: _plain(name, tensor) for name, tensor in tensors.items()}
-    header = {
-        "format": FORMAT, "version": VERSION, "step": str(step), "state": structure, "sha256": _checksum(step, plain, structure),
-    }  # fmt: skip
+    header = {"format": FORMAT, "version": str(VERSION), "step": str(step), "state": structure, "metrics": str(commits)}
+    header["sha256"] = _checksum(step, plain, structure, header["metrics"])
     try:
         content = save(plain, header)
     except (KeyError, ValueError, RuntimeError) as error:
         raise InputError(f"the state cannot be stored as safetensors: {error}") from error
     checkpoint = Checkpoint(step, path_of(folder, step, final), final)
     write_bytes(checkpoint.path, content)
-    for old in [c for c in find(folder) if not c.final][: -keep or None]:
+    # The one just written stays, also where later ones are left of a training that has gone back.
+    others = [c for c in find(folder) if not c.final and c.path != checkpoint.path]
+    for old in others[: max(0, len(others) - (keep if final else keep - 1))]:
         with suppress(OSError):
             old.path.unlink()
     return checkpoint
@@ -72,6 +77,12 @@ def write(folder: Path, step: int, state: dict[str, Any], *, final: bool, keep: 
 
 def read(path: Path) -> tuple[int, Any]:
     """The step and the state of a checkpoint file. Nothing is returned unless its checksum is right."""
+    step, state, _ = read_with_commits(path)
+    return step, state
+
+
+def read_with_commits(path: Path) -> tuple[int, Any, int]:
+    """The same, and how often the metrics had been written by then; 0 where that is not known."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -79,8 +90,7 @@ def read(path: Path) -> tuple[int, Any]:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:
                 raise RunError(f"{path} is not a checkpoint of Excite")
-            if header.get("version") != VERSION:
-                raise RunError(f"{path} has version {header.get('version')}; this Excite reads {VERSION}: upgrade")
+            version = check_version(path, header.get("version"), VERSION)
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError as error:
         raise RunError(f"there is no checkpoint {path}") from error
@@ -90,9 +100,10 @@ def read(path: Path) -> tuple[int, Any]:
         raise RunError(f"{path} is damaged ({error}){_fallback(path)}") from error
     structure = header.get("state", "")
     step = int(header["step"]) if header.get("step", "").isdecimal() else -1
-    if _checksum(step, tensors, structure) != header.get("sha256"):
+    commits = header.get("metrics", "") if version > 1 else ""
+    if _checksum(step, tensors, structure, commits) != header.get("sha256"):
         raise RunError(f"{path} is damaged (its checksum differs){_fallback(path)}")
-    return step, unflatten(tensors, structure)
+    return step, unflatten(tensors, structure), int(commits or 0)
 
 
 def _fallback(path: Path) -> str:
@@ -108,8 +119,10 @@ def _plain(name: str, tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def _checksum(step: int, tensors: dict[str, Tensor], structure: str) -> str:
+def _checksum(step: int, tensors: dict[str, Tensor], structure: str, commits: str) -> str:
     digest = hashlib.sha256(f"{step}\n{structure}".encode())
+    if commits:
+        digest.update(f"\nmetrics {commits}".encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import os
 import re
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -30,11 +32,13 @@ import numpy.typing as npt
 from excite.errors import InputError, RunError
 from excite.runs import checkpoints
 from excite.runs.checkpoints import Checkpoint
+from excite.runs.checks import check_keep, check_step
 from excite.runs.environment import environment
 from excite.runs.files import TEMPORARY, read_json, remove_temporary, sync_folder, write_json, writing
 from excite.runs.lock import Lock, held
 from excite.runs.metrics import Metrics
 from excite.runs.store import is_url
+from excite.runs.versions import check_version
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +47,7 @@ Status = Literal["running", "done", "failed", "stopped"]
 FORMAT, VERSION = "excite-run", 1
 _STATUSES = ("running", "done", "failed", "stopped")
 _MEANT_URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # a Path of a URL has one slash left
+_LONGEST_NAME = 255  # bytes
 _ARTIFACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -58,6 +63,12 @@ class Run:
         self._check_marker()
         self.config: dict[str, Any] = _mapping(path / "config.json")
         self.environment: dict[str, Any] = _mapping(path / "environment.json")
+        if mode == "a" and not (path / "metrics.db").is_file():
+            warnings.warn(
+                f"{path}: metrics.db is missing, so what was measured before is lost: a new table is started",
+                stacklevel=4,
+            )
+            start_metrics(path)
         self._metrics = Metrics(path / "metrics.db", mode)
         if mode == "a":
             for folder in (path, self._checkpoint_folder, path / "artifacts"):
@@ -74,13 +85,12 @@ class Run:
         The folder appears at once, complete. If there is one already: an error, or with `resume` the same run opened
         again, if it was made by an equal config. `keep` is the number of checkpoints kept beside the final one.
         """
-        target = Path(path)
+        target = check_folder_name(path)
         if _MEANT_URL.match(str(path)):
             raise InputError(
                 f"{path}: a training writes to a folder of this machine; sweeps and studies take a URL as --out"
             )
-        if keep < 1:
-            raise InputError(f"keep: expected at least 1 checkpoint; got {keep}")
+        check_keep(keep)
         if resume and (target / "run.json").exists():
             run = cls.open(target, "a", keep=keep)
             try:
@@ -93,7 +103,7 @@ class Run:
         _refuse_existing(target)
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            building = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{target.name}-", dir=target.parent))
+            building = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{target.name[:40]}-", dir=target.parent))
         lock: Lock | None = None
         try:
             lock = _build(building, dict(config), target)
@@ -116,7 +126,8 @@ class Run:
         """An existing run: "r" reads, also while another process writes; "a" writes, one process at a time."""
         if mode not in ("r", "a"):
             raise InputError(f"mode: expected 'r' or 'a'; got {mode!r}")
-        target = Path(path)
+        check_keep(keep)
+        target = check_folder_name(path)
         if not target.is_dir():
             raise RunError(f"there is no run folder at {target}" + (": it is a file" if target.exists() else ""))
         if not (target / "run.json").is_file():
@@ -212,6 +223,16 @@ class Run:
         self._writable()
         self._metrics.rewind(step)
 
+    def thin(self, before: int, every: int) -> int:
+        """Make the metrics of old steps fewer, and metrics.db smaller: of what was measured before step `before`, each metric
+        keeps its first value of every `every` steps. Returns the number of values removed; they are gone for good.
+        """
+        self._writable()
+        check_step(before)
+        if check_step(every) < 1:
+            raise InputError(f"every: expected at least 1 step; got {every!r}")
+        return self._metrics.thin(int(before), int(every))
+
     def names(self) -> list[str]:
         return self._metrics.names()
 
@@ -248,19 +269,35 @@ class Run:
         return checkpoints.find(self._checkpoint_folder)
 
     def save_checkpoint(self, step: int, state: Mapping[str, Any], *, final: bool = False) -> Checkpoint:
-        """Write the state after `step` steps: a tree of dicts, lists, tuples, tensors and scalars."""
+        """Write the state after `step` steps: a tree of dicts, lists, tuples, tensors and scalars. Of the others only the
+        last `keep` stay, and final ones."""
         self._writable()
+        number = check_step(step)
+        if not isinstance(state, Mapping):
+            raise InputError(f"expected the state as a dict; got {type(state).__name__}")
         self.flush()  # a checkpoint is never ahead of its metrics
-        return checkpoints.write(self._checkpoint_folder, step, dict(state), final=final, keep=self.keep)
+        return checkpoints.write(
+            self._checkpoint_folder,
+            number,
+            dict(state),
+            final=final,
+            keep=check_keep(self.keep),
+            commits=self._metrics.commits,
+        )
 
     def load_checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]]:
-        """Step and state of the newest checkpoint, or of that at `step`; tensors are on the CPU."""
+        """Step and state of the newest checkpoint, or of that at `step`; tensors are on the CPU.
+
+        Of a run open for writing, which will be continued, only if the metrics reach the checkpoint.
+        """
         found = [c for c in self.checkpoints() if step is None or c.step == step]
         if not found:
             what = "no checkpoint" if step is None else f"no checkpoint at step {step}"
             there = ", ".join(str(c.step) for c in self.checkpoints()) or "none"
             raise RunError(f"{self.path} has {what} (there: {there})")
-        number, state = checkpoints.read(found[-1].path)
+        number, state, commits = checkpoints.read_with_commits(found[-1].path)
+        if self.mode == "a":
+            self._check_metrics(number, commits)
         return number, state
 
     def write_json(self, name: str, value: Any) -> Path:
@@ -286,19 +323,22 @@ class Run:
             raise RunError(f"{self.path} is {how}: open it with Run.open(path, 'a') to write")
 
     def _check_marker(self) -> Status:
-        marker = _mapping(self.path / "run.json")
-        if marker.get("format") != FORMAT:
-            raise RunError(f"{self.path} is not a run folder of Excite: its run.json belongs to something else")
-        if marker.get("version") != VERSION:
-            raise RunError(f"{self.path} has version {marker.get('version')}; this Excite reads {VERSION}: upgrade")
-        status: Any = marker.get("status")
-        if status not in _STATUSES:
-            raise RunError(f"{self.path / 'run.json'} is damaged: its status is {marker.get('status')!r}")
-        return status  # type: ignore[no-any-return]
+        return check_marker(self.path)
+
+    def _check_metrics(self, step: int, commits: int) -> None:
+        """A checkpoint is never ahead of its metrics, unless some were lost since."""
+        self.flush()
+        if self._metrics.commits < commits:
+            last = self._metrics.last_step()
+            reach = "are empty" if last is None else f"end at step {last}"
+            raise RunError(
+                f"{self.path}: the metrics {reach}, the checkpoint is of step {step}: was metrics.db-wal lost, or metrics.db "
+                f"restored from an older copy? Put it back, or `excite repair {self.path}` to continue without what is missing"
+            )
 
     def _check_config(self, config: Mapping[str, Any]) -> None:
-        given = dict(config)
-        changed = [key for key in {**self.config, **given} if self.config.get(key) != given.get(key)]
+        given = normalized_config(config)
+        changed = [key for key in {**self.config, **given} if not _equal(self.config.get(key), given.get(key))]
         if changed:
             key = changed[0]
             raise RunError(
@@ -332,12 +372,70 @@ def _build(folder: Path, config: dict[str, Any], target: Path) -> Lock:
         write_json(folder / "config.json", config)
         write_json(folder / "environment.json", environment())
         Metrics(folder / "metrics.db", "x").close()
-        marker = {"format": FORMAT, "version": VERSION, "status": "running", "reason": None}
-        write_json(folder / "run.json", {**marker, "created": _now(), "changed": _now()})
+        write_json(folder / "run.json", new_marker("running"))
     except BaseException:
         lock.release()
         raise
     return lock
+
+
+def normalized_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as config.json gives it back: tuples are lists, keys are text."""
+    try:
+        return dict(json.loads(json.dumps(dict(config))))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"config.json: cannot be written as JSON: {error}") from error
+
+
+def _equal(one: Any, two: Any) -> bool:
+    """Equality of JSON values; NaN equals itself."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(_equal(value, two[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(_equal, one, two))
+    return bool(one == two or (one != one and two != two))
+
+
+def check_marker(run: Path) -> Status:
+    """What the run.json of a folder says: that it is a run, of a version that is known, and its status."""
+    marker = _mapping(run / "run.json")
+    if marker.get("format") != FORMAT:
+        raise RunError(f"{run} is not a run folder of Excite: its run.json belongs to something else")
+    check_version(run, marker.get("version"), VERSION)
+    status: Any = marker.get("status")
+    if status not in _STATUSES:
+        raise RunError(f"{run / 'run.json'} is damaged: its status is {marker.get('status')!r}")
+    return status  # type: ignore[no-any-return]
+
+
+def new_marker(status: Status, reason: str | None = None) -> dict[str, Any]:
+    marker = {"format": FORMAT, "version": VERSION, "status": status, "reason": reason}
+    return {**marker, "created": _now(), "changed": _now()}
+
+
+def check_folder_name(path: str | os.PathLike[str]) -> Path:
+    """The path, if a folder can have it: file systems take names of at most 255 bytes, and none with a null character."""
+    folder = Path(path)
+    for part in folder.parts:
+        if len(os.fsencode(part)) > _LONGEST_NAME:
+            raise InputError(
+                f"the name {part[:30]}… has {len(os.fsencode(part))} bytes, and file systems take {_LONGEST_NAME}: choose a shorter one"
+            )
+        if "\0" in part:
+            raise InputError(f"expected a folder's name without null characters; got {part[:60]!r}")
+    return folder
+
+
+def start_metrics(run: Path) -> None:
+    """An empty table of metrics for a run that has lost its own; checkpoints that were written before are accepted."""
+    for leftover in ("metrics.db-wal", "metrics.db-shm"):
+        with contextlib.suppress(OSError):
+            (run / leftover).unlink()
+    known = [0]
+    for checkpoint in checkpoints.find(run / "checkpoints"):
+        with contextlib.suppress(RunError):
+            known.append(checkpoints.read_with_commits(checkpoint.path)[2])
+    Metrics(run / "metrics.db", "x", max(known)).close()
 
 
 def _refuse_existing(target: Path) -> None:

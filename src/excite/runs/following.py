@@ -21,6 +21,7 @@ from excite.runs.files import open_regular, read_json
 from excite.runs.folder import _STATUSES, FORMAT, VERSION
 from excite.runs.lock import held
 from excite.runs.metrics import APPLICATION, _read_only
+from excite.runs.versions import check_version
 
 Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
@@ -267,8 +268,7 @@ def standing(path: Path, below: Path | None = None) -> tuple[str, str | None]:
     marker = read_json(path / "run.json", below, _MAX_MARKER)
     if not isinstance(marker, dict) or marker.get("format") != FORMAT:
         raise RunError(f"{path} is not a run folder of Excite: its run.json belongs to something else")
-    if marker.get("version") != VERSION:
-        raise RunError(f"{path} has version {marker.get('version')!r:.40}; this Excite reads {VERSION}: upgrade")
+    check_version(path, marker.get("version"), VERSION)
     status, reason = marker.get("status"), marker.get("reason")
     if status not in _STATUSES:
         raise RunError(f"{path / 'run.json'} is damaged: its status is {status!r:.40}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -23,14 +24,18 @@ class Lock:
     """An exclusive `flock` on `path`, taken at construction, given back by `release`."""
 
     def __init__(self, path: Path, run: object) -> None:
-        with writing(run if isinstance(run, Path) else path):
-            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if fcntl is None:
-            return
+        self._descriptor: int | None = None
         # A reader that looks whether a writer lives holds the lock for a moment (see `held`): try again for 0.2 s.
         for attempt in range(_TRIES):
+            self.release()
+            with writing(run if isinstance(run, Path) else path):
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if fcntl is None:
+                return
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not _is_at(self._descriptor, path):
+                    raise OSError(errno.ESTALE, "the folder was replaced meanwhile")
                 return
             except OSError as error:
                 if attempt == _TRIES - 1:
@@ -44,6 +49,14 @@ class Lock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one at `path` still: a lock on one that was removed or moved keeps nobody out."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
 
 
 def held(path: Path) -> bool:

@@ -3,14 +3,17 @@
 The database is in WAL mode, so that others read while one process writes. The primary key is (name, step): a step that
 is replayed after a resume overwrites itself. SQLite has no NaN; it is stored as NULL and comes back as NaN. The sign
 of a zero is lost, every other value comes back exactly.
+
+The table `commits` counts the transactions. Checkpoints record the count: a database that has lost its log (metrics.db-wal) or
+was restored from an older copy has a smaller one.
 """
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,8 +22,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from excite.errors import InputError, RunError
-from excite.metric_names import is_name
+from excite.errors import RunError
+from excite.runs.checks import MAX_STEP, check_metrics, check_step
+from excite.runs.versions import check_version
 
 APPLICATION = 0x45584354  # "EXCT" in the header of the file: this is ours
 VERSION = 1
@@ -33,18 +37,42 @@ CREATE TABLE metrics (
 """
 
 
+_INSERT = "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)"
+_BRIEFLY = 0.5  # seconds to wait for a locked database where values can wait in memory instead
+_PAUSE, _LONGEST = 2.0, 60.0  # seconds before the next try, doubled each time
+_MAX_WAITING = 200_000  # values kept in memory meanwhile
+_COUNT = "UPDATE commits SET count = count + 1"
+_THIN = """
+DELETE FROM metrics WHERE step < :before AND EXISTS (
+    SELECT 1 FROM metrics AS earlier
+    WHERE earlier.name = metrics.name AND earlier.step < metrics.step AND earlier.step >= metrics.step / :every * :every
+)
+"""
+_Row = tuple[str, int, float, float]
+# What is wrong with the values of a row, not with the database.
+_REFUSED = (
+    OverflowError, UnicodeError, sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError
+)  # fmt: skip
+
+
+class Busy(RunError):
+    """Another process holds the database: it may be free a moment later."""
+
+
 class Metrics:
     """Write with `log`, read with `rows`, `series` and `names`. Values wait in memory for at most a second or so."""
 
-    def __init__(self, path: Path, mode: Literal["r", "a", "x"]) -> None:
+    def __init__(self, path: Path, mode: Literal["r", "a", "x"], commits: int = 0) -> None:
         self.path = path
         self._writes = mode != "r"
         self._buffer: dict[tuple[str, int], tuple[float, float]] = {}
         self._flushed = time.monotonic()
         self._lock = threading.RLock()
+        self._pause, self._again, self._lost = 0.0, 0.0, 0  # while the database is locked
+        self._patient = False  # inside `patience`
         self._connection: sqlite3.Connection | None = None
         if mode != "x" and not path.is_file():
-            raise RunError(f"{path} is missing: this run folder is not complete")
+            raise RunError(f"{path} is missing: `excite repair {path.parent}` starts a new table")
         try:
             with self._guard():
                 self._connection = _read_only(path) if mode == "r" else _connect(path)
@@ -54,6 +82,11 @@ class Metrics:
                     self._connection.execute(f"PRAGMA user_version = {VERSION}")
                 else:
                     self._check()
+                if self._writes and not self._counts():
+                    with self._connection as connection:
+                        connection.execute("BEGIN IMMEDIATE")
+                        connection.execute("CREATE TABLE commits (count INTEGER NOT NULL)")
+                        connection.execute("INSERT INTO commits VALUES (?)", (commits,))
         except BaseException:
             if self._connection is not None:
                 self._connection.close()
@@ -62,13 +95,10 @@ class Metrics:
     def _check(self) -> None:
         if self._pragma("application_id") != APPLICATION:
             raise RunError(f"{self.path} is not a metrics database of Excite")
-        if self._pragma("user_version") != VERSION:
-            raise RunError(
-                f"{self.path} has version {self._pragma('user_version')}; this Excite reads version {VERSION}: upgrade"
-            )
+        check_version(self.path, self._pragma("user_version"), VERSION)
         found = self._pragma("quick_check(1)")
         if found != "ok":
-            raise RunError(f"{self.path} is damaged ({str(found).splitlines()[-1]}): restore it from a copy")
+            raise RunError(f"{self.path} is damaged ({str(found).splitlines()[-1]}): {self._remedy()}")
 
     def _pragma(self, name: str) -> Any:
         return self._open().execute(f"PRAGMA {name}").fetchone()[0]
@@ -85,18 +115,43 @@ class Metrics:
             with self._lock:
                 yield
         except sqlite3.OperationalError as error:
+            if "locked" in str(error) or "busy" in str(error):
+                raise Busy(f"{self.path} is locked by another process: {error}") from error
             raise RunError(f"cannot use {self.path}: {_advice(str(error))}") from error
         except sqlite3.DatabaseError as error:
-            raise RunError(f"{self.path} is damaged ({error}): restore it from a copy") from error
+            raise RunError(f"{self.path} is damaged ({error}): {self._remedy()}") from error
+
+    def _remedy(self) -> str:
+        return f"restore it from a copy, or `excite repair {self.path.parent}` saves what can be read"
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         now = time.time()
-        checked = {(name, int(step)): (value, now) for name, value in _checked(step, values)}
+        number = check_step(step)
+        checked = {(name, number): (value, now) for name, value in check_metrics(values)}
         with self._lock:
             self._open()
             self._buffer.update(checked)
             if len(self._buffer) >= _FLUSH_COUNT or time.monotonic() - self._flushed > _FLUSH_SECONDS:
+                if self._patient:
+                    self.flush()
+                else:
+                    self._flush_if_free()
+
+    def _flush_if_free(self) -> None:
+        """Write what is buffered; while another process holds the database, it waits in memory."""
+        if time.monotonic() < self._again:
+            return
+        try:
+            with self.patience(_BRIEFLY):
                 self.flush()
+        except Busy as error:
+            first, self._pause = not self._pause, min(2 * self._pause or _PAUSE, _LONGEST)
+            self._again = time.monotonic() + self._pause
+            while len(self._buffer) > _MAX_WAITING:
+                self._buffer.pop(next(iter(self._buffer)))
+                self._lost += 1
+            if first:
+                warnings.warn(f"metrics wait in memory for now, training continues: {error}", stacklevel=4)
 
     def flush(self) -> None:
         """All that was logged, in one transaction: on the disk when this returns."""
@@ -105,20 +160,51 @@ class Metrics:
             if not self._buffer:
                 return
             rows = [(name, step, value, wall) for (name, step), (value, wall) in self._buffer.items()]
-            with self._open() as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", rows)
+            refused: list[str] = []
+            try:
+                self._insert(rows)
+            except _REFUSED:
+                refused = self._insert_each(rows)
             self._buffer.clear()
+            waited, lost = self._pause, self._lost
+            self._pause, self._again, self._lost = 0.0, 0.0, 0
+        if waited:
+            missing = f"; {lost} values are lost" if lost else ", nothing is lost"
+            warnings.warn(f"metrics are written to {self.path} again{missing}", stacklevel=3)
+        if refused:
+            more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+            warnings.warn(f"{self.path} cannot hold {refused[0]}{more}: dropped, the rest is stored", stacklevel=3)
+
+    def _insert(self, rows: list[_Row]) -> None:
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(_INSERT, rows)
+            connection.execute(_COUNT)
+
+    def _insert_each(self, rows: list[_Row]) -> list[str]:
+        """One by one, in one transaction; returns the rows that SQLite refuses, the others are stored."""
+        refused: list[str] = []
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            for row in rows:
+                try:
+                    connection.execute(_INSERT, row)
+                except _REFUSED as error:
+                    refused.append(f"{row[0]!r} at step {row[1]} ({error})")
+            connection.execute(_COUNT)
+        return refused
 
     @contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
-        """Inside, wait for a locked database for so long only. Other threads have to wait until this is over."""
+        """Inside, wait for a locked database for so long only, and say so. Other threads have to wait until this is over."""
         with self._lock:
+            patient, self._patient = self._patient, True
             if self._connection is not None:
                 self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * seconds)}")
             try:
                 yield
             finally:
+                self._patient = patient
                 if self._connection is not None:
                     self._connection.execute(f"PRAGMA busy_timeout = {1000 * _PATIENCE}")
 
@@ -128,7 +214,42 @@ class Metrics:
             self._buffer = {key: value for key, value in self._buffer.items() if key[1] <= step}
             with self._open() as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                connection.execute("DELETE FROM metrics WHERE step > ?", (step,))
+                connection.execute("DELETE FROM metrics WHERE step > ?", (min(step, MAX_STEP),))
+                connection.execute(_COUNT)
+
+    def thin(self, before: int, every: int) -> int:
+        """Of the steps before `before`, keep the first one of every `every` that each metric has; returns how many go."""
+        with self._guard():
+            self.flush()
+            with self._open() as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                removed = connection.execute(_THIN, {"before": before, "every": every}).rowcount
+                connection.execute(_COUNT)
+            with suppress(sqlite3.OperationalError):  # readers are in the way: the file stays as large as it was
+                self._open().execute("VACUUM")
+            return int(removed)
+
+    @property
+    def commits(self) -> int:
+        """How often the metrics have been written; 0 where that was not counted yet."""
+        with self._guard():
+            if not self._counts():
+                return 0
+            return int(self._open().execute("SELECT max(count) FROM commits").fetchone()[0] or 0)
+
+    def _counts(self) -> bool:
+        """Whether commits are counted: a database of an older Excite has no table for that yet."""
+        return self._open().execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone() is not None
+
+    def set_commits(self, count: int) -> None:
+        with self._guard():
+            self._open().execute("UPDATE commits SET count = ?", (count,))
+
+    def last_step(self) -> int | None:
+        """The last step at which anything was measured."""
+        with self._guard():
+            found = self._open().execute("SELECT max(step) FROM metrics").fetchone()[0]
+            return None if found is None else int(found)
 
     def rows(self) -> list[tuple[int, str, float | None]]:
         """All (step, name, value), ordered by step, then name. NaN comes as None."""
@@ -200,21 +321,3 @@ def _advice(message: str) -> str:
     if "readonly" in message or "unable to open" in message:
         return f"{message}: choose a folder you can write to"
     return message
-
-
-def _checked(step: Any, values: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
-    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-        raise InputError(f"expected a step of 0 or more as an integer; got {step!r}")
-    for name, value in values.items():
-        if not is_name(name):
-            raise InputError(f"expected a metric name such as 'rank/effective/conv1'; got {name!r}")
-        if type(value) is float:  # nearly all of them
-            yield name, value
-            continue
-        shape = getattr(value, "shape", ())
-        if math.prod(shape) != 1:
-            raise InputError(f"metric {name!r}: expected one number; got shape {tuple(shape)}: log a summary")
-        try:
-            yield name, float(value.item() if isinstance(value, np.ndarray) else value)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"metric {name!r}: expected a number; got {value!r}") from error

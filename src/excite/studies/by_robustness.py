@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ class RobustnessTaken:
             "attack": [float((broken[chosen] > r).double().mean()) for r in radii],
             "search": [float((smallest > r).double().mean()) for r in radii],
         }
-        with Run.open(saved.run, "a") as run:
+        with closing(Run.open(saved.run, "a")) as run:  # its status stays
             run.write_json("robust", found)
 
 

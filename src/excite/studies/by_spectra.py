@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from excite.studies.numbers import Numbers
 from excite.studies.rank_figures import arms_figure, variance_figure
 from excite.studies.study import Arm, Study
 from excite.tasks import Task
-from excite.training import build_model, load_data
+from excite.training import build_model, load_data, stored_config
 from excite.wiring.untouched import evaluating
 from excite.work import Work
 
@@ -99,8 +100,8 @@ class SpectraTaken:
         return there and run.read_json("spectra").get("settings") == asdict(self)
 
     def take(self, saved: SavedModel, arm: str, progress: Callable[[float], None]) -> None:
-        with Run.open(saved.run, "a") as run:
-            config = parse_config(run.config)
+        with closing(Run.open(saved.run, "a")) as run:  # its status stays
+            config = stored_config(run, trust=saved.trusted)
         untrained = build_model(config, saved.data).to(saved.data.x_test.device)
         found: dict[str, Any] = {"settings": asdict(self), "arm": arm, "accuracy": {}}
         models = {"train": saved.model, "test": saved.model, "untrained": untrained}
@@ -112,7 +113,7 @@ class SpectraTaken:
                 x, y = saved.points(state)
                 found["accuracy"][state] = accuracy(model, decisions(model, saved.threshold), x, y)
             progress((number + 1) / len(models))
-        with Run.open(saved.run, "a") as run:
+        with closing(Run.open(saved.run, "a")) as run:  # its status stays
             run.write_json("spectra", found)
 
 

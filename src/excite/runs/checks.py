@@ -1,0 +1,51 @@
+"""Checks of what is about to be written: a value that cannot be stored is refused before it is buffered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from excite.errors import InputError
+from excite.metric_names import is_name
+
+MAX_STEP = 2**63 - 1  # the largest integer of SQLite
+
+
+def check_step(step: Any) -> int:
+    """The step as an int."""
+    if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step <= MAX_STEP:
+        raise InputError(f"step: expected an integer from 0 to 2**63 - 1; got {step!r}")
+    return int(step)
+
+
+def check_keep(keep: Any) -> int:
+    """How many checkpoints are kept, as an int."""
+    if isinstance(keep, bool) or not isinstance(keep, int | np.integer) or keep < 1:
+        raise InputError(f"keep: expected at least 1 checkpoint; got {keep!r}")
+    return int(keep)
+
+
+def check_metrics(values: Any) -> Iterator[tuple[str, float]]:
+    """Names and values as SQLite holds them: text and a double."""
+    if not isinstance(values, Mapping):
+        raise InputError(f"expected metrics as a dict of numbers by name; got {type(values).__name__}")
+    for name, value in values.items():
+        if not is_name(name):
+            raise InputError(f"expected a metric name such as 'rank/effective/conv1'; got {name!r}")
+        if type(value) is float:  # nearly all of them
+            yield name, value
+            continue
+        shape = getattr(value, "shape", ())
+        if prod(shape) != 1:
+            raise InputError(f"metric {name!r}: expected one number; got shape {tuple(shape)}: log a summary")
+        if isinstance(value, str | bytes | bytearray):  # float() reads numbers from text
+            raise InputError(f"metric {name!r}: expected a number; got {value!r}")
+        try:
+            yield name, float(value.item() if isinstance(value, np.ndarray) else value)
+        except OverflowError as error:
+            raise InputError(f"metric {name!r}: expected a number that fits into float64; got {value!r:.40}") from error
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"metric {name!r}: expected a number; got {value!r}") from error
