@@ -135,3 +135,23 @@ def test_bad_input_is_refused_with_the_reason(case):
     with pytest.raises(ExciteError, match=message) as caught:
         action()
     assert "\n" not in str(caught.value)
+
+
+class Refusing(nn.Module):
+    """Like attention written with reshape(..., -1, size): it does not run on a batch of no samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(2, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        heads = torch.relu(self.hidden(x)).reshape(len(x), -1, 4)
+        return self.out(heads.flatten(1))
+
+
+@pytest.mark.parametrize("layers", ["input", "all"])
+def test_the_model_is_not_run_without_points(layers):
+    torch.manual_seed(0)
+    model, x = Refusing(), torch.randn(4, 2)
+    wrong = (model(x).argmax(1) + 1) % 3
+    assert margins(model, x, wrong, layers=layers).values.tolist() == [0.0] * 4
