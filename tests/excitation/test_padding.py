@@ -233,3 +233,27 @@ def test_adversarial_training_meets_the_same_network() -> None:
         for one in (model, apart(model, "circular", 1))
     ]
     assert torch.allclose(*losses, **EXACT)
+
+
+class Aligned(nn.Module):
+    """Pads, and asks for memory that is in order already: `contiguous` then returns the same tensor."""
+
+    def __init__(self, same: bool):
+        super().__init__()
+        self.same = same
+        self.hidden, self.out = nn.Linear(5, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (0, 2))
+        x = x.contiguous().float().to(torch.float32) if self.same else x
+        return self.out(torch.relu(self.hidden(x)))
+
+
+def test_a_function_that_returns_its_own_argument_is_no_step() -> None:
+    torch.manual_seed(0)
+    model, x = Aligned(same=True), torch.randn(3, 3)
+    plain = Aligned(same=False)
+    plain.load_state_dict(model.state_dict())
+    assert trace(model, x)["hidden"].in_shape == (3,)
+    for found, expected in zip(*(PersistentExcitation(m, radius=0.1).extremes(x) for m in (model, plain))):
+        assert torch.equal(found, expected)

@@ -135,3 +135,44 @@ def test_bad_input_is_refused_with_the_reason(case):
     with pytest.raises(ExciteError, match=message) as caught:
         action()
     assert "\n" not in str(caught.value)
+
+
+class Refusing(nn.Module):
+    """Like attention written with reshape(..., -1, size): it does not run on a batch of no samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(2, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        heads = torch.relu(self.hidden(x)).reshape(len(x), -1, 4)
+        return self.out(heads.flatten(1))
+
+
+@pytest.mark.parametrize("layers", ["input", "all"])
+def test_the_model_is_not_run_without_points(layers):
+    torch.manual_seed(0)
+    model, x = Refusing(), torch.randn(4, 2)
+    wrong = (model(x).argmax(1) + 1) % 3
+    assert margins(model, x, wrong, layers=layers).values.tolist() == [0.0] * 4
+
+
+class LayerDrop(nn.Module):
+    """Draws a number in evaluation mode as well, and does not use it there, as the encoders of Wav2Vec2 do."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(2, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        number = torch.rand([])
+        x = torch.relu(self.hidden(x))
+        return self.out(x * 0 if self.training and number < 0.1 else x)
+
+
+def test_numbers_drawn_in_evaluation_mode_do_not_stop_margins_of_layers():
+    torch.manual_seed(0)
+    model, x = LayerDrop().eval(), torch.randn(4, 2)
+    plain = nn.Sequential(model.hidden, nn.ReLU(), model.out)
+    y = plain(x).argmax(1)
+    assert torch.equal(*(margins(m, x, y, layers="all").values for m in (model, plain)))

@@ -376,3 +376,23 @@ def test_products_that_are_not_followed_are_named() -> None:
     assert "in_place (used by addmm)" in note
     assert "modulated (used by mul)" in note
     assert "low_level (used by mm)" in note
+
+
+class RelativePositions(nn.Module):
+    """Attention with a learned bias for every distance, as in T5: it reaches the kernel as its mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.qkv, self.out = nn.Embedding(9, 2), nn.Linear(8, 24), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        distance = torch.arange(5)[:, None] - torch.arange(5)[None] + 4
+        bias = self.table(distance).permute(2, 0, 1)[None]
+        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2).mean(1))
+
+
+def test_a_learned_mask_of_attention_is_a_bias() -> None:
+    wiring = trace(RelativePositions(), torch.randn(3, 5, 8))
+    assert not wiring.notes
+    assert wiring.parameters["table.weight"] == "bias"

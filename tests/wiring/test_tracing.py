@@ -234,3 +234,42 @@ def test_results_are_values() -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
             value.name = "other"  # type: ignore[union-attr, misc]
     assert isinstance(wiring.layers[0], Layer)
+
+
+class Routed(nn.Module):
+    """A mixture of experts: how many samples an expert gets depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(4, 2), nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
+
+    def forward(self, x):
+        chosen = self.gate(x).argmax(1)
+        out = x.new_zeros(len(x), 3)
+        for k, expert in enumerate(self.experts):
+            rows = torch.where(chosen == k)[0]
+            out = out.index_add(0, rows, expert(x[rows]))
+        return out
+
+
+def test_shapes_that_depend_on_the_data_are_a_reason():
+    wiring = trace(Routed(), torch.randn(6, 4))
+    assert {layer.name for layer in wiring.layers} == {"gate", "experts.0", "experts.1"}
+    assert all(group.law == "none" and "depends on the values in the batch" in group.why for group in wiring.groups)
+
+
+class LearnedQuery(nn.Module):
+    """Pools by attention with one query for all samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(1, 8))
+        self.attention, self.out = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.out(self.attention(self.query.expand(len(x), -1, -1), x, x)[0][:, 0])
+
+
+def test_the_sites_of_an_expanded_parameter_can_be_keys():
+    groups = trace(LearnedQuery(), torch.randn(3, 5, 8)).groups
+    assert all(hash(site.slot) is not None for group in groups for site in (*group.producers, *group.consumers))

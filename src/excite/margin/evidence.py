@@ -113,7 +113,7 @@ def gather(task: Task, found: Found) -> tuple[Evidence, Tensor]:
 
 
 def _check(task: Task, found: Found, points: Tensor) -> None:
-    for index in points.split(task.size):
+    for index in points.split(task.size) if len(points) else ():
         decision, x, room = _rows(task, index)
         start = task.others(decision, index)
         blind = blind_search(decision, x, room, start, task.noise, _QUERIES)

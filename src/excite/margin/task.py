@@ -38,12 +38,17 @@ class Task:
         self.estimate = self.x.new_zeros(len(self.x))  # distance to the boundary by the gradient at the clean point
         self.lost = torch.zeros_like(self.right)  # not broken by gradients, but on the way to another point
 
+    def _batches(self, mask: Tensor) -> tuple[Tensor, ...]:
+        """The numbers of the points where `mask` holds, in batches; none where it holds nowhere."""
+        points = torch.nonzero(mask)[:, 0]
+        return points.split(self.size) if len(points) else ()
+
     def run(self, restarts: int, progress: Callable[[int, int], None] | None = None) -> Found:
         found = nothing(self.x)
         found.radius[~self.right] = 0
         self.runs = [torch.full_like(found.radius, math.inf) for _ in range(restarts)]
         done = 0
-        for index in torch.nonzero(self.right)[:, 0].split(self.size):
+        for index in self._batches(self.right):
             x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
             ways = [_opened(choice, x, room.cap) for choice in _choices(decision, x, room, self.f[index])]
             slope = room.slope(room.open(ways[0][1].gradient, torch.zeros_like(x)))
@@ -57,7 +62,7 @@ class Task:
                     progress(done, restarts * int(self.right.sum()))
         self._continue(found)
         self._recover(found)
-        for index in torch.nonzero(self.right & torch.isfinite(found.radius))[:, 0].split(self.size):
+        for index in self._batches(self.right & torch.isfinite(found.radius)):
             x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
             near = search(decision, x, room, POLISH, max(2, 2 * self.steps // 5), found.d[index], self.noise)
             found.take(index, near.radius, near.d)
@@ -86,7 +91,7 @@ class Task:
         """Search on from perturbations that were known beforehand."""
         if self.start is None:
             return
-        for index in torch.nonzero(self.right & torch.isfinite(self.start.radius))[:, 0].split(self.size):
+        for index in self._batches(self.right & torch.isfinite(self.start.radius)):
             x, room, decision, start = (
                 self.x[index],
                 self.room.rows(index),
@@ -100,7 +105,7 @@ class Task:
 
     def _recover(self, found: Found) -> None:
         """Points that the search did not break: start again from the way to points decided otherwise."""
-        for index in torch.nonzero(torch.isinf(found.radius))[:, 0].split(self.size):
+        for index in self._batches(torch.isinf(found.radius)):
             x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
             start = self.others(decision, index)
             found.take(index, start.radius, start.d)
@@ -138,7 +143,7 @@ class Task:
         # A model may work in single precision also for inputs in double precision.
         types = {self.x.dtype, self.f.dtype, *(p.dtype for p in self.decision.model.parameters())}
         epsilon = torch.finfo(torch.float32 if torch.float32 in types else self.x.dtype).eps
-        for index in torch.nonzero(self.right & torch.isfinite(found.radius))[:, 0].split(self.size):
+        for index in self._batches(self.right & torch.isfinite(found.radius)):
             f = self.f[index]
             size = f.abs() if f.dim() == 1 else f.abs().amax(1)
             rounding = 64 * epsilon * (size + abs(self.decision.threshold) * (f.dim() == 1))

@@ -375,6 +375,13 @@ class AffineMode(TorchFunctionMode):
             self._mark(result, ())
         return result
 
+    def _attention(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A mask of numbers is added to the scores: relative positions, ALiBi."""
+        at = find(args, kwargs, 3, "attn_mask")
+        if self.roles is not None and at is not None:
+            self.roles.meets("add", self._sources(argument(args, kwargs, at)) or (), (), None)
+        return self._plain(func, args, kwargs)
+
     def _iterate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parts = list(self.other(func, args, kwargs))
         self._follow(func, args, kwargs, parts)
@@ -473,7 +480,7 @@ class AffineMode(TorchFunctionMode):
         if at is None or not isinstance(result, Tensor):
             return
         signal = argument(args, kwargs, at)
-        if self._sources(signal) is not None:
+        if result is signal or self._sources(signal) is not None:  # x.contiguous() may be x itself
             return
         self._traces = {key: trace for key, trace in self._traces.items() if trace.result() is not None}
         step = _step(func, args, kwargs, at, result)
@@ -560,4 +567,5 @@ _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys(_methods("sum", "mean"), AffineMode._total),
     **dict.fromkeys(_LIKE, AffineMode._like),
     Tensor.__iter__: AffineMode._iterate,
+    F.scaled_dot_product_attention: AffineMode._attention,
 }

@@ -104,6 +104,11 @@ def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ExportFailed(line.strip()) from error
 
+    for one in program.graph.nodes:
+        value = one.meta.get("val")
+        if isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape):
+            raise ExportFailed(f"the shape of the output of {one.name} depends on the values in the batch")
+
     prefix = "inner." if root is not model else ""
     first: dict[int, str] = {}
     canonical: dict[str, str] = {}

@@ -74,8 +74,9 @@ def sentence(missing: Mapping[str, str], most: int | None = None) -> str:
     more = len(missing) - sum(map(len, by_reason.values()))
     rest = f"; and {more} more, see excite.trace(model, example).notes" if more else ""
     return (
-        f"not perturbed, because they are part of no affine layer, normalization, embedding, scaling or bias: {text}{rest}. "
-        "Affine maps are recognised if they are written with modules, F.linear, @ or einsum"
+        "parameters that are part of no affine layer, normalization, embedding, scaling or bias, so that their inputs are "
+        f"not perturbed: {text}{rest}. Affine layers are recognised if written as modules, F.linear, @ or einsum of one "
+        "tensor that depends on the data with weights"
     )
 
 

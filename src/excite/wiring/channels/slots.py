@@ -27,6 +27,11 @@ def replay(steps: tuple[Step, ...], tensor: Any) -> Any:
     return tensor
 
 
+def _hashable(value: Any) -> Any:
+    """With tuples for lists, such as the sizes of an expansion."""
+    return tuple(map(_hashable, value)) if isinstance(value, tuple | list) else value
+
+
 @dataclass(frozen=True)
 class Held:
     """A parameter, or a view of one, on its way to being used."""
@@ -36,7 +41,7 @@ class Held:
     steps: tuple[Step, ...] = ()
 
     def then(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Held:
-        return Held(self.path, self.shape, (*self.steps, (function, args, tuple(kwargs.items()))))
+        return Held(self.path, self.shape, (*self.steps, (function, _hashable(args), _hashable(tuple(kwargs.items())))))
 
     def part(self, index: int) -> Held:
         return self.then(operator.getitem, index)
