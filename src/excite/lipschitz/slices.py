@@ -83,8 +83,8 @@ def region_map(
     ids, outputs = ids.view(rows, columns), outputs.view(rows, columns, -1)
     for axis in (0, 1):
         _check_linear(ids, outputs, axis, eps)
-        low, high, change = _pairs(ids, points, outputs, axis)
-        check_gradient(model, (low + high) / 2, high - low, change, eps, output=output)
+        near, far, change = _pairs(ids, points, outputs, axis)
+        check_gradient(model, (near + far) / 2, far - near, change, eps, output=output)
     return RegionMap(a, b, points, ids, slopes.view(rows, columns), outputs)
 
 
