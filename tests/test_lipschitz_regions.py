@@ -270,3 +270,56 @@ def test_samples_are_told_apart_wherever_the_batch_axis_stands(how: str, times: 
     grid = region_map(model, start[0], end[0], end[1], size=4)
     assert torch.equal(grid.ids, region_map(plain, start[0], end[0], end[1], size=4).ids)
     assert len(grid.ids.unique()) > 3
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounds in the forward pass, the identity in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: object, h: Tensor) -> Tensor:
+        return h.round()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+OTHER_GRADIENTS = {
+    "straight-through": lambda h: h + (h.round() - h).detach(),
+    "a backward pass of its own": _Rounded.apply,
+    "detached": lambda h: h + h.relu().detach(),
+    "data": lambda h: h + 2 * h.data,
+    "numpy": lambda h: h + torch.from_numpy(2 * h.detach().numpy()),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_GRADIENTS)
+def test_a_gradient_that_is_not_that_of_the_output_is_refused(name: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.last = nn.Linear(3, 4).double(), nn.Linear(4, 2).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(OTHER_GRADIENTS[name](self.first(x)))
+
+    start, end = (torch.randn(2, 3, generator=torch.Generator().manual_seed(s)).double() for s in (1, 2))
+    with pytest.raises(ModelError, match="moves otherwise than its gradient says"):
+        along(Model(), start, end)
+    with pytest.raises(ModelError, match="moves otherwise than its gradient says"):
+        region_map(Model(), start[0], start[1] - start[0], end[0] - start[0], size=12)
+
+
+@pytest.mark.parametrize("taken", [lambda h: h.median(1).values, lambda h: h.kthvalue(2, 1, keepdim=True).values[:, 0]])
+def test_one_number_is_the_median_of_the_others_in_several_ways(taken: object) -> None:
+    """At both ends the first of three numbers is in the middle, but between them another one is."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            t = x[:, 0]
+            return taken(torch.stack([0 * t, t - 0.25, 0.75 - t], 1))[:, None]  # type: ignore[operator, no-any-return]
+
+    found = along(Model(), torch.zeros(1, 1).double(), torch.ones(1, 1).double())
+    assert torch.allclose(found.breaks[0], torch.tensor([0, 0.25, 0.5, 0.75, 1]).double())
+    assert found.slopes[0].tolist() == [0.0, 1.0, 1.0, 0.0]

@@ -102,3 +102,18 @@ def test_another_eigenvector_than_the_leading_one_is_left():
     with torch.no_grad():
         layer.weight[1, 1] = 3
     assert operator.largest()[0] == pytest.approx(3)
+
+
+@pytest.mark.parametrize("bias", [1.0, 1e4])
+def test_a_bias_that_is_large_beside_the_weight_does_not_count(bias: float) -> None:
+    """The largest singular value does not depend on it, also in the rounding of float32."""
+    found = []
+    for one in (0.0, bias):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(50, 1))
+        with torch.no_grad():
+            model[0].weight.mul_(0.05)
+            model[0].bias.fill_(one)
+        site = next(iter(find(model, torch.randn(2, 1, 5, 5), "first").chosen))
+        found.append(Operator(site).largest())
+    assert found[0] == found[1]

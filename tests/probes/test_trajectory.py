@@ -620,10 +620,10 @@ def _depth():
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1)), "2 draws"),
-        (lambda: nn.Sequential(nn.Linear(5, 16), nn.RReLU(), nn.AlphaDropout(0.5), nn.Linear(16, 1)), "2 draws"),
-        (Noisy, "Noisy draws"),
-        (_depth, "Depth draws"),
+        (lambda: nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1)), "'2'"),
+        (lambda: nn.Sequential(nn.Linear(5, 16), nn.RReLU(), nn.AlphaDropout(0.5), nn.Linear(16, 1)), "'2'"),
+        (Noisy, "Noisy"),
+        (_depth, "Depth"),
     ],
 )
 def test_values_of_a_random_sub_network_are_labelled_and_named_once(make, named):
@@ -635,9 +635,7 @@ def test_values_of_a_random_sub_network_are_labelled_and_named_once(make, named)
         measure = probe.measure
         probe.measure = lambda now: values.update(measure(now)) or {}
         assert torch.equal(before["random"], torch.get_rng_state())
-        with pytest.warns(
-            UserWarning, match=f"sub-networks that {named} at random, not the network in evaluation mode"
-        ):
+        with pytest.warns(UserWarning, match=f"noise \\(in {named}\\), not the network in evaluation mode"):
             _step(model, x, y, watch)
         assert "random" in probe.labels
         assert any("sub-network" in line for line in probe.explain())

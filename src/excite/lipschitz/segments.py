@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from excite.errors import InputError
 from excite.lipschitz.jacobians import local
-from excite.lipschitz.signatures import check_bend, points_at_once, signatures
+from excite.lipschitz.signatures import check_bend, check_gradient, points_at_once, signatures
 from excite.wiring.calling import Pick
 
 _SPARE = 8  # bits between where halving stops and what counts as a piece
@@ -77,7 +77,9 @@ def along(
     breaks, middles, owner = _merge(count, which, low, high, left, 2.0 ** (_SPARE - depth))
     points = at(owner, middles)
     slopes = local(model, points, norm, output=output) if len(points) else start.new_zeros(0)
-    _check_linear(pieces_of, at, owner, breaks)
+    if len(points):
+        first, last, change, eps = _check_linear(pieces_of, at, owner, breaks)
+        check_gradient(model, points, last - first, change, eps, output=output)
     sizes = [len(found) - 1 for found in breaks]
     parts = tuple(slopes.split(sizes))
     return Segments(torch.stack([part.max() for part in parts]) if parts else slopes, tuple(breaks), parts)
@@ -112,12 +114,16 @@ def _merge(
     )
 
 
-def _check_linear(pieces_of: Any, at: Any, owner: Tensor, breaks: list[Tensor]) -> None:
-    """On each piece the output in the middle is the mean of two others, or something bends that was not recognized."""
-    if not len(owner):
-        return
+def _check_linear(pieces_of: Any, at: Any, owner: Tensor, breaks: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, float]:
+    """On each piece the output in the middle is the mean of two others, or something bends that was not recognized.
+
+    Returns those two points of each piece, how the output changes from one to the other, and the eps of the numbers.
+    """
     low = torch.cat([found[:-1] for found in breaks]).to(owner.device)
     long = torch.cat([found[1:] for found in breaks]).to(owner.device) - low
-    found = [pieces_of(at(owner, low + share * long)) for share in (0.25, 0.5, 0.75)]
+    first, half, last = (at(owner, low + share * long) for share in (0.25, 0.5, 0.75))
+    found = [pieces_of(points) for points in (first, half, last)]
     left, middle, right = (outputs for _, outputs, _ in found)
-    check_bend((left - 2 * middle + right).abs(), middle, max(eps for *_, eps in found))
+    eps = max(eps for *_, eps in found)
+    check_bend((left - 2 * middle + right).abs(), middle, eps)
+    return first, last, right - left, eps

@@ -87,6 +87,34 @@ def check_bend(bend: Tensor, outputs: Tensor, eps: float) -> None:
         raise ModelError("expected a piecewise-linear model; its output bends between kinks")
 
 
+def check_gradient(
+    model: nn.Module, x: Tensor, step: Tensor, change: Tensor, eps: float, *, output: Pick = None
+) -> None:
+    """At each point of x (K, ...) autograd's derivative along `step` (K, ...) is the change (K, m) of the outputs, which `step`
+    makes within the piece; or the model detaches something, or has a backward pass of its own (straight-through)."""
+    if not len(x):
+        return
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(change.shape[1], generator=generator, dtype=torch.float64).to(change)
+    expected = change @ weights
+    size = max(1, min(_MOST_POINTS, _AT_ONCE // x[:1].numel()))
+    with evaluating(model), eagerly(model), torch.enable_grad():
+        for part, along, target in zip(x.split(size), step.split(size), expected.split(size)):
+            leaf = part.detach().clone().requires_grad_()
+            outputs = pick_output(model(leaf), output).reshape(len(part), -1)
+            (gradient,) = torch.autograd.grad((outputs @ weights.to(outputs)).sum(), leaf)
+            terms = (gradient * along).flatten(1)
+            off = (terms.sum(1) - target).abs()
+            # The changes are rounded as the outputs are; some derivatives (hardsigmoid's) are of single precision.
+            largest = max(1.0, float(outputs.detach().abs().amax()))
+            rounding = 1e4 * eps * largest * float(weights.norm()) + 1e-6 * terms.abs().sum(1)
+            if bool((off > rounding).any()):
+                raise ModelError(
+                    "expected a model whose gradient is that of its output; here the output moves otherwise than its gradient says: "
+                    "something in it is detached, or has a backward pass of its own (a straight-through estimator)"
+                )
+
+
 # On values that depend on the input they make shapes or branches depend on it, for all samples at once.
 _BRANCHES = ("_local_scalar_dense", "equal", "nonzero", "nonzero_static", "_unique2", "unique_dim", "masked_select")
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from excite.errors import InputError
 from excite.lipschitz.jacobians import local
-from excite.lipschitz.signatures import check_bend, points_at_once, signatures
+from excite.lipschitz.signatures import check_bend, check_gradient, points_at_once, signatures
 from excite.wiring.calling import Pick
 
 Range = tuple[float, float]
@@ -83,6 +83,8 @@ def region_map(
     ids, outputs = ids.view(rows, columns), outputs.view(rows, columns, -1)
     for axis in (0, 1):
         _check_linear(ids, outputs, axis, eps)
+        near, far, change = _pairs(ids, points, outputs, axis)
+        check_gradient(model, (near + far) / 2, far - near, change, eps, output=output)
     return RegionMap(a, b, points, ids, slopes.view(rows, columns), outputs)
 
 
@@ -94,6 +96,19 @@ def _check_linear(ids: Tensor, outputs: Tensor, axis: int, eps: float) -> None:
     left, middle, right = (outputs.narrow(axis, i, count) for i in range(3))
     a, b, c = (ids.narrow(axis, i, count) for i in range(3))
     check_bend((left - 2 * middle + right).abs()[(a == b) & (b == c)], outputs, eps)
+
+
+def _pairs(ids: Tensor, points: Tensor, outputs: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Two neighbouring cells of every region that has some, and how the output changes from one to the other."""
+    count = ids.shape[axis] - 1
+    a, b = (ids.narrow(axis, i, count).flatten() for i in range(2))
+    inside = (a == b).nonzero()[:, 0]
+    first = torch.full((int(ids.max()) + 1,), len(a), device=ids.device)
+    first = first.scatter_reduce(0, a[inside], inside, "amin")
+    chosen = first[first < len(a)]
+    low, high = (points.narrow(axis, i, count).flatten(0, 1)[chosen] for i in range(2))
+    before, after = (outputs.narrow(axis, i, count).flatten(0, 1)[chosen] for i in range(2))
+    return low, high, after - before
 
 
 def _middles(span: Range, count: int) -> Tensor:

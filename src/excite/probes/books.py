@@ -15,6 +15,7 @@ from excite.probes.stages import Line
 from excite.probes.update_parts import PARTS
 
 _KEPT = ("parts", "start", "value", "scale", "worst", "worst_step", "flagged")
+_AUTOCAST = 8.0  # how many eps the gradients of a law are off, as a share of their norm, where autocast computes them
 
 
 class Books:
@@ -80,6 +81,11 @@ class Books:
         if any(any(line.rounding) for line in lines):
             rounding = self._told([line.rounding for line in lines])
             allowed = allowed + rounding[:, :1] * terms + rounding[:, 1:] * size
+        if any(line.passes for line in lines) and "gg" in lines[0].products:
+            # w·g = 0 for gradients in exact arithmetic; each of their numbers is off by up to some eps.
+            gradients = sum(side[:, lines[0].products.index("gg")].sum(1) for side in (made, read))
+            passes = self._told([2 * max(line.rates) * _AUTOCAST * line.passes for line in lines])
+            allowed = allowed + passes[:, None] * (size * gradients).sqrt()
         rest = rest.abs()
         self._note(lines[0].step, rest, rest <= allowed)
         for part, last in zip(parts, [self.parts, *parts]):  # torch has no deterministic cumsum on a GPU

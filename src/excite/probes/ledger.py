@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +18,7 @@ from excite.probes.hyperparameters import Settings
 from excite.probes.laws import LawSums, NamedLaw, check_wiring, named
 from excite.probes.norm_terms import NormTerms
 from excite.probes.off_diagonal import OffDiagonal
+from excite.probes.passes import PassPrecision
 from excite.probes.reading import Entry, Reading, Unchecked
 from excite.probes.stages import Line, Stages
 from excite.probes.update_parts import PARTS, Rule, rule_of
@@ -76,6 +78,10 @@ class Ledger:
         self.rule: Rule = rule_of(optimizer)
         norms = any(law.group.norm_sites for law in laws)
         self._norms = NormTerms(laws, self.model, parameters) if norms else None
+        # Also inside the model: autocast may be on in its forward only.
+        owners = {clean_path(path): module for path, module in self.model.named_modules()}
+        first = {law.group.producers[0].parameter.rpartition(".")[0] for law in laws} | {""}
+        self._passes = PassPrecision([owners[path] for path in sorted(first) if path in owners], device)
         self._stages = Stages(self._sums, self._parameters, self._norms)
         self.evidence = Evidence()
         self.precision = _lowest([p.dtype for p in self._parameters])
@@ -124,7 +130,7 @@ class Ledger:
         self.steps += 1
         if not self.laws:
             return
-        line = self._stages.after(self.steps, optimizer)
+        line = replace(self._stages.after(self.steps, optimizer), passes=self._passes.take())
         for number, law in enumerate(self.laws if self._stages.unchecked is not None or line.missing else ()):
             reason = self._stages.unchecked or line.missing.get(number)
             if reason is not None:
@@ -248,6 +254,7 @@ class Ledger:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._passes.close()
         if self._norms is not None:
             self._norms.close()
 

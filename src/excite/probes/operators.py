@@ -76,7 +76,7 @@ class Operator:
         call = self.site.call
         wide = torch.promote_types(call.weight.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            return call.run(x, dtype=wide)
+            return call.run(x, bias=False, dtype=wide)
 
     def _zeros(self, count: int) -> Tensor:
         shape = [n for i, n in enumerate(self.site.shape) if i != self.site.in_axis]
@@ -99,7 +99,7 @@ class Operator:
         return found
 
     def gram(self, x: Tensor, offset: Tensor) -> Tensor:
-        """A'A x, in one forward and one backward pass; `offset` is A 0 + b."""
+        """A'A x, in one forward and one backward pass; `offset` is what comes of zero."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             y = self._run(x)
@@ -107,7 +107,8 @@ class Operator:
         return found
 
     def offset(self) -> Tensor:
-        """What comes of zero, (1, outputs...)."""
+        """What comes of zero, (1, outputs...): padding with other numbers. The bias is left out before: beside a large one
+        A x would be lost to rounding."""
         with torch.no_grad():
             return self._run(self._zeros(1))
 

@@ -37,7 +37,8 @@ class Line:
 
     Parameters that are trained alike share their coefficients: `owner` says for every parameter which of `forms` and
     `rates` are its own. `terms` are those of `NormTerms`; `missing` are the laws whose terms are not known. `rounding`: relative
-    errors of what the optimizer computes of its settings, in general and in 1 − ηλ.
+    errors of what the optimizer computes of its settings, in general and in 1 − ηλ. `passes`: the machine epsilon of autocast,
+    where the gradients were computed under it.
     """
 
     step: int
@@ -49,6 +50,7 @@ class Line:
     terms: Tensor | None = None
     missing: Mapping[int, Reason] = field(default_factory=dict)
     rounding: tuple[float, float] = (0.0, 0.0)
+    passes: float = 0.0
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -216,9 +216,9 @@ class Trajectory(Probe):
         if "random" in known and not self._warned:
             self._warned = True
             layers = random_layers(self._model)
-            named = f"{', '.join(layers[:3])}{f' and {len(layers) - 3} more' if len(layers) > 3 else ''}"
+            named = f"{', '.join(map(repr, layers[:3]))}{f' and {len(layers) - 3} more' if len(layers) > 3 else ''}"
             warnings.warn(
-                f"the trajectory probe measures the sub-networks that {named or type(self._model).__name__} draws at random, "
+                f"the trajectory probe measures the network with dropout or other noise (in {named or type(self._model).__name__}), "
                 "not the network in evaluation mode: for that one give Trajectory(clean=Every(100))",
                 stacklevel=2,
             )

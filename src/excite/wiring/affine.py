@@ -118,8 +118,10 @@ class AffineCall:
             signal = step(signal)
         return signal
 
-    def run(self, input: Tensor, *, frozen: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-        """The call with another input.
+    def run(
+        self, input: Tensor, *, frozen: bool = False, bias: bool = True, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The call with another input; without its bias, if `bias` is False.
 
         `frozen` detaches what does not depend on the data (weight and bias), so that no graph is kept for it; `dtype`
         computes in another precision.
@@ -130,6 +132,8 @@ class AffineCall:
                 changes[at] = self._argument(at).detach()
         if dtype is not None:
             changes.update((at, self._argument(at).detach().to(dtype)) for at in self._places())
+        if not bias and self.bias_at is not None:
+            changes[self.bias_at] = torch.zeros_like(changes.get(self.bias_at, self._argument(self.bias_at)))
         args, kwargs = replaced(self.args, self.kwargs, changes)
         return self.function(*args, **kwargs)  # type: ignore[no-any-return]
 

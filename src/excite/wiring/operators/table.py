@@ -172,7 +172,19 @@ def _attained(a: SimpleNamespace, r: Any) -> tuple[Tensor, ...]:
 
 _add("max min amax amin aminmax", "piecewise", _attained)
 _add("maximum minimum fmax fmin", "piecewise", lambda a, r: (a.self > a.other,))
-_add("sort topk kthvalue cummax cummin median nanmedian", "piecewise", _taken)
+_add("sort topk cummax cummin", "piecewise", _taken)
+
+
+def _between(a: SimpleNamespace, r: Any) -> tuple[Tensor, ...]:
+    """The place of what was taken, and which of the others are above it: without these the same one can be the middle of the
+    others in several ways, between which another one is."""
+    if not isinstance(r, tuple):
+        return _taken(a, r)
+    taken = r[0] if getattr(a, "keepdim", False) or not a.self.dim() else r[0].unsqueeze(getattr(a, "dim", -1))
+    return (*_taken(a, r), _one_sample(a, a.self > taken))
+
+
+_add("kthvalue median nanmedian", "piecewise", _between)
 _add(
     "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d "
     "fractional_max_pool3d",
