@@ -5,6 +5,7 @@ Hypothesis draws the same examples everywhere. `pytest --hypothesis-profile rand
 
 import os
 import shutil
+import signal
 import sys
 
 import pytest
@@ -16,6 +17,9 @@ UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("fixed", derandomize=True, print_blob=True, **UNTIMED)
 settings.register_profile("random", print_blob=True, **UNTIMED)
 settings.load_profile("fixed")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; some tests send Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHROMIUM = (
     os.environ.get("CHROMIUM")

@@ -15,7 +15,9 @@ from excite.probes.stages import Line
 from excite.probes.update_parts import PARTS
 
 _KEPT = ("parts", "start", "value", "scale", "worst", "worst_step", "flagged")
-_AUTOCAST = 8.0  # how many eps the gradients of a law are off, as a share of their norm, where autocast computes them
+# Under autocast the gradients of a law are off by so many eps, as a fraction of their norm: weight, input, output and output gradient
+# are each rounded once, on the side of the producers and on that of the consumers.
+_AUTOCAST = 8.0
 
 
 class Books:

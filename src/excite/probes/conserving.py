@@ -26,7 +26,7 @@ class Conservation(Probe):
     - `conservation/rest/L`: the same of what no part explains, while every step was checked;
     - `conservation/unchecked/L`: the share of the steps in which the law was not checked, once there is one: the update was not
       predicted from the gradient, and what it does is explained by definition; `conservation/label/KEY` is then 1 for each
-      reason (`excite.probes.evidence.REASONS`);
+      reason (`excite.probes.unchecked.REASONS`);
     - `conservation/PART/L`: share of the drift explained by a part (step, decay, momentum, …; signed, with the rest they
       sum to 1), for the parts that occur;
     - `conservation/off-diagonal/L`: largest rest off the diagonal of the law's matrix, with `off_diagonal=True`.
@@ -94,12 +94,12 @@ class Conservation(Probe):
         for drift, rest, shares, occurs in zip(*(column.tolist() for column in columns)):
             values = {f"drift/{name}": moved for name, moved in zip(digest.names, drift)}
             if self.parts:
-                evidence, steps = self.ledger.evidence, self.ledger.steps
-                values |= {f"rest/{name}": one for name, one in zip(digest.names, rest) if name not in evidence}
+                unchecked, steps = self.ledger.unchecked, self.ledger.steps
+                values |= {f"rest/{name}": one for name, one in zip(digest.names, rest) if name not in unchecked}
                 values |= {
-                    f"unchecked/{name}": evidence.share(name, steps) for name in digest.names if name in evidence
+                    f"unchecked/{name}": unchecked.share(name, steps) for name in digest.names if name in unchecked
                 }
-                values |= {f"label/{key}": 1.0 for key in evidence.keys}
+                values |= {f"label/{key}": 1.0 for key in unchecked.keys}
                 for part, mine, there in zip(PARTS, shares, occurs):
                     values |= {f"{part}/{name}": share for name, share, yes in zip(digest.names, mine, there) if yes}
             result.append(values)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from excite.errors import InputError, ModelError
 from excite.excitation.layout import Layout, find_layout
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values, counted
-from excite.wiring.activations import Activation, ActivationMode
+from excite.wiring.activations import ActivationCall, ActivationMode
 from excite.wiring.affine import AffineCall, Names
 from excite.wiring.calling import Pick, batch_size, call, pick_output, tensors
 from excite.wiring.normalization import Source, as_trained
@@ -58,7 +58,7 @@ class _Pieces(ActivationMode):
         self._smooth.clear()
         return call.run(call.input)
 
-    def activated(self, activation: Activation) -> None:
+    def activated(self, activation: ActivationCall) -> None:
         for kink in activation.kinks:
             if activation.smooth:
                 self._smooth.append(len(self.found))

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from excite.errors import InputError, ModelError
 from excite.probes.books import Books
 from excite.probes.digest import Digest, Digester
-from excite.probes.evidence import Evidence
 from excite.probes.hyperparameters import Settings
 from excite.probes.laws import LawSums, NamedLaw, check_wiring, named
 from excite.probes.norm_terms import NormTerms
@@ -21,6 +20,7 @@ from excite.probes.off_diagonal import OffDiagonal
 from excite.probes.passes import PassPrecision
 from excite.probes.reading import Entry, Reading, Unchecked
 from excite.probes.stages import Line, Stages
+from excite.probes.unchecked import UncheckedSteps
 from excite.probes.update_parts import PARTS, Rule, rule_of
 from excite.wiring.affine import clean_path
 from excite.wiring.calling import Batch, Pick
@@ -83,7 +83,7 @@ class Ledger:
         first = {law.group.producers[0].parameter.rpartition(".")[0] for law in laws} | {""}
         self._passes = PassPrecision([owners[path] for path in sorted(first) if path in owners], device)
         self._stages = Stages(self._sums, self._parameters, self._norms)
-        self.evidence = Evidence()
+        self.unchecked = UncheckedSteps()
         self.precision = _lowest([p.dtype for p in self._parameters])
         self.tolerance = _TOLERANCE.get(self.precision, 0.1) if tolerance is None else tolerance
         self._off = OffDiagonal(laws, parameters, off_diagonal) if off_diagonal else None
@@ -134,7 +134,7 @@ class Ledger:
         for number, law in enumerate(self.laws if self._stages.unchecked is not None or line.missing else ()):
             reason = self._stages.unchecked or line.missing.get(number)
             if reason is not None:
-                self.evidence.add(law.name, reason)
+                self.unchecked.add(law.name, reason)
         if self._off is not None:
             self._off.after(self._settings())
         self._lines.append(line)
@@ -186,7 +186,7 @@ class Ledger:
             mine = {name: column[law.span] for name, column in columns.items()}
             split = {name: parts[i, law.span] for i, name in enumerate(PARTS)}
             matrix = None if self._off is None else self._off.read(law.name)
-            why = self.evidence.why(law.name, self.steps)
+            why = self.unchecked.why(law.name, self.steps)
             entries.append(
                 Entry(law.name, law.group, parts=split, off_diagonal=matrix, tolerance=self.tolerance, why=why, **mine)
             )
@@ -232,7 +232,7 @@ class Ledger:
             "laws": [f"{law.name} {law.group.law} {law.group.channels}" for law in self.laws],
             **self._books.state_dict(),
             "decay": self._stages.state_dict(),
-            "unchecked": self.evidence.state_dict(),
+            "unchecked": self.unchecked.state_dict(),
             "off_diagonal": {} if self._off is None else self._off.state_dict(),
         }
 
@@ -245,7 +245,7 @@ class Ledger:
         self._books.load_state_dict(state)
         self.steps = int(state["steps"])
         self._stages.load_state_dict(state.get("decay", {}))
-        self.evidence.load_state_dict(state.get("unchecked", {}))
+        self.unchecked.load_state_dict(state.get("unchecked", {}))
         if self._off is not None:
             self._off.load_state_dict(state["off_diagonal"])
 

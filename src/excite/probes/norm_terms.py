@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite.probes.evidence import Reason
 from excite.probes.laws import NamedLaw
 from excite.probes.reduce import rank_and_size
+from excite.probes.unchecked import Reason
 from excite.wiring.affine import clean_path
 from excite.wiring.untouched import is_aside
 

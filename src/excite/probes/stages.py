@@ -10,10 +10,10 @@ from torch import Tensor
 
 from excite.errors import InputError
 from excite.probes.decay_share import DecayShare
-from excite.probes.evidence import Reason
 from excite.probes.hyperparameters import Hyperparameters, Settings
 from excite.probes.laws import Derive, LawSums
 from excite.probes.norm_terms import NormTerms
+from excite.probes.unchecked import Reason
 from excite.probes.update_parts import (
     Form,
     Moments,

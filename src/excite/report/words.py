@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from excite.probes.evidence import REASONS
+from excite.probes.unchecked import REASONS
 from excite.report.changes import Change, after, calmed, fall, finite, first_broken, rise
 from excite.report.measured import Metrics
 

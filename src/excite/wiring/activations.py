@@ -77,7 +77,7 @@ _MIXES = {"matmul", "mm", "bmm", "baddbmm", "einsum", "scaled_dot_product_attent
 
 
 @dataclass(frozen=True)
-class Activation:
+class ActivationCall:
     """One activation as it is called. `kinks`: where each piece begins that an element of `input` can be on, each a number
     or a tensor like `input`; a smooth activation has one at 0 although it has no pieces."""
 
@@ -94,7 +94,7 @@ class Activation:
 class ActivationMode(AffineMode):
     """While active, `activated(activation)` is called before every activation, whoever makes it."""
 
-    def activated(self, activation: Activation) -> None:
+    def activated(self, activation: ActivationCall) -> None:
         """Called with what enters an activation; it may be changed in place afterwards."""
 
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -109,25 +109,25 @@ def _name(function: Callable[..., Any]) -> str:
     return name if name.startswith("__") else name.strip("_")
 
 
-def _recognised(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Activation | None:
+def _recognised(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActivationCall | None:
     rest = dict(kwargs)
     x, after = (args[0], args[1:]) if args else (rest.pop("input", None), ())
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return None
     if name in _SMOOTH:
-        return Activation(name, x, (0.0,), smooth=True)
+        return ActivationCall(name, x, (0.0,), smooth=True)
     if name in _KINKS:
         kinks = tuple(at for at in _KINKS[name](*after, **rest) if at is not None)
         lower = after[0] if after else rest.get("min")
         if name in ("clamp", "clip") and lower is None:
             name = "clamp_max"
-        return Activation(name, x, kinks) if kinks else None
+        return ActivationCall(name, x, kinks) if kinks else None
     if name in _TWO or name in _COMPARED:
         other = after[0] if after else rest.get("other")
         if isinstance(other, Tensor) and other.is_floating_point():
-            return Activation(name, x, (other,))
+            return ActivationCall(name, x, (other,))
         if name in _COMPARED and isinstance(other, int | float):
-            return Activation(name, x, (float(other),))
+            return ActivationCall(name, x, (float(other),))
     return None
 
 
@@ -201,7 +201,7 @@ class UnitMode(ActivationMode):
         """Runs an affine call; subclasses look at it here."""
         return call.run(call.input)
 
-    def activated(self, activation: Activation) -> None:
+    def activated(self, activation: ActivationCall) -> None:
         self._judge(activation.input, activation)
         for kink in activation.kinks:
             if isinstance(kink, Tensor):  # the other of two
@@ -211,7 +211,7 @@ class UnitMode(ActivationMode):
         """Whether every element has reached an activation: what a later one says does not count."""
         return any(not one.moves for one in self.judged[number])
 
-    def _judge(self, x: Tensor, activation: Activation) -> None:
+    def _judge(self, x: Tensor, activation: ActivationCall) -> None:
         trails = self._trails.get(x)
         if not trails:
             return

@@ -56,7 +56,7 @@ _TENSORS = (Tensor, tuple, list)
 
 
 @dataclass(frozen=True)
-class Step:
+class InputStep:
     """One function that is applied to a signal on its way into an affine call."""
 
     function: Callable[..., Any]
@@ -87,7 +87,7 @@ class AffineCall:
     bias_at: At | None
     fixed: tuple[At, ...] = ()  # tensors among the arguments that do not depend on the data
     product: Product | None = field(default=None, repr=False, compare=False)
-    before: tuple[Step, ...] = ()
+    before: tuple[InputStep, ...] = ()
     signal: Tensor | None = field(default=None, repr=False, compare=False)
 
     def _argument(self, at: At) -> Tensor:
@@ -210,7 +210,7 @@ class _Trace:
     result: weakref.ref[Tensor]
     signal: Tensor
     versions: tuple[int, int]
-    step: Step
+    step: InputStep
     weight_at: At | None = None
 
     def of(self, tensor: Tensor) -> bool:
@@ -495,23 +495,23 @@ class AffineMode(TorchFunctionMode):
         trace = self._traces.get(id(tensor))
         return trace if trace is not None and trace.weight_at is None and trace.of(tensor) else None
 
-    def _signal(self, entering: Tensor) -> tuple[Tensor | None, tuple[Step, ...]]:
+    def _signal(self, entering: Tensor) -> tuple[Tensor | None, tuple[InputStep, ...]]:
         """The signal that was copied into what enters a call, and the steps between; None if it was not."""
         signal: Tensor | None = None
-        steps: list[Step] = []
+        steps: list[InputStep] = []
         while (trace := self._trace_of(entering if signal is None else signal)) is not None:
             signal = trace.signal
             steps.insert(0, trace.step)
         return signal, tuple(steps)
 
 
-def _step(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], at: At, result: Tensor) -> Step:
+def _step(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], at: At, result: Tensor) -> InputStep:
     """The function without its signal, and without the number of samples."""
     if func in _SHAPED:
-        return Step(Tensor.reshape, (None, (-1, *result.shape[1:])), {}, (0,))
+        return InputStep(Tensor.reshape, (None, (-1, *result.shape[1:])), {}, (0,))
     if func in _CASTS:
-        return Step(Tensor.to, (None,), {"dtype": result.dtype, "device": result.device}, (0,))
-    return Step(func, *replaced(args, kwargs, {at: None}), at)
+        return InputStep(Tensor.to, (None,), {"dtype": result.dtype, "device": result.device}, (0,))
+    return InputStep(func, *replaced(args, kwargs, {at: None}), at)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -28,7 +28,7 @@ class Reason:
     what: str
 
 
-class Evidence:
+class UncheckedSteps:
     """By law: in how many steps it was not checked, and the first reason."""
 
     def __init__(self) -> None:
