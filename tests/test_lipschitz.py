@@ -57,6 +57,7 @@ def test_local_constant_does_not_depend_on_the_chunks(monkeypatch: pytest.Monkey
     assert local(model, x[:0]).shape == (0,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDED)
 @pytest.mark.parametrize("norm", ["inf", "2"])
 def test_no_point_and_no_pair_of_points_exceeds_the_bound(name: str, norm: str) -> None:
@@ -176,6 +177,7 @@ class Wrapped(nn.Module):
         return self.function(x)  # type: ignore[operator, no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("norm", ["inf", "2"])
 def test_each_part_is_bounded_from_above_and_not_absurdly(name: str, norm: str) -> None:

@@ -106,6 +106,7 @@ def test_a_sweep_over_ones_own_factory_needs_no_trust(tmp_path: Path) -> None:
     assert run_sweep(plan({**OWN, "sweep": sweep}, tmp_path / "sweep"), 1).failed is None
 
 
+@pytest.mark.slow
 def test_one_damaged_run_of_a_sweep_does_not_stop_the_others(tmp_path: Path) -> None:
     values = {**MOONS, "sweep": {"over": {"optimizer.lr": [0.1, 0.2]}, "points": 2}}
     assert run_sweep(plan(values, tmp_path / "sweep"), 1).failed is None

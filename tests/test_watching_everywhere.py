@@ -314,6 +314,7 @@ def test_what_the_model_is_made_of_is_written_once_as_by_one_process(two, tmp_pa
     assert not list((two / "ddp").rglob("*wiring*"))
 
 
+@pytest.mark.slow
 def test_processes_agree_on_when_to_measure_and_on_what_is_switched_off(two):
     run = excite.load_run(two / "budget")
     assert run.series("rank/effective/second")[0].tolist()[:2] == [0, 1]

@@ -86,6 +86,7 @@ def test_lambda_steady_is_no_bound_for_one_or_two_hidden_units(units: int) -> No
     assert (local(run.module(), x) <= found.program.values * (1 + 1e-9)).all()  # what holds, holds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["end", "forward"])
 @pytest.mark.parametrize("widths", [(2, 6, 1), (2, 5, 4, 1)])
 def test_the_program_over_dropout_patterns_holds(widths: tuple[int, ...], where: str) -> None:

@@ -102,6 +102,7 @@ def test_the_gradient_of_theorem_4_against_finite_differences():
     assert bound.terms["gradient norm"] == pytest.approx(np.sqrt(total), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widths", WIDTHS)
 def test_theorem_5_while_weights_grow(widths):
     # Deeper networks start larger: near zero is a saddle that takes long to leave.

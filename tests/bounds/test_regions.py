@@ -29,6 +29,7 @@ def points(count: int, size: int = 2, seed: int = 1) -> Tensor:
     return 2 * torch.randn(count, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigmoid", [False, True])
 @pytest.mark.parametrize("form", ["stated", "point"])
 @pytest.mark.parametrize("widths", [(2, 7, 1), (2, 6, 5, 1), (3, 5, 4, 4, 1)])

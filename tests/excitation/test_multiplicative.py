@@ -60,6 +60,7 @@ def test_all_corners_of_a_tiny_network(seed):
     assert torch.allclose(high, largest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", "2", "1"])
 @pytest.mark.parametrize("name", SCALAR)
 def test_every_model_moves_within_the_ball(name, norm):

@@ -78,6 +78,7 @@ def test_extremes_are_those_of_a_search_over_the_signal_that_is_not_padded(mode:
     assert torch.allclose(found, extremes(apart(model, mode, axes), x, norm), **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize("mode", MODES)
 def test_shapes_and_perturbations_are_those_of_the_signal(mode: str, axes: int) -> None:

@@ -57,6 +57,7 @@ def test_one_layer_is_the_distance_to_the_hyperplane(norm: str) -> None:
     torch.testing.assert_close(found.values, slack / dual(model[0].weight.detach(), norm), rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("sizes", [(7, 6, 1), (5, 4, 6, 1)])
 def test_linear_networks_have_a_closed_form(norm: str, sizes: tuple[int, ...]) -> None:

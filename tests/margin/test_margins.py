@@ -170,6 +170,7 @@ class LayerDrop(nn.Module):
         return self.out(x * 0 if self.training and number < 0.1 else x)
 
 
+@pytest.mark.slow
 def test_numbers_drawn_in_evaluation_mode_do_not_stop_margins_of_layers():
     torch.manual_seed(0)
     model, x = LayerDrop().eval(), torch.randn(4, 2)

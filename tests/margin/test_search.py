@@ -71,6 +71,7 @@ def test_perturbations_of_the_table_of_models_flip_decisions(name: str, norm: st
     check_real(model, x, y, norm, None, pick)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", "2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_perturbations_stay_within_bounds_in_both_types(norm: str, dtype: torch.dtype) -> None:

@@ -36,6 +36,7 @@ def test_the_error_of_the_sketch_is_within_its_bound(seed):
         assert sketch.slack <= tails[k] / (size + 1 - k) + rounding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
 def test_every_quantity_of_a_sketched_covariance_is_in_its_range(seed):
     rows, size = matrix(1000 + seed)

@@ -63,6 +63,7 @@ class Training:
         self.watch.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_every_step_measures_what_the_function_says_of_the_weights_before_it(name):
     model, x = build(name)

@@ -211,6 +211,7 @@ def test_margins_of_all_layers_name_them_too() -> None:
         margins(model, x, (model(x) > 0.5).long().flatten(), layers="all", steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("dict", "tuple")])
 def test_the_models_of_the_table_are_accounted_for(name: str) -> None:
     model, x = build(name)

@@ -6,6 +6,7 @@ from excite.wiring.junctions import junctions
 from models import CASES, build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name != "papers"])
 def test_names_are_distinct(name):
     """Metrics are stored by these names: two items of one name would overwrite each other."""

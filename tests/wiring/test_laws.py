@@ -96,6 +96,7 @@ def test_every_claimed_law_leaves_the_function_unchanged(where: str, name: str) 
     check_symmetry(*load(where, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "name"), ALL)
 def test_gradients_of_producers_and_consumers_balance(where: str, name: str) -> None:
     check_gradients(*load(where, name))
