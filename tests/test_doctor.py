@@ -14,6 +14,19 @@ from excite import __version__, doctor
 from excite.data.sources import SOURCES
 
 
+def installed() -> bool:
+    try:
+        metadata.version("excite")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+needs_package = pytest.mark.skipif(
+    not installed(), reason="run from the source tree: excite is not installed as a package"
+)
+
+
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """No data, and no driver without a GPU, whatever this machine has."""
@@ -21,6 +34,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
 
 
+@needs_package
 def test_versions_devices_extras_and_data_are_printed(excite: Any) -> None:
     problems = doctor.diagnose().problems
     status, out, _ = excite("doctor")
@@ -36,6 +50,7 @@ def test_versions_devices_extras_and_data_are_printed(excite: Any) -> None:
     assert ("everything fits" in out) == (not problems)
 
 
+@needs_package
 def test_what_is_missing_or_too_old_does_not_fit(excite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"numpy": "1.20", "pandas": None, "ray": "1.0", "wandb": None}
     known = doctor._version
