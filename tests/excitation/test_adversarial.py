@@ -115,7 +115,7 @@ def test_stages_radius_zero_and_the_state(tmp_path):
     state, random = at.state_dict(), torch.get_rng_state()
     second = at.perturbations(x, Y)
     assert not torch.equal(first, second)
-    write(tmp_path, 1, {"excitation": state}, final=False, keep=1)  # through the file that runs keep
+    write(tmp_path, 1, {"excitation": state}, final=False, keep=1, commits=0)  # through the file that runs keep
     state = read(path_of(tmp_path, 1, False))[1]["excitation"]
     twin = AdversarialTraining(model, Stages(0.3, 2), steps=1)
     twin.load_state_dict(state)
