@@ -213,6 +213,19 @@ def check_weights(model: nn.Module) -> nn.Module:
     return model
 
 
+def check_norms(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse weights without elements, and those whose squares overflow float64. Waits for the device."""
+    for name, weight in named:
+        if not weight.numel():
+            raise ModelError(f"expected weights with at least one element; {name} has the shape {tuple(weight.shape)}")
+        if hasattr(weight, "to_local") or not weight.is_floating_point():
+            continue
+        if not math.isfinite(float(weight.detach().double().square().sum())):
+            raise ModelError(
+                f"expected weights whose squares are finite in float64; those of {name} are not: scale them"
+            )
+
+
 def check_output(output: Tensor) -> Tensor:
     """The output of a model, if it is finite. Waits for the device."""
     if output.is_floating_point() and not bool(torch.isfinite(output).all()):

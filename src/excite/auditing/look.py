@@ -18,6 +18,7 @@ from excite._core.checks import (
     check_flag,
     check_number,
     check_output,
+    check_real,
     check_weights,
     model_errors,
     shown,
@@ -198,7 +199,7 @@ def _outputs(model: nn.Module, x: Tensor) -> int:
         raise ModelError(
             f"expected an output with one row per point; got {tuple(output.shape)} for {len(x[:2])} points"
         )
-    check_output(output)
+    check_output(check_real(output))
     return output[0].numel()
 
 

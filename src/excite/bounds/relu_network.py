@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from excite._core.checks import model_errors, shown
+from excite._core.checks import check_weights, model_errors, shown
 from excite.errors import InputError, ModelError
 from excite.wiring.affine import AffineCall, AffineMode, Names
 from excite.wiring.calling import check_finite, pick_output
@@ -61,7 +61,7 @@ def relu_network(model: nn.Module | Pairs, x: Tensor, *, sigmoid: bool | None = 
         shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"expected points (N, ...) with at least one point and one feature; got {shape}")
     if isinstance(model, nn.Module):
-        pairs, ends = _record(model, x, sigmoid)
+        pairs, ends = _record(check_weights(model), x, sigmoid)
     else:
         if not isinstance(model, list | tuple):
             raise InputError(f"model: expected a torch.nn.Module or a list of pairs (weight, bias); got {shown(model)}")

@@ -16,7 +16,16 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from excite._core.checks import check_count, check_model, check_number, check_seed, check_weights, first_line, shown
+from excite._core.checks import (
+    check_count,
+    check_dense,
+    check_model,
+    check_number,
+    check_seed,
+    check_weights,
+    first_line,
+    shown,
+)
 from excite.bounds.bound import Assumption, Bound
 from excite.errors import ExciteError, InputError, ModelError
 from excite.wiring.untouched import untouched
@@ -120,6 +129,7 @@ def largest_eigenvalue(
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad or loss.is_complex():
         what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise InputError(f"expected a loss that is one number with a gradient; got {what}")
+    check_dense(loss, "loss")
     first = torch.autograd.grad(loss.reshape(()), parameters, create_graph=True, materialize_grads=True)
     gradient = torch.cat([g.reshape(-1) for g in first])
     size = gradient.numel()

@@ -112,6 +112,6 @@ def _apart(values: Tensor, keep: int) -> Tensor:
 def _into_ball(step: Tensor, radius: float, kind: Norm) -> Tensor:
     if kind == "inf":
         return step.clamp(-radius, radius)
-    length = step.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, *[1] * (step.dim() - 1))
+    length = step.reshape(len(step), -1).norm(dim=1).clamp(min=1e-30).view(-1, *[1] * (step.dim() - 1))
     scaled: Tensor = step * (radius / length).clamp(max=1.0)
     return scaled

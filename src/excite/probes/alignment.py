@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite._core.checks import check_count, check_model, check_weights, model_errors
+from excite._core.checks import check_count, check_model, check_norms, check_weights, model_errors
 from excite.errors import InputError
 from excite.probes.aligned import Alignments, JunctionAlignment, LayerAlignment
 from excite.probes.later import handed, later, once
@@ -136,7 +136,7 @@ def alignment(
     Up to the smaller dimension `exact` from the whole spectrum; beyond by a block Krylov method, in `iterations` rounds.
     """
     exact, iterations = check_count(exact, "exact"), check_count(iterations, "iterations")
-    check_weights(check_model(model))
+    check_norms(check_weights(check_model(model)).named_parameters())
     measure = Measure(trace(model, example, output=output), exact, 8)
     parameters = parameters_of(model)
     for _ in range(max(1, iterations)):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite._core.checks import check_count, check_model, check_number, check_weights
+from excite._core.checks import check_count, check_model, check_norms, check_number, check_weights
 from excite.errors import InputError, ModelError
 from excite.probes.books import Books
 from excite.probes.digest import Digest, Digester
@@ -309,7 +309,7 @@ def conservation(
         tolerance: flag a step whose rest exceeds this share of the squared weights; by default 1e-12 in float64 and
             1e-4 in float32.
     """
-    check_weights(check_model(model))
+    check_norms(check_weights(check_model(model)).named_parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"conservation: expected a torch.optim.Optimizer; got {type(optimizer).__name__}")
     if wiring is None:

@@ -57,6 +57,8 @@ def richness(
     if tolerance is not None and check_number(tolerance, "tolerance", 0, 1) == 1:
         raise InputError("tolerance: expected a number from 0 up to less than 1; got 1")
     accuracy, seed = check_number(accuracy, "accuracy", 0, above=True), check_seed(seed)
+    if not isinstance(units, bool | list | tuple):
+        raise InputError(f"units: expected True, False or a list of layer names; got {shown(units)}")
     batches = Batches(data, batch, inputs)
     layers: dict[str, Layer] = {}
 
