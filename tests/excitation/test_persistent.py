@@ -264,7 +264,7 @@ def loss(model=None, x=None, y=Y, **options):
 
 NAN = float("nan")
 BAD = {
-    "negative radius": (lambda: loss(radius=-0.1), "at least 0; got -0.1"),
+    "negative radius": (lambda: loss(radius=-0.1), "at least 0 and at most .*; got -0.1"),
     "nan radius": (lambda: loss(radius=NAN), "finite number"),
     "infinite radius": (lambda: loss(radius=float("inf")), "finite number"),
     "boolean radius": (lambda: loss(radius=True), "expected a number"),

@@ -99,7 +99,7 @@ def _check_number(value: object, what: str) -> float:
         raise InputError(
             f"{what}: expected a number, a dict by layer name, excite.Relative or excite.Stages; got {shown(value)}"
         )
-    return check_number(value, what, 0)
+    return check_number(value, what, 0, 1e30)  # steps of several radii must not overflow float32
 
 
 def base_radius(radius: Radius) -> float | Mapping[str, float] | Relative | Auto:

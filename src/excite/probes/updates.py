@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from excite._core.checks import (
     check_count,
@@ -137,6 +137,12 @@ def trajectory(
             errors, gradients, link = gradients_of(
                 model, part, None if y is None else y[cut].to(device), loss, [s.name for s in sites.chosen], output
             )
+            if not all(
+                bool(torch.isfinite(one).all()) for one in tree_leaves((errors, gradients)) if isinstance(one, Tensor)
+            ):
+                raise ModelError(
+                    "expected finite gradients; the model or the loss has NaN or infinite ones at some of the inputs"
+                )
             if link and "logits" not in known:
                 known.append("logits")
             for site in sites.chosen:
