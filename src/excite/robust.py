@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import check_count, check_model, check_number, check_seed, check_tensor, model_errors, shown
 from excite.errors import InputError
 from excite.excitation import AdversarialTraining
-from excite.excitation.checks import check_count
 from excite.excitation.search import Bounds
 from excite.fit.randomness import own_randomness
 from excite.wiring.untouched import device_of, evaluating
 
 
+@model_errors
 def broken_at(
     model: nn.Module,
     x: Tensor,
@@ -43,12 +44,16 @@ def broken_at(
     the smallest radius first and left alone once it is broken. The model is used in evaluation mode and left as it was;
     random starts come from `seed`. `classes` and `threshold` say how outputs decide, as in `AdversarialTraining`.
     """
-    check_count(restarts, "restarts")
-    check_count(batch, "batch")
-    if not len(radii) or any(a > b for a, b in pairwise(radii)):
-        raise InputError(f"radii: expected numbers in ascending order; got {list(radii)!r}")
-    if not len(x) or len(x) != len(y):
-        raise InputError(f"expected as many labels as points, at least one; got {len(x)} points and {len(y)} labels")
+    check_model(model)
+    restarts, batch, seed = check_count(restarts, "restarts"), check_count(batch, "batch"), check_seed(seed)
+    if not isinstance(radii, list | tuple):
+        raise InputError(f"radii: expected a list of numbers in ascending order; got {shown(radii)}")
+    radii = [check_number(radius, "radii", 0) for radius in radii]
+    if not radii or any(a > b for a, b in pairwise(radii)):
+        raise InputError(f"radii: expected numbers in ascending order; got {shown(radii)}")
+    check_tensor(x, "points"), check_tensor(y, "labels", 1, 2, floating=False)
+    if x.dim() == 0 or not len(x) or len(x) != len(y):
+        raise InputError(f"expected as many labels as points, at least one; got {tuple(x.shape)} and {tuple(y.shape)}")
     device = device_of(model)
     attacks = [
         AdversarialTraining(model, r, norm, steps, None, True, "margin", classes, bounds, threshold) for r in radii

@@ -30,7 +30,7 @@ def put(model: nn.Module, *values: float) -> None:
 def test_zero_counts_as_positive() -> None:
     before, after = torch.tensor([1.0, -1.0, 0.0, -0.5]), torch.tensor([0.0, 1.0, -0.1, -2.0])
     assert float(sign_changes([before], [after])) == 0.5
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="at least one tensor; got none"):
         sign_changes([before], [])
 
 

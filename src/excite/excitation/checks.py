@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import check_dense, check_number, shown
 from excite.errors import InputError, ModelError
 from excite.excitation.search import Bounds
 from excite.wiring.affine import clean_path, layer_name
@@ -15,22 +16,8 @@ from excite.wiring.untouched import capturing
 from excite.wiring.wrappers import refuse_lazy
 
 
-def check_model(model: object) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"expected a torch.nn.Module; got {type(model).__name__}")
-    return model
-
-
-def check_count(number: object, what: str, least: int = 1) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise InputError(f"{what}: expected a whole number of at least {least}; got {number!r}")
-    return number
-
-
 def check_fraction(fraction: object) -> float:
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-        raise InputError(f"advance: expected the fraction of training done, between 0 and 1; got {fraction!r}")
-    return float(fraction)
+    return check_number(fraction, "advance: the fraction of training done", 0, 1)
 
 
 def check_input(x: Batch, at_input: bool, bounds: Bounds | None) -> None:
@@ -62,10 +49,10 @@ def check_input(x: Batch, at_input: bool, bounds: Bounds | None) -> None:
 def check_layers(layers: object) -> str | tuple[str, ...]:
     if isinstance(layers, str):
         if layers not in ("all", "input"):
-            raise InputError(f"layers: expected 'all', 'input' or a list of layer names; got {layers!r}")
+            raise InputError(f"layers: expected 'all', 'input' or a list of layer names; got {shown(layers)}")
         return layers
     if not isinstance(layers, Sequence) or not layers or not all(isinstance(name, str) for name in layers):
-        raise InputError(f"layers: expected 'all', 'input' or a list of at least one layer name; got {layers!r}")
+        raise InputError(f"layers: expected 'all', 'input' or a list of at least one layer name; got {shown(layers)}")
     return tuple(layers)
 
 
@@ -73,12 +60,21 @@ def check_bounds(bounds: object) -> Bounds | None:
     if bounds is None:
         return None
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-        raise InputError(f"bounds: expected (low, high); got {bounds!r}")
+        raise InputError(f"bounds: expected (low, high); got {shown(bounds)}")
     low, high = bounds
     if not all(isinstance(b, Tensor | int | float) for b in bounds):
-        raise InputError(f"bounds: expected numbers or tensors; got {bounds!r}")
-    if not bool((torch.as_tensor(low) < torch.as_tensor(high)).all()):
-        raise InputError(f"bounds: expected low < high; got {bounds!r}")
+        raise InputError(f"bounds: expected numbers or tensors; got {shown(bounds)}")
+    for one in bounds:
+        if isinstance(one, Tensor):
+            check_dense(one, "bounds")
+    try:
+        ordered = bool((torch.as_tensor(low) < torch.as_tensor(high)).all())
+    except (RuntimeError, OverflowError) as error:
+        raise InputError(
+            f"bounds: expected numbers, or tensors that broadcast to the inputs; got {shown(bounds)}"
+        ) from error
+    if not ordered:
+        raise InputError(f"bounds: expected low < high; got {shown(bounds)}")
     return low, high
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -11,6 +10,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from excite._core.checks import check_number, shown
 from excite.errors import InputError
 from excite.excitation.auto import Auto
 
@@ -97,12 +97,9 @@ def _check_number(value: object, what: str) -> float:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(
-            f"{what}: expected a number, a dict by layer name, excite.Relative or excite.Stages; got {value!r}"
+            f"{what}: expected a number, a dict by layer name, excite.Relative or excite.Stages; got {shown(value)}"
         )
-    number = float(value)
-    if not math.isfinite(number) or number < 0:
-        raise InputError(f"{what}: expected a finite number of at least 0; got {number}")
-    return number
+    return check_number(value, what, 0, 1e30)  # steps of several radii must not overflow float32
 
 
 def base_radius(radius: Radius) -> float | Mapping[str, float] | Relative | Auto:

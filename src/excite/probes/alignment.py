@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import check_count, check_model, check_norms, check_weights, model_errors
 from excite.errors import InputError
 from excite.probes.aligned import Alignments, JunctionAlignment, LayerAlignment
 from excite.probes.later import handed, later, once
@@ -125,6 +126,7 @@ def _fetch(found: Sequence[Leading], dots: Sequence[Tensor]) -> tuple[list[Row],
     return rows, list(numbers)
 
 
+@model_errors
 def alignment(
     model: nn.Module, example: Batch, *, exact: int = EXACT, iterations: int = 10, output: Pick = None
 ) -> Alignments:
@@ -133,9 +135,10 @@ def alignment(
 
     Up to the smaller dimension `exact` from the whole spectrum; beyond by a block Krylov method, in `iterations` rounds.
     """
+    exact, iterations = check_count(exact, "exact"), check_count(iterations, "iterations")
+    check_norms(check_weights(check_model(model)).named_parameters())
     measure = Measure(trace(model, example, output=output), exact, 8)
     parameters = parameters_of(model)
-    _check(parameters)
     for _ in range(max(1, iterations)):
         done, met = measure.begin(parameters)()
         if not measure.bases:  # all of them are exact
@@ -250,9 +253,3 @@ def _values(done: Mapping[str, Row], met: Mapping[str, Aligned]) -> dict[str, fl
 
 def _once(layers: tuple[Layer, ...]) -> list[Layer]:
     return list({one.weight_name: one for one in reversed(layers)}.values())[::-1]
-
-
-def _check(parameters: Mapping[str, Tensor]) -> None:
-    for path, value in parameters.items():
-        if not bool(torch.isfinite(value).all()):
-            raise InputError(f"parameter {path!r} holds numbers that are not finite")

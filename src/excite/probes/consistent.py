@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import check_tensor, check_values
 from excite.errors import InputError, ModelError
 from excite.excitation.layout import Layout, find_layout
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values, counted
@@ -35,6 +36,8 @@ class Consistent:
 
 def consistency(patterns: Tensor, slopes: Tensor) -> Consistent:
     """From one pattern (or a hash of it) and one slope for each look and point: (looks, N, ...) and (looks, N)."""
+    check_tensor(patterns, "patterns", floating=False)
+    check_values([check_tensor(slopes, "slopes")], "slopes")
     if slopes.dim() != 2 or patterns.shape[:2] != slopes.shape or not slopes.numel():
         raise InputError(
             f"expected patterns (looks, N, ...) and slopes (looks, N); got {tuple(patterns.shape)} and {tuple(slopes.shape)}"

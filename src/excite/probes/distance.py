@@ -8,12 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import same_shapes
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
 from excite.wiring.affine import clean_path
 
 
 def distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """(‖θ − θ₀‖₂, ‖θ − θ₀‖₂ / ‖θ₀‖₂) over all entries, accumulated in float32 or better."""
+    return _distance(*same_shapes(parameters, initial, "parameters"))
+
+
+def _distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     start = [one.detach() for one in initial]
     moved = _norms([p.detach() - one.to(p.device, p.dtype) for p, one in zip(parameters, start)]).norm()
     return moved, moved / _norms(start).to(moved.device).norm()

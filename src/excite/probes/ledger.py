@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import check_count, check_model, check_norms, check_number, check_weights
 from excite.errors import InputError, ModelError
 from excite.probes.books import Books
 from excite.probes.digest import Digest, Digester
@@ -315,12 +316,15 @@ def conservation(
         tolerance: flag a step whose rest exceeds this share of the squared weights; by default 1e-12 in float64 and
             1e-4 in float32.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"conservation: expected a torch.nn.Module; got {type(model).__name__}")
+    check_norms(check_weights(check_model(model)).named_parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"conservation: expected a torch.optim.Optimizer; got {type(optimizer).__name__}")
     if wiring is None:
         if example is None:
             raise InputError("conservation: give an example batch or a wiring, to find the laws of the model")
         wiring = trace(model, example, output=output)
+    if not isinstance(off_diagonal, bool):
+        off_diagonal = check_count(off_diagonal, "off_diagonal")
+    if tolerance is not None:
+        tolerance = check_number(tolerance, "tolerance", 0)
     return Ledger(model, optimizer, wiring.groups, off_diagonal, tolerance)

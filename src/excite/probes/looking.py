@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from excite._core.checks import check_count
 from excite.errors import ExciteError, InputError, ModelError
 from excite.probes.samples import Live
 from excite.probes.seen import Patches, Seen, seen, unit_rows
@@ -130,8 +131,7 @@ class Batches:
     """
 
     def __init__(self, data: Any, batch: int, inputs: Inputs | None = None):
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise InputError(f"batch: expected a whole number of at least 1; got {batch!r}")
+        batch = check_count(batch, "batch")
         self._data, self._batch, self._inputs = data, batch, inputs
         self.whole = isinstance(data, Tensor | tuple | dict)
         if self.whole:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from excite._core.checks import check_tensor, check_values, shown
 from excite.errors import InputError
 from excite.probes.covariance import Covariances
 from excite.probes.later import later
@@ -31,8 +32,9 @@ def effective_rank(rows: Tensor) -> float:
 
     Between 1 (all variance in one direction) and min(N − 1, D) (the same in all of them); 0 if the rows are all equal.
     """
-    if rows.dim() != 2:
-        raise InputError(f"effective_rank: expected rows (N, D); got shape {tuple(rows.shape)}")
+    check_values([check_tensor(rows, "rows (N, D)", 2)], "rows")
+    if not rows.numel():
+        raise InputError(f"expected at least one row and one column; got {shown(rows)}")
     return float(Covariances([rows]).spectra()[0].effective_rank)
 
 

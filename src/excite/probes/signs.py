@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excite._core.checks import same_shapes
 from excite.errors import InputError, ModelError
 from excite.probes.later import later
 from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
@@ -23,6 +24,10 @@ from excite.wiring.affine import clean_path
 
 def sign_changes(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
     """The fraction of entries whose sign differs between two lists of tensors; sgn(0) = 1."""
+    return _changed(*same_shapes(before, after, "tensors"))
+
+
+def _changed(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
     pairs = list(zip(before, after, strict=True))
     changed = sum((((one >= 0) != (other >= 0)).sum() for one, other in pairs), torch.zeros(()))
     return changed / max(sum(one.numel() for one, _ in pairs), 1)
