@@ -5,7 +5,7 @@ The search is that of excitation: the same passes, steepest steps and bounds, on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -128,11 +128,16 @@ class AdversarialTraining:
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Labels, (B,), with the model in evaluation mode."""
-        model = unwrap(self.model)
         check_input(x, True, self.bounds)
-        check_weights(model)
+        check_weights(unwrap(self.model))
+        return self.decide(x, check_output)
+
+    @torch.no_grad()
+    def decide(self, x: Tensor, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
+        """`predict` without checks: a training that has diverged is measured like any other, and stops by its loss."""
+        model = unwrap(self.model)
         with evaluating(model):
-            return self.target.decide(check_output(self._read(call(model, x), batch_size(x))))
+            return self.target.decide(checked(self._read(call(model, x), batch_size(x))))
 
     def advance(self, fraction: float) -> None:
         """Say that `fraction` of training is done, 0 to 1: moves the radius of `Stages`."""

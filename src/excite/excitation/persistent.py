@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -156,11 +156,16 @@ class PersistentExcitation:
     @torch.no_grad()
     def predict(self, x: Batch) -> Tensor:
         """Labels, (B,), with the model in evaluation mode: 1 where f > threshold, the nearest code, or down the tree."""
-        model = unwrap(self.model)
         self._check_input(x)
-        check_weights(model)
+        check_weights(unwrap(self.model))
+        return self.decide(x, check_output)
+
+    @torch.no_grad()
+    def decide(self, x: Batch, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
+        """`predict` without checks: a training that has diverged is measured like any other, and stops by its loss."""
+        model = unwrap(self.model)
         with evaluating(model):
-            return self.target.decide(check_output(self._read(call(model, x), batch_size(x))))
+            return self.target.decide(checked(self._read(call(model, x), batch_size(x))))
 
     def advance(self, fraction: float) -> None:
         """Say that `fraction` of training is done, 0 to 1: moves the radius of `Stages`."""

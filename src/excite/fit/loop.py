@@ -161,7 +161,9 @@ class Training:
         self.device = device_of(model)
         self.x, self.y = data.x_train.to(self.device), data.y_train.to(self.device)
         self.test = (data.x_test.to(self.device), data.y_test.to(self.device))
-        self.predict = predict or (excitation.predict if excitation is not None else decisions(model))
+        # Weights that are no longer finite are measured too: `decide` is `predict` without its checks.
+        own = None if excitation is None else getattr(excitation, "decide", excitation.predict)
+        self.predict = predict or own or decisions(model)
         self.classifies = not data.y_train.is_floating_point()
         self.epochs, self.per_epoch = epochs, -(-len(self.x) // batch)
         self.settings = {"epochs": epochs, "batch": batch, "seed": seed, "points": len(self.x)}
