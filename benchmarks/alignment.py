@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import machine, race, ratio
-from excite.fit.resnet import resnet
 from excite.probes import Alignment
-from excite.probes.protocol import Every, Moment, Values
+from excite.probes.base import Every, Moment, Values
+from excite.train.models.resnet import resnet
 
 
 class Training:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from excite.warming import warm
+from excite.jobs.preload import warm
 
 if TYPE_CHECKING:
-    from excite.work import Tell
+    from excite.jobs.job import Tell
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def main() -> None:
     started = time.time()
     warm(options.on, options.workers)  # as the command line does, before anything heavy is imported
     from benchmarks.timing import machine
-    from excite.engines import find_engine
-    from excite.tasks import complete
+    from excite.jobs.executors import find_engine
+    from excite.jobs.scheduler import complete
 
     kind, _, address = options.on.partition(":")
     if kind == "ray":

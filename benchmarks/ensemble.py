@@ -3,7 +3,7 @@
     python -m benchmarks.ensemble [--steps 1000] [--repeats 9] [--networks 40] [--threads 1] [--device cpu]
 
 The ensemble measures the trajectory and the test loss along the way; the others only train. The third contestant is one
-nn.Module with the weights of all networks on a new axis, trained by autograd, as `excite.fit` does for seeds of a study.
+nn.Module with the weights of all networks on a new axis, trained by autograd, as `excite.train` does for seeds of a study.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import machine, race, ratio
-from excite.fit import ensemble
-from excite.fit.stacked import Stacked, stack_batches, stack_models
-from excite.studies.frequency import FREQUENCIES, network, points
+from excite.studies.trajectory.frequency import FREQUENCIES, network, points
+from excite.train import ensemble
+from excite.train.vectorized.stacked_modules import Stacked, stack_batches, stack_models
 
 EPOCH = 100
 
@@ -82,7 +82,7 @@ def main() -> None:
     rows = {
         "one at a time, `nn.Module` and `torch.optim.SGD`": ("alone", 1),
         f"{count} stacked in one `nn.Module`, autograd": ("autograd", count),
-        f"{count} in `excite.fit.ensemble`, with trajectories": ("ensemble", count),
+        f"{count} in `excite.train.ensemble`, with trajectories": ("ensemble", count),
     }
     print("## Many small networks at once\n")
     print(

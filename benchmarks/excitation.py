@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.timing import machine, race, ratio
 from excite import PersistentExcitation
-from excite.fit.architectures import build
+from excite.train.models.architectures import build
 
 BATCH, STEPS, RADIUS = 50, 4, 0.02
 

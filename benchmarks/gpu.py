@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite.config import TrainConfig, parse_config
 from excite.data import Dataset, load
 from excite.excitation import PersistentExcitation
-from excite.fit.architectures import build
-from excite.fit.captured import CapturedStep
-from excite.fit.step import Step
 from excite.margin import margins
-from excite.training import train, train_together
+from excite.train.config import TrainConfig, parse_config
+from excite.train.cuda_graph import CapturedStep
+from excite.train.from_config import train, train_together
+from excite.train.models.architectures import build
+from excite.train.step import Step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -123,7 +123,7 @@ def margin_speed(data: Dataset, points: int, **_: Any) -> None:
     for name, excited in (("plain", False), ("excited", True)):
         with tempfile.TemporaryDirectory() as folder:
             train(config(4, 0, excited), Path(folder) / "run").close()
-            from excite.measuring import load_model
+            from excite.train.evaluate import load_model
 
             model = load_model(Path(folder) / "run").model.to(DEVICE)
         margins(model, x[:100], y[:100], bounds=(-1, 1), evidence=False, certify=False)

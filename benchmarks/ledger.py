@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from benchmarks.timing import machine, race, ratio
-from excite.fit.architectures import build
 from excite.probes import conservation
+from excite.train.models.architectures import build
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.01),

@@ -295,7 +295,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "runs"
         hostile = make_folder(root, options.runs)
-        command = [sys.executable, "-m", "excite.cli", "serve", str(root), "--port", "0"]
+        command = [sys.executable, "-m", "excite.cli.app", "serve", str(root), "--port", "0"]
         environment = {**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
         with open(Path(folder) / "log", "w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)

@@ -22,8 +22,8 @@ from benchmarks.timing import machine, ratio
 from excite.data import load
 from excite.errors import ExciteError
 from excite.excitation import PersistentExcitation
-from excite.fit.architectures import build
 from excite.margin import margins
+from excite.train.models.architectures import build
 
 BOUNDS = (-1.0, 1.0)
 RADIUS = 0.02

@@ -50,7 +50,7 @@ def make(folder: Path, points: int) -> Run:
 
 
 def serve(root: Path) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "excite.cli", "serve", str(root), "--port", "0"]
+    command = [sys.executable, "-m", "excite.cli.app", "serve", str(root), "--port", "0"]
     environment = {**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None

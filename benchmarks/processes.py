@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.timing import machine, ratio
 from excite.excitation import PersistentExcitation
-from excite.fit import fit, make_model, many_processes
+from excite.train import fit, make_model, many_processes
 
 BATCH = 50
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from benchmarks.timing import machine
 from excite.bounds import empty_region
-from excite.bounds.patterns import patterns
-from excite.bounds.pursuit import pursue
 from excite.bounds.relu_network import as_module, relu_network
+from excite.bounds.trajectory.patterns import patterns
+from excite.bounds.trajectory.pursuit import pursue
 
 
 def network(widths: tuple[int, ...], seed: int = 0) -> nn.Sequential:

@@ -21,9 +21,9 @@ from torch import Tensor
 from benchmarks.timing import machine, race, ratio
 from excite.data import load
 from excite.errors import ExciteError
-from excite.fit.architectures import build
 from excite.probes import richness, smallest_eigenvalues
-from excite.probes.smallest import Smallest, default_tolerance
+from excite.probes.activation_rank.smallest import Smallest, default_tolerance
+from excite.train.models.architectures import build
 
 BATCH = 250
 

@@ -26,8 +26,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import excite
 from benchmarks.scaling_model import SEARCH, Measurement, grams, page
 from benchmarks.timing import machine, race, ratio
-from excite.fit.resnet import resnet
 from excite.probes import conservation
+from excite.train.models.resnet import resnet
 
 CLASSES = 10
 RADIUS = 1e-3  # relative: small, so that no signal collapses; the time does not depend on it

@@ -29,7 +29,7 @@ from scipy.optimize import lsq_linear
 SEARCH = 4
 EVERY = 50  # steps between two measurements of the default probes
 FLOOR = 0.02  # of a plain step: errors of what costs less than this count as if it cost this
-GRAM = 4096  # excite.probes.leading forms the matrix of inner products up to this size
+GRAM = 4096  # excite.probes.layer_alignment.leading forms the matrix of inner products up to this size
 
 
 @dataclass(frozen=True)

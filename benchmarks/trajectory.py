@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 import excite
 from benchmarks.timing import machine, race, ratio
-from excite.fit.architectures import build
 from excite.probes import Every, Probe, Trajectory
+from excite.train.models.architectures import build
 
 Made = Callable[[], Probe | None]
 WAYS: dict[str, Made] = {

@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.ledger import make
 from benchmarks.timing import machine
-from excite.probes.alignment import Measure
-from excite.probes.operators import Operator
-from excite.probes.sites import find
+from excite.probes.bias_trajectory.layer_operators import Operator
+from excite.probes.bias_trajectory.sites import find
+from excite.probes.layer_alignment.probe import Measure
 from excite.wiring.junctions import parameters_of
 from excite.wiring.tracing import trace
 

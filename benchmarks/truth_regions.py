@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from excite.bounds import dropout_generalization, empty_region
-from excite.bounds.dropout import DropoutStatement
-from excite.bounds.patterns import patterns, slopes
 from excite.bounds.relu_network import relu_network
-from excite.fit import train_with_dropout
+from excite.bounds.trajectory.dropout import DropoutStatement
+from excite.bounds.trajectory.patterns import patterns, slopes
+from excite.train import train_with_dropout
 
 SLACK = 1e-9
 Pairs = list[tuple[Tensor, Tensor]]

@@ -26,8 +26,8 @@ from excite.bounds import (
     steady_lipschitz,
     trajectory_length,
 )
+from excite.monitor.watch import watch
 from excite.probes import Every, Trajectory
-from excite.watching import watch
 
 SLACK = 1e-9
 

@@ -24,9 +24,9 @@ from torch import nn
 import excite
 from benchmarks.ledger import make
 from benchmarks.timing import machine, race, ratio
+from excite._core.background import settle
 from excite.probes import Conservation, Every, Loss, Trajectory, default_probes
-from excite.probes.later import settle
-from excite.probes.protocol import Moment
+from excite.probes.base import Moment
 
 _PHASE = 25  # steps ahead: measurements at every 50th step fall into the middle of a turn, and what follows one is timed with it
 

@@ -9,7 +9,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 PACKAGES = [
-    "excite", "excite.auditing", "excite.bounds", "excite.data", "excite.excitation", "excite.fit", "excite.lipschitz", "excite.margin",
+    "excite", "excite.report.audit", "excite.bounds", "excite.data", "excite.excitation", "excite.train", "excite.lipschitz", "excite.margin",
     "excite.probes", "excite.report", "excite.runs", "excite.studies", "excite.wiring",
 ]  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_every_public_name_is_used_by_a_quick_test(package, used):
 
 
 def test_every_command_is_run_by_a_quick_test():
-    from excite.cli import app, data_app, study_app
+    from excite.cli.app import app, data_app, study_app
 
     calls = set()
     for path in TESTS.rglob("test_*.py"):

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from excite import bounds, lipschitz, studies
     from excite.excitation import AdversarialTraining, Hierarchy, PersistentExcitation, Relative, Stages
     from excite.margin import Margins, margins
+    from excite.monitor.watch import Watch, watch
     from excite.runs import Run, load_run
-    from excite.watching import Watch, watch
     from excite.wiring import Wiring, trace
 
 _WHERE = {
     "trace": "excite.wiring", "Wiring": "excite.wiring",
     "PersistentExcitation": "excite.excitation", "Relative": "excite.excitation", "Stages": "excite.excitation",
     "AdversarialTraining": "excite.excitation", "Hierarchy": "excite.excitation",
-    "watch": "excite.watching", "Watch": "excite.watching",
+    "watch": "excite.monitor.watch", "Watch": "excite.monitor.watch",
     "load_run": "excite.runs", "Run": "excite.runs",
     "margins": "excite.margin", "Margins": "excite.margin",
     "bounds": "", "lipschitz": "", "studies": "",

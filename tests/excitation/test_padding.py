@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from excitation.literal import extreme
 from excite import AdversarialTraining, PersistentExcitation, margins, trace
-from excite.probes.operators import Operator
-from excite.probes.protocol import Moment
-from excite.probes.seen import seen
-from excite.probes.sites import find
+from excite.probes.base import Moment
+from excite.probes.bias_trajectory.layer_operators import Operator
+from excite.probes.bias_trajectory.sites import find
+from excite.probes.layer_inputs import seen
 from models import build, padded_network
 
 MODES = ["zeros", "circular", "replicate", "reflect"]

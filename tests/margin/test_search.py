@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from excite._core.calls import pick_output
 from excite.margin import margins
-from excite.wiring.calling import pick_output
 from models import CASES, build, same_state, state_of
 
 DIFFERENTIABLE = [name for name, case in CASES.items() if not case.tokens]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from excite._core.background import aside, once
 from excite.probes import Alignment, Conservation, Every, Probe, Rank, Signs, Trajectory
+from excite.probes.base import Moment, Values
 from excite.probes.batched import Batched, Promise
-from excite.probes.later import aside, once
-from excite.probes.protocol import Moment, Values
 
 
 def test_what_waits_is_computed_at_once_and_each_gets_its_own() -> None:
@@ -133,7 +133,7 @@ def test_what_waits_to_be_written_does_not_hold_the_moment(probe: type[Probe], m
     try:
         with monkeypatch.context() as pretend:  # as on a GPU
             pretend.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
-            pretend.setattr("excite.probes.rank.Covariances.apart", True)
+            pretend.setattr("excite.probes.activation_rank.rank.Covariances.apart", True)
             waiting = one.measure(now)
         assert isinstance(waiting, Future)
         assert not waiting.done()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from excite.probes import Distance
-from excite.probes.protocol import Moment
+from excite.probes.base import Moment
 from models import build
 
 

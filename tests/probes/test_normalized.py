@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import excite
-from excite.auditing import audit
 from excite.probes import Consistency, Every, Rank, Trajectory, effective_rank, richness
-from excite.probes.protocol import Moment
+from excite.probes.base import Moment
+from excite.report.audit import audit
 from models import build
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
@@ -286,7 +286,7 @@ def test_nothing_switches_behind_a_batch_normalization() -> None:
 def test_patterns_by_sample_wherever_the_batch_stands(layout: str) -> None:
     torch.manual_seed(0)
     model, x = Zero(layout).double(), torch.randn(4, 4, 3, dtype=torch.float64)
-    from excite.probes.consistent import patterns_and_slopes
+    from excite.probes.bias_trajectory.consistency import patterns_and_slopes
 
     signs, _ = patterns_and_slopes(model, x)
     with torch.no_grad():

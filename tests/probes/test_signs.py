@@ -13,7 +13,7 @@ import excite
 from excite import InputError
 from excite.errors import ModelError
 from excite.probes import Direction, Every, Signs, angle, sign_changes
-from excite.probes.protocol import Moment
+from excite.probes.base import Moment
 
 
 def line(*values: float) -> nn.Module:

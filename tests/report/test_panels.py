@@ -11,7 +11,7 @@ from excite.report import make_report
 from excite.report.panels import KINDS, in_order, natural, panels, select, split
 from excite.report.view import Shown, describe, draw, remarks
 from excite.runs import Run
-from excite.runs.following import Follower
+from excite.runs.reader import Follower
 
 
 def test_every_metric_has_one_place():

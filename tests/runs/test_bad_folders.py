@@ -17,8 +17,10 @@ import pytest
 import torch
 
 from excite.errors import RunError
-from excite.runs import Run, checkpoints, folder, following, load_run, metrics, repair
-from excite.runs.following import standing
+from excite.runs import Run, checkpoints, load_run, metrics, repair
+from excite.runs import reader as following
+from excite.runs import run as folder
+from excite.runs.reader import standing
 
 
 @pytest.fixture

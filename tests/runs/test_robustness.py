@@ -18,10 +18,10 @@ from torch import nn
 
 import excite as library
 from excite.errors import InputError, TrainingStopped
-from excite.fit import loop
-from excite.measuring import load_model, measure
 from excite.runs import Run, load_run, metrics
-from excite.training import train
+from excite.train import trainer as loop
+from excite.train.evaluate import load_model, measure
+from excite.train.from_config import train
 
 MOONS: dict[str, Any] = {
     "data": {"name": "moons", "train": 40, "test": 20},
@@ -182,7 +182,9 @@ def test_margins_of_a_busy_run_are_printed_and_said_not_to_be_stored(
         status, out, err = excite("audit", "run", "--points", "3", "--no-margins")
         assert status == 0, err
         assert "not stored in the run: another process" in out
-        monkeypatch.setattr("excite.measuring.margins", lambda *a, **k: pytest.fail("measured before it was known"))
+        monkeypatch.setattr(
+            "excite.train.evaluate.margins", lambda *a, **k: pytest.fail("measured before it was known")
+        )
         with pytest.raises(library.ExciteError, match="another process is writing"):
             measure(load_model(tmp_path / "run"))
     assert list((tmp_path / "run/artifacts").glob("margins-*")) == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from excite import studies
-from excite.studies import running
+from excite.studies import runner as running
 from excite.studies.figures import save
 
 

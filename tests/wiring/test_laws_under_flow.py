@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from excite.fit import gradient_flow
+from excite.train import gradient_flow
 from excite.wiring import trace
 
 from .zoo import Net

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError
-from excite.fit.resnet import resnet
+from excite.train.models.resnet import resnet
 from excite.wiring import Graph, decompose, fully_connected, path_count
 from excite.wiring.decomposition import edges
 from models import build, same_state, state_of

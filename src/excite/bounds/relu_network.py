@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from excite._core.calls import check_finite, pick_output
+from excite._core.intercept.affine import AffineCall, AffineMode, Names
+from excite._core.preserve import device_of, evaluating
+from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.errors import InputError, ModelError
-from excite.wiring.affine import AffineCall, AffineMode, Names
-from excite.wiring.calling import check_finite, pick_output
-from excite.wiring.untouched import device_of, evaluating
-from excite.wiring.wrappers import eagerly, refuse_lazy, unwrap
 
 Pairs = Sequence[tuple[Tensor, Tensor | None]]
 FAR = 1e4  # training points are also tried this many times farther out, on both sides of the origin

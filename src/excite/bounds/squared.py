@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from excite._core.calls import check_finite
 from excite.bounds.bound import Assumption
 from excite.bounds.relu_network import ReluNetwork
 from excite.bounds.stability import Descent, Sharpness, as_descent, largest_eigenvalue, stable
 from excite.errors import InputError
-from excite.wiring.calling import check_finite
 
 Loss = Literal["half-sum", "sum", "half-mean", "mean"]
 

@@ -16,10 +16,10 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from excite._core.preserve import untouched
+from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.bounds.bound import Assumption, Bound
 from excite.errors import InputError, ModelError
-from excite.wiring.untouched import untouched
-from excite.wiring.wrappers import eagerly, refuse_lazy, unwrap
 
 _TINY = 8  # up to so many parameters the Hessian is written out
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from excite._core.files import writing
 from excite.data.sources import SOURCES, Archive, File, Source
 from excite.data.unpacking import CHUNK, unpack
 from excite.errors import DataError, InputError
-from excite.runs.files import writing
 
 Progress = Callable[[str, int, int], None]
 

@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from excite._core.files import sync_folder, writing
 from excite.data.sources import Archive, File
 from excite.errors import DataError
-from excite.runs.files import sync_folder, writing
 
 CHUNK = 1 << 20
 MOST_MEMBERS, MOST_BYTES = 1000, 1 << 30  # of an archive, also of members that are passed over

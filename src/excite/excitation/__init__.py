@@ -2,7 +2,7 @@
 
 from excite.excitation.adversarial import AdversarialTraining
 from excite.excitation.hierarchy import Hierarchy
-from excite.excitation.persistent import PersistentExcitation
+from excite.excitation.loss import PersistentExcitation
 from excite.excitation.radius import Relative, Stages
 
 __all__ = ["AdversarialTraining", "Hierarchy", "PersistentExcitation", "Relative", "Stages"]

@@ -11,6 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from excite._core.calls import Pick, batch_size, call, own_copy, pick_output
+from excite._core.intercept.affine import Names
+from excite._core.layout import Layout
+from excite._core.norms import parse_norm
+from excite._core.preserve import Buffers, evaluating, untouched
+from excite._core.replay import Tape
+from excite._core.wrappers import eagerly, unwrap
 from excite.errors import InputError
 from excite.excitation.ball import project, random_point
 from excite.excitation.checks import (
@@ -22,9 +29,7 @@ from excite.excitation.checks import (
     possible_layers,
 )
 from excite.excitation.direction import wide
-from excite.excitation.layout import Layout
 from excite.excitation.radius import Stages, check_radius, radius_of
-from excite.excitation.replay import Tape
 from excite.excitation.search import (
     INPUT,
     Bounds,
@@ -38,11 +43,6 @@ from excite.excitation.search import (
     repeat,
 )
 from excite.excitation.targets import Loss, choose_target
-from excite.norms import parse_norm
-from excite.wiring.affine import Names
-from excite.wiring.calling import Pick, batch_size, call, own_copy, pick_output
-from excite.wiring.untouched import Buffers, evaluating, untouched
-from excite.wiring.wrappers import eagerly, unwrap
 
 
 class AdversarialTraining:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from excite._core.calls import Batch, check_finite, tensors
+from excite._core.intercept.affine import clean_path, layer_name
+from excite._core.preserve import capturing
+from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, ModelError
 from excite.excitation.search import Bounds
-from excite.wiring.affine import clean_path, layer_name
-from excite.wiring.calling import Batch, check_finite, tensors
-from excite.wiring.untouched import capturing
-from excite.wiring.wrappers import refuse_lazy
 
 
 def check_model(model: object) -> nn.Module:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excite._core.calls import Batch, batch_size, repeated
 from excite.errors import InputError, ModelError
 from excite.excitation.targets import (
     Excite,
@@ -24,7 +25,6 @@ from excite.excitation.targets import (
     check_threshold,
     class_labels,
 )
-from excite.wiring.calling import Batch, batch_size, repeated
 
 Groups = int | Sequence[Any]  # a class, or groups of groups
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from excite.errors import InputError
-from excite.excitation.auto import Auto
+from excite.excitation.auto_radius import Auto
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.calibration import resolve_layouts
+from excite._core.calls import Batch, batch_size, call, doubled, own_copy, tensors
+from excite._core.distributed import anyone
+from excite._core.intercept.affine import AffineCall, Names
+from excite._core.intercept.parameters import account, report
+from excite._core.layout import Layout
+from excite._core.norms import Norm
+from excite._core.preserve import Buffers, RandomState, aside, device_of
+from excite._core.replay import Pass, Tape
+from excite._core.wrappers import eagerly, is_sharded
 from excite.errors import InputError, ModelError
-from excite.excitation.across import anyone
-from excite.excitation.calibration import resolve_layouts
 from excite.excitation.direction import along, any_direction, unit, wide
-from excite.excitation.kinds import KINDS, Kind
-from excite.excitation.layout import Layout
+from excite.excitation.perturbations import KINDS, Kind
 from excite.excitation.radius import root_mean_square
-from excite.excitation.replay import Pass, Tape
 from excite.excitation.steepest import steepest
-from excite.norms import Norm
-from excite.wiring.affine import AffineCall, Names
-from excite.wiring.calling import Batch, batch_size, call, doubled, own_copy, tensors
-from excite.wiring.parameters import account, report
-from excite.wiring.untouched import Buffers, RandomState, aside, device_of
-from excite.wiring.wrappers import eagerly, is_sharded
 
 INPUT = ""  # the name of the perturbation of the model's own input; no layer has it
 Bounds = tuple[float | Tensor, float | Tensor]

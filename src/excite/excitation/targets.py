@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from excite._core.calls import Batch
+from excite._core.preserve import capturing
 from excite.errors import InputError, ModelError
 from excite.excitation.codes import codes, nearest
 from excite.excitation.direction import any_direction, wide
-from excite.wiring.calling import Batch
-from excite.wiring.untouched import capturing
 
 Loss = Literal["squared", "cross-entropy"]
 # (x, direction for each sample or None) -> outputs at (argmin, argmax)

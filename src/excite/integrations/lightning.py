@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from excite._core.calls import Batch
+from excite._core.optional import MissingPackage, need
 from excite.errors import InputError
 from excite.excitation import PersistentExcitation
-from excite.integrations.following import Following, few
-from excite.integrations.needing import MissingPackage, need
-from excite.integrations.sinks import MLflow, TensorBoard, WandB
-from excite.recording import Sink
-from excite.wiring.calling import Batch
+from excite.integrations.callback import Following, few
+from excite.monitor.sinks import MLflow, TensorBoard, WandB
+from excite.monitor.writer import Sink
 
 
 def _lightning() -> Any:

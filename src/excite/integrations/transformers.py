@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.optional import need
+from excite._core.preserve import is_aside
+from excite._core.wrappers import unwrap
 from excite.errors import InputError
 from excite.excitation import PersistentExcitation
-from excite.integrations.following import Following, few
-from excite.integrations.needing import need
-from excite.integrations.sinks import MLflow, TensorBoard, WandB
-from excite.recording import Sink
-from excite.wiring.untouched import is_aside
-from excite.wiring.wrappers import unwrap
+from excite.integrations.callback import Following, few
+from excite.monitor.sinks import MLflow, TensorBoard, WandB
+from excite.monitor.writer import Sink
 
 _transformers: Any = need("transformers", "transformers")
 

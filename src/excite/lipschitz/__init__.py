@@ -2,11 +2,11 @@
 and guaranteed global ones."""
 
 from excite.lipschitz import constants, movements  # noqa: F401 - they fill the table of rules
-from excite.lipschitz.bounding import LipschitzBound, bound
-from excite.lipschitz.jacobians import local
-from excite.lipschitz.searching import Largest, largest
+from excite.lipschitz.local_constants import local
+from excite.lipschitz.lower import Largest, largest
+from excite.lipschitz.regions import RegionMap, region_map
 from excite.lipschitz.segments import Segments, along
-from excite.lipschitz.slices import RegionMap, region_map
+from excite.lipschitz.upper import LipschitzBound, bound
 
 __all__ = [
     "Largest",

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from excite.lipschitz.interpreting import Reach, Walk, first_shape, rule, unknown
 from excite.lipschitz.movements import only, per_axis
-from excite.lipschitz.operators import convolution_norm, matrix_norm, spectral_bound
+from excite.lipschitz.operator_norms import convolution_norm, matrix_norm, spectral_bound
+from excite.lipschitz.propagation import Reach, Walk, first_shape, rule, unknown
 from excite.wiring.channels.signals import module_of
 
 # Largest slopes; those that are not round numbers are rounded up.

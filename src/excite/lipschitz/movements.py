@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from excite.lipschitz.interpreting import Reach, Walk, first_shape, rule, unknown, whole
-from excite.lipschitz.operators import copies, positive_norm, windows_per_element
+from excite.lipschitz.operator_norms import copies, positive_norm, windows_per_element
+from excite.lipschitz.propagation import Reach, Walk, first_shape, rule, unknown, whole
 from excite.wiring.channels.moving import REPEATS, SAME, VIEWS
 from excite.wiring.channels.pooling import AVERAGE
 from excite.wiring.channels.signals import shapes_of

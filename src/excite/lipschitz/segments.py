@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.calls import Pick
 from excite.errors import InputError
-from excite.lipschitz.jacobians import local
+from excite.lipschitz.local_constants import local
 from excite.lipschitz.signatures import check_bend, check_gradient, points_at_once, signatures
-from excite.wiring.calling import Pick
 
 _SPARE = 8  # bits between where halving stops and what counts as a piece
 

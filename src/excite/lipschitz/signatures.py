@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from excite._core.calls import Pick, check_finite, pick_output
+from excite._core.preserve import evaluating
+from excite._core.wrappers import eagerly, unwrap
 from excite.errors import InputError, ModelError
-from excite.wiring.calling import Pick, check_finite, pick_output
 from excite.wiring.channels.rules import bind, is_inplace, name_of
 from excite.wiring.operators import OPERATORS, Operator
-from excite.wiring.untouched import evaluating
-from excite.wiring.wrappers import eagerly, unwrap
 
 
 class SamplesMixed(ModelError):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.calls import Pick
+from excite._core.norms import Norm
 from excite.errors import ExciteError, InputError
-from excite.norms import Norm
-from excite.wiring.calling import Pick
 
 
 def certified_radii(f: Tensor, labels: Tensor, threshold: float, lipschitz: float, norm: Norm) -> Tensor:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from excite._core.calls import Pick, pick_output
 from excite.errors import ModelError
-from excite.wiring.calling import Pick, pick_output
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excite.margin.blind import blind_search
+from excite.margin.batches import Task
+from excite.margin.constraints import Room
 from excite.margin.decision import Decision
-from excite.margin.room import Room
+from excite.margin.gradient_free import blind_search
 from excite.margin.search import Found
-from excite.margin.task import Task
 
 _CHECKED = 64  # points given to the gradient-free search, or all of them if it wins too often
 _QUERIES = 300  # forward passes it may use for each

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excite._core.calls import check_finite
 from excite.errors import InputError, ModelError
-from excite.wiring.calling import check_finite
 
 Bounds = tuple[float | Tensor, float | Tensor]
 

@@ -9,10 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from excite._core.calls import Pick, pick_output
+from excite._core.norms import parse_norm
+from excite._core.preserve import evaluating
 from excite.errors import InputError
+from excite.margin.batches import Task, batch_size, default_restarts
 from excite.margin.certify import certified_radii, check_against, known_constant
+from excite.margin.constraints import make_room
 from excite.margin.decision import Decision
-from excite.margin.everywhere import layer_task
 from excite.margin.evidence import Evidence, gather
 from excite.margin.inputs import (
     Bounds,
@@ -24,14 +28,10 @@ from excite.margin.inputs import (
     checked_points,
     checked_threshold,
 )
+from excite.margin.layerwise import layer_task
 from excite.margin.result import Margins
-from excite.margin.room import make_room
 from excite.margin.search import Found
 from excite.margin.sites import find_sites
-from excite.margin.task import Task, batch_size, default_restarts
-from excite.norms import parse_norm
-from excite.wiring.calling import Pick, pick_output
-from excite.wiring.untouched import evaluating
 
 
 def margins(

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from excite._core.norms import Norm
 from excite.errors import InputError
 from excite.margin.evidence import Evidence
 from excite.margin.gap import Gap, ks_gap
-from excite.norms import Norm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from excite._core.norms import Norm
+from excite.margin.constraints import Room, column
 from excite.margin.decision import Decision
-from excite.margin.room import Room, column
-from excite.norms import Norm
 
 Noise = Callable[[torch.Size, Tensor], Tensor]
 

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.calibration import resolve_layouts
+from excite._core.calls import Pick, pick_output
+from excite._core.intercept.affine import AffineCall, Names
+from excite._core.intercept.parameters import account, report
+from excite._core.layout import Layout
+from excite._core.replay import Pass, Tape
+from excite._core.wrappers import eagerly, unwrap
 from excite.errors import ModelError
-from excite.excitation.calibration import resolve_layouts
-from excite.excitation.layout import Layout
 from excite.excitation.radius import unknown_layer
-from excite.excitation.replay import Pass, Tape
 from excite.excitation.search import INPUT, is_whole
-from excite.wiring.affine import AffineCall, Names
-from excite.wiring.calling import Pick, pick_output
-from excite.wiring.parameters import account, report
-from excite.wiring.wrappers import eagerly, unwrap
 
 _PROBED = 8  # points with which the sites are found
 

@@ -1,28 +1,28 @@
 """Quantities measured during training, one file each."""
 
-from excite.probes.aligned import Alignments, JunctionAlignment, LayerAlignment
-from excite.probes.alignment import Alignment, alignment
-from excite.probes.boundary import Margin
-from excite.probes.conserving import Conservation
-from excite.probes.consistent import Consistency, Consistent, consistency
+from excite._core.calls import Pick
+from excite.probes.activation_rank.moments import Moments
+from excite.probes.activation_rank.rank import Rank, effective_rank
+from excite.probes.activation_rank.result import LayerRichness, Richness
+from excite.probes.activation_rank.richness import richness
+from excite.probes.activation_rank.smallest import Smallest, smallest_eigenvalue, smallest_eigenvalues
+from excite.probes.activation_rank.units import Units
+from excite.probes.base import Moment, Probe
+from excite.probes.bias_trajectory.consistency import Consistency, Consistent, consistency
+from excite.probes.bias_trajectory.probe import Trajectory
+from excite.probes.bias_trajectory.updates import Updates, trajectory
+from excite.probes.conserved.ledger import Ledger, conservation
+from excite.probes.conserved.probe import Conservation
+from excite.probes.conserved.report import Entry, Reading
 from excite.probes.direction import Direction, angle
 from excite.probes.distance import Distance, distance
-from excite.probes.layers import LayerRichness, Richness
-from excite.probes.ledger import Ledger, conservation
+from excite.probes.layer_alignment.probe import Alignment, alignment
+from excite.probes.layer_alignment.result import Alignments, JunctionAlignment, LayerAlignment
 from excite.probes.loss import Loss
-from excite.probes.moments import Moments
-from excite.probes.protocol import Moment, Probe
-from excite.probes.rank import Rank, effective_rank
-from excite.probes.reading import Entry, Reading
-from excite.probes.richness import richness
+from excite.probes.margin import Margin
 from excite.probes.schedules import Budget, Every, PowersOfTwo, Schedule
 from excite.probes.signs import Signs, sign_changes
-from excite.probes.smallest import Smallest, smallest_eigenvalue, smallest_eigenvalues
 from excite.probes.spectrum import Between, Spectrum
-from excite.probes.trajectories import Trajectory
-from excite.probes.units import Units
-from excite.probes.updates import Updates, trajectory
-from excite.wiring.calling import Pick
 
 __all__ = [
     "Alignment",

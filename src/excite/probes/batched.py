@@ -9,7 +9,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from excite.probes.protocol import Values
+from excite.probes.base import Values
 
 
 class Promise(Future[Values]):

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excite._core.intercept.affine import clean_path
 from excite.errors import InputError, ModelError
-from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
-from excite.wiring.affine import clean_path
+from excite.probes.base import Every, Moment, Probe, Schedule, Values
 
 
 def angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite.probes.protocol import Every, Moment, Probe, Schedule, Values
-from excite.wiring.affine import clean_path
+from excite._core.intercept.affine import clean_path
+from excite.probes.base import Every, Moment, Probe, Schedule, Values
 
 
 def distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[Tensor, Tensor]:

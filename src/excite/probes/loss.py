@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from excite.probes.protocol import Moment, Probe, Values
+from excite.probes.base import Moment, Probe, Values
 
 
 class Loss(Probe):

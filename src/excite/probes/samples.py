@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from excite._core.calls import Batch, batch_size, call, doubled, own_copy
+from excite._core.intercept.affine import AffineCall, AffineMode, Names
+from excite._core.layout import Layout, find_layout
 from excite.errors import ModelError
-from excite.excitation.layout import Layout, find_layout
-from excite.probes.seen import Seen, linear_rows
-from excite.wiring.affine import AffineCall, AffineMode, Names
-from excite.wiring.calling import Batch, batch_size, call, doubled, own_copy
+from excite.probes.layer_inputs import Seen, linear_rows
 
 Rows = Callable[[AffineCall, torch.Size, Seen], Tensor | None]
 _FEW = 8  # samples that are enough to tell

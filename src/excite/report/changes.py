@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from excite.report.thinning import Series
+from excite.report.subsample import Series
 
 
 @dataclass(frozen=True)

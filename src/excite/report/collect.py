@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from excite._core.files import read_json
 from excite.errors import InputError, RunError
 from excite.margin import Margins
 from excite.report.curves import widest_gap
 from excite.runs import load_run
 from excite.runs.copies import local_copy
-from excite.runs.files import read_json
-from excite.runs.following import standing
+from excite.runs.reader import standing
 from excite.runs.store import is_url
 
 PARTS = ("train", "test")

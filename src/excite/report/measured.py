@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from excite.report.panels import in_order
-from excite.report.thinning import Series
+from excite.report.subsample import Series
 
 
 class Metrics:

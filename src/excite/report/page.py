@@ -15,14 +15,14 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
+from excite._core.files import write_bytes, writing
 from excite._version import __version__
 from excite.report import figures
 from excite.report.collect import Arm, collect, differing, flat
 from excite.report.panels import WHOLE
 from excite.report.verdict import verdict
 from excite.report.view import Shown, describe, draw, remarks
-from excite.runs.files import write_bytes, writing
-from excite.runs.following import Follower
+from excite.runs.reader import Follower
 
 ASSETS = ("plotly.js", "page.css", "view.js", "list.js", "tasks.js")
 FROZEN_POINTS, FROZEN_BUDGET = 500, 20_000  # points of a curve, and of all curves of one quantity, in a file

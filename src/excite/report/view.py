@@ -11,11 +11,11 @@ import numpy as np
 
 from excite.report.curves import smooth
 from excite.report.measured import Metrics
+from excite.report.narrative import words
 from excite.report.panels import KINDS, WHOLE, Panel, Quantity, panels
 from excite.report.panels import select as select_names
-from excite.report.thinning import Series, between, extremes, grid, plain, within
-from excite.report.words import words
-from excite.runs.following import Follower
+from excite.report.subsample import Series, between, extremes, grid, plain, within
+from excite.runs.reader import Follower
 
 POINTS, COLUMNS = 1000, 240  # at most, of a curve and of a heat map
 BUDGET = 12_000  # points of all curves of one quantity together

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excite._core.files import write_bytes
 from excite.errors import InputError, RunError
-from excite.runs.files import write_bytes
 from excite.runs.state import flatten, unflatten
 from excite.runs.versions import check_version
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from excite.errors import InputError
-from excite.metric_names import is_name
+from excite.runs.metric_names import is_name
 
 MAX_STEP = 2**63 - 1  # the largest integer of SQLite
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
+from excite._core.files import TEMPORARY, write_json, writing
 from excite.errors import RunError
-from excite.runs.files import TEMPORARY, write_json, writing
 from excite.runs.metrics import _read_only
 from excite.runs.store import Store, StoreError
 

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from excite._core.files import open_regular, writing
 from excite.errors import RunError
-from excite.runs.files import open_regular, writing
 
 fcntl: Any
 try:

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from excite._core.files import TEMPORARY
 from excite.errors import InputError, RunError
-from excite.runs.files import TEMPORARY
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 _NETWORK = {

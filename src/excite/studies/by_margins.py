@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from excite.config import parse_config
 from excite.errors import RunError
+from excite.jobs.job import Work
+from excite.jobs.scheduler import MarginsTaken, Task
 from excite.margin import Margins
-from excite.measuring import PARTS, artifact_name
 from excite.runs import Run, load_run
 from excite.studies.figures import gap_figure, margin_figure
 from excite.studies.numbers import Numbers
 from excite.studies.study import Arm, Scale, Study
-from excite.tasks import MarginsTaken, Task
-from excite.training import load_data
-from excite.work import Work
+from excite.train.config import parse_config
+from excite.train.evaluate import PARTS, artifact_name
+from excite.train.from_config import load_data
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

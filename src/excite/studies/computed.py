@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from excite._core.files import write_json, writing
 from excite.data import load
 from excite.errors import RunError
+from excite.jobs.job import Tell, Work
 from excite.runs.environment import environment
-from excite.runs.files import write_json, writing
 from excite.studies.numbers import Numbers
 from excite.studies.study import Arm, Scale, Study
-from excite.work import Tell, Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

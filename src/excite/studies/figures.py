@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from excite._core.files import writing
 from excite.margin import Margins
-from excite.runs.files import writing
 from excite.studies.numbers import Numbers
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from excite.studies.numbers import Numbers
 
 if TYPE_CHECKING:
-    from excite.studies.running import StudyResult
+    from excite.studies.runner import StudyResult
 
 
 def table(numbers: Sequence[Numbers], columns: Mapping[str, tuple[str, str]]) -> list[list[str]]:

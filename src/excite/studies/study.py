@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from excite.jobs.job import Work
 from excite.studies.numbers import Numbers
-from excite.work import Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,10 +1,10 @@
 """What a model is made of: its affine layers in order of execution, how they connect, and which channels scale together."""
 
-from excite.wiring.counting import PathCount, path_count
-from excite.wiring.cutting import Cut, cuts
+from excite.wiring.cuts import Cut, cuts
 from excite.wiring.decomposition import Decomposition, decompose
 from excite.wiring.groups import Group, Site
 from excite.wiring.layers import Layer
+from excite.wiring.path_counts import PathCount, path_count
 from excite.wiring.paths import Graph, fully_connected
 from excite.wiring.tracing import Wiring, trace
 

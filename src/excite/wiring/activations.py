@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from excite.wiring.affine import AffineCall, AffineMode, Names
+from excite._core.intercept.affine import AffineCall, AffineMode, Names
 
 # Piecewise-linear functions by name, and where their kinks are, from the arguments after the first.
 _Kinks = Callable[..., tuple[Any, ...]]

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from excite.wiring.affine import clean_path
+from excite._core.intercept.affine import clean_path
 from excite.wiring.groups import Group, Law, Site, names
 from excite.wiring.tracing import Wiring
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.calls import Batch, Pick, pick_output
+from excite._core.intercept.affine import AffineCall, AffineMode, Names
+from excite._core.intercept.parameters import Roles, sentence
 from excite.errors import ExciteError, ModelError
-from excite.wiring.affine import AffineCall, AffineMode, Names
-from excite.wiring.calling import Batch, Pick, pick_output
-from excite.wiring.exporting import resized, run
-from excite.wiring.parameters import Roles, sentence
+from excite.wiring.export import resized, run
 
 
 @dataclass(frozen=True)

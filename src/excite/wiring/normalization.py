@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
-from excite.wiring.affine import clean_path
-from excite.wiring.calling import Batch, call, own_copy
-from excite.wiring.untouched import evaluating, untouched
+from excite._core.calls import Batch, call, own_copy
+from excite._core.intercept.affine import clean_path
+from excite._core.preserve import evaluating, untouched
 
 # "example": mean and variance of the measured batch; "running": running statistics, because the normalization is in
 # evaluation mode (frozen); "few": running statistics, because the batch has one value per channel.

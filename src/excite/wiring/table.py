@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from excite.wiring.cutting import Cut
+from excite.wiring.cuts import Cut
 from excite.wiring.groups import Group, Site, names
 from excite.wiring.layers import Layer
 

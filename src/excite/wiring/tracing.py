@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from excite._core.calls import Batch, Pick, check_finite
+from excite._core.wrappers import refuse_lazy, unwrap
 from excite.errors import InputError
-from excite.wiring.calling import Batch, Pick, check_finite
 from excite.wiring.channels import follow
 from excite.wiring.channels.slots import Held, Slot, entries_slot
-from excite.wiring.cutting import Cut, cuts
-from excite.wiring.exporting import ExportFailed, exported
+from excite.wiring.cuts import Cut, cuts
+from excite.wiring.export import ExportFailed, exported
 from excite.wiring.groups import Group, Site, assemble, names
 from excite.wiring.layers import Layer, record
 from excite.wiring.table import group_rows, layer_rows, render
-from excite.wiring.wrappers import refuse_lazy, unwrap
 
 if TYPE_CHECKING:
     import networkx

@@ -24,7 +24,7 @@ from excite.report.live.sharing import Sharing
 from excite.report.live.tasks import sweeps
 from excite.report.page import ASSETS, asset, details, render
 from excite.report.view import MAX_METRICS, POINTS, describe, draw, remarks, select
-from excite.runs.following import standing
+from excite.runs.reader import standing
 
 MOST_COMPARED, _MOST_KEYS, _FIRST = 12, 64, 3
 _TYPES = {".js": "text/javascript", ".css": "text/css"}

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from excite._core.files import read_json
 from excite.errors import ExciteError, InputError, RunError
 from excite.report.view import Shown
-from excite.runs.files import read_json
-from excite.runs.following import Follower, read_last, standing
+from excite.runs.reader import Follower, read_last, standing
 
 MOST_RUNS, _DEPTH, _LONGEST = 2000, 6, 1000
 _MAX_FOLDERS = 20_000  # looked into for runs

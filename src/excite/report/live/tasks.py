@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from excite._core.files import read_json
+from excite.jobs.progress import FILE, FORMAT, STATES
 from excite.report.live.folder import folders_in
-from excite.runs.files import read_json
 from excite.runs.lock import held
-from excite.tally import FILE, FORMAT, STATES
 
 _DEPTH, _MOST, _LARGEST, _SHOWN = 5, 50, 16_000_000, 20
 _MAX_FOLDERS = 20_000

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite.wiring.affine import clean_path
+from excite._core.intercept.affine import clean_path
 from excite.wiring.channels.aliasing import Aliases
 from excite.wiring.channels.labels import Break
 from excite.wiring.channels.rules import RULES, bind, is_inplace, name_of
 from excite.wiring.channels.signals import Bench, Signal, shapes_of
 from excite.wiring.channels.slots import Held, Use
-from excite.wiring.exporting import Exported
+from excite.wiring.export import Exported
 
 
 def follow(model: nn.Module, exported: Exported) -> Bench:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excite._core.intercept.names import layer_name
 from excite.wiring.channels.labels import Break, Classes, Relations
 from excite.wiring.channels.slots import Held, Slot, Use, entries_slot
-from excite.wiring.naming import layer_name
 
 
 @dataclass(frozen=True)

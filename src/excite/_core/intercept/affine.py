@@ -1,0 +1,584 @@
+"""Every affine call of a model while it runs, and what goes into it.
+
+A `TorchFunctionMode` meets every call, whoever makes it: a module, a bare functional call, an attention layer. Module
+hooks would miss the last two. During a pass it follows which tensors are computed from parameters and constants alone.
+A product of such a tensor with one that depends on the data is an affine call, however the weight came about: scaled,
+cast, transposed, normalized, parametrized, a sum of factors.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from excite._core.intercept.names import Names, Sources, clean_path, layer_name
+from excite._core.intercept.parameters import Roles
+from excite._core.intercept.products import (
+    PRODUCTS,
+    At,
+    Product,
+    argument,
+    find,
+    linear_terms,
+    replaced,
+    weighted_terms,
+)
+
+__all__ = ["AffineCall", "AffineMode", "Names", "clean_path", "layer_name"]
+
+_LAYERS: dict[Callable[..., Any], str] = {
+    F.linear: "linear",
+    torch.conv1d: "conv",
+    torch.conv2d: "conv",
+    torch.conv3d: "conv",
+    torch.conv_transpose1d: "conv",
+    torch.conv_transpose2d: "conv",
+    torch.conv_transpose3d: "conv",
+}
+# Recurrent kernels hold their affine maps inside one call: they can be listed, not perturbed.
+_OPAQUE: tuple[Callable[..., Any], ...] = (
+    torch.lstm,
+    torch.gru,
+    torch.rnn_tanh,
+    torch.rnn_relu,
+    torch.lstm_cell,
+    torch.gru_cell,
+    torch.rnn_tanh_cell,
+    torch.rnn_relu_cell,
+)
+# Functions of numbers alone whose result is a constant. Random ones are not among them: what they draw is a signal.
+_FACTORIES = {
+    "zeros", "ones", "empty", "full", "arange", "range", "linspace", "logspace", "eye", "tensor", "scalar_tensor",
+    "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window",
+}  # fmt: skip
+
+
+_TENSORS = (Tensor, tuple, list)
+
+
+@dataclass(frozen=True)
+class InputStep:
+    """One function that is applied to a signal on its way into an affine call."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    at: At
+
+    def __call__(self, signal: Tensor) -> Tensor:
+        args, kwargs = replaced(self.args, self.kwargs, {self.at: signal})
+        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class AffineCall:
+    """One affine call: which weight, where the input stands, and the arguments as they came.
+
+    `before` is what copies the signal into the input of `function` and belongs to the call: the padding of a convolution,
+    the unfolding of an image into patches. `input` is the signal in front of it; `entering(signal)` what comes of it.
+    """
+
+    name: str
+    kind: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    input_at: At
+    weight_at: At
+    bias_at: At | None
+    fixed: tuple[At, ...] = ()  # tensors among the arguments that do not depend on the data
+    product: Product | None = field(default=None, repr=False, compare=False)
+    before: tuple[InputStep, ...] = ()
+    signal: Tensor | None = field(default=None, repr=False, compare=False)
+
+    def _argument(self, at: At) -> Tensor:
+        return argument(self.args, self.kwargs, at)  # type: ignore[no-any-return]
+
+    @property
+    def input(self) -> Tensor:
+        return self._argument(self.input_at) if self.signal is None else self.signal
+
+    @property
+    def weight(self) -> Tensor:
+        return self._argument(self.weight_at)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.bias_at is None else self._argument(self.bias_at)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """All factors but the input; several in an einsum of three operands."""
+        return tuple(self._argument(at) for at in self.fixed if at != self.bias_at) or (self.weight,)
+
+    def entering(self, signal: Tensor) -> Tensor:
+        """What enters `function` for a signal of the shape of `input`: padded, unfolded."""
+        if signal is self.signal:
+            return self._argument(self.input_at)
+        for step in self.before:
+            signal = step(signal)
+        return signal
+
+    def run(
+        self, input: Tensor, *, frozen: bool = False, bias: bool = True, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The call with another input; without its bias, if `bias` is False.
+
+        `frozen` detaches what does not depend on the data (weight and bias), so that no graph is kept for it; `dtype`
+        computes in another precision.
+        """
+        changes: dict[At, Tensor] = {self.input_at: self.entering(input) if self.before else input}
+        if frozen:
+            for at in self.fixed:
+                changes[at] = self._argument(at).detach()
+        if dtype is not None:
+            changes.update((at, self._argument(at).detach().to(dtype)) for at in self._places())
+        if not bias and self.bias_at is not None:
+            changes[self.bias_at] = torch.zeros_like(changes.get(self.bias_at, self._argument(self.bias_at)))
+        args, kwargs = replaced(self.args, self.kwargs, changes)
+        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def _places(self) -> list[At]:
+        """Where tensors stand, the input apart."""
+        places: list[At] = []
+        given: list[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
+        for key, value in given:
+            if isinstance(value, list | tuple):
+                places += [(key, i) for i, one in enumerate(value) if isinstance(one, Tensor)]
+            elif isinstance(value, Tensor):
+                places.append((key,))
+        return [at for at in places if at != self.input_at]
+
+    def without_input(self, *, detached: bool) -> AffineCall:
+        """The call with an empty tensor for its input: nothing of the batch is kept."""
+        empty = self._argument(self.input_at).detach().new_empty(0)
+        changes = {at: self._argument(at).detach() for at in self._places()} if detached else {}
+        args, kwargs = replaced(self.args, self.kwargs, {**changes, self.input_at: empty})
+        return replace(self, args=args, kwargs=kwargs, signal=empty if self.before else None)
+
+    def terms(self, entering: Tensor | None = None) -> tuple[str, tuple[str, ...], str] | None:
+        """The sum in the letters of einsum: of what enters `function`, of the other factors, of the result.
+
+        None for convolutions and where it cannot be written that way.
+        """
+        entering = self._argument(self.input_at) if entering is None else entering
+        if self.function is F.linear:
+            found = linear_terms(entering, self.weight)
+            return None if found is None else (found[0][0], (found[0][1],), found[1])
+        places = None if self.product is None else self.product.factors(self.args, self.kwargs)
+        if self.product is None or places is None:
+            return None
+        factors = [entering if at == self.input_at else self._argument(at) for at in places]
+        found = self.product.terms(factors, self.args, self.kwargs)
+        if found is None:
+            return None
+        mine = places.index(self.input_at)
+        return found[0][mine], tuple(term for i, term in enumerate(found[0]) if i != mine), found[1]
+
+    def matrix(self, axes: int) -> Tensor | None:
+        """The weight as (out, in), if the call is x ↦ x W' + b on the last of the `axes` of x; None otherwise."""
+        if self.before or self.weight.dim() != 2 or any(self.kwargs.get(k, 1) != 1 for k in ("alpha", "beta")):
+            return None
+        terms = self.terms(self.weight.new_empty(()).expand((1,) * axes)) if axes else None
+        if terms is None:
+            return None
+        mine, others, result = terms
+        if len(others) != 1 or len(others[0]) != 2 or mine[-1] not in others[0]:
+            return None
+        made = others[0].replace(mine[-1], "")
+        if made in mine or result != mine[:-1] + made:
+            return None
+        return self.weight if others[0][1] == mine[-1] else self.weight.T
+
+
+class _Sum:
+    """(x · w).sum(…) as one function of x and w."""
+
+    __name__ = "weighted_sum"
+
+    def __init__(self, multiply: Callable[..., Any], total: Callable[..., Any], args: Any, kwargs: dict[str, Any]):
+        self._multiply, self._total, self._args, self._kwargs = multiply, total, args, kwargs
+
+    def __call__(self, input: Tensor, weight: Tensor) -> Any:
+        return self._total(self._multiply(input, weight), *self._args, **self._kwargs)
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """How a tensor was made of a signal: by a step that belongs to the affine call that follows, or by a product with a
+    weight (`weight_at`) of which a sum may follow."""
+
+    result: weakref.ref[Tensor]
+    signal: Tensor
+    versions: tuple[int, int]
+    step: InputStep
+    weight_at: At | None = None
+
+    def of(self, tensor: Tensor) -> bool:
+        """Whether it is still about this tensor, and neither it nor the signal has been written to."""
+        return self.result() is tensor and self.versions == (_version(tensor), _version(self.signal))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _open(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Such a function hands itself to the mode as one call, which hides the linear maps and the random numbers inside.
+    # The same code with its own check off runs openly, and its inner calls reach the mode.
+    opened = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **dict.fromkeys(("has_torch_function", "has_torch_function_unary"), lambda *_: False)},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    opened.__kwdefaults__ = function.__kwdefaults__
+    return opened
+
+
+_OPENED = {f: _open(f) for f in (F.multi_head_attention_forward, F.gumbel_softmax)}
+
+
+class AffineMode(TorchFunctionMode):
+    """While active, `visit(call)` replaces every affine call of `model`; it returns the output of the call.
+
+    Subclasses override `visit`, and `other` for every function that is not an affine call.
+    One instance serves one forward pass: repeated calls of a weight are counted.
+    With `roles` set to a `Roles`, the pass notes what every parameter does.
+    """
+
+    def __init__(self, names: Names):
+        super().__init__()
+        self.names = names
+        self.roles: Roles | None = None
+        self._count: dict[str, int] = {}
+        self._known = names.sources
+        # By identity: what a tensor is computed from, None once data was written to it. No tensor is kept alive. The model may
+        # keep a weight that it computed in the pass before.
+        before = names.computed.items()
+        self._static = names.computed = {k: one for k, one in before if one[0] is not None and one[1]() is not None}
+        self._traces: dict[int, _Trace] = {}
+
+    def visit(self, call: AffineCall) -> Tensor:
+        return call.run(call.input)
+
+    def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return function(*args, **kwargs)
+
+    def opaque(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called for recurrent kernels, whose inner affine maps cannot be reached."""
+        return function(*args, **kwargs)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler: Callable[..., Any] = _HANDLERS.get(func, AffineMode._plain)
+        return handler(self, func, args, kwargs or {})
+
+    # -- functions -----------------------------------------------------------------------------------------------
+    def _plain(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self.other(func, args, kwargs)
+        first = args[0] if args else None
+        if (
+            type(first) is Tensor
+            and self.roles is None
+            and id(first) not in self._static
+            and id(first) not in self._known
+        ):
+            # A function of the data. If it moves copies, it belongs to the affine call that follows.
+            if self._traces and func in _MOVING and self._trace_of(first) is not None:
+                self._keep_trace(func, args, kwargs, result)
+            return result
+        if result is None or isinstance(result, _TENSORS):  # not a shape, a device, a number
+            self._follow(func, args, kwargs, result)
+        return result
+
+    def _hidden(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self.opaque(func, args, kwargs)
+        self._follow(func, args, kwargs, result)
+        return result
+
+    def _opened(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self:
+            return _OPENED[func](*args, **kwargs)
+
+    def _layer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        input_at = find(args, kwargs, 0, "input")
+        weight_at = find(args, kwargs, 1, "weight")
+        bias_at = find(args, kwargs, 2, "bias")
+        if input_at is None or weight_at is None:
+            return self._plain(func, args, kwargs)
+        # A weight that depends on the data makes an affine call of its input as well, but is no constant in a search.
+        sources = self._factor(argument(args, kwargs, weight_at))
+        fixed = [] if sources is None else [weight_at]
+        if bias_at is not None and self._factor(argument(args, kwargs, bias_at)) is not None:
+            fixed.append(bias_at)
+        return self._visit(_LAYERS[func], func, args, kwargs, (input_at, weight_at, bias_at), fixed, sources or ())
+
+    def _product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        product = PRODUCTS[func]
+        places = product.factors(args, kwargs)
+        if places is None:
+            return self._plain(func, args, kwargs)
+        found = [(at, self._factor(argument(args, kwargs, at))) for at in places]
+        signals = [at for at, sources in found if sources is None]
+        weights = [at for at, sources in found if sources]
+        if len(signals) != 1 or not weights:
+            return self._plain(func, args, kwargs)
+        fixed = [at for at in places if at not in signals]
+        bias_at = product.added(args, kwargs)
+        if bias_at is not None and self._factor(argument(args, kwargs, bias_at)) is None:
+            bias_at = None  # another signal, such as a skip connection
+        if bias_at is not None:
+            fixed.append(bias_at)
+        sources = tuple(dict.fromkeys(path for _, one in found for path in one or ()))
+        return self._visit("linear", func, args, kwargs, (signals[0], weights[0], bias_at), fixed, sources, product)
+
+    def _copy(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function that copies entries of its input: padding, unfolding."""
+        result = self._plain(func, args, kwargs)
+        self._keep_trace(func, args, kwargs, result)
+        return result
+
+    def _multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self._plain(func, args, kwargs)
+        first, second = find(args, kwargs, 0, "input"), find(args, kwargs, 1, "other")
+        if first is not None and second is not None:
+            for at, other in ((first, second), (second, first)):
+                weight = argument(args, kwargs, other)
+                if self._sources(weight) and weight.dim():
+                    self._keep_trace(func, args, kwargs, result, at, other)
+        return result
+
+    def _total(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A sum or mean over an axis of x · w along which w changes is a product with w."""
+        at = find(args, kwargs, 0, "input") if self._traces else None
+        trace = None if at is None else self._traces.get(id(argument(args, kwargs, at)))
+        if at is None or trace is None or trace.weight_at is None or not trace.of(whole := argument(args, kwargs, at)):
+            return self._plain(func, args, kwargs)
+        dims = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
+        every = range(whole.dim()) if dims is None or dims == () else [dims] if isinstance(dims, int) else dims
+        summed = [dim % whole.dim() for dim in every]
+        weight = argument(trace.step.args, trace.step.kwargs, trace.weight_at)
+        shape = (1,) * (whole.dim() - weight.dim()) + tuple(weight.shape)
+        if not any(shape[dim] > 1 for dim in summed):
+            return self._plain(func, args, kwargs)
+        rest, named = (args[1:], kwargs) if at == (0,) else ((), {k: v for k, v in kwargs.items() if k != "input"})
+        product = Product(
+            lambda args, kwargs: [(0,), (1,)], lambda factors, args, kwargs: weighted_terms(factors, summed)
+        )
+        function, given = _Sum(trace.step.function, func, rest, named), (trace.signal, weight)
+        return self._visit(
+            "linear", function, given, {}, ((0,), (1,), None), [(1,)], self._sources(weight) or (), product
+        )
+
+    def _like(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A constant of the type and device of another tensor: a number, or something of the shape of a signal."""
+        result = self._plain(func, args, kwargs)
+        if isinstance(result, Tensor) and result.dim() == 0:
+            self._mark(result, ())
+        return result
+
+    def _attention(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A mask of numbers is added to the scores: relative positions, ALiBi."""
+        at = find(args, kwargs, 3, "attn_mask")
+        if self.roles is not None and at is not None:
+            self.roles.meets("add", self._sources(argument(args, kwargs, at)) or (), (), None)
+        return self._plain(func, args, kwargs)
+
+    def _iterate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        parts = list(self.other(func, args, kwargs))
+        self._follow(func, args, kwargs, parts)
+        return iter(parts)
+
+    def _visit(
+        self,
+        kind: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        places: tuple[At, At, At | None],
+        fixed: Sequence[At],
+        sources: Sources,
+        product: Product | None = None,
+    ) -> Tensor:
+        name = self.names.layer(sources)
+        self._count[name] = count = self._count.get(name, 0) + 1
+        if count > 1:
+            name = f"{name}#{count}"
+        signal, before = self._signal(argument(args, kwargs, places[0])) if self._traces else (None, ())
+        call = AffineCall(name, kind, func, args, kwargs, *places, tuple(fixed), product, before, signal)
+        if self.roles is not None:
+            self.roles.layer(name, sources, self._factor(call.bias) or (), self._factor(call.input) or ())
+        return self.visit(call)
+
+    # -- what tensors are computed from --------------------------------------------------------------------------
+    def _sources(self, tensor: Tensor) -> Sources | None:
+        """The parameters a tensor is computed from; None if it depends on the data."""
+        key = id(tensor)
+        entry = self._static.get(key)
+        if entry is not None and entry[1]() is tensor:
+            return entry[0]
+        if key not in self._known and type(tensor) is nn.Parameter:
+            self.names.update()
+        return self._known.get(key)
+
+    def _factor(self, tensor: Tensor | None) -> Sources | None:
+        """The same for tensors that may have been made outside of the pass, as views of a parameter."""
+        if tensor is None:
+            return None
+        sources = self._sources(tensor)
+        if sources is None and id(tensor) not in self._static:
+            path = self.names.parameter(tensor)
+            sources = None if path is None else (path,)
+        return sources
+
+    def _follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        # Some take no more than type, device or shape from their further arguments.
+        tensors = list(_tensors(args[:1] if func in _SHALLOW else (*args, *kwargs.values())))
+        name = getattr(func, "__name__", "")
+        if not tensors:
+            if name in _FACTORIES:
+                self._mark(result, ())
+            return
+        if self._traces and func in _MOVING and self._trace_of(tensors[0]) is not None:
+            self._keep_trace(func, args, kwargs, result)
+        found = [self._sources(tensor) for tensor in tensors]
+        target = tensors[0] if _writes(name) else kwargs.get("out")
+        if None not in found:
+            sources = tuple(dict.fromkeys(path for one in found for path in one or ()))
+            self._mark(result if target is None else target, sources)
+            return
+        if isinstance(target, Tensor) and self._sources(target) is not None:
+            self._spoil(target)
+        if self.roles is not None:
+            signals = [tensor for tensor, sources in zip(tensors, found) if sources is None]
+            for one in found:
+                if one:
+                    self.roles.meets(name, one, signals, result)
+
+    def _mark(self, result: Any, sources: Sources) -> None:
+        for tensor in _tensors((result,)):
+            if self._known.get(id(tensor)) != sources or id(tensor) in self._static:
+                self._static[id(tensor)] = (sources, weakref.ref(tensor))
+
+    def _spoil(self, target: Tensor) -> None:
+        """Data was written into a tensor: everything that shares its memory depends on the data from now on."""
+        memory = _memory(target)
+        alive = [entry[1]() for entry in self._static.values()]
+        for tensor in (target, *alive, *self.names.kept):
+            if tensor is not None and (tensor is target or (memory and _memory(tensor) == memory)):
+                self._static[id(tensor)] = (None, weakref.ref(tensor))
+
+    # -- signals that are copied on their way --------------------------------------------------------------------
+    def _keep_trace(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        at: At | None = None,
+        weight_at: At | None = None,
+    ) -> None:
+        at = at or find(args, kwargs, 0, "input")
+        if at is None or not isinstance(result, Tensor):
+            return
+        signal = argument(args, kwargs, at)
+        if result is signal or self._sources(signal) is not None:  # x.contiguous() may be x itself
+            return
+        self._traces = {key: trace for key, trace in self._traces.items() if trace.result() is not None}
+        step = _step(func, args, kwargs, at, result)
+        versions = _version(result), _version(signal)
+        self._traces[id(result)] = _Trace(weakref.ref(result), signal, versions, step, weight_at)
+
+    def _trace_of(self, tensor: Tensor) -> _Trace | None:
+        trace = self._traces.get(id(tensor))
+        return trace if trace is not None and trace.weight_at is None and trace.of(tensor) else None
+
+    def _signal(self, entering: Tensor) -> tuple[Tensor | None, tuple[InputStep, ...]]:
+        """The signal that was copied into what enters a call, and the steps between; None if it was not."""
+        signal: Tensor | None = None
+        steps: list[InputStep] = []
+        while (trace := self._trace_of(entering if signal is None else signal)) is not None:
+            signal = trace.signal
+            steps.insert(0, trace.step)
+        return signal, tuple(steps)
+
+
+def _step(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], at: At, result: Tensor) -> InputStep:
+    """The function without its signal, and without the number of samples."""
+    if func in _SHAPED:
+        return InputStep(Tensor.reshape, (None, (-1, *result.shape[1:])), {}, (0,))
+    if func in _CASTS:
+        return InputStep(Tensor.to, (None,), {"dtype": result.dtype, "device": result.device}, (0,))
+    return InputStep(func, *replaced(args, kwargs, {at: None}), at)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+
+
+def _writes(name: str) -> bool:
+    """Whether a function of this name writes into its first argument."""
+    if name.startswith("__"):
+        return name in _IN_PLACE
+    return name.endswith("_")
+
+
+_IN_PLACE = {
+    "__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ifloordiv__", "__imod__",
+    "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__",
+}  # fmt: skip
+
+
+def _memory(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+        return 0
+
+
+def _methods(*names: str) -> list[Callable[..., Any]]:
+    return [getattr(owner, name) for name in names for owner in (torch, Tensor) if hasattr(owner, name)]
+
+
+_SHAPED = set(_methods("reshape", "view", "view_as", "reshape_as"))
+_CASTS = set(_methods("to", "type_as"))
+_SHALLOW = {*_SHAPED, *_CASTS, Tensor.expand_as}
+_MOVING = {
+    *_SHAPED,
+    *_CASTS,
+    *_methods(
+        "transpose", "permute", "flatten", "unflatten", "squeeze", "unsqueeze", "movedim", "moveaxis", "swapaxes", "swapdims",
+        "contiguous", "clone", "t", "float", "double", "half", "bfloat16",
+    ),
+    *(getattr(Tensor, name).__get__ for name in ("T", "mT")),
+}  # fmt: skip
+_LIKE = _methods("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor")
+_HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **dict.fromkeys(_OPENED, AffineMode._opened),
+    **dict.fromkeys(_LAYERS, AffineMode._layer),
+    **dict.fromkeys(PRODUCTS, AffineMode._product),
+    **dict.fromkeys(_OPAQUE, AffineMode._hidden),
+    **dict.fromkeys((F.pad, torch.constant_pad_nd, F.unfold, Tensor.unfold), AffineMode._copy),
+    **dict.fromkeys(_methods("mul", "multiply"), AffineMode._multiply),
+    **dict.fromkeys(_methods("sum", "mean"), AffineMode._total),
+    **dict.fromkeys(_LIKE, AffineMode._like),
+    Tensor.__iter__: AffineMode._iterate,
+    F.scaled_dot_product_attention: AffineMode._attention,
+}

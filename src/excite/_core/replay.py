@@ -1,0 +1,350 @@
+"""One pass that records what it drew and measured, and passes over the doubled batch that repeat it.
+
+The search must see one fixed function: the dropout masks, random numbers and batch statistics of the clean pass, the
+same for every step and for both halves of the doubled batch. Setting the random state back would not do: the same
+state gives other masks for a batch of another size.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
+
+from excite._core.intercept.affine import AffineCall, AffineMode, Names
+from excite._core.layout import Layout, fitting_layouts
+from excite._core.preserve import RandomState
+from excite.errors import InputError, ModelError
+
+_RANDOM_NAMES = (
+    "rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "bernoulli", "normal", "poisson", "randperm",
+    "multinomial", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "cauchy_", "log_normal_", "geometric_",
+)  # fmt: skip
+_RANDOM: set[Callable[..., Any]] = {
+    getattr(owner, name) for name in _RANDOM_NAMES for owner in (torch, Tensor) if hasattr(owner, name)
+}
+# Each multiplies its input by a random mask; the alpha variants also add one.
+_DROPOUTS: set[Callable[..., Any]] = {
+    F.dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    torch.dropout,
+    torch.feature_dropout,
+}
+_ALPHA_DROPOUTS: set[Callable[..., Any]] = {F.alpha_dropout, F.feature_alpha_dropout}
+_OFF_BY_DEFAULT = _ALPHA_DROPOUTS | {F.rrelu}
+
+
+class Tape:
+    """What the clean pass drew and measured, in order, and where the halves lie at each site of the model."""
+
+    def __init__(self, batch: int):
+        self.batch = batch
+        self.entries: list[Any] = []
+        self.sites: list[Tensor] = []  # the clean tensor at every site, dropped once the layouts are known
+        self.shapes: list[tuple[str, torch.Size]] = []
+        self.layouts: list[Layout | None] = []
+        self.random = False
+        self.after: RandomState | None = None  # the random state when the clean pass had ended
+
+    def rewind(self) -> None:
+        """Doubled passes draw numbers that nobody keeps: the random state is that after one ordinary forward."""
+        if self.after is not None:
+            self.after.restore()
+
+
+class Pass(AffineMode):
+    """A forward pass that records to (`record`) or repeats from a tape.
+
+    `live_norm`: batch normalization works as in an ordinary forward (the loss pass) instead of with clean statistics.
+    `calibrate`: find the layouts by comparing with the clean tensors.
+    `copies`: how often the batch stands in a row, 2 for the doubled batch.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        tape: Tape,
+        *,
+        record: bool = False,
+        live_norm: bool = False,
+        calibrate: bool = False,
+        copies: int = 2,
+    ):
+        super().__init__(names)
+        self.copies = copies
+        self.tape, self.record, self.live_norm, self.calibrate = tape, record, live_norm, calibrate
+        self._entry = self._site = 0
+        self._grad = torch.is_grad_enabled()
+        self.fitting: list[list[Layout]] = []  # of a calibration, by site
+
+    # -- sites ---------------------------------------------------------------------------------------------------
+    def site(self, tensor: Tensor, what: str) -> Layout | None:
+        """Register a tensor of the model; in a doubled pass, say how the halves lie in it (None: shared by all)."""
+        tape, at = self.tape, self._site
+        self._site += 1
+        if self.record:
+            tape.shapes.append((what, tensor.shape))
+            tape.sites.append(tensor.detach())
+            return Layout()
+        if at >= len(tape.shapes) or tape.shapes[at][0] != what:
+            raise another_path(f"it came to {what}")
+        if self.calibrate:
+            # Where a mask may have been laid out wrongly, what comes of it need not fit.
+            strict = all(len(one) <= 1 for one in self.fitting)
+            self.fitting.append(fitting_layouts(tape.sites[at], tensor, tape.batch, what, strict=strict))
+            return self.layouts[-1]
+        layout, expected = tape.layouts[at], list(tape.shapes[at][1])
+        if layout is not None:
+            expected[layout.axis] *= self.copies
+        if list(tensor.shape) != expected:
+            raise another_path(f"{what} got shape {tuple(tensor.shape)}, expected {tuple(expected)}")
+        return layout
+
+    def finish(self) -> None:
+        """Called after a pass: one that repeats a tape must have met all that the clean pass met."""
+        if not self.record and (self._site, self._entry) != (len(self.tape.shapes), len(self.tape.entries)):
+            raise another_path("it left out some of its calls")
+
+    @property
+    def layouts(self) -> list[Layout | None]:
+        """What a calibration found: None where all samples share a tensor, the best where several fit."""
+        return [fitting[0] if fitting else None for fitting in self.fitting]
+
+    # -- the tape ------------------------------------------------------------------------------------------------
+    def _keep(self, entry: Any) -> Any:
+        self.tape.entries.append(entry)
+        return entry
+
+    def _next(self, what: str) -> Any:
+        if self._entry >= len(self.tape.entries):
+            raise another_path(f"{what} drew other random numbers")
+        self._entry += 1
+        return self.tape.entries[self._entry - 1]
+
+    def _mask(self, tensor: Tensor, what: str, draw: Callable[[Tensor], Tensor]) -> Tensor:
+        """A random tensor of the shape of `tensor`: drawn in the clean pass, laid out for both halves afterwards."""
+        layout = self.site(tensor, what)
+        if self.record:
+            self.tape.random = True
+            return self._keep(draw(tensor).detach())  # type: ignore[no-any-return]
+        mask = self._next(what)
+        return mask if layout is None or self.copies == 1 else layout.join(mask, mask)
+
+    # -- functions -----------------------------------------------------------------------------------------------
+    def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        handler = _HANDLERS.get(function)
+        return function(*args, **kwargs) if handler is None else handler(self, function, args, kwargs)
+
+    def opaque(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before = torch.get_rng_state()
+        result = function(*args, **kwargs)
+        if not torch.equal(before, torch.get_rng_state()):
+            raise ModelError(
+                f"the dropout inside {function.__name__} cannot be repeated on the doubled batch: "
+                "set it to 0, or use nn.Dropout between recurrent layers"
+            )
+        return result
+
+    def dropout(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = ("input", "p", "train" if function in (torch.dropout, torch.feature_dropout) else "training")
+        given = {**dict(zip(names, args)), **kwargs}
+        x, p, on = given["input"], given.get("p", 0.5), given.get(names[2], function not in _OFF_BY_DEFAULT)
+        if not on or p == 0:
+            return function(*args, **kwargs)
+        what = function.__name__
+
+        def draw(value: float) -> Callable[[Tensor], Tensor]:
+            return lambda t: function(torch.full_like(t, value), p, True)
+
+        if function in _DROPOUTS:
+            return x * self._mask(x, what, draw(1.0))
+        # The alpha variants are x ↦ scale·x + shift with random scale and shift: read both off, from one draw.
+        state = torch.get_rng_state() if self.record and x.device.type == "cpu" else None
+        shift = self._mask(x, what, draw(0.0))
+        if state is not None:
+            torch.set_rng_state(state)
+        elif self.record:
+            raise ModelError(
+                f"{what} cannot be replayed on {x.device}: use F.dropout, or put the model into evaluation mode"
+            )
+        scale = self._mask(x, what, lambda t: function(torch.ones_like(t), p, True) - shift)
+        return x * scale + shift
+
+    def rrelu(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {**dict(zip(("input", "lower", "upper", "training"), args)), **kwargs}
+        x, lower, upper = given["input"], given.get("lower", 1 / 8), given.get("upper", 1 / 3)
+        if not given.get("training", False):
+            return function(*args, **kwargs)
+
+        def draw(t: Tensor) -> Tensor:  # slopes are drawn for negative entries only; elsewhere take their mean
+            return torch.where(t < 0, function(t.detach(), lower, upper, True) / t, (lower + upper) / 2)
+
+        slope = self._mask(x, "rrelu", draw)
+        return torch.where(x < 0, x * slope, x)
+
+    def attention(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        given = {**dict(zip(names, args)), **kwargs}
+        p = given.get("dropout_p", 0.0)
+        if not p:
+            return function(*args, **kwargs)
+        query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
+        if given.get("enable_gqa"):
+            repeats = query.shape[-3] // key.shape[-3]
+            key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
+        scale = given.get("scale") or query.shape[-1] ** -0.5
+        scores = query @ key.transpose(-2, -1) * scale
+        if given.get("is_causal"):
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        weights = scores.softmax(-1)
+        drawn = self._mask(weights, "attention dropout", lambda t: F.dropout(torch.ones_like(t), p, True))
+        return (weights * drawn) @ value
+
+    def batch_norm(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names: tuple[str, ...] = (
+            "input",
+            "running_mean",
+            "running_var",
+            "weight",
+            "bias",
+            "training",
+            "momentum",
+            "eps",
+        )
+        if function is torch.batch_norm:
+            names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+        given = {**dict(zip(names, args)), **kwargs}
+        if not given.get("training", False) or self.live_norm:
+            if given.get("training", False):
+                self._next("batch_norm")
+            return function(*args, **kwargs)
+        x = given["input"]
+        if self.record:
+            dims = [d for d in range(x.dim()) if d != 1]
+            if x.numel() <= x.shape[1]:
+                raise InputError(
+                    "batch normalization in training mode needs more than one value per channel: give larger batches"
+                )
+            self._keep(_statistics(x.detach(), dims))
+            mean, variance = self.tape.entries[-1]
+        else:
+            mean, variance = self._next("batch_norm")
+        affine = given.get("weight"), given.get("bias")
+        return _FixedNorm.apply(x, mean, variance, *affine, given.get("eps", 1e-5))  # type: ignore[no-untyped-call]
+
+    def instance_norm(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats")
+        given = {**dict(zip(names, args)), **kwargs}
+        if self.live_norm or not given.get("use_input_stats", True):
+            return function(*args, **kwargs)
+        # Statistics are per sample: only the update of the running ones has to be kept out.
+        rest = {k: given[k] for k in ("weight", "bias", "eps") if k in given}
+        if len(args) > 7:
+            rest["eps"] = args[7]
+        return F.instance_norm(given["input"], None, None, use_input_stats=True, **rest)
+
+    def draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        drawn = function(*args, **kwargs)
+        if not isinstance(drawn, Tensor):
+            return drawn
+        what = function.__name__
+        if self.record:
+            self.tape.random = True
+            self._keep(drawn.detach().clone())
+            return drawn
+        kept = self._next(what)
+        if drawn.shape != kept.shape:
+            kept = find_layout_by_shape(kept.shape, drawn.shape, self.tape.batch, what).join(kept, kept)
+        # In-place functions must fill the tensor they were given.
+        return drawn.copy_(kept) if what.endswith("_") else kept
+
+    # -- affine calls --------------------------------------------------------------------------------------------
+    def visit(self, call: AffineCall) -> Tensor:
+        if self._grad:
+            _refuse_checkpointing(call.name)
+        return self.affine(call)
+
+    def affine(self, call: AffineCall) -> Tensor:
+        return call.run(call.input)
+
+
+class _FixedNorm(torch.autograd.Function):
+    """Batch normalization with given statistics, whose gradient is for its input only: a product per channel.
+
+    The search needs no other gradient, and torch's own backward of this case is slow where channels come last.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        scale = (variance + eps).rsqrt()
+        ctx.save_for_backward(scale if weight is None else scale * weight)
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = ctx.saved_tensors
+        shape = [-1 if axis == 1 else 1 for axis in range(gradient.dim())]
+        return gradient * scale.to(gradient.dtype).reshape(shape), None, None, None, None, None
+
+
+def _statistics(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+    """Mean and variance (without correction) over `dims`, in at least float32."""
+    if x.is_cuda:  # the kernel of batch normalization itself: four times faster on half precision, no wide copy
+        mean, inverse = torch.batch_norm_stats(x, 0.0)  # 1/σ, and 0 where σ is 0
+        return mean, torch.where(inverse > 0, inverse.square().reciprocal(), 0)
+    variance, mean = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), dims, correction=0)
+    return mean, variance
+
+
+def another_path(how: str) -> ModelError:
+    return ModelError(
+        f"the model takes another path on the doubled batch ({how}): its branches must not depend on chance or on the batch"
+    )
+
+
+def find_layout_by_shape(clean: torch.Size, doubled: torch.Size, batch: int, what: str) -> Layout:
+    axes = [a for a, n in enumerate(clean) if len(doubled) == len(clean) and doubled[a] == 2 * n]
+    if len(axes) != 1 or clean[axes[0]] != batch:
+        raise ModelError(
+            f"random numbers of shape {tuple(clean)} drawn by {what} cannot be repeated for the doubled batch"
+        )
+    return Layout(axes[0])
+
+
+def _refuse_checkpointing(layer: str) -> None:
+    # Recomputation happens in the backward pass, where perturbations are no longer applied: wrong gradients in silence.
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    inside = hooks is not None and getattr(hooks[0], "__qualname__", "").startswith("_checkpoint_hook")
+    if not inside and not torch.is_grad_enabled():
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not inside:
+            inside = frame.f_code is CheckpointFunction.forward.__code__
+            frame = frame.f_back
+    if inside:
+        raise ModelError(
+            f"layer {layer!r} runs under activation checkpointing, which recomputes it without the perturbations: "
+            "switch checkpointing off for training with excitation"
+        )
+
+
+_HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **dict.fromkeys(_RANDOM, Pass.draw),
+    **dict.fromkeys(_DROPOUTS | _ALPHA_DROPOUTS, Pass.dropout),
+    F.rrelu: Pass.rrelu,
+    F.scaled_dot_product_attention: Pass.attention,
+    F.batch_norm: Pass.batch_norm,
+    torch.batch_norm: Pass.batch_norm,
+    F.instance_norm: Pass.instance_norm,
+}

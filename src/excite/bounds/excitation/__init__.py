@@ -1,0 +1,1 @@
+"""Theorems of *Persistency of excitation for robustness of neural networks*."""

@@ -1,0 +1,174 @@
+"""Rank one in deep linear networks x ↦ W_L ⋯ W_1 x with one output: Theorems 4 and 5 of Persistency of excitation.
+
+Both hold in the limit only. What holds on the way, and gives the theorems in the limit, is a bound on the second singular
+value of every layer. Matrices are numpy arrays or tensors W_k (n_k, n_{k−1}), first layer first, n_L = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excite.bounds.bound import Assumption, Bound
+from excite.bounds.excitation.hard_margin import SEPARABLE, Array, array, separation, signed
+from excite.errors import InputError
+
+PAPER = "Persistency of excitation"
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    """Σ log(1 + exp(−s z)), s = 2y − 1."""
+    return torch.nn.functional.softplus(-(2 * y - 1) * z).sum()
+
+
+def decay_rank(
+    weights: Sequence[Any],
+    decay: float | Sequence[float],
+    x: Any,
+    y: Any,
+    loss: Loss = cross_entropy,
+    *,
+    tolerance: float = 1e-3,
+) -> Bound:
+    """Theorem 4: rank at most one where Σ d(W_L ⋯ W_1 x, y) + Σ μ_k ‖W_k‖²_F is stationary; `decay` holds the μ_k > 0.
+
+    The gradient is G_k = (a matrix of rank one) + 2 μ_k W_k, so that σ₂(W_k) ≤ ‖G_k‖₂ / 2μ_k at any weights: the value is
+    the largest of these. `loss(z, y)` sums d over outputs z (N,). μ is half of what PyTorch calls weight decay if the
+    loss is a sum. "rank" counts singular values above `tolerance` times the largest of all layers, or times one if that
+    is smaller: strong decay gives zero.
+    """
+    matrices, points = _chain(weights, x)
+    targets = array("labels", y, 1, 2).reshape(-1)
+    if len(targets) != len(points):
+        raise InputError(f"expected a label for each of {len(points)} points; got {len(targets)}")
+    mu = np.full(len(matrices), float(decay)) if isinstance(decay, (int, float)) else array("decay", decay, 1)
+    if len(mu) != len(matrices):
+        raise InputError(f"decay: expected one number, or one for each of {len(matrices)} layers; got {len(mu)}")
+    checks = [
+        Assumption("the output is scalar", len(matrices[-1]) == 1, f"{len(matrices[-1])} outputs"),
+        Assumption("every layer decays", bool((mu > 0).all()), f"smallest μ = {mu.min():.3g}"),
+    ]
+    spectra = [np.asarray(np.linalg.svd(m, compute_uv=False), dtype=np.float64) for m in matrices]
+    terms: dict[str, Any] = _measured(matrices, spectra, tolerance)
+    name, quantity = f"Theorem 4, {PAPER}", "second singular value of every layer"
+    if any(c.held is False for c in checks):
+        return Bound(name, quantity, None, "upper", terms, tuple(checks))
+    gradients = _gradients(matrices, mu, points, targets, loss)
+    slack = np.array([np.linalg.norm(g, 2) for g in gradients]) / (2 * mu)
+    largest = max(1.0, max(float(s[0]) for s in spectra))
+    value = float(slack.max())
+    terms |= {"value by layer": slack, "gradient norm": float(np.sqrt(sum((g**2).sum() for g in gradients)))}
+    checks.append(
+        Assumption(
+            "the weights are stationary",
+            value <= tolerance * largest,
+            f"‖G‖/2μ = {value:.2e}, at most {tolerance:g} × {largest:.3g}",
+        )
+    )
+    return Bound(name, quantity, value, "upper", terms, tuple(checks))
+
+
+def cross_entropy_rank(
+    weights: Sequence[Any], x: Any, y: Any, initial: Sequence[Any] | None = None, *, tolerance: float = 0.1
+) -> Bound:
+    """Theorem 5: rank at most one, in direction, after training with cross-entropy on data separable through the origin.
+
+    The value bounds σ₂/σ₁ of every layer: σ₂(W_k)² ≤ Σ_{j ≥ k} λ_max(W_j W_j' − W_{j+1}' W_{j+1})₊, since W_L is one row.
+    It holds at any weights. Gradient flow keeps these differences as they were at the start while ‖W_k‖ → ∞, which is why
+    layers become one direction; the paper's proof takes the limit of ratios of derivatives for that of ratios. With the
+    `initial` weights, "promised" is the value from their differences and "drift" what training changed these by: the
+    promise is as good as the drift is small. "rank" counts singular values above `tolerance` times the layer's largest.
+    """
+    matrices, points = _chain(weights, x)
+    points, s = signed(points, y)
+    checks = [Assumption("the output is scalar", len(matrices[-1]) == 1, f"{len(matrices[-1])} outputs")]
+    t = separation(points, s, bias=False)
+    checks.append(
+        Assumption(
+            "a hyperplane through the origin separates the classes", t > SEPARABLE, f"largest relative gap {t:.2e}"
+        )
+    )
+    spectra = [np.asarray(np.linalg.svd(m, compute_uv=False), dtype=np.float64) for m in matrices]
+    terms: dict[str, Any] = _measured(matrices, spectra, tolerance, each=True)
+    name, quantity = f"Theorem 5, {PAPER}", "second over first singular value of every layer"
+    if any(c.held is False for c in checks):
+        return Bound(name, quantity, None, "upper", terms, tuple(checks))
+    outputs = np.linalg.multi_dot([points, *[m.T for m in matrices]])[:, 0] * s
+    checks.append(
+        Assumption(
+            "all points are classified correctly", bool(outputs.min() > 0), f"smallest output {outputs.min():.3g}"
+        )
+    )
+    first = np.array([float(v[0]) for v in spectra])
+    differences = _differences(matrices)
+    value = _from_differences(differences, first)
+    terms |= {"value by layer": value, "conserved": [np.linalg.norm(d, 2) for d in differences]}
+    if initial is not None:
+        before, _ = _chain(initial, points)
+        if [m.shape for m in before] != [m.shape for m in matrices]:
+            raise InputError("initial: expected matrices of the same shapes as the weights")
+        old = _differences(before)
+        drifts = [float(np.linalg.norm(a - b, 2)) for a, b in zip(differences, old)]
+        terms |= {
+            "promised": float(_from_differences(old, first).max()),
+            "promised, with drift": float(_from_differences(old, first, drifts).max()),
+            "drift": max(drifts, default=0.0),
+        }
+    grown = float(value.max())
+    checks.append(
+        Assumption("the weights have grown in one direction", grown <= tolerance, f"σ₂/σ₁ at most {grown:.2e}")
+    )
+    return Bound(name, quantity, grown, "upper", terms, tuple(checks))
+
+
+def alignment(weights: Sequence[Any]) -> Array:
+    """|u_k · v_{k+1}| of adjacent layers, (L − 1,): one where the output of a layer is what the next one looks at."""
+    parts = [np.linalg.svd(array("weight", w, 2), full_matrices=False) for w in weights]
+    return np.array([abs(float(a[0][:, 0] @ b[2][0])) for a, b in pairwise(parts)])
+
+
+def _measured(matrices: list[Array], spectra: list[Array], tolerance: float, *, each: bool = False) -> dict[str, Any]:
+    """Ranks above a tolerance relative to each layer's largest singular value (`each`) or to that of all layers."""
+    largest = max(1.0, max(float(s[0]) for s in spectra))
+    ranks = [int((s > tolerance * (float(s[0]) if each else largest)).sum()) for s in spectra]
+    second = [float(s[1]) if len(s) > 1 else 0.0 for s in spectra]
+    return {"rank": ranks, "first": [float(s[0]) for s in spectra], "second": second, "alignment": alignment(matrices)}
+
+
+def _differences(matrices: list[Array]) -> list[Array]:
+    """W_k W_k' − W_{k+1}' W_{k+1}: gradient flow conserves them."""
+    return [a @ a.T - b.T @ b for a, b in pairwise(matrices)]
+
+
+def _from_differences(differences: list[Array], first: Array, drifts: Sequence[float] | None = None) -> Array:
+    """√(Σ_{j ≥ k} λ_max(D_j)₊) / σ₁(W_k) by layer. λ₂(W_k W_k') ≤ λ₂(W_{k+1}' W_{k+1}) + λ_max(D_k), from the last layer on."""
+    drifts = [0.0] * len(differences) if drifts is None else drifts
+    excess = [max(0.0, float(np.linalg.eigvalsh(d)[-1]) + drift) for d, drift in zip(differences, drifts)]
+    return np.asarray(np.sqrt(np.cumsum([0.0, *reversed(excess)])[::-1]) / np.maximum(first, 1e-300))
+
+
+def _gradients(matrices: list[Array], mu: Array, points: Array, targets: Array, loss: Loss) -> list[Array]:
+    layers = [torch.from_numpy(m).requires_grad_() for m in matrices]
+    with torch.enable_grad():
+        z = torch.from_numpy(points)
+        for layer in layers:
+            z = z @ layer.T
+        total = loss(z[:, 0], torch.from_numpy(targets))
+        total = total + sum(m * (w**2).sum() for m, w in zip(mu.tolist(), layers))
+        return [g.numpy() for g in torch.autograd.grad(total, layers)]
+
+
+def _chain(weights: Sequence[Any], x: Any) -> tuple[list[Array], Array]:
+    matrices = [array(f"weight {k + 1}", w, 2) for k, w in enumerate(weights)]
+    points = array("points", x, 2)
+    sizes = [points.shape[1], *(m.shape[0] for m in matrices)]
+    if not matrices or not points.size or any(m.shape[1] != n or not m.size for m, n in zip(matrices, sizes)):
+        shapes = ", ".join(str(m.shape) for m in matrices)
+        raise InputError(f"expected points (N, n) and matrices that follow each other; got {points.shape} and {shapes}")
+    return matrices, points

@@ -1,0 +1,167 @@
+"""Two-layer ReLU networks fitted with squared error: a Lipschitz bound and a margin from the step size alone.
+
+Persistency of excitation, Theorem 1 and Corollary 1. For f(x) = W(Vx + b)_+ (+ c) at a point of parameter space without
+kinks, the Hessian H of ½ Σ ‖f(x_i) − y_i‖² has on its diagonal, for each unit k with active points I_k,
+
+    Σ_{I_k} (V_k x_i + b_k)²   and   ‖W_k‖² Σ_{I_k} x_i x_i'.
+
+Both are at most λ_max(H), hence at most q = 2/δ where gradient descent with step δ has settled.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from excite.bounds.bound import Assumption, Bound
+from excite.bounds.excitation.active import most_active
+from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
+from excite.bounds.squared import Fitted, Loss, Moments, excited, fitted, moments
+from excite.bounds.stability import Descent
+from excite.errors import InputError, ModelError
+
+Form = Literal["unit", "stated"]
+
+
+def two_layer_lipschitz(
+    model: nn.Module | Pairs,
+    x: Tensor,
+    y: Tensor,
+    descent: float | Descent,
+    *,
+    form: Form = "unit",
+    loss: Loss = "half-sum",
+    tolerance: float = 1e-4,
+    seconds: float = 10.0,
+) -> Bound:
+    """An upper bound on the Lipschitz constant (2-norms) of a two-layer ReLU network from its step size (Theorem 1).
+
+    `model` is a module or [(V, b or None), (W, c or None)]; x (N, ...) and y (N, m) are all its training points; `descent`
+    is the step size δ or a `Descent` with momentum. `loss` is what the steps were taken on: "half-sum" ½ Σ ‖f − y‖² as in
+    the paper, "sum", "half-mean" (over points) or "mean" (over points and outputs, `F.mse_loss`). Units with W_k = 0 or
+    V_k = 0 do nothing and are left out. With q = 2/δ, S_k = Σ_{I_k} x x' and μ_k = ‖Σ_{I_k} x‖:
+
+    - form "unit": max over x of Σ_{active k} w_k v_k with w_k = √(q / λ_max(S_k)) and v_k the larger root of
+      λ_min(S_k) v² − 2 |b_k| μ_k v + |I_k| b_k² − q;
+    - form "stated": n √(q/λ) (2 μ B/λ + √(|q − B²|/λ)) with n the largest number of active units, λ = min λ_min(S_k),
+      μ = max μ_k, B = max |b_k|. The step of its proof to all units at once needs μ² ≥ λ; otherwise q stands for |q − B²|.
+
+    `terms["exact"]` says whether the maximum over x is exact or itself an upper bound, found in `seconds`.
+    """
+    if form not in ("unit", "stated"):
+        raise InputError(f"expected form 'unit' or 'stated'; got {form!r}")
+    found = fitted(_two(model, x), x, y, descent, loss, tolerance)
+    V, W = found.network.weights
+    bias = found.network.biases[0]
+    b = V.new_zeros(len(V)) if bias is None else bias
+    per_unit = moments(found.x, found.signals[1] > 0)
+    silent = (V.norm(dim=1) == 0) | (W.norm(dim=0) == 0)
+    assumptions = (*found.assumptions, excited(per_unit, silent, "the hidden layer"))
+    terms: dict[str, object] = {
+        "limit": found.limit,
+        "sharpness": found.sharpness.value,
+        "active points": tuple(int(n) for n in per_unit.count),
+        "smallest eigenvalues": tuple(per_unit.smallest.tolist()),
+        "deficient": per_unit.deficient,
+    }
+    value = None
+    if assumptions[-1].held:
+        keep = torch.nonzero(~silent).flatten()
+        value, more = (_unit if form == "unit" else _stated)(found, per_unit, b, keep, seconds)
+        terms |= more
+    return Bound(
+        f"Persistency of excitation, Theorem 1 ({'per unit' if form == 'unit' else 'as stated'})",
+        "Lipschitz constant of the network",
+        value,
+        terms=terms,
+        assumptions=assumptions,
+    )
+
+
+def _two(model: nn.Module | Pairs, x: Tensor) -> ReluNetwork:
+    network = relu_network(model, x)
+    if len(network.weights) != 2:
+        raise ModelError(f"expected a network with two linear layers; got {len(network.weights)}: use deep_lipschitz")
+    return network
+
+
+def _unit(found: Fitted, m: Moments, b: Tensor, keep: Tensor, seconds: float) -> tuple[float, dict[str, object]]:
+    q, low, bias, mu = found.limit, m.smallest[keep], b[keep].abs(), m.mean[keep]
+    # Where H is within its limit the quadratic has real roots, because ‖V_k‖ lies between them.
+    root = ((bias * mu).square() + low * (q - m.count[keep] * bias.square())).clamp(min=0).sqrt()
+    rows = (bias * mu + root) / low
+    columns = (q / m.largest[keep]).sqrt()
+    most = most_active(
+        found.network.weights[0][keep].numpy(), b[keep].numpy(), (rows * columns).numpy(), seconds=seconds
+    )
+    return most.value, {
+        "rows": tuple(rows.tolist()),  # bounds on ‖V_k‖
+        "columns": tuple(columns.tolist()),  # bounds on ‖W_k‖
+        "units": tuple(keep[list(most.units)].tolist()),
+        "exact": most.exact,
+    }
+
+
+def _stated(found: Fitted, m: Moments, b: Tensor, keep: Tensor, seconds: float) -> tuple[float, dict[str, object]]:
+    q = found.limit
+    if not len(keep):
+        return 0.0, {"n_active": 0, "exact": True}
+    low, mu, B = float(m.smallest[keep].min()), float(m.mean[keep].max()), float(b[keep].abs().max())
+    most = most_active(found.network.weights[0][keep].numpy(), b[keep].numpy(), seconds=seconds)
+    # (|b|μ + √(b²μ² + λ(q − b²)))/λ grows with |b| only if μ² ≥ λ: without that, B says nothing about smaller biases.
+    monotone = mu * mu >= low
+    row = 2 * mu * B / low + math.sqrt((abs(q - B * B) if monotone else q) / low)
+    return most.value * math.sqrt(q / low) * row, {
+        "n_active": int(most.value),
+        "exact": most.exact,
+        "λ": low,
+        "μ": mu,
+        "B": B,
+        "monotone": monotone,
+    }
+
+
+def two_layer_margin(
+    model: nn.Module | Pairs,
+    x: Tensor,
+    y: Tensor,
+    descent: float | Descent,
+    *,
+    form: Form = "unit",
+    loss: Loss = "half-sum",
+    tolerance: float = 1e-4,
+    seconds: float = 10.0,
+) -> Bound:
+    """A lower bound on the margin of a two-layer classifier from its step size (Corollary 1): Δ / (2 𝓛).
+
+    y (N,) holds the two targets, one a class. Δ = min f over the class with the larger target − max f over the other, which
+    must be positive; the classifier decides at the middle, `terms["threshold"]`; its margin is the smallest distance
+    (2-norm) of a training point to the other side. 𝓛 is the bound of `two_layer_lipschitz`, whose settings these are.
+    """
+    network = _two(model, x)
+    outputs = len(network.weights[-1])
+    name, quantity = "Persistency of excitation, Corollary 1", "margin of the training points"
+    if outputs != 1:
+        failed = Assumption("the network has one output", False, f"{outputs} outputs")
+        return Bound(name, quantity, None, "lower", assumptions=(failed,))
+    steep = two_layer_lipschitz(model, x, y, descent, form=form, loss=loss, tolerance=tolerance, seconds=seconds)
+    targets = y.detach().double().cpu().reshape(-1)
+    values = targets.unique()
+    if len(values) != 2:
+        raise InputError(f"expected two targets, one a class; got {len(values)} different ones")
+    output = network.signals(x.detach().double().cpu().flatten(1))[-1].flatten()
+    low, high = float(output[targets == values[0]].max()), float(output[targets == values[1]].min())
+    gap = high - low
+    apart = Assumption("the outputs of the two classes do not overlap", gap > 0, f"Δ = {gap:.6g}")
+    value = gap / (2 * steep.value) if steep.value else (None if steep.value is None else math.inf)
+    return Bound(
+        name,
+        quantity,
+        value,
+        "lower",
+        terms={**steep.terms, "Δ": gap, "threshold": low + gap / 2, "lipschitz": steep.value},
+        assumptions=(*steep.assumptions, apart),
+    )

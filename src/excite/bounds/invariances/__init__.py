@@ -1,0 +1,1 @@
+"""Theorems of *Training invariances and the low-rank phenomenon*."""

@@ -1,0 +1,1 @@
+"""Theorems of *Richness of training data does not suffice*."""

@@ -1,0 +1,153 @@
+"""Deep ReLU networks fitted with squared error: bounds on every weight matrix from the step size and the activations.
+
+Richness of hidden activations, Theorem 1 with the row bounds of its appendix A. Where gradient descent with step δ has
+settled, the block of layer j + 1 of the Hessian gives for every point i, with A_i the derivative of the output with
+respect to the input of that layer's ReLU and q = 2/δ,
+
+    ‖A_i‖² ‖h_j(x_i)‖² ≤ q,   and A_i h_{j+1}(x_i) = h_L(x_i) gives   ‖h_j(x_i)‖² ≤ q ‖h_{j+1}(x_i)‖² / ‖h_L(x_i)‖².
+
+The paper has no biases. With them the same holds if h_j gets a last entry 1 wherever a bias reads it, and h_L(x_i) is
+replaced by what h_{j+1} alone contributes to it, A_i h_{j+1}(x_i).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from excite.bounds.bound import Assumption, Bound
+from excite.bounds.excitation.two_layer import Form
+from excite.bounds.relu_network import Pairs, relu_network
+from excite.bounds.squared import Fitted, Loss, excited, fitted, moments
+from excite.bounds.stability import Descent
+from excite.errors import InputError
+
+_NAME = "Richness of hidden activations, Theorem 1"
+
+
+def deep_norms(
+    model: nn.Module | Pairs,
+    x: Tensor,
+    y: Tensor,
+    descent: float | Descent,
+    *,
+    form: Form = "unit",
+    loss: Loss = "half-sum",
+    tolerance: float = 1e-4,
+) -> tuple[Bound, ...]:
+    """An upper bound on ‖W_j‖₂ of every layer of a ReLU network, in order. Arguments as in `two_layer_lipschitz`.
+
+    Form "stated", with I_k the points that activate unit k of layer j and have an output other than zero:
+
+    - layers j < L: ‖W_j‖² ≤ Σ_k row_k², row_k² = Σ_{I_k} c_i / λ_min(Σ_{I_k} h_{j−1} h_{j−1}'), c_i = q ‖h_{j+1}‖² / ‖h_L‖² (the
+      paper prints h_j, its proof gives h_{j+1});
+    - the last: ‖W_L‖² ≤ Σ_k column_k², column_k² = q / max_{I_k} ‖h_{L−2}‖².
+
+    Form "unit" takes for row_k² the smallest of that, |I_k| / λ_min(Σ_{I_k} h_{j−1} h_{j−1}' / c_i) and, below the last
+    layer, q / λ_min(Σ_{I_k} h_{L−2} h_{L−2}'); and column_k² = q / λ_max(Σ_{I_k} h_{L−2} h_{L−2}'). With biases rows include them.
+    `terms` has "rows" or "columns", and "norm", the measured ‖W_j‖₂.
+    """
+    if form not in ("unit", "stated"):
+        raise InputError(f"expected form 'unit' or 'stated'; got {form!r}")
+    found = fitted(relu_network(model, x), x, y, descent, loss, tolerance)
+    layers = len(found.network.weights)
+    return (*(_hidden(found, j, form) for j in range(1, layers)), _last(found, form))
+
+
+def deep_lipschitz(
+    model: nn.Module | Pairs,
+    x: Tensor,
+    y: Tensor,
+    descent: float | Descent,
+    *,
+    form: Form = "unit",
+    loss: Loss = "half-sum",
+    tolerance: float = 1e-4,
+) -> Bound:
+    """An upper bound on the Lipschitz constant (2-norms) of a deep ReLU network: the product of `deep_norms`."""
+    layers = deep_norms(model, x, y, descent, form=form, loss=loss, tolerance=tolerance)
+    values = [math.inf if layer.value is None else layer.value for layer in layers]
+    return Bound(
+        f"{_NAME} ({'per unit' if form == 'unit' else 'as stated'})",
+        "Lipschitz constant of the network",
+        math.prod(values),
+        terms={"limit": layers[0].terms["limit"], "sharpness": layers[0].terms["sharpness"], "norms": tuple(values)},
+        assumptions=(*layers[0].assumptions[:-1], *(layer.assumptions[-1] for layer in layers)),
+    )
+
+
+def _augmented(h: Tensor, bias: Tensor | None) -> Tensor:
+    """h (N, d) as the layer with this bias sees it: with a last entry 1 if it has one."""
+    return h if bias is None else torch.cat([h, h.new_ones(len(h), 1)], 1)
+
+
+def _reaching(found: Fitted, j: int) -> Tensor:
+    """What h_j alone contributes to the output, W_L G_{L−1} … W_{j+1} h_j: (N, m). Without biases above, or for j = L, the
+    output itself."""
+    network, signals = found.network, found.signals
+    flowing = signals[j]
+    for layer in range(j, len(network.weights)):
+        flowing = flowing @ network.weights[layer].T
+        if layer + 1 < len(network.weights):
+            flowing = flowing * (signals[layer + 1] > 0)
+    return flowing
+
+
+def _hidden(found: Fitted, j: int, form: Form) -> Bound:
+    """The bound on W_j for j = 1, …, L − 1; `weights[j − 1]` in the list."""
+    network, signals, q = found.network, found.signals, found.limit
+    h = _augmented(signals[j - 1], network.biases[j - 1])
+    quiet = network.weights[j - 1].norm(dim=1) == 0
+    entry = 0.0 if network.biases[j] is None else 1.0  # of the next layer's input, for its bias
+    output = _reaching(found, j + 1)
+    size = output.square().sum(1)
+    room = q * signals[j + 1].square().sum(1) / size - entry  # c_i: at least ‖h_j‖²
+    active = (signals[j] > 0) & (size > 0)[:, None]
+    room = torch.where(size > 0, room, 0.0)
+    plain = moments(h, active)
+    excitation = excited(plain, quiet, f"layer {j}")
+    rows = (active.to(h.dtype) * room[:, None]).sum(0) / plain.smallest
+    if form == "unit" and bool((room[size > 0] > 0).all()):
+        scaled = moments(h, active, torch.where(size > 0, 1 / room, 0.0))
+        rows = torch.minimum(rows, torch.where(scaled.smallest > 0, scaled.count / scaled.smallest, math.inf))
+        if j + 1 == len(network.weights):
+            rows = torch.minimum(rows, q / plain.smallest)
+    rows = torch.where(quiet, 0.0, rows)
+    return _bound(found, j, "rows", rows, excitation, form)
+
+
+def _last(found: Fitted, form: Form) -> Bound:
+    network, signals, q = found.network, found.signals, found.limit
+    layers = len(network.weights)
+    h = _augmented(signals[layers - 2], network.biases[layers - 2])
+    quiet = network.weights[-1].norm(dim=0) == 0
+    active = (signals[-2] > 0) & (signals[-1].square().sum(1) > 0)[:, None]
+    if form == "unit":
+        sizes = moments(h, active).largest
+    else:
+        sizes = torch.where(active, h.square().sum(1)[:, None], 0.0).amax(0)
+    bad = torch.nonzero((sizes <= 0) & ~quiet).flatten().tolist()
+    reached = Assumption(
+        f"every unit of layer {layers - 1} is activated by some point",
+        not bad,
+        f"{len(bad)} of {len(quiet)} units never active" + (f": {', '.join(map(str, bad[:8]))}" if bad else ""),
+    )
+    columns = torch.where(quiet, 0.0, q / sizes)
+    return _bound(found, layers, "columns", columns, reached, form)
+
+
+def _bound(found: Fitted, j: int, what: str, squares: Tensor, last: Assumption, form: Form) -> Bound:
+    return Bound(
+        f"{_NAME} ({'per unit' if form == 'unit' else 'as stated'})",
+        f"spectral norm of the weight of layer {j}",
+        float(squares.clamp(min=0).sum().sqrt()),
+        terms={
+            what: tuple(squares.clamp(min=0).sqrt().tolist()),
+            "norm": float(torch.linalg.matrix_norm(found.network.weights[j - 1], 2)),
+            "limit": found.limit,
+            "sharpness": found.sharpness.value,
+        },
+        assumptions=(*found.assumptions, last),
+    )

@@ -1,0 +1,1 @@
+"""Theorems of *What training reveals about neural network complexity*."""

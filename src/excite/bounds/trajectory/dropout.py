@@ -1,0 +1,240 @@
+"""What a training with ½-dropout says about the Lipschitz constant of a classifier, and about its generalization.
+
+What training reveals, Theorem 3 with Lemmas 3 and 4. For outputs in [μ, 1 − μ], φ-steady training, every unit active on a
+share of at least p_min of the training points, σ₁(W₁) ≤ β and slopes that change by no more than 1 + γ, the paper states
+
+    λ ≤ λ_steady = (1 + γ) β φ log(Σ_l n_l) / (4 μ (1 − μ) p_min),
+    |error on the sample − expected error| ≤ sqrt((4 log(2) N(𝒳; ℓ₂, r) + 2 log(1/δ)) / N),   r = min_i |f(x_i) − ½| / (2 λ).
+
+The proof of the first line has gaps: Claim 1 takes a sum of Kronecker products for the product of sums (it fails for two
+hidden layers of width 3), and the probability of seeing a basis is raised the wrong way. λ_steady is a heuristic. What holds
+is the program of Theorem 2 with the dropout patterns that were seen as columns: the gradient before the sigmoid is
+linear in the Kronecker product of activations, whether dropout or a point selected them. In the second line the radius
+depends on the sample, and the theorem it rests on wants a partition fixed before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from excite.bounds.bound import Assumption, Statement
+from excite.bounds.relu_network import ReluNetwork, as_module, relu_network
+from excite.bounds.trajectory.covering import Covering, covering_number
+from excite.bounds.trajectory.patterns import Patterns, patterns, slopes, steepest
+from excite.bounds.trajectory.regions import LIMIT, EmptyRegions, among, pursue_some
+from excite.errors import InputError
+from excite.lipschitz import largest
+
+Where = Literal["end", "forward"]
+_NAME = "What training reveals, Theorem 3"
+_MOST_PATHS = 2_000_000
+
+
+@dataclass(frozen=True)
+class DropoutRun:
+    """What a training left behind, and what was seen at its last |T| steps, from step `tau` on.
+
+    `pairs`: the trained weights, double precision; a sigmoid follows the last. `seen`: for each hidden layer the units
+    that were active and not dropped, (T, n_l). `phi` (T,): ‖∂ℓ/∂b₁‖ / |∂ℓ/∂f̃| at these steps; `plain` (T,): the same
+    before the sigmoid, φ / (f̃(1 − f̃)). `outputs` (T,): f̃. At `looked` steps among them all training points were looked at,
+    without dropout: `least` is the smallest of f and 1 − f, `beta` the largest σ₁(W₁), `p_min` and `p_avg` the smallest and
+    the mean (over units and looks) of the share of points that activate a unit, `changed` the number of points whose
+    pattern was not always the same, `gamma` the largest ratio of the slopes of one point, minus 1.
+    """
+
+    pairs: tuple[tuple[Tensor, Tensor], ...]
+    where: Where
+    tau: int
+    seen: tuple[Tensor, ...]
+    phi: Tensor
+    plain: Tensor
+    outputs: Tensor
+    looked: int
+    least: float
+    beta: float
+    p_min: float
+    p_avg: float
+    changed: int
+    gamma: float
+
+    def module(self) -> nn.Sequential:
+        """The trained network without dropout, with its sigmoid."""
+        return as_module(self.pairs, sigmoid=True)
+
+
+@dataclass(frozen=True)
+class Generalization:
+    """Lemma 4 with one Lipschitz constant. `bounds`: with the covering number from below and from above; a bound of 1 or more
+    is vacuous, and one that is so from below is vacuous whatever 𝒳 is."""
+
+    constant: float
+    radius: float
+    covering: Covering
+    bounds: tuple[float, float]
+
+    @property
+    def vacuous(self) -> bool:
+        return self.bounds[0] >= 1
+
+
+@dataclass(frozen=True)
+class DropoutStatement(Statement):
+    """λ_steady and what follows from it; beside it what holds.
+
+    `steady`: λ_steady. `product`: ¼ Π ‖W_l‖, which holds everywhere. `found`: the largest local constant found by search:
+    the Lipschitz constant is at least that. `program`: Theorem 2 over the dropout patterns seen, at the points asked for.
+    `lemma4`: the generalization bound with each of the three constants.
+    """
+
+    name: str
+    steady: float
+    product: float
+    found: float
+    program: EmptyRegions
+    lemma4: Mapping[str, Generalization]
+    terms: Mapping[str, Any]
+    assumptions: tuple[Assumption, ...]
+
+    def __str__(self) -> str:
+        program = self.program
+        spoken = program.values[program.reached]
+        lines = [
+            f"λ_steady {self.steady:.4g} (heuristic), product of norms {self.product:.4g}, largest constant found {self.found:.4g}; "
+            f"program over dropout patterns: at most {float(spoken.max()) if len(spoken) else math.nan:.4g} at {program.share:.1%} of {len(program.values)} points",
+            *(
+                f"  with {name}: r = {one.radius:.3g}, N between {one.covering.at_least} and {one.covering.at_most:.3g}, "
+                f"error differs by at most {one.bounds[0]:.3g} to {one.bounds[1]:.3g}{' (vacuous)' if one.vacuous else ''}"
+                for name, one in self.lemma4.items()
+            ),
+        ]
+        return self.told("\n".join(lines))
+
+
+def dropout_generalization(
+    run: DropoutRun,
+    x: Tensor,
+    new: Tensor,
+    *,
+    delta: float = 0.05,
+    radius: float | None = None,
+    limit: int = LIMIT,
+    seed: int = 0,
+) -> DropoutStatement:
+    """Theorem 3 for a training with dropout on the points x (N, n), judged at the points `new` (M, n) of the same kind.
+
+    `radius`: how far around x and `new` the search for large local constants goes (infinity norm; by default a tenth of
+    the largest distance from the mean). `limit` as in `empty_region`, for the distinct dropout patterns. `terms`: "phi",
+    "mu", "gamma", "beta", "p_min", "p_avg", "steps needed" (p_avg Σ n_l / p_min², without the constant and the logarithms that
+    the lemma leaves open) and "units".
+    """
+    if not 0 < delta < 1:
+        raise InputError(f"expected delta between 0 and 1; got {delta!r}")
+    network = relu_network(run.pairs, x, sigmoid=True)
+    x, new = (points.detach().double().cpu().flatten(1) for points in (x, new))
+    units = sum(len(weight) for weight in network.weights[:-1])
+    mu = min(run.least, float(torch.minimum(run.outputs, 1 - run.outputs).min()))
+    phi = float(run.phi.max())
+    bend = mu * (1 - mu) * run.p_min
+    steady = (1 + run.gamma) * run.beta * phi * math.log(units) / (4 * bend) if bend > 0 else math.inf
+    product = 0.25 * math.prod(float(torch.linalg.matrix_norm(weight, 2)) for weight in network.weights)
+    around = torch.cat([x, new])
+    if radius is None:
+        radius = 0.1 * float(torch.linalg.vector_norm(around - around.mean(0), dim=1).max())
+    found = largest(run.module(), around, radius, seed=seed).value
+    program = _program(run, network, x, new, limit)
+    away = float((network.signals(x)[-1].sigmoid() - 0.5).abs().min())
+    lemma4 = {
+        name: _lemma4(constant, away, around, len(x), delta)
+        for name, constant in (
+            ("λ_steady (heuristic)", steady),
+            ("the product of norms (holds)", product),
+            ("the largest constant found (too small, if anything)", found),
+        )
+    }
+    needed = run.p_avg / run.p_min**2 * units if run.p_min > 0 else math.inf
+    terms = {"phi": phi, "mu": mu, "gamma": run.gamma, "beta": run.beta, "p_min": run.p_min, "p_avg": run.p_avg}
+    terms.update({"steps needed": needed, "units": units, "margin": away})
+    return DropoutStatement(
+        _NAME, steady, product, found, program, lemma4, terms, _assumptions(run, network, x, new, mu, needed)
+    )
+
+
+def _assumptions(
+    run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, mu: float, needed: float
+) -> tuple[Assumption, ...]:
+    covered = _covered(patterns(network, x), patterns(network, new))
+    share = "" if covered is None else f"{covered:.1%} of the points asked for"
+    return (
+        Assumption(
+            "(a) activation patterns at training points no longer change",
+            run.changed == 0,
+            f"{run.changed} of {len(x)} did, over {run.looked} looks; γ = {run.gamma:.3g}",
+        ),
+        Assumption(
+            "(b) every path that a point activates is activated by a training point",
+            None if covered is None else covered == 1,
+            share,
+        ),
+        Assumption("(c) σ₁(W₁) ≤ β", True, f"β = {run.beta:.3g}, measured"),
+        Assumption("(d) outputs lie in [μ, 1 − μ]", mu > 0, f"μ = {mu:.3g}, measured"),
+        Assumption("every unit is active at some training point", run.p_min > 0, f"p_min = {run.p_min:.3g}"),
+        Assumption(
+            "steps enough", len(run.phi) >= needed, f"{len(run.phi)} steps, p_avg Σ n_l / p_min² = {needed:.3g}"
+        ),
+        Assumption("the dropout patterns seen hold a basis (Lemma 3): its proof has gaps", None),
+        Assumption("the cover of Lemma 4 is fixed before the sample is drawn: its radius depends on it", None),
+    )
+
+
+def _program(run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, limit: int) -> EmptyRegions:
+    """¼ (1 + γ) β min Σ |a_k| φ_k / (f̃_k (1 − f̃_k)) over the patterns seen, γ such that it holds at the last weights."""
+    seen: Patterns = list(run.seen)
+    _, steep = slopes(network, seen)
+    room = torch.where(steep > 0, steep / (run.beta * run.plain), 0.0)
+    gamma = max(0.0, float(room.max()) - 1)
+    held = math.isfinite(gamma)
+    cost = 0.25 * (1 + (gamma if held else 0.0)) * run.beta * run.plain
+    asked = patterns(network, new)
+    found, lost = pursue_some(seen, cost, asked, limit, 0.25 * steepest(network))
+    terms = {"gamma": gamma, "patterns": found.columns, "rank": found.rank, "programs": found.programs, **lost}
+    return EmptyRegions(
+        "What training reveals, Theorem 2, over dropout patterns",
+        torch.from_numpy(found.values),
+        torch.from_numpy(found.reached),
+        ~among(patterns(network, x), asked),
+        terms,
+        (Assumption("slopes of the patterns seen are at most (1 + γ) β φ today", held, f"γ = {gamma:.3g}"),),
+    )
+
+
+def _covered(training: Patterns, new: Patterns) -> float | None:
+    """The share of points all of whose paths, one active unit a layer, are paths of some training point; None if too many."""
+    if math.prod(layer.shape[1] for layer in training) > _MOST_PATHS:
+        return None
+    union = _paths(training, slice(None)).any(0)
+    inside = [not bool((_paths(new, slice(i, i + 1))[0] & ~union).any()) for i in range(len(new[0]))]
+    return sum(inside) / len(inside) if inside else 1.0
+
+
+def _paths(active: Patterns, rows: slice) -> Tensor:
+    """(N, Π n_l)."""
+    found = active[0][rows]
+    for layer in active[1:]:
+        found = (layer[rows][:, :, None] & found[:, None, :]).flatten(1)
+    return found
+
+
+def _lemma4(constant: float, away: float, sample: Tensor, count: int, delta: float) -> Generalization:
+    radius = away / (2 * constant) if constant > 0 else math.inf
+    covering = covering_number(sample, radius)
+    low, high = (
+        math.sqrt((4 * math.log(2) * number + 2 * math.log(1 / delta)) / count)
+        for number in (covering.at_least, covering.at_most)
+    )
+    return Generalization(constant, radius, covering, (low, high))

@@ -1,0 +1,225 @@
+"""What training points say about the slope of a ReLU network in linear regions without training points.
+
+What training reveals, Theorem 2. Write s(x) for the Kronecker product of the activations of all hidden layers at x. Before
+a sigmoid at the end, the gradient of the network is linear in s(x): if s(x) = Σ_k a_k s(x_k) over training points, then
+∇f(x) = Σ_k a_k ∇f(x_k), and with ‖∇f(x_k)‖ ≤ (1 + γ) β φ_k
+
+    λ(R_x) ≤ (1 + γ) β ξ min_a Σ_k |a_k| φ_k   over all such a,
+
+φ_k the normalized update of the first bias, β ≥ σ₁(W₁), ξ = 1, or ¼ / (μ(1 − μ)) with outputs in [μ, 1 − μ] through a
+sigmoid. The paper takes μ over the steps at which each point was sampled; the proof needs the outputs of the network
+that the statement is about at all training points, and that is what is taken here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from excite.bounds.bound import Assumption, Statement
+from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
+from excite.bounds.trajectory.patterns import Patterns, patterns, slopes, steepest
+from excite.bounds.trajectory.pursuit import Pursuit, distinct, pursue
+from excite.errors import InputError
+
+LIMIT = 1000  # distinct activation patterns of training points that enter the program
+MOST = 2**14  # for exact sums modulo a prime
+_ROOM = 1e-9  # relative, for rounding
+_NAME = "What training reveals, Theorem 2"
+
+
+@dataclass(frozen=True)
+class EmptyRegions(Statement):
+    """Upper bounds (M,) on the Lipschitz constant in the linear regions of M points, as far as assumptions held.
+
+    `values` are infinite where the activation of a point is no combination of those of training points: there the
+    theorem says nothing; all are NaN if an assumption failed. `empty` marks regions without a training point.
+    """
+
+    name: str
+    values: Tensor
+    reached: Tensor
+    empty: Tensor
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    assumptions: tuple[Assumption, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.failed:
+            object.__setattr__(self, "values", torch.full_like(self.values, math.nan))
+
+    @property
+    def share(self) -> float:
+        """The fraction of points that the theorem speaks about; NaN without points."""
+        return float(self.reached.double().mean())
+
+    @property
+    def share_empty(self) -> float:
+        """The same among points in empty regions."""
+        return float(self.reached[self.empty].double().mean())
+
+    def __str__(self) -> str:
+        found = self.values[self.reached & ~self.values.isnan()]
+        said = f"at most {found.median():.6g} (median), {found.max():.6g} (largest)" if len(found) else "no bound"
+        return self.told(f"Lipschitz constant in the regions of {self.share:.1%} of {len(self.values)} points: {said}")
+
+
+def empty_region(
+    model: nn.Module | Pairs,
+    x: Tensor,
+    phi: Tensor | float | None,
+    new: Tensor,
+    *,
+    beta: float | None = None,
+    gamma: float | None = None,
+    mu: float | None = None,
+    sigmoid: bool | None = None,
+    form: Literal["stated", "point"] = "stated",
+    limit: int = LIMIT,
+) -> EmptyRegions:
+    """Theorem 2 for `model`, a fully connected ReLU network with one output, at the points `new` (M, ...).
+
+    Args:
+        x: training points (N, ...).
+        phi: φ, the normalized updates of the first bias at these points (N,), one number for all (steadiness), or None
+            for their values at the model itself, ‖∂f/∂b₁‖. With `beta=1.0` any bounds on the local Lipschitz constants
+            at training points may stand here.
+        beta: a bound on σ₁(W₁); by default σ₁ of the model.
+        gamma: by how much slopes at training points may exceed what was measured (Assumption 1); by default the
+            smallest γ that holds at this model, so that φ from earlier steps may be given.
+        mu: outputs at training points lie in [μ, 1 − μ]; by default the smallest such value. Used with a sigmoid only.
+        sigmoid: whether a sigmoid follows the last layer; found by itself for modules, None means no for pairs.
+        form: "stated", or "point" with ¼ / (f_k(1 − f_k)) for each training point instead of ξ: never larger.
+        limit: how many distinct patterns of training points enter the program. Of more, that many are drawn at random:
+            the bounds still hold, for fewer points or with larger values; `terms` say how much is lost, measured at the
+            training points left out.
+
+    Whether a point is reached is decided in integers (see `excite.bounds.trajectory.modular`). `terms`: "gamma", "beta", "mu", "xi",
+    "patterns", "rank", "programs", "rounding" (what bounds were raised by at most because exact coefficients have too many
+    digits, as with some 250 units in one hidden layer; else 0), and with a subsample "kept", "left out", "left out reached" (share) and "left out ratio"
+    (median of bound over what the point itself would give).
+    """
+    if form not in ("stated", "point"):
+        raise InputError(f"expected form 'stated' or 'point'; got {form!r}")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST:
+        raise InputError(f"limit: expected a number of patterns from 1 to {MOST}; got {limit!r}")
+    network = relu_network(model, x, sigmoid=sigmoid)
+    x, new = _points(network, x, "training points"), _points(network, new, "new points")
+    at_training = patterns(network, x)
+    scale, assumptions, terms = _scale(network, x, at_training, phi, beta, gamma, mu, form)
+    at_new = patterns(network, new)
+    found, lost = pursue_some(at_training, scale, at_new, limit, steepest(network) * (0.25 if network.sigmoid else 1.0))
+    terms.update({"patterns": found.columns, "rank": found.rank, "programs": found.programs, **lost})
+    terms["rounding"] = found.rounding
+    values = torch.from_numpy(found.values)
+    same = among(at_training, at_new) if lost else torch.from_numpy(found.same)
+    return EmptyRegions(_NAME, values, torch.from_numpy(found.reached), ~same, terms, assumptions)
+
+
+def _points(network: ReluNetwork, x: Tensor, what: str) -> Tensor:
+    width = network.weights[0].shape[1]
+    if not isinstance(x, Tensor) or x.dim() < 2 or x.flatten(1).shape[1] != width:
+        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"expected {what} (N, {width}); got {shape}")
+    if not bool(torch.isfinite(x).all()):
+        raise InputError(f"expected finite {what}: some are NaN or infinite")
+    return x.detach().double().cpu().flatten(1)
+
+
+def _scale(
+    network: ReluNetwork,
+    x: Tensor,
+    active: Patterns,
+    phi: Tensor | float | None,
+    beta: float | None,
+    gamma: float | None,
+    mu: float | None,
+    form: str,
+) -> tuple[Tensor, tuple[Assumption, ...], dict[str, Any]]:
+    """(1 + γ) β ξ φ_k for each training point; what was assumed, and the parts."""
+    bias, steep = slopes(network, active)
+    norm = float(torch.linalg.matrix_norm(network.weights[0], 2))
+    assumptions, terms = [], {}
+    outputs = network.signals(x)[-1][:, 0]
+    bend = torch.ones_like(steep)
+    if network.sigmoid:
+        f = outputs.sigmoid()
+        bend = f * outputs.neg().sigmoid()  # f (1 − f), also where f rounds to 1
+        least = float(torch.minimum(f, outputs.neg().sigmoid()).min())
+        mu = least if mu is None else _number(mu, "mu")
+        assumptions.append(
+            Assumption(
+                "outputs at all training points lie in [μ, 1 − μ]", 0 < mu <= least * (1 + _ROOM), f"μ = {mu:.3g}"
+            )
+        )
+        terms["mu"] = mu
+    beta = norm if beta is None else _number(beta, "beta")
+    steep = steep * bend
+    given = bias * bend if phi is None else _phi(phi, len(x))
+    room = torch.where(steep > 0, steep / (beta * given), 0.0)
+    needed = max(0.0, float(room.max()) - 1)
+    exact = max(0.0, needed - _ROOM) if phi is None else needed  # λ ≤ σ₁ φ at the model itself: more is rounding
+    gamma = exact if gamma is None else _number(gamma, "gamma")
+    held = math.isfinite(gamma) and needed <= gamma + _ROOM * (1 + gamma)
+    detail = f"γ = {gamma:.3g}, β = {beta:.3g}, σ₁(W₁) = {norm:.3g}; needed γ = {exact:.3g}"
+    assumptions.append(Assumption("slopes at all training points are at most (1 + γ) β φ", held, detail))
+    xi = 0.25 / (terms["mu"] * (1 - terms["mu"])) if network.sigmoid and terms["mu"] > 0 else 1.0
+    each = 0.25 / bend if network.sigmoid and form == "point" else torch.full_like(steep, xi)
+    terms.update({"gamma": gamma, "beta": beta, "xi": xi, "phi": float(given.max())})
+    scale = (1 + gamma) * beta * each * given
+    return torch.nan_to_num(scale, nan=0.0, posinf=0.0) if not held else scale, tuple(assumptions), terms
+
+
+def _number(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise InputError(f"{name}: expected a finite number of at least 0; got {value!r}")
+    return float(value)
+
+
+def _phi(phi: Tensor | float, count: int) -> Tensor:
+    found = torch.as_tensor(phi, dtype=torch.float64).detach().cpu()
+    if found.dim() == 0:
+        found = found.expand(count)
+    if found.shape != (count,):
+        raise InputError(f"expected phi as one number, or one for each of {count} points; got {tuple(found.shape)}")
+    if not bool((torch.isfinite(found) & (found >= 0)).all()):
+        raise InputError("expected phi finite and at least 0: leave out points without a loss gradient")
+    return found
+
+
+def pursue_some(
+    active: Patterns, scale: Tensor, new: Patterns, limit: int, steep: float
+) -> tuple[Pursuit, dict[str, Any]]:
+    """The program, over a subsample of patterns where there are more than `limit`; and what that loses."""
+    columns, cost, points = [layer.numpy() for layer in active], scale.numpy(), [layer.numpy() for layer in new]
+    first, back = distinct(columns)
+    if len(first) <= limit:
+        return pursue(columns, cost, points, steep), {}
+    chosen = np.random.default_rng(0).permutation(len(first))[:limit]
+    kept = np.isin(back, chosen)
+    out = np.flatnonzero(~kept)
+    together = [np.concatenate([layer, column[out]]) for layer, column in zip(points, columns)]
+    whole = pursue([layer[kept] for layer in columns], cost[kept], together, steep)
+    count = len(points[0])
+    found = replace(whole, values=whole.values[:count], same=whole.same[:count])
+    reached = whole.reached[count:]
+    ratios = whole.values[count:][reached] / np.where(cost[out] > 0, cost[out], np.nan)[reached]
+    ratio = float(np.nanmedian(ratios)) if np.isfinite(ratios).any() else math.nan
+    return found, {
+        "kept": int(kept.sum()),
+        "left out": len(out),
+        "left out reached": float(reached.mean()),
+        "left out ratio": ratio,
+    }
+
+
+def among(columns: Patterns, new: Patterns) -> Tensor:
+    """Which new points have the pattern of a training point."""
+    count = len(new[0])
+    _, back = distinct([torch.cat(pair).numpy() for pair in zip(new, columns)])
+    return torch.from_numpy(np.isin(back[:count], back[count:]))

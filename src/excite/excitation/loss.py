@@ -1,0 +1,274 @@
+"""Training with persistent excitation (Algorithm 1 of *Persistency of Excitation for Robustness of Neural Networks*)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.calls import Batch, Pick, batch_size, call, pick_output
+from excite._core.distributed import common_root_mean_square, gathered
+from excite._core.intercept.affine import Names
+from excite._core.layout import Layout
+from excite._core.norms import parse_norm
+from excite._core.preserve import device_of, evaluating, untouched
+from excite._core.wrappers import eagerly, is_shared, unwrap
+from excite.errors import InputError
+from excite.excitation.auto_radius import Auto
+from excite.excitation.checks import (
+    check_bounds,
+    check_count,
+    check_fraction,
+    check_input,
+    check_layers,
+    check_model,
+    possible_layers,
+)
+from excite.excitation.direction import wide
+from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
+from excite.excitation.perturbations import check_kind
+from excite.excitation.radius import Radius, check_radius, radius_names, radius_of, root_mean_square, unknown_layer
+from excite.excitation.search import INPUT, Bounds, Perturbations, Setting, evaluate, search
+from excite.excitation.targets import Loss, choose_target
+
+
+class PersistentExcitation:
+    """A loss that excites every layer: the error at the two extreme perturbations of each sample.
+
+    For each sample x the search finds d1 = argmax f(x; d) and d2 = argmin f(x; d), where d_k is added to the input of
+    affine call k and lies in the ball of `radius` in `norm`: `steps` steepest steps of length radius/steps from zero.
+    The loss is the batch **mean** of ½(f(x;d1) − y)² + ½(f(x;d2) − y)²; at radius 0 that is the mean of (f − y)².
+
+    With `classes=m` the model has m outputs, or m − 1, and the labels are 0 … m − 1: the loss is the batch **mean** of
+    ½‖f(x;d1) − z_y‖² + ½‖f(x;d2) − z_y‖² with equidistant codes z, and the extremes are those of v'f(x; d), where v is the
+    unit direction in which the outputs of that sample can be moved most (section 7.1). For m = 2 and one output that is
+    the binary loss with targets −½ and ½ for 0 and 1, and threshold 0 for 0.5.
+
+    Args:
+        model: any module with one scalar output per sample, (B,) or (B, 1); with `classes`, (B, m) or (B, m − 1).
+        radius: a number, a dict by layer name (layers that are not named are not perturbed), `Relative`, `Stages`, or
+            "auto": relative to each layer's input, grown while the fit holds (see `excite.excitation.auto_radius`).
+        norm: "inf", "2" or "1"; the ball of each layer and sample separately.
+        layers: "all" (the input of every affine call), "input" (the model's input) or a list of layer names.
+        threshold: class 1 where f > threshold; by default 0.5, for targets 0 and 1, and 0 for the cross-entropy.
+        bounds: (low, high) of the model's input, numbers or tensors that broadcast to one sample.
+        output: which part of what the model returns is f, if it returns a dict or a tuple.
+        classes: the number of classes, for more than one output.
+        hierarchy: binary classifiers in a tree instead of codes, one output per node, m − 1 in all: "balanced", nested
+            groups of classes or a `Hierarchy`. The loss is the batch mean of the sum of the binary losses on the path.
+        loss: "squared", or "cross-entropy" on logits: ½ of it at d1 and ½ at d2.
+        kind: "additive", or "multiplicative": inputs h become h·(1 + d), for radii below 1.
+        turns: how often the search for v turns between d and v, at one forward and one backward pass of the batch each;
+            with 0, v leads from the second nearest code to the nearest.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        radius: Radius | Literal["auto"],
+        norm: str | float = "inf",
+        steps: int = 4,
+        layers: str | Sequence[str] = "all",
+        threshold: float | None = None,
+        bounds: Bounds | None = None,
+        output: Pick = None,
+        *,
+        classes: int | None = None,
+        hierarchy: str | Groups | Hierarchy | None = None,
+        loss: Loss = "squared",
+        kind: str = "additive",
+        turns: int = 1,
+    ):
+        self.model = check_model(model)
+        self.radius = check_radius(radius)
+        self.kind = check_kind(kind, self.radius)
+        self.norm = parse_norm(norm)
+        self.steps = check_count(steps, "steps")
+        self.turns = check_count(turns, "turns", least=0)
+        self.layers = check_layers(layers)
+        self.target = (
+            choose_target(classes, threshold, loss)
+            if hierarchy is None
+            else Nodes(choose_hierarchy(hierarchy, classes), threshold, loss)
+        )
+        self.bounds = check_bounds(bounds)
+        self.output = output
+        self.progress = 0.0
+        self._known_layouts: dict[object, list[Layout | None]] = {}
+        self._radii: dict[str, float | Tensor] = {}
+        if self.layers == "input" and radius_names(self.radius):
+            raise InputError("layers='input' perturbs the model's input: give one radius instead of one per layer")
+        self._check_names(possible_layers(unwrap(model)))
+
+    def loss(self, x: Batch, y: Tensor) -> Tensor:
+        """Batch mean of ½(f(x;d1) − y)² + ½(f(x;d2) − y)², or of what the target has for it: call `.backward()` on it.
+
+        y: (B,) or (B, 1), 0 and 1 or the classes. Running statistics and the random state move as in one ordinary forward.
+        """
+        return self.losses(x, y).mean()
+
+    def losses(self, x: Batch, y: Tensor) -> Tensor:
+        """The loss of each sample, (B,); `loss` is their mean."""
+        self._check_input(x)
+        labels = self.target.labels(y, batch_size(x))
+        if not self._perturbs():
+            with eagerly(self.model):
+                clean = self._read(call(self.model, x), batch_size(x))
+            return self.target.errors(clean, labels)
+        return (
+            self._observed(x, labels)
+            if isinstance(self.radius, Auto)
+            else self.target.losses(self._extremes, x, labels)
+        )
+
+    def extremes(self, x: Batch) -> tuple[Tensor, Tensor]:
+        """(f(x; argmin), f(x; argmax)), each (B,): what the loss compares with y. Changes nothing in the model.
+
+        With `classes`, the outputs (B, m) or (B, m − 1) at the two extremes along v; with a hierarchy, each node's own
+        extremes, (B, m − 1). Differentiable in the weights where gradients are enabled, for losses of your own.
+        """
+        self._check_input(x)
+        with untouched(unwrap(self.model)):
+            if not self._perturbs():
+                clean = self._read(call(self.model, x), batch_size(x))
+                return clean, clean
+            return self.target.extremes(self._extremes, x)
+
+    def perturbations(self, x: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """(for the minimum, for the maximum) by layer, shaped like the layer's input; the model's own input is ""."""
+        if isinstance(self.target, Nodes):
+            raise InputError(
+                "perturbations: every node of a hierarchy has its own; pick one node's output with output="
+            )
+        self._check_input(x)
+        with untouched(unwrap(self.model)):
+            found = self._search(x) if self._perturbs() else None
+        return {} if found is None else {layer: found.halves(layer) for layer in found.values}
+
+    @torch.no_grad()
+    def predict(self, x: Batch) -> Tensor:
+        """Labels, (B,), with the model in evaluation mode: 1 where f > threshold, the nearest code, or down the tree."""
+        model = unwrap(self.model)
+        self._check_input(x)
+        with evaluating(model):
+            return self.target.decide(self._read(call(model, x), batch_size(x)))
+
+    def advance(self, fraction: float) -> None:
+        """Say that `fraction` of training is done, 0 to 1: moves the radius of `Stages`."""
+        self.progress = check_fraction(fraction)
+
+    def setting(self) -> tuple[float, ...]:
+        """What a step depends on besides its tensors: changes when the radius does."""
+        if isinstance(self.radius, Auto):
+            return (1.0,)  # a tensor, which changes inside the step
+        return tuple(float(self._radius_of(name)[0]) for name in list(radius_names(self.radius)) or [INPUT])
+
+    def of(self, model: nn.Module) -> PersistentExcitation:
+        """The same excitation, as far advanced, of another model."""
+        other = copy.copy(self)
+        other.model, other._known_layouts = model, {}
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to keep."""
+        state: dict[str, Any] = {"progress": self.progress}
+        return {**state, "auto": self.radius.state_dict()} if isinstance(self.radius, Auto) else state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.advance(state["progress"])
+        if isinstance(self.radius, Auto) and "auto" in state:
+            self.radius.load_state_dict(state["auto"])
+
+    def __repr__(self) -> str:
+        return (
+            f"PersistentExcitation(radius={self.radius!r}, norm={self.norm!r}, steps={self.steps}, layers={self.layers!r}, "
+            f"kind={self.kind.name!r}, {self.target!r}, progress={self.progress})"
+        )
+
+    def radii(self) -> dict[str, float]:
+        """The radius of each layer in the last search; the model's own input is ""."""
+        return {layer: float(radius) for layer, radius in self._radii.items()}
+
+    def measured(self) -> dict[str, float]:
+        """What a run should keep of the excitation: with radius "auto" the controller's state and the radii it reached."""
+        if not isinstance(self.radius, Auto):
+            return {}
+        return {**self.radius.state_dict(), **{f"radius/{layer or 'input'}": r for layer, r in self.radii().items()}}
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _observed(self, x: Batch, labels: Tensor) -> Tensor:
+        """The losses; the controller of the radius looks on."""
+        middle: list[Tensor] = []
+
+        def excite(x: Batch, direction: Tensor | None) -> tuple[Tensor, Tensor]:
+            low, high = self._extremes(x, direction)
+            middle.append((low.detach() + high.detach()) / 2)
+            return low, high
+
+        losses = self.target.losses(excite, x, labels)
+        if torch.is_grad_enabled() and isinstance(self.radius, Auto):
+            # Every process has its own samples, and all must keep the same radius.
+            everyone, middle_of_all, errors = gathered(labels), gathered(middle[0]), gathered(losses.detach())
+            trivial, variance = self.target.trivial(everyone), self.target.variance(middle_of_all)
+            self.radius.observe(errors.mean() / trivial, None if variance is None else variance / trivial)
+        return losses
+
+    def _radius_of(self, layer: str) -> tuple[float | Tensor, bool]:
+        return radius_of(
+            self.radius, layer.split("#")[0] if layer not in radius_names(self.radius) else layer, self.progress
+        )
+
+    def _perturbs(self) -> bool:
+        """Whether anything is perturbed now: not at radius 0, nor in the first of `Stages`."""
+        return any(self.setting())
+
+    def _search(
+        self, x: Batch, direction: Tensor | None = None, together: bool = False, names: Names | None = None
+    ) -> Perturbations:
+        """`together`: the processes that train this model search at the same time, each for its part of the batch."""
+        model = unwrap(self.model)
+        wanted = self.layers
+        setting = Setting(
+            radius=self._radius_of,
+            norm=self.norm,
+            steps=self.steps,
+            chosen=lambda name: (
+                wanted == "all" or (wanted != "input" and (name in wanted or name.split("#")[0] in wanted))
+            ),
+            everything=wanted == "all",
+            at_input=wanted == "input",
+            bounds=self.bounds,
+            kind=self.kind,
+            read=self._read,
+            start=self.target.start,
+            turns=self.turns,
+            size=common_root_mean_square if together else root_mean_square,
+        )
+        if isinstance(self.radius, Auto):
+            self.radius.to(device_of(model))
+        found = search(model, names or Names(model), x, setting, self._known_layouts, direction)
+        self._radii = {layer: site.radius for layer, site in found.sites.items()}
+        return found
+
+    def _extremes(self, x: Batch, direction: Tensor | None) -> tuple[Tensor, Tensor]:
+        names = Names(unwrap(self.model))
+        found = self._search(x, direction, torch.is_grad_enabled() and is_shared(self.model), names)
+        both = evaluate(self.model, names, x, found, self._read)
+        high, low = both.chunk(2)
+        return low, high
+
+    def _read(self, returned: Any, samples: int) -> Tensor:
+        output = self.target.outputs(pick_output(returned, self.output), samples)
+        return output.to(wide(output))  # errors of outputs in half precision would be rounded to three digits
+
+    def _check_input(self, x: Batch) -> None:
+        check_input(x, self.layers == "input", self.bounds)
+
+    def _check_names(self, known: list[str]) -> None:
+        wanted = [] if isinstance(self.layers, str) else list(self.layers)
+        for name in [*radius_names(self.radius), *wanted]:
+            if name not in known and name.split("#")[0] not in known:
+                raise unknown_layer(name, known)

@@ -1,0 +1,1 @@
+"""Many jobs: trainings, measurements and experiments, on this machine or on a cluster."""

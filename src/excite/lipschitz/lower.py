@@ -1,0 +1,106 @@
+"""A lower bound on the Lipschitz constant over a set around data, by search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.calls import Pick, check_finite
+from excite._core.norms import Norm, parse_norm
+from excite.errors import InputError
+from excite.lipschitz.local_constants import local
+
+Limits = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest local constant found, reached at `point`: the Lipschitz constant is at least `value`. More may exist."""
+
+    value: float
+    point: Tensor
+    tried: int
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        return f"Lipschitz constant at least {self.value:.6g}: the largest of {self.tried} places looked at"
+
+
+def largest(
+    model: nn.Module,
+    x: Tensor,
+    radius: float,
+    norm: object = "2",
+    *,
+    ball: object = "inf",
+    bounds: Limits | None = None,
+    rounds: int = 30,
+    places: int = 256,
+    seed: int = 0,
+    output: Pick = None,
+) -> Largest:
+    """Search the steepest place within `radius` of a point of x (B, ...), in the norm `ball`, and within `bounds`.
+
+    The constants are those of `local` in `norm`; they do not tell where to go, being constant on linear regions, so the
+    search tries places: x, and in each round some all over the balls and some at all distances from the best regions so
+    far. Random numbers come from `seed` alone.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point() or not len(x):
+        raise InputError("expected at least one floating-point input (B, ...)")
+    if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 <= radius < float("inf"):
+        raise InputError(f"expected a radius of at least 0; got {radius!r}")
+    if rounds < 1 or places < 1:
+        raise InputError(f"expected at least one round and one place a round; got {rounds} and {places}")
+    check_finite(x)
+    shape, kind = x.shape[1:], parse_norm(ball, ("inf", "2"))
+    generator = torch.Generator().manual_seed(seed)
+    centre, keep = x.detach(), max(1, min(64, places // 4))
+
+    def inside(points: Tensor, home: Tensor) -> Tensor:
+        moved = centre[home] + _into_ball(points - centre[home], radius, kind)
+        return moved if bounds is None else moved.clamp(*bounds)
+
+    home = torch.arange(len(x))
+    best, owner = inside(centre, home), home
+    values = local(model, best, norm, output=output)
+    tried = len(best)
+    for _ in range(rounds):
+        top = _apart(values, keep)
+        best, owner, values = best[top], owner[top.cpu()], values[top]
+        if not radius:
+            break
+        fresh = torch.randint(len(x), (places // 2 + 1,), generator=generator)
+        near = torch.randint(len(best), (places,), generator=generator)
+        homes = torch.cat([owner[near], fresh])
+        start = torch.cat([best[near.to(best.device)], centre[fresh.to(centre.device)]])
+        reach = 2.0 ** (-12 * torch.rand(len(homes), generator=generator))  # near and far alike
+        reach[places:] = 1.0
+        step = radius * (2 * torch.rand(len(homes), *shape, generator=generator) - 1)
+        step = step * reach.view(-1, *[1] * len(shape))
+        points = inside(start + step.to(start), homes)
+        best, owner = torch.cat([best, points]), torch.cat([owner, homes])
+        values = torch.cat([values, local(model, points, norm, output=output)])
+        tried += len(points)
+    place = int(values.argmax())
+    return Largest(float(values[place]), best[place].clone(), tried)
+
+
+def _apart(values: Tensor, keep: int) -> Tensor:
+    """Where the largest values stand, one place for each: equal ones are of the same region."""
+    order = values.argsort(descending=True)
+    sorted_ = values[order]
+    fresh = torch.ones_like(sorted_, dtype=torch.bool)
+    fresh[1:] = sorted_[:-1] > sorted_[1:] * (1 + 16 * torch.finfo(values.dtype).eps)
+    return order[fresh][:keep]
+
+
+def _into_ball(step: Tensor, radius: float, kind: Norm) -> Tensor:
+    if kind == "inf":
+        return step.clamp(-radius, radius)
+    length = step.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, *[1] * (step.dim() - 1))
+    scaled: Tensor = step * (radius / length).clamp(max=1.0)
+    return scaled

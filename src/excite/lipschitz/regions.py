@@ -1,0 +1,127 @@
+"""The map of linear regions on a two-dimensional slice of the input space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.calls import Pick
+from excite.errors import InputError
+from excite.lipschitz.local_constants import local
+from excite.lipschitz.signatures import check_bend, check_gradient, points_at_once, signatures
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class RegionMap:
+    """One cell for each place of a grid, rows along `up`.
+
+    `ids` (H, W) number the linear regions in the order in which they are met, `slopes` (H, W) are the local Lipschitz
+    constants there, `outputs` (H, W, m) the outputs in the middle of each cell, `points` (H, W, ...) these places in
+    input space; `across` (W,) and `up` (H,) are coordinates in the plane.
+    """
+
+    across: Tensor
+    up: Tensor
+    points: Tensor
+    ids: Tensor
+    slopes: Tensor
+    outputs: Tensor
+
+    @property
+    def count(self) -> int:
+        """Regions met: those that hold the middle of a cell."""
+        return int(self.ids.max()) + 1
+
+    def borders(self) -> Tensor:
+        """Cells (H, W) whose right or upper neighbour is in another region."""
+        found = torch.zeros_like(self.ids, dtype=torch.bool)
+        found[:, :-1] |= self.ids[:, :-1] != self.ids[:, 1:]
+        found[:-1] |= self.ids[:-1] != self.ids[1:]
+        return found
+
+
+def region_map(
+    model: nn.Module,
+    origin: Tensor,
+    right: Tensor,
+    up: Tensor,
+    *,
+    across: Range = (-1.0, 1.0),
+    upward: Range = (-1.0, 1.0),
+    size: int | tuple[int, int] = 200,
+    norm: object = "2",
+    output: Pick = None,
+) -> RegionMap:
+    """The regions of a piecewise-linear model on the plane origin + a·right + b·up, a in `across`, b in `upward`.
+
+    `origin`, `right` and `up` are single inputs (...) without a batch axis; `size`: cells a side, or (rows, columns).
+    Slopes are norms of the whole Jacobian, not only along the plane. Cells are exact; a region that holds the middle of
+    no cell is not met. Refused where the model is not piecewise linear.
+    """
+    rows, columns = (size, size) if isinstance(size, int) else size
+    if rows < 1 or columns < 1:
+        raise InputError(f"expected a grid of at least one cell; got {rows} × {columns}")
+    if not (origin.shape == right.shape == up.shape):
+        shapes = ", ".join(str(tuple(part.shape)) for part in (origin, right, up))
+        raise InputError(f"expected origin, right and up of the same shape, one input each; got {shapes}")
+    for low, high in (across, upward):
+        if not low < high:
+            raise InputError(f"expected ranges (low, high) with low < high; got {(low, high)}")
+    a = _middles(across, columns).to(origin)
+    b = _middles(upward, rows).to(origin)
+    place = (1,) * origin.dim()
+    points = origin + b.view(-1, 1, *place) * up + a.view(1, -1, *place) * right  # (H, W, ...)
+    flat = points.reshape(rows * columns, *origin.shape)
+    at_once = points_at_once(model, flat, output=output)
+    marks, outputs, eps = signatures(model, flat, output=output, at_once=at_once)
+    ids, first = _numbered(marks)
+    slopes = local(model, flat[first], norm, output=output)[ids]
+    ids, outputs = ids.view(rows, columns), outputs.view(rows, columns, -1)
+    for axis in (0, 1):
+        _check_linear(ids, outputs, axis, eps)
+        near, far, change = _pairs(ids, points, outputs, axis)
+        check_gradient(model, (near + far) / 2, far - near, change, eps, output=output)
+    return RegionMap(a, b, points, ids, slopes.view(rows, columns), outputs)
+
+
+def _check_linear(ids: Tensor, outputs: Tensor, axis: int, eps: float) -> None:
+    """Where three cells in a row are in one region, the output in the middle is the mean of the others."""
+    count = ids.shape[axis] - 2
+    if count < 1:
+        return
+    left, middle, right = (outputs.narrow(axis, i, count) for i in range(3))
+    a, b, c = (ids.narrow(axis, i, count) for i in range(3))
+    check_bend((left - 2 * middle + right).abs()[(a == b) & (b == c)], outputs, eps)
+
+
+def _pairs(ids: Tensor, points: Tensor, outputs: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Two neighbouring cells of every region that has some, and how the output changes from one to the other."""
+    count = ids.shape[axis] - 1
+    a, b = (ids.narrow(axis, i, count).flatten() for i in range(2))
+    inside = (a == b).nonzero()[:, 0]
+    first = torch.full((int(ids.max()) + 1,), len(a), device=ids.device)
+    first = first.scatter_reduce(0, a[inside], inside, "amin")
+    chosen = first[first < len(a)]
+    low, high = (points.narrow(axis, i, count).flatten(0, 1)[chosen] for i in range(2))
+    before, after = (outputs.narrow(axis, i, count).flatten(0, 1)[chosen] for i in range(2))
+    return low, high, after - before
+
+
+def _middles(span: Range, count: int) -> Tensor:
+    return span[0] + (torch.arange(count, dtype=torch.float64) + 0.5) * (span[1] - span[0]) / count
+
+
+def _numbered(marks: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers 0, 1, … in the order in which marks are met, and where each is met first."""
+    _, back = marks.unique(return_inverse=True)
+    count = int(back.max()) + 1
+    places = torch.arange(len(marks), device=marks.device)
+    first = torch.full((count,), len(marks), device=marks.device).scatter_reduce(0, back, places, "amin")
+    order = first.argsort()
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(count, device=marks.device)
+    return rank[back], first[order]

@@ -1,0 +1,119 @@
+"""A guaranteed upper bound on the Lipschitz constant of a model, from the norms of its parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from excite._core.calls import Batch, Pick, batch_size, check_finite, pick_output, tensors
+from excite._core.intercept.affine import clean_path
+from excite._core.norms import parse_norm
+from excite._core.preserve import evaluating
+from excite._core.wrappers import unwrap
+from excite.errors import InputError, ModelError
+from excite.lipschitz.propagation import Kind, Reach, interpret
+from excite.wiring.export import ExportFailed, exported, resized, run
+
+_KINDS: tuple[Kind, ...] = ("inf", "2")
+
+
+@dataclass(frozen=True)
+class LipschitzBound:
+    """‖f(x) − f(y)‖ ≤ value · ‖x − y‖ for all inputs, in one norm for inputs and outputs.
+
+    `terms` are the parts in order of execution, each with the factor by which it multiplies the bound; parts with factor
+    one are left out. A sum or a concatenation of branches stands with the bound from the input up to there. `why` says
+    how they combine.
+    """
+
+    value: float
+    norm: str
+    terms: tuple[tuple[str, float], ...]
+    why: str
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        lines = [f"Lipschitz constant at most {self.value:.6g} in the {self.norm}-norm: {self.why}"]
+        width = max((len(what) for what, _ in self.terms), default=0)
+        return "\n".join([*lines, *(f"  {what.ljust(width)}  {factor:.6g}" for what, factor in self.terms)])
+
+
+def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pick = None) -> LipschitzBound:
+    """An upper bound on the global Lipschitz constant of `model` in evaluation mode, norm "inf" or "2".
+
+    Inputs and outputs of one sample are flattened; of `example`, a batch as the model takes it, only the shapes matter.
+    In the 2-norm the constants of the layers are multiplied and branches are added. In the infinity norm each element
+    is followed on its own, max |W_L| ··· |W_1| 1, which is never more than the product. Since ‖x‖_∞ ≤ ‖x‖₂ ≤ √n ‖x‖_∞,
+    either bound also follows from the other, times √(inputs) or √(outputs): the smaller one is returned. Guaranteed up
+    to rounding, rarely tight. Anything for which no bound is known, such as attention or layer normalization, is
+    refused by name.
+    """
+    name: Kind = "2" if parse_norm(norm, ("inf", "2")) == "2" else "inf"
+    check_finite(example, "values in the example")
+    if not any(leaf.is_floating_point() for leaf in tensors(example)):
+        raise InputError("expected floating-point inputs; integer inputs have no Lipschitz constant")
+    model = unwrap(model)
+    with evaluating(model):
+        try:
+            graph = exported(model, example, output, only_output=True)
+        except ExportFailed as failure:
+            _explain(model, example, output)
+            raise ModelError(f"no Lipschitz bound known: torch.export failed: {failure}") from failure
+        parameters: dict[str, Tensor] = {
+            node: model.get_parameter(path) for node, path in _paths(model, graph.parameters).items()
+        }
+        results = {kind: interpret(graph, parameters, kind) for kind in _KINDS}
+    shape = results[name][0].shape
+    if shape[:1] != (2,):  # the graph was made for two samples
+        raise ModelError(
+            f"expected an output with one row per sample; for two samples got {shape}: pick it with output="
+        )
+    size = batch_size(example)
+    inputs = sum(
+        leaf[0].numel() if leaf.dim() and len(leaf) == size else leaf.numel()
+        for leaf in tensors(example)
+        if leaf.is_floating_point()
+    )
+    outputs = math.prod(shape[1:])
+    return min((_bound(name, kind, *results[kind], inputs, outputs) for kind in (name, *_KINDS)), key=float)
+
+
+def _bound(
+    norm: Kind,
+    found: Kind,
+    reach: Reach,
+    terms: tuple[tuple[str, float], ...],
+    branches: bool,
+    inputs: int,
+    outputs: int,
+) -> LipschitzBound:
+    """The bound in `norm` that follows from the one found in another."""
+    parts = "the norms of its parts" if found == "2" else "what each part does to the largest deviation"
+    why = f"the product of {parts}" + (", with sums over branches" if branches else "")
+    if norm == found:
+        return LipschitzBound(reach.factor, norm, terms, why)
+    what, root = (
+        (f"√{inputs} inputs", math.sqrt(inputs)) if norm == "inf" else (f"√{outputs} outputs", math.sqrt(outputs))
+    )
+    return LipschitzBound(reach.factor * root, norm, (*terms, (what, root)), f"{why}, from the {found}-norm")
+
+
+def _explain(model: nn.Module, example: Batch, output: Pick) -> None:
+    """Raise what is wrong with the output or the example, if that is why the export failed."""
+    two = resized(example, 2)
+    try:
+        returned = run(model, two)
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise ModelError(f"the model does not run on the example: {type(error).__name__}: {first}") from error
+    pick_output(returned, output)
+
+
+def _paths(model: nn.Module, parameters: dict[str, str]) -> dict[str, str]:
+    """Placeholders to the paths under which the model holds them, wrappers of compiled parts included."""
+    own = {clean_path(path): path for path, _ in model.named_parameters()}
+    return {node: own[path] for node, path in parameters.items()}

@@ -1,0 +1,72 @@
+"""What `excite.watch` measures, and when: the choice of probes and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excite._core.calls import Batch, Pick
+from excite.errors import InputError
+from excite.probes import Probe, default_probes
+from excite.probes.margin import Margin
+from excite.probes.schedules import Schedule, as_schedule
+
+Every = int | Schedule | Mapping[str, int | Schedule]
+_NEEDS = {
+    "rank": ("example",), "trajectory": ("example",), "alignment": ("example",), "conservation": ("example", "optimizer")
+}  # fmt: skip
+
+
+def chosen_probes(
+    probes: Sequence[Probe] | None,
+    every: Every | None,
+    example: Batch | None,
+    optimizer: torch.optim.Optimizer | None,
+    output: Pick,
+    margin_batch: tuple[Tensor, Tensor] | Margin | None,
+) -> list[Probe]:
+    """The probes to attach. Of the defaults those are left out that need an example or an optimizer that is not there."""
+    given = {"example": example, "optimizer": optimizer}
+    if probes is None:
+        everything = default_probes(output)
+        chosen = [p for p in everything if all(given[need] is not None for need in _NEEDS.get(p.name, ()))]
+    else:
+        chosen = list(probes)
+    for probe in chosen:
+        if not isinstance(probe, Probe):
+            raise InputError(f"watch: expected probes such as excite.probes.Rank(); got {probe!r}")
+    if margin_batch is not None:
+        chosen.append(_margin(margin_batch, output))
+    names = [probe.name for probe in chosen]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"watch: two probes are called {name!r}: give each its own name")
+    if every is not None:
+        _schedule(chosen, every)
+    return chosen
+
+
+def _margin(given: Any, output: Pick) -> Margin:
+    if isinstance(given, Margin):
+        return given
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InputError(f"margin_batch: expected (x, y) or a Margin probe; got {type(given).__name__}")
+    return Margin(given[0], given[1], output=output)
+
+
+def _schedule(probes: Sequence[Probe], every: Every) -> None:
+    """A dict by name for those it names; anything else for all but the loss, which costs nothing, and the margins."""
+    if not isinstance(every, Mapping):
+        schedule = as_schedule(every)
+        for probe in probes:
+            if probe.name not in ("loss", "margin"):
+                probe.schedule = schedule
+        return
+    by_name = {probe.name: probe for probe in probes}
+    for name, one in every.items():
+        if name not in by_name:
+            raise InputError(f"every: there is no probe {name!r}; there are {', '.join(by_name)}")
+        by_name[name].schedule = as_schedule(one, f"every[{name!r}]")

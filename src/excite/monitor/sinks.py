@@ -1,0 +1,132 @@
+"""Places for measured values beside the run: TensorBoard, Weights & Biases, MLflow.
+
+    excite.watch(model, x, "runs/first", sinks=["tensorboard"])
+
+Each goes on with what the training uses already (an open W&B or MLflow run, a SummaryWriter that is handed over) and
+leaves that open; what it has to open itself, it closes. Names are those of `run.frame()`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from excite._core.optional import need
+from excite.errors import InputError
+from excite.monitor.writer import Sink
+
+_PREFIX = "excite/"
+
+
+class TensorBoard:
+    """Scalars in event files under `folder`, or in a SummaryWriter of the training's own."""
+
+    name = "tensorboard"
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, writer: Any = None):
+        self._own = writer is None
+        if writer is None:
+            need("tensorboard", "tensorboard")
+            writer = need("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder or "runs/tensorboard"))
+        self._writer = writer
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(_PREFIX + name, value, step)
+
+    def close(self) -> None:
+        self._writer.close() if self._own else self._writer.flush()
+
+
+class WandB:
+    """Metrics of the open Weights & Biases run, or of a new one. Their x axis is `excite/step`."""
+
+    name = "wandb"
+
+    def __init__(self, run: Any = None, **options: Any):
+        wandb = need("wandb", "wandb")
+        run = wandb.run if run is None else run
+        self._own = run is None
+        self._run = wandb.init(**{"project": "excite", **options}) if run is None else run
+        # An axis of our own: W&B's steps only grow, and a training logs to them as well.
+        self._run.define_metric(f"{_PREFIX}step")
+        self._run.define_metric(f"{_PREFIX}*", step_metric=f"{_PREFIX}step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({f"{_PREFIX}step": step, **{_PREFIX + name: value for name, value in values.items()}})
+
+    def close(self) -> None:
+        if self._own:
+            self._run.finish()
+
+
+class MLflow:
+    """Metrics of the active MLflow run, or of a new one, as excite/probe/quantity.layer.
+
+    Its file store keeps names as paths, where "a" and "a/b" cannot both be. Characters that it does not take become "_".
+    """
+
+    name = "mlflow"
+
+    def __init__(self, run_id: str | None = None, client: Any = None):
+        mlflow = need("mlflow", "mlflow")
+        active = mlflow.active_run()
+        self._own = run_id is None and active is None
+        if run_id is None:
+            run_id = (mlflow.start_run() if active is None else active).info.run_id
+        self._mlflow, self._id = mlflow, run_id
+        self._client = client or mlflow.MlflowClient()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        import time
+
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        metrics = [Metric(_PREFIX + _plain(name), _bounded(value), now, step) for name, value in values.items()]
+        for start in range(0, len(metrics), 1000):  # the server's limit
+            self._client.log_batch(self._id, metrics[start : start + 1000])
+
+    def close(self) -> None:
+        if self._own:
+            self._mlflow.end_run()
+
+
+def _plain(name: str) -> str:
+    probe, _, rest = name.partition("/")
+    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in f"{probe}/{rest.replace('/', '.')}")
+
+
+def _bounded(value: float) -> float:
+    """MLflow's databases take no infinities."""
+    return math.copysign(1.7976931348623157e308, value) if math.isinf(value) else value
+
+
+_KINDS: dict[str, Callable[[], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+def make_sinks(given: Sequence[str | Sink], folder: Path | None) -> list[Sink]:
+    """Sinks by name or as they are; TensorBoard's files go into the run's folder, if there is one."""
+    if isinstance(given, str):
+        raise InputError(f"sinks: expected a list such as ['tensorboard']; got {given!r}")
+    made: list[Sink] = []
+    try:
+        for one in given:
+            if isinstance(one, str):
+                if one not in _KINDS:
+                    raise InputError(
+                        f"sinks: expected {', '.join(_KINDS)} or an object with log and close; got {one!r}"
+                    )
+                made.append(TensorBoard(folder and folder / "tensorboard") if one == "tensorboard" else _KINDS[one]())
+            elif callable(getattr(one, "log", None)) and callable(getattr(one, "close", None)):
+                made.append(one)
+            else:
+                raise InputError(f"sinks: expected {', '.join(_KINDS)} or an object with log and close; got {one!r}")
+    except BaseException:
+        for sink in made:
+            sink.close()
+        raise
+    return made

@@ -1,0 +1,86 @@
+"""One line in a training loop: measure while a network trains, and write it to a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.calls import Batch, Pick
+from excite._core.wrappers import refuse_compiled, unwrap
+from excite.errors import InputError, RunError
+from excite.monitor.alerts import Alerts, Rule, default_alerts
+from excite.monitor.defaults import Every, chosen_probes
+from excite.monitor.reduce import rank_and_size
+from excite.monitor.watcher import Watch
+from excite.monitor.writer import Sink
+from excite.probes import Probe
+from excite.probes.margin import Margin
+from excite.runs import Run
+from excite.runs.run import check_folder_name
+
+__all__ = ["Watch", "watch"]
+
+
+def watch(
+    model: nn.Module,
+    example: Batch | None = None,
+    run: str | os.PathLike[str] | Run | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    probes: Sequence[Probe] | None = None,
+    every: Every | None = None,
+    *,
+    margin_batch: tuple[Tensor, Tensor] | Margin | None = None,
+    output: Pick = None,
+    alerts: Sequence[Rule] | None = None,
+    sinks: Sequence[str | Sink] = (),
+    strict: bool = False,
+) -> Watch:
+    """Watch a model while it trains.
+
+        with excite.watch(model, example=x, run="runs/first", optimizer=optimizer) as watch:
+            for x, y in loader:
+                ...                      # your usual step
+                watch.step(loss)         # once per optimizer step
+
+    Args:
+        example: a fixed batch on which layers are looked at; probes that need one are left out if it is not given.
+        run: a folder for a new run, or an open `Run` (to continue one, with `load_state_dict` from its checkpoint).
+        optimizer: the one that trains; without it there are no conserved quantities.
+        probes: what to measure; by default `excite.probes.default_probes()`.
+        every: when, instead of each probe's own schedule: a number of steps, `PowersOfTwo()`, `Budget(0.03)` for at most
+            3 % of the training time, or a dict of these by probe name.
+        margin_batch: (x, y), a few points whose margins are measured every 500 steps; or a `Margin` probe.
+        output: which part is the output of a model that returns several.
+        alerts: rules (`excite.monitor.alerts`); by default `default_alerts()`, [] for none.
+        sinks: "tensorboard", "wandb", "mlflow", or objects with `log` and `close`.
+        strict: let an exception in a probe, or a value that cannot be written, end the training; otherwise it is reported.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"watch: expected a torch.nn.Module; got {type(model).__name__}")
+    if not isinstance(run, Run | str | os.PathLike | None):
+        raise InputError(f"watch: expected a folder or an open Run; got {run!r}")
+    chosen = chosen_probes(probes, every, example, optimizer, output, margin_batch)
+    rules = default_alerts() if alerts is None else list(alerts)
+    Alerts(rules)
+    refuse_compiled(model)
+    owns, first = not isinstance(run, Run), rank_and_size()[0] == 0
+    if owns and run is not None:
+        # Only the first process writes, and only it looks: to the others its new run would seem an old one.
+        if first and (check_folder_name(run) / "run.json").exists():  # type: ignore[arg-type]
+            raise RunError(f"{run} holds a run already: choose another folder, or give an open Run to continue it")
+        settings = {"watch": {"probes": [probe.name for probe in chosen], "model": type(unwrap(model)).__name__}}
+        run = Run.create(run, settings) if first else None  # type: ignore[arg-type]
+    try:
+        made: list[Sink] = []
+        if first and sinks:
+            from excite.monitor.sinks import make_sinks
+
+            made = make_sinks(sinks, run.path if isinstance(run, Run) else None)
+        return Watch(model, example, run, optimizer, chosen, strict, owns, made, rules, probes is None, output)  # type: ignore[arg-type]
+    except BaseException:
+        if owns and isinstance(run, Run):
+            run.close("failed", "the watch could not be attached")
+        raise

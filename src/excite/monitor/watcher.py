@@ -1,0 +1,319 @@
+"""The object behind `excite.watch`: attached probes, measured on their schedules, written to a run."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext, suppress
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from excite._core.calls import Batch, Pick
+from excite._core.preserve import device_of
+from excite._core.wrappers import eagerly, resharded, unwrap
+from excite.errors import ExciteError, InputError, RunError
+from excite.monitor.alerts import Alerts, Rule, act
+from excite.monitor.buffer import Pending, named
+from excite.monitor.reduce import let_go, rank_and_size, reduce_rows
+from excite.monitor.writer import Recorder, Sink
+from excite.probes import Probe
+from excite.probes.base import Moment
+from excite.probes.schedules import budgets
+from excite.runs import Run
+from excite.wiring.layers import record
+from excite.wiring.tracing import Wiring
+
+
+class Watch:
+    """Measures on each probe's schedule and writes to a run. Use `excite.watch(...)` to make one.
+
+    With several processes every one of them calls `step`; values are reduced across them and the first one writes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Batch | None,
+        run: Run | None,
+        optimizer: torch.optim.Optimizer | None,
+        probes: Sequence[Probe],
+        strict: bool,
+        owns_run: bool,
+        sinks: Sequence[Sink] = (),
+        alerts: Sequence[Rule] = (),
+        optional: bool = False,
+        output: Pick = None,
+    ):
+        self.model, self.example, self.optimizer, self.run = unwrap(model), example, optimizer, run
+        self.probes = list(probes)
+        self.strict = strict
+        self.steps = 0
+        self._owns_run = owns_run
+        self._recorder, self._alerts = Recorder(run, sinks, strict), Alerts(alerts)
+        self._pending = Pending()
+        self._muted: set[str] = set()  # raised here; switched off once all processes know
+        self._closed = False
+        self._device = device_of(self.model)
+        self._modules = list(self.model.modules())
+        began = time.monotonic()
+        self._spent, self._counted = 0.0, 0
+        try:
+            self._describe(self._attach(optional), output)
+            self._measure(self._moment(None))
+        except BaseException:
+            self._detach()
+            raise
+        self._pending.start()
+        self._began = time.monotonic()
+        self._spent = self._began - began
+
+    def step(self, loss: Tensor | float | None = None) -> None:
+        """Say that one optimizer step is done; `loss` is that step's loss. Measures what is due."""
+        if self._closed:
+            raise InputError("watch.step after the watch was closed: call it inside the with block")
+        self.steps += 1
+        self._counted += 1
+        node = loss.grad_fn if isinstance(loss, Tensor) else None
+        if isinstance(loss, Tensor):
+            if loss.numel() != 1:
+                raise InputError(f"watch.step: expected one loss; got a tensor of shape {tuple(loss.shape)}")
+            loss = loss.detach()
+        elif loss is not None:
+            if isinstance(loss, bool) or not isinstance(loss, int | float):
+                raise InputError(f"watch.step: expected the loss as a number or a tensor; got {loss!r}")
+            loss = torch.as_tensor(float(loss))
+        self._measure(self._moment(loss, node))
+
+    @property
+    def share(self) -> float:
+        """Of the time since training began, the share that passed inside `step`."""
+        total = time.monotonic() - self._began
+        return self._spent / total if total > 0 else 0.0
+
+    def flush(self) -> None:
+        """Write everything measured so far to the run."""
+        self._write()
+        self._pending.ask(self.steps)
+        self._write()
+        self._recorder.settle()
+
+    def close(self) -> None:
+        """Detach every probe and write what is left. Closing twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        failed = self._detach()
+        try:
+            self.flush()
+        finally:
+            self._recorder.close()
+            let_go()
+        if failed is not None:
+            raise failed
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to keep, so that a resumed training is watched as if it had not stopped."""
+        self.flush()
+        probes = {probe.name: probe.state_dict() for probe in self.probes}
+        return {"steps": self.steps, "probes": probes, "alerts": self._alerts.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._pending.clear()
+        self.steps = int(state["steps"])
+        self._recorder.rewind(self.steps)
+        if "alerts" in state:
+            self._alerts.load_state_dict(state["alerts"])
+        for probe in self.probes:
+            if probe.name in state["probes"]:
+                probe.load_state_dict(state["probes"][probe.name])
+        for budget in budgets([probe.schedule for probe in self.probes]):
+            budget.next = self.steps + 1
+        self._announce()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException as own:
+            kind, error, trace = kind or type(own), error or own, trace or own.__traceback__
+            raise
+        finally:
+            if self._owns_run and self.run is not None:
+                self._close_run(kind, error, trace)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _close_run(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            with self.run.patience(5.0):  # type: ignore[union-attr]
+                self.run.__exit__(kind, error, trace)  # type: ignore[union-attr]
+        except RunError as problem:
+            if self.strict:
+                raise
+            warnings.warn(f"the run could not be closed, what was trained is not touched: {problem}", stacklevel=3)
+
+    def _attach(self, optional: bool) -> Moment:
+        start = self._moment(None)
+        for probe in list(self.probes):
+            try:
+                with eagerly(self._modules):
+                    probe.attach(start)
+            except ExciteError as error:
+                if not optional or self.strict:
+                    raise
+                self._switch_off(probe, 0, error)
+        return start
+
+    def _describe(self, start: Moment, output: Pick) -> None:
+        """Write what the model is made of beside the run. With several processes only where a probe asked already: finding
+        it runs the model, which all of them would have to do."""
+        if self.run is None or self.example is None or (self.run.path / "artifacts" / "wiring.json").exists():
+            return
+        try:
+            with eagerly(self.model):
+                if start.wirings:
+                    rows = next(iter(start.wirings.values())).rows()
+                elif rank_and_size()[1] == 1:
+                    rows = Wiring(record(self.model, self.example, output)[0], ()).rows()
+                else:
+                    return
+            self.run.write_json("wiring", rows)
+        except Exception:  # pages do without
+            if self.strict:
+                raise
+
+    def _detach(self) -> Exception | None:
+        """Detach every probe, whatever happens in the others; the first exception, if any."""
+        first = None
+        for probe in self.probes:
+            try:
+                probe.detach()
+            except Exception as error:
+                first = first or error
+        return first
+
+    def _moment(self, loss: Tensor | None, node: object = None) -> Moment:
+        return Moment(self.model, self.steps, loss, self.example, self.optimizer, node)
+
+    def _measure(self, now: Moment) -> None:
+        due = [probe for probe in self.probes if probe.schedule.due(now.step)]
+        paid = budgets([probe.schedule for probe in due])
+        began = self._settled() if paid else time.monotonic()
+        cost = 0.0
+        for probe in due:
+            start = time.monotonic()
+            self._look(probe, now)
+            if any(probe.schedule is budget for budget in paid):
+                cost += (self._settled() if self._device.type == "cuda" else time.monotonic()) - start
+        if self._pending.arrived(now.step):
+            self._write()
+        if self._pending.due(now.step):
+            self._write()
+            self._pending.ask(now.step)
+            if self._pending.arrived(now.step):
+                self._write()
+        self._spent += time.monotonic() - began
+        for budget in paid:
+            trained = 0.0 if self._counted == 0 else time.monotonic() - self._began - self._spent
+            budget.next = self._agreed(budget.plan(now.step, self._counted, cost, self._spent, trained))
+        self._announce()
+
+    def _announce(self) -> None:
+        for probe in list(self.probes):
+            if type(probe).announce is Probe.announce:  # most of them, at every step
+                continue
+            try:
+                probe.announce(probe.schedule.due(self.steps + 1))
+            except Exception as error:
+                self._raised(probe, self.steps, error)
+
+    def _look(self, probe: Probe, now: Moment) -> None:
+        measured = None
+        if probe.name not in self._muted:
+            try:
+                with self._prepared() if probe.runs_model else nullcontext():
+                    values = probe.measure(now)
+                measured = values if isinstance(values, Future) else named(probe, values)
+            except Exception as error:
+                self._raised(probe, now.step, error)
+                if rank_and_size()[1] == 1:
+                    return
+        self._pending.add(now.step, probe, measured)
+
+    def _write(self) -> None:
+        """Write what was asked for; waits for it."""
+        found = []
+        for step, probe, values in self._pending.take():
+            if isinstance(values, Exception):
+                if probe.name not in self._muted:
+                    self._raised(probe, step, values)
+                values = None
+            found.append((step, probe, values))
+        rows = []
+        for (step, probe, _), reduced in zip(found, reduce_rows(found, self._device)):
+            if reduced is None:
+                self._switch_off(probe, step, None)
+            else:
+                rows.append((step, reduced))
+        begun = [one for step, values in rows for one in self._alerts.look(step, values)]
+        rows += [(alert.step, {f"alert/{alert.rule}/{alert.name}": alert.value}) for _, alert in begun]
+        self._recorder.write(rows)
+        act(begun, speak=rank_and_size()[0] == 0)
+
+    def _raised(self, probe: Probe, step: int, error: Exception) -> None:
+        if self.strict:
+            raise error
+        self._report(probe, step, error)
+        # The others wait for this one's values: they hear of it with the next flush.
+        self._muted.add(probe.name)
+        if rank_and_size()[1] == 1:
+            self._remove(probe)
+
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        with eagerly(self._modules), resharded(self._modules):
+            yield
+
+    def _settled(self) -> float:
+        """The time once the device has done what it was asked for."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.monotonic()
+
+    def _agreed(self, step: int) -> int:
+        """The first process decides."""
+        if rank_and_size()[1] == 1:
+            return step
+        told = torch.tensor(step, dtype=torch.int64, device=self._device)
+        dist.broadcast(told, 0)
+        return int(told)
+
+    def _switch_off(self, probe: Probe, step: int, error: Exception | None) -> None:
+        # A broken probe must not end somebody's training.
+        if probe not in self.probes:
+            return
+        if error is not None:
+            self._report(probe, step, error)
+        elif probe.name not in self._muted:
+            warnings.warn(f"probe {probe.name!r} is switched off: it raised in another process", stacklevel=4)
+        self._remove(probe)
+
+    def _report(self, probe: Probe, step: int, error: Exception) -> None:
+        message = str(error) if isinstance(error, ExciteError) else f"{type(error).__name__}: {error}"
+        warnings.warn(
+            f"probe {probe.name!r} is switched off, training goes on; at step {step} it raised: {message}", stacklevel=5
+        )
+
+    def _remove(self, probe: Probe) -> None:
+        self.probes.remove(probe)
+        with suppress(Exception):
+            probe.detach()

@@ -1,0 +1,1 @@
+"""Rank and richness of hidden activations, and which units they excite."""

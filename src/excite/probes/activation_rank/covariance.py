@@ -1,0 +1,58 @@
+"""Eigenvalues of the covariances of several sets of rows, fetched from the device they are on at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excite.errors import InputError
+from excite.probes.activation_rank.smallest import default_tolerance
+from excite.probes.activation_rank.sums import home
+from excite.probes.spectrum import Spectrum, spectrum
+
+
+class Covariances:
+    """Of rows (N, D) each. The matrices are formed where the rows are, N × N where that is less; `spectra` fetches them and does the
+    rest on the CPU. It waits for the device, so it may be called from another thread."""
+
+    def __init__(self, several: Sequence[Tensor]):
+        formed = [_matrix(rows.detach()) for rows in several]
+        self._sizes = [len(matrix) for matrix, _ in formed]
+        self._widths = [rows.shape[1] for rows in several]
+        self._dtypes = [torch.float64 if rows.dtype == torch.float64 else torch.float32 for rows in several]
+        self._flat = torch.cat([part.reshape(-1) for pair in formed for part in pair]) if formed else torch.zeros(0)
+
+    @property
+    def apart(self) -> bool:
+        """Whether they are on a device that has to be waited for."""
+        return self._flat.device.type != "cpu"
+
+    def spectra(self) -> list[Spectrum]:
+        self._flat = self._flat.cpu()
+        matrices, largest, at = [], [], 0
+        for size in self._sizes:
+            matrices.append(self._flat[at : at + size * size].view(size, size))
+            largest.append(float(self._flat[at + size * size]))
+            at += size * size + 1
+        result = []
+        for matrix, width, dtype, most in zip(matrices, self._widths, self._dtypes, largest):
+            if not math.isfinite(most):
+                raise InputError("expected finite activations; got NaN or infinite ones: clean the data")
+            found = torch.linalg.eigvalsh(matrix).flip(0).numpy()
+            result.append(spectrum(np.asarray(found), width, most, default_tolerance(width, dtype)))
+        return result
+
+
+def _matrix(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(1/N) Σ(h − mean)(h − mean)ᵀ, or the matrix of inner products with the same eigenvalues, and the largest |h|."""
+    wide = rows.to(home(rows.device)).double()
+    if not len(wide):
+        raise InputError("expected at least one point; got none")
+    size = wide.abs().amax() if wide.numel() else wide.new_zeros(())
+    centred = wide - wide.mean(0)
+    few = len(wide) < wide.shape[1]
+    return (centred @ centred.T if few else centred.T @ centred) / len(wide), size

@@ -1,0 +1,170 @@
+"""How many directions the input of a layer uses, while a network trains."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from excite._core.background import later
+from excite._core.wrappers import is_sharded
+from excite.errors import InputError
+from excite.probes.activation_rank.covariance import Covariances
+from excite.probes.activation_rank.smallest import default_tolerance
+from excite.probes.activation_rank.units import UnitSums, live_rows
+from excite.probes.base import Every, Moment, Probe, Reduction, Schedule, Signal, Values, counted
+from excite.probes.layer_inputs import Seen, seen
+from excite.probes.samples import Live, Rows
+from excite.wiring.normalization import Source, as_trained
+
+_MOST_NAMED = 64  # units of one layer, over a whole training
+
+
+def effective_rank(rows: Tensor) -> float:
+    """exp of the entropy of λ/Σλ, with λ the eigenvalues of the covariance of `rows` (N, D), after Roy and Vetterli.
+
+    Between 1 (all variance in one direction) and min(N − 1, D) (the same in all of them); 0 if the rows are all equal.
+    """
+    if rows.dim() != 2:
+        raise InputError(f"effective_rank: expected rows (N, D); got shape {tuple(rows.shape)}")
+    return float(Covariances([rows]).spectra()[0].effective_rank)
+
+
+class Rank(Probe):
+    """Of each layer's input on the example (patches, for convolutions), from the eigenvalues λ of its covariance:
+
+    `rank/effective/layer` exp of the entropy of λ/Σλ, `rank/share/layer` the same over the width,
+    `rank/participation/layer` (Σλ)²/Σλ², `rank/numerical/layer` how many λ are not zero to rounding,
+    `rank/smallest/layer` the smallest λ over the largest.
+
+    With `units=True` also `rank/deficient/layer`, the share of the layer's units that the example does not excite (see
+    `probes.units`), and which ones: `rank/unit/layer/K` is 1 at the step at which unit K was found excited no longer and 0 at
+    the step at which it was again; units that do not change have no rows, and of one layer at most 64 are named. That takes
+    one eigenvalue problem a unit, far more than all the rest: give it its own schedule.
+
+    The example passes through the function that training changes, without its noise: no dropout, and normalizations with the
+    statistics of the example. `rank/statistics/example` is how many of them did that, `rank/statistics/running` how many kept
+    their running statistics because they are in evaluation mode, `rank/statistics/few` because the example has one value
+    per channel.
+
+    Channels of a grouped convolution count together. At most `most_rows` rows a layer; `excite.probes.activation_rank.richness` takes
+    all the data instead.
+    """
+
+    name = "rank"
+    reduction = "mean"
+    reductions: ClassVar[Mapping[str, Reduction]] = {"unit": "first"}
+
+    def __init__(self, schedule: Schedule | None = None, most_rows: int = 1024, units: bool = False):
+        super().__init__(schedule or Every(50))
+        self.most_rows, self.units = most_rows, units
+        self._deficient: dict[str, list[int]] = {}  # by layer, when it was measured last
+        self._named: dict[str, list[int]] = {}
+        self._warned = False
+
+    def measure(self, now: Moment) -> Values | Future[Values]:
+        signals = [signal for signal in now.signals if signal.input.is_floating_point()]
+        seen = [self._seen(signal) for signal in signals]
+        covariances = Covariances([one.rows for one in seen])
+        layers = [signal.layer for signal in signals]
+        known = counted(now.statistics)
+        self._warn(now.statistics)
+        if covariances.apart and not self.units:
+            return later(lambda: _values(layers, covariances) | known)
+        values = _values(layers, covariances) | known
+        if not self.units:
+            return values
+        counts = self._counted(now)
+        for layer, signal, one in zip(layers, signals, seen):
+            if one.active is not None:
+                live = counts(signal.call, signal.input.shape, one)
+                if live is not None and len(live) > len(one.rows):  # thinned out like the rows
+                    live = live[:: math.ceil(len(live) / self.most_rows)]
+                bad = _deficient(one, live)
+                values[f"deficient/{layer}"] = len(bad) / one.active.shape[1]
+                values |= {f"unit/{layer}/{unit}": value for unit, value in self._changed(layer, bad)}
+        return values
+
+    def _counted(self, now: Moment) -> Rows:
+        """Which rows count in Theorem 1: those of points at which the output is not zero."""
+        if is_sharded(now.model):  # a pass is one of all processes, and not all may need one
+            return lambda call, shape, what: None
+        with torch.no_grad(), as_trained(now.model, now.example):  # type: ignore[arg-type]
+            return Live(now.model).of(now.example, now.output)  # type: ignore[arg-type]
+
+    def _warn(self, statistics: Mapping[str, Source]) -> None:
+        few = [path for path, source in statistics.items() if source == "few"]
+        if few and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{few[0]} gets one value per channel from the example, so its running statistics are used, which early in "
+                "training are those of an untrained network: give excite.watch an example of two samples or more",
+                stacklevel=2,
+            )
+
+    def _changed(self, layer: str, bad: list[int]) -> list[tuple[int, float]]:
+        """(unit, 1 if it is excited no longer, 0 if it is again) for those that changed since the last look."""
+        before, named = set(self._deficient.get(layer, bad)), self._named.setdefault(layer, [])
+        self._deficient[layer] = bad
+        changed = [(unit, 1.0) for unit in bad if unit not in before] + [(unit, 0.0) for unit in before - set(bad)]
+        for unit, _ in changed:
+            if unit not in named and len(named) < _MOST_NAMED:
+                named.append(unit)
+        return [(unit, value) for unit, value in changed if unit in named]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"deficient": dict(self._deficient), "named": dict(self._named)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._deficient, self._named = dict(state.get("deficient", {})), dict(state.get("named", {}))
+
+    def _seen(self, signal: Signal) -> Seen:
+        """Linear layers are thinned out evenly, convolutions by patches."""
+        items = signal.input.shape[0]
+        with torch.no_grad():
+            positive = signal.positive if self.units else None
+            what = seen(signal.call, signal.input, positive, max(1, self.most_rows // max(1, items)))
+        step = max(1, math.ceil(len(what.rows) / self.most_rows))
+        active = None if what.active is None else what.active[::step]
+        return Seen(what.rows[::step], what.of, what.owner[::step], what.items, active, what.groups)
+
+
+def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for layer, spectrum in zip(layers, covariances.spectra()):
+        rank = float(spectrum.effective_rank)
+        found = {
+            "effective": rank,
+            "share": rank / spectrum.width,
+            "participation": float(spectrum.participation_ratio),
+            "numerical": float(spectrum.rank),
+            "smallest": float(spectrum.smallest) / float(spectrum.largest) if spectrum.total else 0.0,
+        }
+        values |= {f"{quantity}/{layer}": value for quantity, value in found.items()}
+    return values
+
+
+def _deficient(what: Seen, live: Tensor | None) -> list[int]:
+    """The units that these rows do not excite."""
+    rows, active = live_rows(what, live)
+    what = replace(what, rows=rows, active=active)
+    count = what.active.shape[1]  # type: ignore[union-attr]
+    width = what.rows.shape[1] // what.groups
+    points = what.active.sum(0).tolist()  # type: ignore[union-attr]
+    bad = []
+    for unit in range(count):  # one matrix at a time
+        if points[unit] < width:  # so few points cannot use all directions
+            bad.append(unit)
+            continue
+        one = UnitSums(range(unit, unit + 1), count, what.rows.shape[1], what.groups, what.rows.device)
+        one.add(what)
+        (verdict,) = one.decide(default_tolerance(one.width, what.rows.dtype), accuracy=1.0)
+        if not verdict.excited:
+            bad.append(unit)
+    return bad

@@ -1,0 +1,118 @@
+"""What `richness` returns: a value for every layer, and a table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from excite.probes.activation_rank.units import Units
+from excite.probes.spectrum import Spectrum
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """`rows` of `of` patches were looked at. `error`: expected root mean square error of the covariance's eigenvalues over
+    the largest of them; an estimate from above, from the spread of the patches themselves (`Moments.sampling_error`)."""
+
+    rows: int
+    of: int
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.rows} of {self.of} patches, eigenvalues ± {self.error:.2%} of the largest (root mean square)"
+
+
+@dataclass(frozen=True)
+class LayerRichness:
+    """How rich what one layer sees is: `covariance` and uncentred `second` moments, both means over `points` rows (D,)."""
+
+    layer: str
+    kind: str
+    points: int
+    covariance: Spectrum
+    second: Spectrum
+    exact: bool  # False: the spectra come from a sketch and have a slack
+    sampling: Sampling | None = None
+    units: Units | None = None
+    units_why: str = ""  # why there are none although asked for
+    units_note: str = ""  # what is not as it should be about them
+
+    @property
+    def width(self) -> int:
+        return self.covariance.width
+
+    def row(self, k: int = 10) -> dict[str, Any]:
+        """One line of the table. Ranks over the width, eigenvalues over the largest; ends of ranges for sketches."""
+        c = self.covariance
+        found = {
+            "layer": self.layer,
+            "width": self.width,
+            "points": self.points,
+            "effective_rank": c.effective_rank,
+            "effective_share": c.effective_rank.over(self.width),
+            "participation_ratio": c.participation_ratio,
+            "participation_share": c.participation_ratio.over(self.width),
+            "rank": c.rank,
+            "rank_share": c.rank.over(self.width),
+            f"explained_by_{k}": c.explained(k),
+            "smallest": c.smallest.over(float(c.largest) or 1.0),
+            "second_rank": self.second.rank,
+            "second_smallest": self.second.smallest.over(float(self.second.largest) or 1.0),
+        }
+        if self.units is not None:
+            found |= {"units": len(self.units), "deficient": len(self.units.deficient)}
+        return found
+
+
+@dataclass(frozen=True)
+class Richness:
+    """`richness(...)[layer]` is a `LayerRichness`; printing shows a table and what stands behind it."""
+
+    layers: tuple[LayerRichness, ...]
+
+    def __getitem__(self, layer: str) -> LayerRichness:
+        for one in self.layers:
+            if one.layer == layer:
+                return one
+        raise KeyError(f"{layer!r}; layers: {', '.join(one.layer for one in self.layers)}")
+
+    def __iter__(self) -> Iterator[LayerRichness]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def deficient(self) -> dict[str, list[int]]:
+        """Deficient units by layer, for the layers that have some."""
+        return {one.layer: one.units.deficient for one in self.layers if one.units is not None and one.units.deficient}
+
+    def rows(self, k: int = 10) -> list[dict[str, Any]]:
+        """The table, one dict a layer."""
+        return [one.row(k) for one in self.layers]
+
+    def __str__(self) -> str:
+        heads = ["layer", "width", "rows", "effective rank", "participation", "rank", "10 explain", "smallest"]
+        lines = [heads]
+        for one, r in zip(self.layers, self.rows()):
+            line = [one.layer, str(one.width), str(one.points)]
+            for name in ("effective", "participation"):
+                value = r["effective_rank" if name == "effective" else "participation_ratio"]
+                line.append(f"{value:.1f} ({r[name + '_share']:.0%})")
+            line += [f"{r['rank']:.0f} ({r['rank_share']:.0%})", f"{r['explained_by_10']:.1%}", f"{r['smallest']:.1e}"]
+            lines.append(line)
+        widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+        text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines]
+        for one in self.layers:
+            if not one.exact:
+                text.append(f"{one.layer}: from a sketch, eigenvalues + up to {one.covariance.slack:.3g}")
+            if one.sampling is not None:
+                text.append(f"{one.layer}: {one.sampling}")
+            if one.points <= one.width:
+                text.append(f"{one.layer}: only {one.points} rows for {one.width} directions")
+            if one.units is not None:
+                text.append(f"{one.layer}: {one.units}" + (f"; {one.units_note}" if one.units_note else ""))
+            elif one.units_why:
+                text.append(f"{one.layer}: units not judged: {one.units_why}")
+        return "\n".join(text)

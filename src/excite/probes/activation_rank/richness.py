@@ -1,0 +1,213 @@
+"""How rich the activations of every layer are, and which units they excite: of a model on data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.intercept.affine import AffineCall
+from excite.errors import InputError, ModelError
+from excite.probes.activation_rank.moments import EXACT, SKETCH, Moments
+from excite.probes.activation_rank.result import LayerRichness, Richness, Sampling
+from excite.probes.activation_rank.smallest import Smallest, default_tolerance
+from excite.probes.activation_rank.units import UnitFactors, Units, UnitSums, collected
+from excite.probes.inspect import Batches, Inputs, look
+from excite.probes.layer_inputs import Patches, Seen
+
+
+def richness(
+    model: nn.Module,
+    data: Any,
+    *,
+    units: bool | Sequence[str] = False,
+    patches: Patches = 4,
+    exact: int = EXACT,
+    sketch: int = SKETCH,
+    tolerance: float | None = None,
+    accuracy: float = 1e-4,
+    batch: int = 250,
+    memory: int = 128,
+    inputs: Inputs | None = None,
+    seed: int = 0,
+) -> Richness:
+    """Spectrum, rank and smallest eigenvalues of what every affine layer sees, and which of its units are excited.
+
+    The model runs in evaluation mode, batch by batch, and is left as it was; no activations are kept. So normalizations use
+    their running statistics: this is about the model as it would be deployed, whatever the batches. For every layer
+    the covariance (a mean over rows) is summed in float64, a row being the input of a linear layer or a patch of a
+    convolution's input.
+
+    Args:
+        data: inputs (N, ...) as a tensor (or tuple or dict of them), or a loader; see `Batches` for what it may yield.
+        units: also judge every unit of every layer, or of the named ones. The data is gone through once more for every
+            `memory` MB of matrices (one a unit, width² · 8 bytes), so a loader has to be one that can be repeated.
+        patches: so many patches of each image, chosen by `seed`; None takes all, "whole" the images as one vector each.
+        exact: up to this width matrices are kept exactly; beyond, a sketch of `sketch` rows with its error bound.
+        tolerance: eigenvalues up to tolerance · largest count as zero; by default `smallest.default_tolerance`.
+        accuracy: of the units' smallest eigenvalues, over their largest; at least a tenth of the value in any case.
+        batch: how many points go through the model at once where `data` is not a loader.
+    """
+    _check(model, patches, exact=exact, sketch=sketch, memory=memory)
+    if tolerance is not None and not 0 <= tolerance < 1:
+        raise InputError(f"tolerance: expected a number from 0 up to less than 1; got {tolerance!r}")
+    batches = Batches(data, batch, inputs)
+    layers: dict[str, Layer] = {}
+
+    def visit(name: str, call: AffineCall, what: Seen, live: Tensor | None) -> None:
+        if name not in layers:
+            layers[name] = Layer(name, call.kind, Moments(what.rows.shape[1], exact, sketch, what.rows.device))
+        layers[name].add(what)
+
+    notes: dict[str, str] = {}
+    look(model, batches, visit, patches=patches, seed=seed, active=bool(units), notes=notes)
+    results = {name: layer.result(tolerance) for name, layer in layers.items()}
+    if units:
+        if batches.once:
+            raise InputError("units need several passes over the data: give a tensor or a loader, not an iterator")
+        chosen = _chosen(units, layers, exact, results)
+        for name, found in judge(model, batches, chosen, patches, seed, tolerance, accuracy, memory).items():
+            results[name] = replace(results[name], units=found, units_note=notes.get(name, ""))
+    return Richness(tuple(results.values()))
+
+
+@dataclass
+class Layer:
+    """What is summed up of one layer."""
+
+    name: str
+    kind: str
+    moments: Moments
+    rows: int = 0
+    of: int = 0
+    units: int | None = None
+    groups: int = 1
+    dtype: torch.dtype = torch.float64
+
+    def add(self, what: Seen) -> None:
+        try:
+            self.moments.add(what.rows)
+        except InputError as error:
+            raise InputError(f"layer {self.name!r}: {error}") from error
+        self.rows, self.of = self.rows + len(what.rows), self.of + what.of
+        self.units = None if what.active is None else what.active.shape[1]
+        self.groups, self.dtype = what.groups, what.rows.dtype
+
+    def result(self, tolerance: float | None) -> LayerRichness:
+        try:
+            covariance, second = self.moments.covariance(tolerance), self.moments.second(tolerance)
+        except InputError as error:
+            raise InputError(f"layer {self.name!r}: {error}") from error
+        sampling = None
+        if self.rows < self.of:
+            sampling = Sampling(self.rows, self.of, self.moments.sampling_error(self.of))
+        return LayerRichness(self.name, self.kind, self.rows, covariance, second, self.moments.exact, sampling)
+
+
+def judge(
+    model: nn.Module,
+    batches: Iterable[Any],
+    layers: Sequence[Layer],
+    patches: Patches,
+    seed: int,
+    tolerance: float | None,
+    accuracy: float,
+    memory: int,
+) -> dict[str, Units]:
+    """The units of `layers`, in as many passes over the data as the memory (in MB) asks for."""
+    found: dict[str, dict[int, tuple[Smallest, int]]] = {layer.name: {} for layer in layers}
+    by_name = {layer.name: layer for layer in layers}
+    limits = {
+        layer.name: default_tolerance(layer.moments.width // layer.groups, layer.dtype)
+        if tolerance is None
+        else tolerance
+        for layer in layers
+    }
+    for jobs in _passes(layers, memory * 10**6):
+        sums = {
+            name: UnitSums(part, layer.units or 0, layer.moments.width, layer.groups, layer.moments.device)
+            for name, part in jobs.items()
+            for layer in (by_name[name],)
+        }
+        _through(model, batches, sums, patches, seed)
+        doubtful: dict[str, UnitFactors] = {}
+        for name in list(sums):
+            one = sums.pop(name)  # so that its memory is free for the next pass
+            verdicts = one.decide(limits[name], accuracy)
+            found[name].update({k: (v, int(n)) for k, v, n in zip(one.units, verdicts, one.points)})
+            unsure = [k for k, v in zip(one.units, verdicts) if not v.sure]
+            if unsure:
+                layer = by_name[name]
+                doubtful[name] = UnitFactors(unsure, layer.units or 0, layer.moments.width, layer.groups)
+        del one
+        if doubtful:
+            _through(model, batches, doubtful, patches, seed)
+            for name, factors in doubtful.items():
+                for k in factors.units:
+                    found[name][k] = (factors.decide(k, limits[name]), found[name][k][1])
+    return {
+        name: collected(
+            [units[k] for k in sorted(units)], by_name[name].moments.width // by_name[name].groups, limits[name]
+        )
+        for name, units in found.items()
+    }
+
+
+def _through(model: nn.Module, batches: Iterable[Any], into: dict[str, Any], patches: Patches, seed: int) -> None:
+    def visit(name: str, call: AffineCall, what: Seen, live: Tensor | None) -> None:
+        if name in into:
+            into[name].add(what, live)
+
+    look(model, batches, visit, patches=patches, seed=seed, active=True)
+
+
+def _passes(layers: Sequence[Layer], memory: int) -> list[dict[str, range]]:
+    """Units by pass: small layers together, large ones in parts; at least one unit a pass."""
+    passes: list[dict[str, range]] = []
+    left = 0
+    for layer in sorted(layers, key=lambda layer: layer.moments.width):
+        each, start, units = (layer.moments.width // layer.groups) ** 2 * 8, 0, layer.units or 0
+        while start < units:
+            if left < each or not passes:
+                passes.append({})
+                left = memory
+            stop = min(units, start + max(1, left // each))
+            passes[-1][layer.name] = range(start, stop)
+            left -= each * (stop - start)
+            start = stop
+    return passes
+
+
+def _chosen(
+    units: bool | Sequence[str], layers: dict[str, Layer], exact: int, results: dict[str, LayerRichness]
+) -> list[Layer]:
+    """Layers whose units can be judged; for the others the result says why not."""
+    names = list(layers) if units is True else list(units)  # type: ignore[arg-type]
+    for name in names:
+        if name not in layers:
+            raise InputError(f"units: the model has no layer {name!r}; it has {', '.join(layers)}")
+    chosen = []
+    for name in names:
+        layer = layers[name]
+        width = layer.moments.width // layer.groups
+        if layer.units is None:
+            results[name] = replace(results[name], units_why="what one unit sees is not known for this kind of layer")
+        elif width > exact:
+            results[name] = replace(results[name], units_why=f"wider than exact={exact}: raise exact to {width}")
+        else:
+            chosen.append(layer)
+    return chosen
+
+
+def _check(model: Any, patches: Any, **numbers: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"richness: expected a torch.nn.Module; got {type(model).__name__}")
+    whole = isinstance(patches, int) and not isinstance(patches, bool) and patches >= 1
+    if not whole and patches is not None and patches != "whole":
+        raise InputError(f"patches: expected a whole number of at least 1, None for all or 'whole'; got {patches!r}")
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise InputError(f"{name}: expected a whole number of at least 1; got {number!r}")

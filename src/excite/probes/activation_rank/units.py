@@ -1,0 +1,148 @@
+"""Which units of a layer are excited: the points that activate a unit have full rank in what the layer sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from excite.probes.activation_rank.smallest import Smallest, from_eigenvalues, smallest_eigenvalues
+from excite.probes.activation_rank.sums import add_outer, home
+from excite.probes.layer_inputs import Seen
+
+_BLOCK = 2048  # rows collected before they are added up
+
+
+@dataclass(frozen=True)
+class Units:
+    """For each unit k of a layer the matrix Σ h hᵀ over the rows h that the layer sees and that activate k.
+
+    A row activates a unit where the input of the unit's activation is positive: w·h + b, after the normalization, residual
+    sum or whatever stands between; w·h + b itself where no activation follows, as in the output layer. A sum, not a mean, without centring and without a constant for the bias, as in Theorem 1 of the paper on richness:
+    there every unit must have a positive definite one. `excited` where all eigenvalues are above tolerance · largest.
+    """
+
+    points: npt.NDArray[np.int64]  # (U,) rows that activate the unit
+    rank: npt.NDArray[np.int64]  # (U,)
+    smallest: npt.NDArray[np.float64]  # (U,) smallest eigenvalue
+    error: npt.NDArray[np.float64]  # (U,) of `smallest`, over `largest`
+    largest: npt.NDArray[np.float64]  # (U,) a lower bound of the largest eigenvalue, close to it
+    width: int
+    tolerance: float
+
+    @property
+    def excited(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.rank == self.width)
+
+    @property
+    def deficient(self) -> list[int]:
+        """Units that are not excited."""
+        return [int(k) for k in np.flatnonzero(~self.excited)]
+
+    @property
+    def silent(self) -> list[int]:
+        """Units that no point activates; deficient, too."""
+        return [int(k) for k in np.flatnonzero(self.points == 0)]
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    def __str__(self) -> str:
+        text = f"{int(self.excited.sum())} of {len(self)} units excited"
+        if self.deficient:
+            listed = ", ".join(map(str, self.deficient[:20])) + (", …" if len(self.deficient) > 20 else "")
+            text += f"; deficient: {listed}; never active: {len(self.silent)}"
+        return text
+
+
+class UnitSums:
+    """The matrices of units `start` to `stop` of a layer that sees D columns; float64, (D/groups)² numbers a unit."""
+
+    def __init__(self, units: range, of: int, width: int, groups: int = 1, device: torch.device | None = None):
+        self.units, self.each, self.width = units, max(1, of // groups), width // groups
+        device = home(device or torch.device("cpu"))
+        self.sums = torch.zeros(len(units), self.width, self.width, dtype=torch.float64, device=device)
+        self.points = np.zeros(len(units), dtype=np.int64)
+        self._rows = torch.empty(_BLOCK, width, dtype=torch.float64, device=device)
+        self._active = torch.empty(_BLOCK, len(units), dtype=torch.bool, device=device)
+        self._waiting = 0
+
+    def add(self, what: Seen, live: Tensor | None = None) -> None:
+        rows, active = live_rows(what, live)
+        active = active[:, self.units.start : self.units.stop]
+        while len(rows):
+            n = min(len(rows), _BLOCK - self._waiting)
+            part = slice(self._waiting, self._waiting + n)
+            self._rows[part], self._active[part] = rows[:n], active[:n]
+            self._waiting += n
+            rows, active = rows[n:], active[n:]
+            if self._waiting == _BLOCK:
+                self._flush()
+
+    def _flush(self) -> None:
+        rows, active, self._waiting = self._rows[: self._waiting], self._active[: self._waiting], 0
+        for i, unit in enumerate(self.units):
+            mine = rows[:, _columns(unit, self.each, self.width)][active[:, i]]
+            if len(mine):
+                add_outer(self.sums[i], mine)
+        self.points += active.sum(0).cpu().numpy()
+
+    def decide(self, tolerance: float, accuracy: float) -> list[Smallest]:
+        self._flush()
+        return smallest_eigenvalues(self.sums, tolerance, accuracy, points=self.points.tolist())
+
+
+class UnitFactors:
+    """For units in doubt: triangular R with RᵀR = Σ h hᵀ, by QR factorizations of the rows themselves.
+
+    Singular values of R are right to eps of the largest; eigenvalues, their squares, even far below eps of the largest.
+    """
+
+    def __init__(self, units: Sequence[int], of: int, width: int, groups: int = 1):
+        self.units, self.each, self.width = units, max(1, of // groups), width // groups
+        self._factors = {unit: torch.zeros(0, self.width, dtype=torch.float64) for unit in units}
+
+    def add(self, what: Seen, live: Tensor | None = None) -> None:
+        rows, active = live_rows(what, live)
+        for unit in self.units:
+            mine = rows[:, _columns(unit, self.each, self.width)][active[:, unit]].to("cpu", torch.float64)
+            if len(mine):
+                self._factors[unit] = torch.linalg.qr(torch.cat([self._factors[unit], mine]), mode="r").R
+
+    def decide(self, unit: int, tolerance: float) -> Smallest:
+        values = np.zeros(self.width)
+        found = torch.linalg.svdvals(self._factors[unit]).square().numpy()
+        values[: len(found)] = found
+        one = from_eigenvalues(values[::-1], tolerance)
+        return Smallest(one.value, one.error, one.largest, one.rank, one.width)
+
+
+def _columns(unit: int, each: int, width: int) -> slice:
+    """What a unit sees: the columns of its group, which has `each` units and is `width` wide."""
+    first = width * (unit // each)
+    return slice(first, first + width)
+
+
+def live_rows(what: Seen, live: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Without the rows of points at which the network's output is zero, `live` (R,): Theorem 1 leaves them out."""
+    active: Tensor = what.active  # type: ignore[assignment]
+    if live is None:
+        return what.rows, active
+    keep = live.to(active.device)
+    return what.rows[keep], active[keep]
+
+
+def collected(parts: Sequence[tuple[Smallest, int]], width: int, tolerance: float) -> Units:
+    return Units(
+        points=np.array([n for _, n in parts], dtype=np.int64),
+        rank=np.array([one.rank for one, _ in parts], dtype=np.int64),
+        smallest=np.array([one.value for one, _ in parts]),
+        error=np.array([one.error for one, _ in parts]),
+        largest=np.array([one.largest for one, _ in parts]),
+        width=width,
+        tolerance=tolerance,
+    )

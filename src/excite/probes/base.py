@@ -1,0 +1,194 @@
+"""What a probe is: a small class around a pure function, with a schedule and a reduction across processes.
+
+A probe of your own takes ten lines:
+
+    class WeightNorm(Probe):
+        name, reduction = "weights", "first"
+
+        def measure(self, now):
+            return {"norm": sum(p.square().sum() for p in now.model.parameters()).sqrt()}
+
+Its values arrive in `run.frame()` as `weights/norm`. Keys that end in a layer's name, "norm/fc1", become
+`weights/norm/fc1`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.calls import Batch, Pick, call, own_copy
+from excite._core.intercept.affine import AffineCall, AffineMode, Names
+from excite._core.wrappers import eagerly
+from excite.errors import InputError
+from excite.probes.layer_inputs import unit_rows
+from excite.probes.schedules import Every, PowersOfTwo, Schedule
+from excite.wiring.activations import UnitMode
+from excite.wiring.normalization import Source, as_trained
+from excite.wiring.tracing import Wiring, trace
+
+Reduction = Literal["mean", "sum", "max", "min", "first"]
+Values = Mapping[str, float | Tensor]
+
+__all__ = ["Every", "Moment", "PowersOfTwo", "Probe", "Reduction", "Schedule", "Signal", "Values"]
+
+
+@dataclass
+class Moment:
+    """What probes can see at one step. What several probes need is computed once."""
+
+    model: nn.Module
+    step: int
+    loss: Tensor | None = None
+    example: Batch | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    loss_node: Any = None  # the loss's node in the autograd graph, for probes that ask how the loss was made
+    wirings: dict[str, Wiring] = field(
+        default_factory=dict, repr=False
+    )  # those found at this moment, by what was picked
+
+    def wiring(self, output: Pick = None) -> Wiring:
+        """What the model is made of (`excite.trace` on the example), for all probes that ask at this moment."""
+        if self.example is None:
+            raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
+        if (key := repr(output)) not in self.wirings:
+            self.wirings[key] = trace(self.model, self.example, output=output)
+        return self.wirings[key]
+
+    @property
+    def signals(self) -> list[Signal]:
+        """The input of every affine call on the example; `.active`, which points activate which unit, takes one pass more.
+
+        One pass for all probes, of the function that training changes, without its noise: no dropout, and normalizations
+        with the statistics of the example, unless they are frozen (`statistics`). The model is left as it was.
+        """
+        return self._pass[0]
+
+    @property
+    def statistics(self) -> dict[str, Source]:
+        """By normalization which statistics that pass used: "example", "running" for frozen ones, or "few": running ones,
+        because the example has one value per channel."""
+        return self._pass[1]
+
+    @property
+    def output(self) -> Any:
+        """What the model returned in that pass."""
+        return self._pass[2]
+
+    @cached_property
+    def _pass(self) -> tuple[list[Signal], dict[str, Source], Any]:
+        if self.example is None:
+            raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
+        recorder = _Recorder(Names(self.model), _Units(self.model, self.example))
+        statistics, output = _run(self.model, self.example, recorder)
+        return recorder.signals, statistics, output
+
+
+def _run(model: nn.Module, example: Batch, mode: AffineMode) -> tuple[dict[str, Source], Any]:
+    with torch.no_grad(), as_trained(model, example) as statistics, mode:
+        output = call(model, own_copy(example))
+    return statistics.sources, output
+
+
+class _Units:
+    """Where the units of every affine call are active: a pass of its own, made when asked for.
+
+    It holds no reference to the moment, whose memory is to be free as soon as the last probe is done with it.
+    """
+
+    def __init__(self, model: nn.Module, example: Batch):
+        self._model, self._example = model, example
+
+    @cached_property
+    def _mode(self) -> UnitMode:
+        mode = UnitMode(Names(self._model))
+        with eagerly(self._model):
+            _run(self._model, self._example, mode)
+        return mode
+
+    def positive(self, number: int, own: Callable[[], Tensor]) -> Tensor:
+        return self._mode.positive(number, own)
+
+
+@dataclass(frozen=True)
+class Signal:
+    """The input of one affine call, and the call itself (weight, stride, padding, …)."""
+
+    layer: str
+    input: Tensor
+    call: AffineCall = field(repr=False)
+    units: Callable[[], Tensor] = field(repr=False)
+
+    @property
+    def positive(self) -> Tensor:
+        """Where units are active, laid out like the output of the call: where the input of their activation is positive,
+        after a normalization, a residual sum or whatever stands between; the output itself where no activation follows."""
+        with torch.no_grad():
+            return self.units()
+
+    @property
+    def active(self) -> Tensor | None:
+        """The same as (points, units). The units of a convolution are its channels, its points are all patches. None for
+        calls of which it is not known what one unit sees (transposed convolutions)."""
+        return unit_rows(self.call, self.input.shape, self.positive)
+
+
+class _Recorder(AffineMode):
+    def __init__(self, names: Names, units: _Units):
+        super().__init__(names)
+        self.signals: list[Signal] = []
+        self._units = units
+
+    def visit(self, call: AffineCall) -> Tensor:
+        # A copy: the model may go on to change this tensor in place.
+        number, input, units = len(self.signals), call.input.clone(), self._units
+        self.signals.append(Signal(call.name, input, call, lambda: units.positive(number, lambda: call.run(input))))
+        return call.run(call.input)
+
+
+def counted(statistics: Mapping[str, Source]) -> dict[str, float]:
+    """How many normalizations used which statistics, as values of a probe: `statistics/example`, `running`, `few`."""
+    return {f"statistics/{source}": float(count) for source, count in Counter(statistics.values()).items()}
+
+
+class Probe:
+    """Base of all probes. `name` is the first part of every metric's name.
+
+    Several processes: `reduction` makes one value out of theirs; `reductions` by quantity, where some need another one.
+    "max" and "min" are those of the processes that have a value: NaN does not count.
+    """
+
+    name: ClassVar[str]
+    reduction: ClassVar[Reduction] = "mean"
+    runs_model: ClassVar[bool] = True  # False spares the preparations for that
+    reductions: ClassVar[Mapping[str, Reduction]] = {}
+
+    def __init__(self, schedule: Schedule | None = None):
+        self.schedule: Schedule = schedule or Every(1)
+
+    def attach(self, now: Moment) -> None:
+        """Called once before training."""
+
+    def detach(self) -> None:
+        """Called once at the end, also after an exception: leave nothing behind."""
+
+    def announce(self, due: bool) -> None:
+        """Called after every step: whether the coming one will be measured. A probe with hooks can rest until then."""
+
+    def measure(self, now: Moment) -> Values | Future[Values]:
+        """Values by quantity, or by quantity/layer; or a promise of them, which is asked for when they are written."""
+        raise NotImplementedError(f"{type(self).__name__} has to define measure(self, now)")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to survive a restart, as a nested dict of tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass

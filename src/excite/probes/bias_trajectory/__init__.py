@@ -1,0 +1,1 @@
+"""The bias trajectory: local Lipschitz constants read off the gradients of training."""

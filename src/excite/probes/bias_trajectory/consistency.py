@@ -1,0 +1,191 @@
+"""Assumption 1 of *What training reveals*: do activation patterns and slopes at fixed points still change?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.calls import Pick, batch_size, call, pick_output, tensors
+from excite._core.intercept.affine import AffineCall, Names
+from excite._core.layout import Layout, find_layout
+from excite.errors import InputError, ModelError
+from excite.probes.base import Every, Moment, Probe, Schedule, Values, counted
+from excite.wiring.activations import ActivationCall, ActivationMode
+from excite.wiring.normalization import Source, as_trained
+
+
+@dataclass(frozen=True)
+class Consistent:
+    """Over `looks` looks: `gamma` is the smallest γ with λ_t(x) ≤ (1 + γ) λ_t'(x) for all points and looks, infinite if a slope
+    was 0 and then not; `changed` the share of points whose activation pattern was not the same at all of them."""
+
+    gamma: float
+    changed: float
+    looks: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether no pattern changed. Between looks it may have."""
+        return self.changed == 0
+
+
+def consistency(patterns: Tensor, slopes: Tensor) -> Consistent:
+    """From one pattern (or a hash of it) and one slope for each look and point: (looks, N, ...) and (looks, N)."""
+    if slopes.dim() != 2 or patterns.shape[:2] != slopes.shape or not slopes.numel():
+        raise InputError(
+            f"expected patterns (looks, N, ...) and slopes (looks, N); got {tuple(patterns.shape)} and {tuple(slopes.shape)}"
+        )
+    same = (patterns == patterns[:1]).reshape(*slopes.shape, -1).all(2).all(0)
+    most, least = slopes.amax(0), slopes.amin(0)
+    ratio = torch.where(most > 0, most / least, 1.0)
+    return Consistent(float(ratio.max()) - 1, float((~same).double().mean()), len(slopes))
+
+
+class _Pieces(ActivationMode):
+    """For every kink of every activation of a pass, which elements of its input are above it; with `keep` the input."""
+
+    def __init__(self, names: Names, keep: bool = False):
+        super().__init__(names)
+        self.keep = keep
+        self.found: list[Tensor] = []
+        self._smooth: list[int] = []  # those of smooth activations since the last affine call
+
+    def visit(self, call: AffineCall) -> Tensor:
+        self._smooth.clear()
+        return call.run(call.input)
+
+    def activated(self, activation: ActivationCall) -> None:
+        for kink in activation.kinks:
+            if activation.smooth:
+                self._smooth.append(len(self.found))
+            input = activation.input.detach()
+            self.found.append(input.clone() if self.keep else input > kink)
+
+    def opaque(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if function.__name__.startswith("rnn_relu"):
+            raise ModelError(
+                f"{function.__name__} holds its activations inside one kernel: their patterns cannot be followed"
+            )
+        return super().opaque(function, args, kwargs)
+
+    def hidden(self) -> list[Tensor]:
+        """All but those of a smooth function after the last affine call: the paper's sigmoid at the output is no pattern."""
+        return [one for i, one in enumerate(self.found) if i not in self._smooth]
+
+
+def patterns_and_slopes(model: nn.Module, x: Tensor, output: Pick = None) -> tuple[Tensor, Tensor]:
+    """Which hidden units are active (N, units), and ‖∇f‖₂ (N,), of the function that training changes; see `Consistency`."""
+    return _measured(model, x, output, None)[:2]
+
+
+Layouts = list[Layout | None]
+
+
+def _measured(
+    model: nn.Module, x: Tensor, output: Pick, layouts: Layouts | None
+) -> tuple[Tensor, Tensor, Layouts, dict[str, Source]]:
+    size = batch_size(x)
+    with torch.enable_grad(), as_trained(model, x) as statistics:
+        leaf = x.detach().clone().requires_grad_()
+        with _Pieces(Names(model)) as pieces:
+            f = pick_output(call(model, leaf.clone()), output)
+        if f.numel() != len(x):
+            raise ModelError(f"expected a model with one output; got outputs of shape {tuple(f.shape)}")
+        (gradient,) = torch.autograd.grad(f.sum(), leaf, materialize_grads=True)
+        found = pieces.hidden()
+        if layouts is None or len(layouts) != len(found):
+            layouts = _layouts(model, x)
+    if len(layouts) != len(found):
+        raise ModelError("the model calls other activations for other batches: patterns cannot be followed")
+    each = [layout.by_sample(one, size) for one, layout in zip(found, layouts) if layout is not None]
+    signs = torch.cat(each, 1) if each else torch.zeros(size, 0, dtype=torch.bool, device=x.device)
+    return signs, torch.linalg.vector_norm(gradient.flatten(1), dim=1), layouts, dict(statistics.sources)
+
+
+def _layouts(model: nn.Module, x: Tensor) -> Layouts:
+    """Where the samples lie in the input of every activation; None where it does not depend on them."""
+    few = x.detach()[:8]
+    found = []
+    for batch in (few, torch.cat([few, few])):
+        with _Pieces(Names(model), keep=True) as pieces, torch.no_grad():
+            call(model, batch.clone())
+        found.append(pieces.hidden())
+    if len(found[0]) != len(found[1]):
+        raise ModelError("the model calls other activations for other batches: patterns cannot be followed")
+    return [find_layout(one, two, len(few), f"activation {i + 1}") for i, (one, two) in enumerate(zip(*found))]
+
+
+class Consistency(Probe):
+    """On the example, between this look and the last: `consistency/points`, the share of points whose activation pattern
+    changed, `consistency/units`, the share of units that switched, and `consistency/gamma`, the largest factor between the
+    two slopes at a point, less 1.
+
+    The pattern is s_t of the paper: where the inputs of the activations are positive, after whatever normalization or
+    residual sum stands before them. Of activations with several kinks it says on which piece each input is, of smooth
+    ones in hidden layers where the input is positive. Which element a max-pooling takes is not in the paper's pattern; it
+    shows in gamma. Normalizations use the statistics of the example as constants, unless they are frozen
+    (`consistency/statistics/...` as for `Rank`).
+
+    `since(step)` judges all looks from a step on (Assumption 1); it keeps one number and one hash for each look and point.
+    """
+
+    name = "consistency"
+    reduction = "max"
+
+    def __init__(self, schedule: Schedule | None = None, *, output: Pick = None):
+        super().__init__(schedule or Every(100))
+        self.output = output
+        self._last: Tensor | None = None
+        self._layouts: Layouts | None = None
+        self._looks: list[tuple[int, Tensor, Tensor]] = []  # step, hashes of the patterns, slopes
+
+    def measure(self, now: Moment) -> Values:
+        if (
+            now.example is None
+            or not isinstance(now.example, Tensor)
+            or not tensors(now.example)[0].is_floating_point()
+        ):
+            raise InputError(
+                "the consistency probe needs an example batch, one tensor: excite.watch(model, example=x, ...)"
+            )
+        signs, slopes, self._layouts, statistics = _measured(now.model, now.example, self.output, self._layouts)
+        signs, slopes = signs.cpu(), slopes.cpu()
+        before, self._last = self._last, signs
+        generator = torch.Generator().manual_seed(0)
+        keys = torch.randint(-(2**62), 2**62, (signs.shape[1],), generator=generator)
+        self._looks.append((now.step, torch.where(signs, keys, 0).sum(1), slopes))
+        if before is None or len(self._looks) < 2:
+            return {}
+        if signs.shape != before.shape:
+            raise ModelError("the model calls other activations than before: patterns cannot be compared")
+        ends = torch.stack([self._looks[-2][2], slopes])
+        ratio = torch.where(ends.amax(0) > 0, ends.amax(0) / ends.amin(0), 1.0)
+        return {
+            "points": (signs != before).any(1).double().mean(),
+            "units": (signs != before).double().mean() if signs.shape[1] else 0.0,
+            "gamma": ratio.max() - 1,
+            **counted(statistics),
+        }
+
+    def since(self, step: int = 0) -> Consistent:
+        kept = [(hashes, slopes) for at, hashes, slopes in self._looks if at >= step]
+        if not kept:
+            raise InputError(
+                f"no look at or after step {step}: the last one was at {self._looks[-1][0] if self._looks else None}"
+            )
+        hashes, slopes = (torch.stack(column) for column in zip(*kept))
+        return consistency(hashes, slopes)
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._looks:
+            return {}
+        steps, hashes, slopes = zip(*self._looks)
+        return {"steps": list(steps), "hashes": torch.stack(hashes), "slopes": torch.stack(slopes), "last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._looks = list(zip(state["steps"], state["hashes"], state["slopes"])) if state else []
+        self._last = state.get("last")

@@ -1,0 +1,318 @@
+"""The trajectory probe: how steep the function is that is being learned, read off the user's own backward passes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from excite._core.background import later
+from excite._core.calls import Batch, Pick, own_copy
+from excite._core.intercept.affine import clean_path
+from excite._core.wrappers import refuse_lazy
+from excite.errors import InputError, ModelError
+from excite.probes.base import Every, Moment, Probe, Reduction, Schedule, Values
+from excite.probes.bias_trajectory.exactness import LABELS, applies_link, labels, random_layers
+from excite.probes.bias_trajectory.hooks import Hooks
+from excite.probes.bias_trajectory.layer_operators import Operator
+from excite.probes.bias_trajectory.ratio_bounds import Sandwich, largest
+from excite.probes.bias_trajectory.sites import Site, Sites, find
+from excite.probes.bias_trajectory.steady import Steady
+from excite.probes.bias_trajectory.updates import gradients_of, row_norms
+from excite.probes.bias_trajectory.windows import BiasPath, Sums
+from excite.wiring.normalization import as_trained
+
+_OF_EVERY_STEP = ("length", "total", "raw", "variance")
+
+
+class Trajectory(Probe):
+    """Normalized updates ‖dL/dz‖ / ‖dL/df‖ of the first layer's bias, of every sample that training sees.
+
+    Over the samples since the last measurement, for each layer: `trajectory/mean/layer`, `max`, `length` (the sum),
+    `total` (the sum since the start), `samples`, `zero` (without a loss gradient: left out), `nonfinite` (left out). Of the
+    bias itself, if the layer has one: `raw` (length of its path), `variance`, `distance` (from its start).
+
+    Of the run so far: `phi`, the largest normalized update in its last half, and `tau`, the first step (counted from 0) from
+    which none exceeded it (Definition 1; how exact for long runs: `excite.probes.bias_trajectory.steady.Steady`). NaN if there was no update.
+
+    Every `sandwich` training passes, for the first `most` samples of that pass: `sigma`, the largest singular value of the layer as an
+    operator, and the means `lower` ≤ `lipschitz` ≤ `upper` of Lemma 1, with `lipschitz_max` and the count of `violations`.
+    With `clean`, on that schedule, `clean` and `clean_max`: the same ratio from an extra pass over the last batch without
+    dropout and with the batch's normalization statistics as constants, exact also with batch normalization. `trajectory/label/...` is 1 where a label of
+    `excite.probes.bias_trajectory.exactness.LABELS` applies. Several processes: sums and maxima over
+    all of their samples; means over processes, which is the mean over samples where each has as many. `tau` is then the last
+    of theirs: no update of any process exceeded `phi` from there on.
+
+    Args:
+        layers: "first", "all", or names of layers.
+        passes: "all", or "measured" to look only at the passes of a step that is measured. Then nothing is done in between, and
+            what needs every step (`length`, `total`, `raw`, `variance`) is not written; `phi` and `tau` are about the updates of
+            these passes.
+        output: which part of what the model returns is f, where it does not return a tensor.
+        link: "sigmoid" if the model returns one logit and its probability is meant.
+    """
+
+    name = "trajectory"
+    reduction = "mean"
+    reductions: ClassVar[Mapping[str, Reduction]] = {
+        "length": "sum", "total": "sum", "samples": "sum", "zero": "sum", "nonfinite": "sum", "violations": "sum",
+        "max": "max", "lipschitz_max": "max", "clean_max": "max", "phi": "max", "tau": "max",
+    }  # fmt: skip
+
+    def __init__(
+        self,
+        schedule: Schedule | None = None,
+        *,
+        layers: str | Sequence[str] = "first",
+        output: Pick = None,
+        link: Literal["identity", "sigmoid"] = "identity",
+        passes: Literal["all", "measured"] = "all",
+        sandwich: int | None = 100,
+        most: int | None = None,
+        clean: Schedule | None = None,
+    ):
+        super().__init__(schedule or Every(10))
+        if link not in ("identity", "sigmoid"):
+            raise InputError(f"link: expected 'identity' or 'sigmoid'; got {link!r}")
+        if passes not in ("all", "measured"):
+            raise InputError(f"passes: expected 'all' or 'measured'; got {passes!r}")
+        for name, count in (("sandwich", sandwich), ("most", most)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise InputError(f"{name}: expected a whole number of at least 1, or None; got {count!r}")
+        self.layers, self.output, self.link, self.sandwich, self.clean = layers, output, link, sandwich, clean
+        self.passes, self.most = passes, most
+        self.labels: tuple[str, ...] = ()
+        self._hooks: Hooks | None = None
+        self._passes = 0
+        self._due = False  # whether a closer look is to be taken at the next pass
+        self._warned = False
+        self._kept: dict[str, Any] = {}  # from a checkpoint, until the model is known
+
+    def attach(self, now: Moment) -> None:
+        if now.example is None:
+            raise InputError("the trajectory probe needs an example batch: excite.watch(model, example=x, ...)")
+        model = now.model
+        refuse_lazy(model)
+        self._model, self._example = model, own_copy(now.example)
+        self._sites: Sites = find(model, self._example, self.layers)
+        for site in self._sites.chosen:
+            if site.checkpointed and self.clean is None:
+                raise ModelError(_recomputed(site.name))
+            if not site.trained and self.clean is None:
+                raise ModelError(
+                    f"layer {site.name!r} and all before it are frozen, so training computes no gradient there: train "
+                    "its bias, choose layers=, or give clean= for a pass of its own"
+                )
+        self._modules = list(model.modules())
+        self._modes: dict[tuple[bool, ...], tuple[str, ...]] = {}
+        self._static = self._labels_now()
+        if self.link == "sigmoid" and "vector" in self._static:
+            raise InputError("link='sigmoid' needs a model with one output")
+        self._link_found: bool | None = None
+        device = self._sites.first.call.weight.device
+        self._sums = {site.name: Sums(device) for site in self._sites.chosen}
+        self._steady = {name: Steady(device, plain=device.type == "cpu") for name in self._sums}
+        self._operators = {site.name: Operator(site) for site in self._sites.chosen}
+        parameters = {clean_path(path): p for path, p in model.named_parameters()}
+        self._paths = {
+            site.name: BiasPath(parameters[site.bias]) for site in self._sites.chosen if site.bias in parameters
+        }
+        self._sandwiches: dict[str, Sandwich] = {}
+        self._looks: dict[str, tuple[dict[str, Any], bool]] = {}  # what was in them, from a checkpoint
+        self._batch: Batch | None = None
+        self._steps_seen = now.step
+        self._hooks = Hooks(
+            model,
+            [site for site in self._sites.chosen if site.trained and not site.checkpointed],
+            self.output,
+            sigmoid=self.link == "sigmoid",
+            pair=lambda name, norms, errors: self._sums[name].add(norms, errors),
+            before=self._before,
+            look=self._look,
+            directions=self.clean is not None,
+        )
+        if self._kept:
+            self.load_state_dict(self._kept)
+
+    def announce(self, due: bool) -> None:
+        if self._hooks is not None and self.passes == "measured":
+            self._hooks.resting = not due
+
+    def detach(self) -> None:
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+        self._batch = None
+
+    # -- inside the user's passes --------------------------------------------------------------------------------
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Before every training pass; whether to look closer at this one."""
+        if self.clean is not None:
+            self._batch = dict(kwargs) if kwargs and not args else tuple(args)
+        if self.passes == "all":
+            for path in self._paths.values():
+                path.look()
+        self._passes += 1
+        # A pass need not be trained on (that of a penalty is not): the next one then.
+        self._due |= self.sandwich is not None and (self._passes - 1) % self.sandwich == 0
+        return self._due
+
+    def _look(self, site: Site, gradient: Tensor, errors: Tensor) -> None:
+        """Lemma 1 for the samples of one pass, with the weights they met."""
+        self._due = False
+        operator = self._operators[site.name]
+        if self.most is not None:
+            gradient, errors = gradient.narrow(site.axis, 0, min(self.most, len(errors))), errors[: self.most]
+        if not site.live:  # the weight is computed anew in every pass
+            operator.site = find(self._model, self._example, [site.name])[site.name]
+        self._sandwiches[site.name] = Sandwich.of(site, gradient, errors, operator)
+
+    # -- at a measurement ----------------------------------------------------------------------------------------
+    def measure(self, now: Moment) -> Values | Future[Values]:
+        hooks = self._hooks
+        if hooks is None or hooks.resting or now.step == 0:
+            return {}
+        if hooks.failure is not None:
+            raise hooks.failure
+        steps, self._steps_seen = now.step - self._steps_seen, now.step
+        values: dict[str, Tensor | float] = {}
+        if hooks.by_name and steps > 0:
+            self._check(hooks)
+            for name in hooks.by_name:
+                found = self._sums[name].read()
+                found |= self._steady[name].add(now.step, found["max"])
+                values |= {f"{key}/{name}": value for key, value in found.items()}
+        for name, path in self._paths.items():
+            values |= {f"{key}/{name}": value for key, value in path.read().items()}
+        if self.passes == "measured":
+            values = {key: value for key, value in values.items() if key.partition("/")[0] not in _OF_EVERY_STEP}
+        if self.clean is not None and self.clean.due(now.step):
+            values |= self._clean_pass(hooks)
+        if self._link_found is None and now.loss_node is not None and hooks.number:
+            self._link_found = self.link == "identity" and applies_link(now.loss_node, hooks.number)
+        known = [*self._labels_now()]
+        known += ["logits"] if self._link_found else []
+        known += ["side"] if hooks.side else []
+        known += ["repeated"] if hooks.repeated else []
+        self._warn(known)
+        looks, sandwiches = self._looks, self._sandwiches
+        self._looks, self._sandwiches = {}, {}
+
+        def finish() -> Values:
+            found = looks | self._read(sandwiches)
+            self.labels = (*known, *(["estimated"] if any(estimated for _, estimated in found.values()) else []))
+            more = {f"{key}/{name}": value for name, (one, _) in found.items() for key, value in one.items()}
+            return values | more | {f"label/{label}": 1.0 for label in self.labels}
+
+        if any(one.steep.is_cuda for one in sandwiches.values()):  # nothing here may wait for it
+            return later(finish)
+        return finish()
+
+    def _warn(self, known: Sequence[str]) -> None:
+        if "random" in known and not self._warned:
+            self._warned = True
+            layers = random_layers(self._model)
+            named = f"{', '.join(map(repr, layers[:3]))}{f' and {len(layers) - 3} more' if len(layers) > 3 else ''}"
+            warnings.warn(
+                f"the trajectory probe measures the network with dropout or other noise (in {named or type(self._model).__name__}), "
+                "not the network in evaluation mode: for that one give Trajectory(clean=Every(100))",
+                stacklevel=2,
+            )
+
+    def _read(self, sandwiches: Mapping[str, Sandwich]) -> dict[str, tuple[dict[str, Any], bool]]:
+        return {name: one.found("vector" in self._static) for name, one in sandwiches.items()}
+
+    def _check(self, hooks: Hooks) -> None:
+        """What may be missing since the last measurement, said once and for all."""
+        first = next(iter(hooks.by_name))
+        if not hooks.forwards:
+            raise ModelError(
+                "no forward pass with gradients was seen since the last measurement: call the watched model itself; with "
+                "torch.compile start to watch before its first call, and do not replay a captured graph"
+            )
+        if not hooks.outputs:
+            raise ModelError(
+                "the model's output is not connected to the loss, or backward was not called before watch.step"
+            )
+        if not hooks.reaches[first] and hooks.by_name[first].module in hooks.recomputed:
+            raise ModelError(_recomputed(first))
+        if not hooks.reaches[first]:
+            raise ModelError(
+                f"layer {first!r} cannot be reached from the loss: something detaches between it and the output"
+            )
+        hooks.forwards = hooks.outputs = 0
+        hooks.reaches = dict.fromkeys(hooks.reaches, 0)
+
+    def _clean_pass(self, hooks: Hooks) -> dict[str, Tensor]:
+        """‖J'u‖ on the last batch without noise and coupling, u the unit gradient of the loss at the output."""
+        if hooks.given is not None:  # the pass that the direction is from
+            args, kwargs = hooks.given
+            self._batch = dict(kwargs) if kwargs and not args else tuple(args)
+        if self._batch is None:
+            return {}
+        batch = own_copy(self._batch)
+        batch = batch[0] if isinstance(batch, tuple) and len(batch) == 1 else batch
+        names = [site.name for site in self._sites.chosen]
+        direction = hooks.direction if "vector" in self._static else None
+        if "vector" in self._static and direction is None:
+            return {}
+        with torch.enable_grad(), as_trained(self._model, batch):
+            errors, gradients, _ = gradients_of(self._model, batch, None, direction, names, self.output)
+        values: dict[str, Tensor] = {}
+        for site in self._sites.chosen:
+            ratio = row_norms(gradients[site.name], site.axis) / torch.where(errors > 0, errors, torch.nan)
+            values[f"clean/{site.name}"] = ratio.nanmean()
+            values[f"clean_max/{site.name}"] = largest(ratio)
+        return values
+
+    def _labels_now(self) -> tuple[str, ...]:
+        """Labels of the model in the modes its modules are in."""
+        modes = tuple([module.training for module in self._modules])
+        if modes not in self._modes:
+            self._modes[modes] = labels(self._model, self._example, self._sites, self.output)
+        return self._modes[modes]
+
+    def explain(self) -> list[str]:
+        """The labels of the last measurement in words."""
+        return [f"{label}: {LABELS[label]}" for label in self.labels]
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._hooks is None:
+            return self._kept
+        sums = {name: one.state_dict() for name, one in self._sums.items()}
+        paths = {k: p.state_dict() for k, p in self._paths.items()}
+        looks = self._looks | self._read(self._sandwiches)  # taken, but not measured yet
+        steady = {name: one.state_dict() for name, one in self._steady.items()}
+        operators = {name: one.state_dict() for name, one in self._operators.items()}
+        return {
+            "passes": self._passes, "sums": sums, "paths": paths, "looks": looks, "steady": steady, "operators": operators
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._hooks is None:
+            self._kept = dict(state)
+            return
+        self._kept = {}
+        self._passes = int(state["passes"])
+        for name, sums in state["sums"].items():
+            self._sums[name].load_state_dict(sums)
+        for name, path in state["paths"].items():
+            self._paths[name].load_state_dict(path)
+        for name, steady in state.get("steady", {}).items():
+            self._steady[name].load_state_dict(steady)
+        for name, operator in state.get("operators", {}).items():
+            self._operators[name].load_state_dict(operator)
+        self._looks = {
+            name: (dict(found), bool(estimated)) for name, (found, estimated) in state.get("looks", {}).items()
+        }
+
+
+def _recomputed(layer: str) -> str:
+    return (
+        f"layer {layer!r} runs under activation checkpointing with use_reentrant=True, without a gradient at its output: call "
+        "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), choose layers= outside it, or give clean= for a pass of its own"
+    )

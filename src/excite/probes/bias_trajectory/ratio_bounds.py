@@ -1,0 +1,54 @@
+"""Lemma 1 for the samples of one pass: local Lipschitz constants between two multiples of the normalized updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excite.probes.bias_trajectory.layer_operators import Estimate, Operator
+from excite.probes.bias_trajectory.sites import Site
+from excite.probes.bias_trajectory.updates import looked
+
+
+@dataclass(frozen=True)
+class Sandwich:
+    """Read off the weights when it was made. `found` says what there is to write; it waits for the device."""
+
+    updates: Tensor  # (B,), NaN for a sample without a loss gradient
+    steep: Tensor  # (B,)
+    sigma: Estimate
+    least: Callable[[], Tensor | None]
+
+    @staticmethod
+    def of(site: Site, gradient: Tensor, errors: Tensor, operator: Operator) -> Sandwich:
+        """From dL/dz and ‖dL/df‖ of a pass. σ is followed from look to look, and what that leaves is its error."""
+        updates, steep, active = looked(site, gradient, errors, operator)
+        return Sandwich(updates, steep, operator.follow(), operator.smallest_active(active))
+
+    def found(self, vector: bool) -> tuple[dict[str, Any], bool]:
+        """Values by name, and whether σ is an estimate. For a `vector` as output there is no upper bound."""
+        (sigma, error), least = self.sigma.found(), self.least()
+        upper, slack = self.updates * sigma, 1e-5 + 2 * error
+        bad = self.steep > upper * (1 + slack)
+        values: dict[str, Any] = {
+            "sigma": sigma,
+            "lipschitz": self.steep.nanmean(),
+            "lipschitz_max": largest(self.steep),
+        }
+        if not vector:
+            values["upper"] = upper.nanmean()
+        if least is not None:
+            lower = self.updates * least
+            bad |= self.steep < lower * (1 - slack) - slack * upper * (self.updates.dtype != torch.float64)
+            values["lower"] = lower.nanmean()
+        return values | {"violations": bad.sum()}, error > 0
+
+
+def largest(values: Tensor) -> Tensor:
+    """The largest that is a number; NaN if there is none, as where no sample has a loss gradient."""
+    return torch.where(values.isnan().all(), math.nan, torch.where(values.isnan(), -math.inf, values).max())

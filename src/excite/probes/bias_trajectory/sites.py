@@ -1,0 +1,189 @@
+"""Where the trajectory probe looks: affine calls of a model, who makes them, and which axis is the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.calls import Batch, call
+from excite._core.intercept.affine import AffineCall, AffineMode, Names, clean_path
+from excite._core.preserve import untouched
+from excite._core.wrappers import eagerly, in_reentrant_checkpoint, without_reentrant_checkpointing
+from excite.errors import ExciteError, InputError, ModelError
+from excite.wiring.export import resized
+
+# Functions after which a network is not piecewise linear: slopes hold at the point, not in a region around it.
+_SMOOTH = {
+    "tanh", "sigmoid", "gelu", "silu", "elu", "celu", "selu", "softplus", "mish", "logsigmoid", "softmax", "log_softmax",
+    "softsign", "erf", "sin", "cos", "exp", "log", "layer_norm", "group_norm", "instance_norm", "rms_norm", "pow", "square",
+    "scaled_dot_product_attention", "normalize",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Site:
+    """One affine call z = A x + b. `module` is the path of the module that returns z, at its `turn`-th call in one forward
+    pass; None for a bare functional call. `axis` is the batch axis of z, `in_axis` that of x, `shape` x for two samples."""
+
+    name: str
+    module: str | None
+    turn: int
+    axis: int
+    in_axis: int
+    shape: tuple[int, ...]
+    bias: str | None  # path of the bias, if it is a parameter
+    trained: bool  # whether training computes a gradient at z
+    call: AffineCall = field(repr=False, compare=False)
+    live: bool = True  # whether the call holds the parameter itself, not a weight computed on the fly
+    checkpointed: bool = False  # whether it runs under reentrant checkpointing, without gradients
+
+
+@dataclass
+class _Found:
+    call: AffineCall
+    output: Tensor
+    module: str | None = None
+    turn: int = 0
+    checkpointed: bool = False
+
+
+class Finder(AffineMode):
+    """Records every affine call with its output, and the names of all other functions."""
+
+    def __init__(self, names: Names):
+        super().__init__(names)
+        self.found: list[_Found] = []
+        self.functions: set[str] = set()
+
+    def visit(self, call: AffineCall) -> Tensor:
+        output = call.run(call.input)
+        self.found.append(_Found(call, output, checkpointed=in_reentrant_checkpoint()))
+        return output
+
+    def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.functions.add(getattr(function, "__name__", "").rstrip("_"))
+        return function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The chosen calls of a model in order of execution, the first affine call, and whether the model has smooth parts."""
+
+    chosen: tuple[Site, ...]
+    first: Site
+    smooth: bool
+
+    def __getitem__(self, name: str) -> Site:
+        return next(site for site in self.chosen if site.name == name)
+
+
+def find(model: nn.Module, example: Batch, layers: str | Sequence[str] = "first") -> Sites:
+    """The first affine call, all of them ("all": of every hidden layer, and of the output layer), or those named.
+
+    Runs the model in its own mode on two and on three samples of the example and leaves it as it was.
+    """
+    two = _run(model, resized(example, 2))
+    if not two.found:
+        raise ModelError("the model has no affine layer that can be seen: expected linear layers or convolutions")
+    try:
+        three: list[_Found] | None = _run(model, resized(example, 3)).found
+    except ExciteError:
+        three = None
+    if three is not None and [f.call.name for f in three] != [f.call.name for f in two.found]:
+        three = None
+    names = [f.call.name for f in two.found]
+    if layers == "first":
+        wanted = names[:1]
+    elif layers == "all":
+        wanted = names
+    elif isinstance(layers, str) or not all(isinstance(name, str) for name in layers):
+        raise InputError(f"layers: expected 'first', 'all' or a list of names; got {layers!r}")
+    else:
+        wanted = list(layers)
+        missing = [name for name in wanted if name not in names]
+        if missing or not wanted:
+            raise InputError(f"layers: the model has no layer {missing or wanted!r}; it has {', '.join(names)}")
+    known = Names(model)
+    sites = {
+        f.call.name: _site(f, three[i] if three is not None else None, known)
+        for i, f in enumerate(two.found)
+        if f.call.name in wanted or i == 0
+    }
+    return Sites(tuple(sites[name] for name in names if name in wanted), sites[names[0]], bool(two.functions & _SMOOTH))
+
+
+def _run(model: nn.Module, batch: Batch) -> Finder:
+    """One pass with gradients; modules are asked for what they return, to know who owns which call."""
+    finder = Finder(Names(model))
+    turns: dict[str, int] = {}
+
+    def returned(path: str, output: Any) -> None:
+        turns[path] = turns.get(path, 0) + 1
+        for one in finder.found:
+            if one.output is output and one.module is None:
+                one.module, one.turn = path, turns[path]
+
+    handles = [
+        module.register_forward_hook(lambda _, __, output, path=path: returned(path, output))
+        for path, module in model.named_modules()
+    ]
+    try:
+        with untouched(model), torch.enable_grad(), eagerly(model), without_reentrant_checkpointing(), finder:
+            call(model, batch)
+    except ExciteError:
+        raise
+    except Exception as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise ModelError(f"the model does not run on the example: {type(error).__name__}: {line}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return finder
+
+
+def _site(two: _Found, three: _Found | None, names: Names) -> Site:
+    call = two.call
+    axis = _batch_axis(call.name, two.output.shape, three.output.shape if three else None)
+    in_axis = _batch_axis(call.name, call.input.shape, three.call.input.shape if three else None)
+    live = all(names.parameter(weight) is not None for weight in call.weights)
+    if three is not None and [w.shape for w in call.weights] != [w.shape for w in three.call.weights]:
+        raise ModelError(
+            f"layer {call.name!r}: its weight is repeated for every sample, as in torch.bmm(x, weight.expand(len(x), -1, -1)): "
+            "use a product that broadcasts, x @ weight, or choose other layers="
+        )
+    return Site(
+        call.name,
+        two.module,
+        two.turn,
+        axis,
+        in_axis,
+        tuple(call.input.shape),
+        _bias(call, names),
+        two.output.requires_grad,
+        call.without_input(detached=not live),
+        live,
+        two.checkpointed,
+    )
+
+
+def _bias(call: AffineCall, names: Names) -> str | None:
+    path = names.parameter(call.bias)
+    return None if path is None else clean_path(path)
+
+
+def _batch_axis(name: str, two: Sequence[int], three: Sequence[int] | None) -> int:
+    if three is None:
+        if len(two) and two[0] == 2:
+            return 0
+    elif len(two) == len(three):
+        axes = [i for i, (a, b) in enumerate(zip(two, three)) if a != b]
+        if len(axes) == 1 and (two[axes[0]], three[axes[0]]) == (2, 3):
+            return axes[0]
+    raise ModelError(
+        f"layer {name!r}: samples cannot be told apart in a tensor of shape {tuple(two)} for two samples: "
+        "choose layers= whose tensors have an axis for the batch alone"
+    )

@@ -1,0 +1,197 @@
+"""Normalized updates of biases, and with them local Lipschitz constants: of a model on data.
+
+For a sample x, z the output of an affine layer and f that of the model, ‖dL/dz‖ / ‖dL/df‖ is the update of that layer's
+bias over learning rate and loss derivative (Theorem 1 of *What training reveals*), whatever the loss and its reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from excite._core.calls import Batch, Pick, batch_size, call, check_finite, own_copy, pick_output, tensors
+from excite._core.intercept.affine import AffineCall, AffineMode, Names
+from excite._core.preserve import device_of, evaluating
+from excite._core.wrappers import eagerly, refuse_lazy, unwrap, without_reentrant_checkpointing
+from excite.errors import InputError, ModelError
+from excite.probes.bias_trajectory.exactness import LABELS, applies_link, labels
+from excite.probes.bias_trajectory.layer_operators import Operator
+from excite.probes.bias_trajectory.sites import Site, find
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Normalized updates of one layer's bias, for N samples; NaN where the loss has no gradient (`zero` of them).
+
+    With A the layer as a linear operator, `lower` ≤ `lipschitz` ≤ `upper` (Lemma 1, lower half with the active rows):
+    `values` (N,) times the smallest singular value of the active rows, and times the largest, `sigma`. `lipschitz` is
+    ‖A'dL/dz‖ / ‖dL/df‖, which for one output is the local Lipschitz constant itself. With label "vector" it is a lower
+    bound of it and `upper` bounds nothing else. `lower` is None where the layer is too large.
+    """
+
+    layer: str
+    values: Tensor
+    lipschitz: Tensor
+    sigma: float
+    sigma_error: float
+    active: Tensor | None
+    zero: int
+    labels: tuple[str, ...]
+
+    @property
+    def upper(self) -> Tensor:
+        return self.values * self.sigma
+
+    @property
+    def lower(self) -> Tensor | None:
+        return None if self.active is None else self.values * self.active
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.nanmean())
+
+    @property
+    def max(self) -> float:
+        kept = self.values[~self.values.isnan()]
+        return float(kept.max()) if len(kept) else float("nan")
+
+    def __str__(self) -> str:
+        lines = [
+            f"bias of {self.layer}: normalized update {self.mean:.6g} in the mean, {self.max:.6g} at most, over "
+            f"{len(self.values)} samples ({self.zero} without a loss gradient left out)",
+            f"  largest singular value {self.sigma:.6g}: local Lipschitz constants of at most {self.sigma * self.max:.6g}",
+        ]
+        return "\n".join([*lines, *(f"  {name}: {LABELS[name]}" for name in self.labels)])
+
+
+class Catch(AffineMode):
+    """Keeps the outputs of the chosen calls, as parts of the graph."""
+
+    def __init__(self, names: Names, chosen: Sequence[str]):
+        super().__init__(names)
+        self.outputs: dict[str, Tensor | None] = dict.fromkeys(chosen)
+
+    def visit(self, call: AffineCall) -> Tensor:
+        output = call.run(call.input)
+        if call.name not in self.outputs:
+            return output
+        if not output.requires_grad:  # nothing before it is trained
+            output = output.detach().requires_grad_()
+        self.outputs[call.name] = output
+        return output.clone()  # the model may change it in place
+
+
+def trajectory(
+    model: nn.Module,
+    x: Batch,
+    y: Tensor | None = None,
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    layers: str | Sequence[str] = "first",
+    output: Pick = None,
+    batch: int = 250,
+    tolerance: float = 1e-6,
+) -> dict[str, Updates]:
+    """The normalized bias updates that samples x would make, by layer: ‖dL/dz‖ / ‖dL/df‖ for each sample.
+
+    The model runs in evaluation mode, so that samples do not influence each other, and is left as it was.
+
+    Args:
+        loss: a function of (output, y), or of the output alone if y is None; any reduction. Not needed for one output.
+        layers: "first", "all", or names; `bias of layer l` then says how steep the part after it is (appendix A.7).
+        tolerance: of the largest singular value of a convolution, which comes from Lanczos steps.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"trajectory: expected a torch.nn.Module; got {type(model).__name__}")
+    check_finite(x)
+    size, model = batch_size(x), unwrap(model)
+    refuse_lazy(model)
+    if y is not None and len(y) != size:
+        raise InputError(f"trajectory: expected one label per sample; got {len(y)} for {size} samples")
+    device = device_of(model)
+    x = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, x)
+    with evaluating(model), eagerly(model):
+        sites = find(model, x, layers)
+        known = list(labels(model, x, sites, output))
+        parts: dict[str, list[tuple[Tensor, ...]]] = {site.name: [] for site in sites.chosen}
+        for start in range(0, size, batch):
+            cut = slice(start, start + batch)
+            part = own_copy(tree_map(lambda t: t[cut] if isinstance(t, Tensor) and len(t) == size else t, x))  # noqa: B023
+            errors, gradients, link = gradients_of(
+                model, part, None if y is None else y[cut].to(device), loss, [s.name for s in sites.chosen], output
+            )
+            if link and "logits" not in known:
+                known.append("logits")
+            for site in sites.chosen:
+                parts[site.name].append(looked(site, gradients[site.name], errors))
+        return {site.name: _updates(site, parts[site.name], tolerance, known) for site in sites.chosen}
+
+
+def gradients_of(
+    model: nn.Module,
+    x: Batch,
+    y: Tensor | None,
+    loss: Callable[..., Tensor] | Tensor | None,
+    chosen: Sequence[str],
+    output: Pick,
+) -> tuple[Tensor, dict[str, Tensor], bool]:
+    """‖dL/df‖ (B,), dL/dz by layer, and whether the loss has a sigmoid or softmax. A tensor as loss is dL/df itself."""
+    catch, count = Catch(Names(model), chosen), batch_size(x)
+    for leaf in tensors(x):
+        if leaf.is_floating_point():
+            leaf.requires_grad_()
+    copied = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, x)
+    with torch.enable_grad(), without_reentrant_checkpointing():
+        with catch:
+            f = pick_output(call(model, copied), output)
+        link = False
+        if isinstance(loss, Tensor):
+            start = loss
+        elif loss is None:
+            if f.numel() != count:
+                raise InputError(f"trajectory: for outputs {tuple(f.shape)} give loss=, and labels if it needs them")
+            start = torch.ones_like(f)
+        else:
+            number = f.grad_fn._sequence_nr() if f.grad_fn is not None else 0
+            value = loss(f) if y is None else loss(f, y)
+            if not value.requires_grad:
+                raise InputError("trajectory: the model's output is not connected to the loss: it has no gradient")
+            link = applies_link(value.grad_fn, number)
+            (start,) = torch.autograd.grad(value.sum(), f, retain_graph=True, materialize_grads=True, allow_unused=True)
+        wanted = [z for z in catch.outputs.values() if z is not None]
+        if not f.requires_grad:
+            raise ModelError("the output has no gradient: the model detaches or rounds it")
+        found = torch.autograd.grad(f, wanted, start, allow_unused=True, materialize_grads=True)
+    return row_norms(start), dict(zip((k for k, z in catch.outputs.items() if z is not None), found)), link
+
+
+def row_norms(gradient: Tensor, axis: int = 0) -> Tensor:
+    """‖·‖₂ of every sample, (..., B, ...) with the batch at `axis` -> (B,), in float32 or better; no copy is made."""
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    others = tuple(i for i in range(gradient.dim()) if i != axis)
+    if not others or gradient.numel() == gradient.shape[axis]:
+        return gradient.detach().to(wide).abs().reshape(-1)
+    norms: Tensor = torch.linalg.vector_norm(gradient.detach(), dim=others, dtype=wide)
+    return norms
+
+
+def looked(site: Site, gradient: Tensor, errors: Tensor, operator: Operator | None = None) -> tuple[Tensor, ...]:
+    """Normalized update, local Lipschitz constant and which rows are active, from dL/dz and ‖dL/df‖; NaN where that is 0."""
+    gradient = gradient.movedim(site.axis, 0)
+    operator = operator or Operator(site)
+    kept = torch.where(errors > 0, errors, torch.nan)
+    steep = row_norms(operator.transpose(gradient))
+    return row_norms(gradient) / kept, steep / kept, gradient != 0
+
+
+def _updates(site: Site, parts: list[tuple[Tensor, ...]], tolerance: float, known: Sequence[str]) -> Updates:
+    values, steep, active = (torch.cat(column) for column in zip(*parts))
+    operator = Operator(site)
+    sigma, error = operator.largest(tolerance, most=1000)
+    names = (*known, "estimated") if error else tuple(known)
+    zero = int(values.isnan().sum())
+    return Updates(site.name, values, steep, sigma, error, operator.smallest_active(active)(), zero, names)

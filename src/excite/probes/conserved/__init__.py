@@ -1,0 +1,1 @@
+"""Conserved quantities: a ledger of what every optimizer step does to them."""

@@ -1,0 +1,180 @@
+"""The books of a ledger: what every law was, is, and was moved by. Steps are entered many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excite.probes.conserved.laws import LawSums, NamedLaw
+from excite.probes.conserved.norm_terms import NormTerms
+from excite.probes.conserved.step_terms import Line
+from excite.probes.conserved.update_terms import PARTS
+
+_KEPT = ("parts", "start", "value", "scale", "worst", "worst_step", "flagged")
+# Under autocast the gradients of a law are off by so many eps, as a fraction of their norm: weight, input, output and output gradient
+# are each rounded once, on the side of the producers and on that of the consumers.
+_AUTOCAST = 8.0
+
+
+class Books:
+    """A number per channel of all laws, on the device. `parts` (parts, channels); `value` is that after the last step
+    entered, `worst` the largest rest of a step, which was `worst_step`, `flagged` the first step with a rest too large, or −1.
+    """
+
+    def __init__(
+        self,
+        sums: LawSums,
+        laws: Sequence[NamedLaw],
+        rows: Tensor,
+        tolerance: float,
+        norms: NormTerms | None = None,
+    ):
+        self._sums, self._tolerance, self._norms = sums, tolerance, norms
+        device, count = sums.owner.device, sums.count
+        self.ww: Tensor | None = (
+            rows  # row sums of the squared weights after the last step; None: they are to be taken anew
+        )
+        self.start = self.value = sums.fold(rows)
+        self.scale = sums.size(rows)
+        self.parts = torch.zeros(len(PARTS), count, dtype=torch.float64, device=device)
+        self.worst = torch.zeros_like(self.start)
+        self.worst_step = torch.zeros(count, dtype=torch.long, device=device)
+        self.flagged = torch.full((count,), -1, dtype=torch.long, device=device)
+        law_of = [i for i, law in enumerate(laws) for _ in range(law.group.channels)]
+        self._law = torch.tensor(law_of, dtype=torch.long).to(device)
+        number = {path: i for i, path in enumerate(sums.paths)}
+        self._members = [
+            {number[site.parameter] for site in (*law.group.producers, *law.group.consumers)} for law in laws
+        ]
+        self._owners: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def enter(self, lines: Sequence[Line]) -> Tensor:
+        """(steps, 2 + parts, channels): drift, scale and parts after each of the steps."""
+        found = [self._enter(list(some)) for _, some in groupby(lines, key=lambda line: line.kind)]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def now(self, rows: Tensor | None = None) -> Tensor:
+        """(2 + parts, channels) after the last step, or with these row sums of squared weights."""
+        value = self.value
+        if rows is not None:
+            value = self._sums.fold(rows)
+            self.scale = torch.maximum(self.scale, self._sums.size(rows))
+        return torch.cat([(value - self.start)[None], self.scale[None], self.parts])
+
+    def _enter(self, lines: list[Line]) -> Tensor:
+        rows = torch.stack([line.rows for line in lines])
+        groups, part_of = self._grouped(lines[0].owner)
+        made, read = self._sums.sides(rows, groups, len(lines[0].forms))  # (steps, products, groups, channels)
+        sums = made - read
+        value, size = sums[:, 0].sum(1), (made[:, 0] + read[:, 0]).sum(1)
+        parts, terms = self._parts_of(lines, sums, groups, part_of)
+        before = torch.cat([self.value[None], value[:-1]])
+        rest = value - before - parts.sum(1)
+        if lines[0].missing:  # what is left there was not predicted
+            unknown = torch.isin(self._law, self._told(list(lines[0].missing)).long())
+            parts[:, PARTS.index("update")] += torch.where(unknown, rest, 0.0)
+            rest = torch.where(unknown, 0.0, rest)
+        scale = torch.cummax(torch.cat([self.scale[None], size]), 0).values[1:]
+        allowed = self._tolerance * scale
+        if any(any(line.rounding) for line in lines):
+            rounding = self._told([line.rounding for line in lines])
+            allowed = allowed + rounding[:, :1] * terms + rounding[:, 1:] * size
+        if any(line.passes for line in lines) and "gg" in lines[0].products:
+            # w·g = 0 for gradients in exact arithmetic; each of their numbers is off by up to some eps.
+            gradients = sum(side[:, lines[0].products.index("gg")].sum(1) for side in (made, read))
+            passes = self._told([2 * max(line.rates) * _AUTOCAST * line.passes for line in lines])
+            allowed = allowed + passes[:, None] * (size * gradients).sqrt()
+        rest = rest.abs()
+        self._note(lines[0].step, rest, rest <= allowed)
+        for part, last in zip(parts, [self.parts, *parts]):  # torch has no deterministic cumsum on a GPU
+            part += last
+        self.parts, self.scale, self.value, self.ww = (x[-1].clone() for x in (parts, scale, value, rows[:, 0]))
+        return torch.cat([(value - self.start)[:, None], scale[:, None], parts], 1)
+
+    def _parts_of(self, lines: list[Line], sums: Tensor, groups: Tensor, part_of: Tensor) -> tuple[Tensor, Tensor]:
+        """(steps, parts, channels) from (steps, products, groups, channels); and (steps, channels), the sum of the absolute
+        values of all terms that they are made of."""
+        line, names = lines[0], list(lines[0].products)
+        if "ww" not in names:  # before a step the weights are what they were after the last one
+            assert self.ww is not None
+            made, read = self._sums.sides(self.ww, groups, len(line.forms))
+            names.append("ww")
+            sums = torch.cat([sums, torch.cat([(made - read)[None], sums[:-1, 0]])[:, None]], 1)
+        eps = self._eps_terms(lines)
+        if eps is not None and "wg" not in names and len(line.forms) == 1:
+            names.append("wg")  # it is not measured: a gradient that obeys the law has w·g = 0, but for the eps
+            sums = torch.cat([sums, eps[:, None, None]], 1)
+        parts = sums.new_zeros(len(lines), len(PARTS), sums.shape[-1])
+        terms = sums.new_zeros(len(lines), sums.shape[-1])
+        occur = [part for part in PARTS if any(any(form.get(part, {}).values()) for one in lines for form in one.forms)]
+        if occur:
+            weights = [
+                [[[form.get(part, {}).get(name, 0.0) for form in one.forms] for name in names] for part in occur]
+                for one in lines
+            ]
+            matrix = self._told(weights)  # (steps, parts, products, groups)
+            for i, part in enumerate(occur):
+                for k in range(len(names)):
+                    if any(any(one[i][k]) for one in weights):  # what does not count is left out: it may be infinite
+                        term = (sums[:, k] * matrix[:, i, k, :, None]).sum(1)
+                        parts[:, PARTS.index(part)] += term
+                        terms += term.abs()
+        if eps is not None or len(line.forms) > 1:
+            rates = self._told([one.rates for one in lines])
+            # The largest rate of the law: with that of a layer which does not move, nothing would be left to check.
+            of_law = (rates[:, :, None] * part_of).amax(1)[:, self._law]
+            if eps is not None:
+                parts[:, PARTS.index("eps")] = -2 * of_law * eps
+            if "wg" in names and len(line.forms) > 1:
+                wg = sums[:, names.index("wg")]
+                parts[:, PARTS.index("rates")] = -2 * ((rates[..., None] - of_law[:, None]) * wg).sum(1)
+        return parts, terms
+
+    def _eps_terms(self, lines: list[Line]) -> Tensor | None:
+        """(steps, channels): what w·g of a law in front of a normalization is because of its eps."""
+        if self._norms is None or lines[0].terms is None or "gg" not in lines[0].products:
+            return None
+        terms = torch.stack([line.terms for line in lines if line.terms is not None]).double()
+        terms = terms[:, self._norms.position] * self._norms.sign
+        return terms.new_zeros(len(lines), self._sums.count).index_add_(1, self._norms.channel, terms)
+
+    def _told(self, numbers: Sequence[Any]) -> Tensor:
+        """As a tensor on the device, without waiting for it."""
+        here = torch.tensor(numbers, dtype=torch.float64)
+        if self._law.is_cuda:
+            here = here.pin_memory()
+        return here.to(self._law.device, non_blocking=True)
+
+    def _grouped(self, owner: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Of which group every row is, and (groups, laws) whether a group takes part in a law."""
+        if owner not in self._owners:
+            device = self._law.device
+            table = torch.tensor(owner, dtype=torch.long).to(device)
+            part_of = torch.zeros(1 + max(owner, default=0), len(self._members), dtype=torch.float64)
+            for law, members in enumerate(self._members):
+                part_of[[owner[i] for i in members], law] = 1.0
+            self._owners = {owner: (table[self._sums.owner], part_of.to(device))}
+        return self._owners[owner]
+
+    def _note(self, step: int, rest: Tensor, allowed: Tensor) -> None:
+        """The largest rest of a channel so far, and the first one that is not allowed; NaN is not. Rows count from `step`."""
+        known = torch.where(rest.isnan(), 0.0, rest)
+        most = known.argmax(0)
+        largest = known.gather(0, most[None])[0]
+        larger = largest > self.worst
+        self.worst = torch.where(larger, largest, self.worst)
+        self.worst_step = torch.where(larger, step + most, self.worst_step)
+        first = torch.where(allowed.all(0), -1, step + (~allowed).to(torch.uint8).argmax(0))
+        self.flagged = torch.where(self.flagged < 0, first, self.flagged)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name).clone() for name in _KEPT}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in _KEPT:
+            setattr(self, name, state[name].to(getattr(self, name)).clone())
+        self.ww = None

@@ -1,0 +1,115 @@
+"""The ledger of conserved quantities as a probe of `excite.watch`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from torch import Tensor
+
+from excite._core.calls import Pick
+from excite.errors import InputError
+from excite.probes.base import Every, Moment, Probe, Schedule, Values
+from excite.probes.batched import Batched
+from excite.probes.conserved.ledger import Ledger, conservation
+from excite.probes.conserved.update_terms import PARTS
+from excite.wiring.tracing import Wiring
+
+_MOST, _BYTES = 64, 1 << 26  # measurements that wait to be digested together, and the memory they may take
+
+
+class Conservation(Probe):
+    """For every law L, after every optimizer step, written down on the probe's schedule (by default every 10 steps):
+
+    - `conservation/drift/L`: largest |value − value at the start| over the channels, relative to their squared weights;
+    - `conservation/rest/L`: the same of what no part explains, while every step was checked;
+    - `conservation/unchecked/L`: the share of the steps in which the law was not checked, once there is one: the update was not
+      predicted from the gradient, and what it does is explained by definition; `conservation/label/KEY` is then 1 for each
+      reason (`excite.probes.conserved.unchecked.REASONS`);
+    - `conservation/PART/L`: share of the drift explained by a part (step, decay, momentum, …; signed, with the rest they
+      sum to 1), for the parts that occur;
+    - `conservation/off-diagonal/L`: largest rest off the diagonal of the law's matrix, with `off_diagonal=True`.
+
+    With `parts=False` the drift alone, from the weights at the time: then nothing is done at the steps between, and nothing
+    says what explains it. The watch needs `optimizer=` and an `example`, unless a wiring is given.
+    """
+
+    name = "conservation"
+    reduction = "first"  # every process holds the same weights
+
+    def __init__(
+        self,
+        schedule: Schedule | None = None,
+        *,
+        parts: bool = True,
+        wiring: Wiring | None = None,
+        output: Pick = None,
+        off_diagonal: bool | int = False,
+        tolerance: float | None = None,
+    ):
+        super().__init__(schedule or Every(10))
+        if off_diagonal and not parts:
+            raise InputError("Conservation: off_diagonal needs every step: leave out parts=False")
+        self.parts = parts
+        self._options = {
+            "wiring": wiring, "output": output, "off_diagonal": off_diagonal, "tolerance": tolerance
+        }  # fmt: skip
+        self.ledger: Ledger | None = None
+        self._promises: Batched | None = None
+
+    def attach(self, now: Moment) -> None:
+        if now.optimizer is None:
+            raise InputError("Conservation needs the optimizer: excite.watch(model, optimizer=optimizer, ...)")
+        options = dict(self._options)
+        if options["wiring"] is None and now.example is not None:
+            options["wiring"] = now.wiring(options["output"])  # type: ignore[arg-type]
+        self.ledger = conservation(now.model, now.optimizer, now.example, **options)  # type: ignore[arg-type]
+        if not self.parts:
+            self.ledger.close()  # its hooks are what takes time; the start is in the books
+        self._here = self.ledger.device.type == "cpu"
+        size = max(1, self.ledger.books().nbytes)
+        self._promises = Batched(self._values, max(1, min(_MOST, _BYTES // size)))
+
+    def detach(self) -> None:
+        if self.ledger is not None:
+            self.ledger.close()
+
+    def measure(self, now: Moment) -> Values | Future[Values]:
+        if self.ledger is None or self._promises is None or not self.ledger.laws:
+            return {}
+        if not self._options["off_diagonal"]:
+            return self._promises.promise(self.ledger.mark().read, self._here)
+        (values,) = self._values(self.ledger.books()[None])
+        for entry in self.ledger.read().entries:
+            if entry.off_diagonal is not None:
+                values[f"off-diagonal/{entry.name}"] = entry.off_diagonal.relative
+        return values
+
+    def _values(self, books: Tensor) -> list[dict[str, float]]:
+        assert self.ledger is not None
+        digest = self.ledger.digest(books)
+        columns = (digest.drift, digest.rest, digest.shares, digest.occurs)
+        result = []
+        for drift, rest, shares, occurs in zip(*(column.tolist() for column in columns)):
+            values = {f"drift/{name}": moved for name, moved in zip(digest.names, drift)}
+            if self.parts:
+                unchecked, steps = self.ledger.unchecked, self.ledger.steps
+                values |= {f"rest/{name}": one for name, one in zip(digest.names, rest) if name not in unchecked}
+                values |= {
+                    f"unchecked/{name}": unchecked.share(name, steps) for name in digest.names if name in unchecked
+                }
+                values |= {f"label/{key}": 1.0 for key in unchecked.keys}
+                for part, mine, there in zip(PARTS, shares, occurs):
+                    values |= {f"{part}/{name}": share for name, share, yes in zip(digest.names, mine, there) if yes}
+            result.append(values)
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.ledger is None else self.ledger.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.ledger is not None and state:
+            self.ledger.load_state_dict(state)
+            if self._promises is not None:
+                self._promises.clear()

@@ -1,0 +1,157 @@
+"""What a ledger says, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from excite.errors import InputError
+from excite.probes.conserved.off_diagonal import Matrix
+from excite.wiring.groups import Group
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """Channels without a law that could be kept, and why."""
+
+    name: str
+    channels: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One law: a number per channel, Σ w² over its producers minus Σ w² over its consumers, as often as they count. All tensors: (channels,).
+
+    drift = value − start = the sum of `parts` + rest. `scale` is Σ w² over producers and consumers, the larger of then
+    and now: what a rest is compared with. `worst` is the largest rest of a single step, which was step `worst_step`;
+    `flagged` the first step whose rest exceeded the tolerance, or −1; the step to come, if weights moved since the last one.
+
+    `state` is "holds", "flagged" or "not checked": where the update is not predicted from the gradient, nothing that it does
+    could be flagged, and `why` says so.
+    """
+
+    name: str
+    group: Group = field(repr=False)
+    value: Tensor
+    start: Tensor
+    drift: Tensor
+    rest: Tensor
+    parts: Mapping[str, Tensor]
+    scale: Tensor
+    worst: Tensor
+    worst_step: Tensor
+    flagged: Tensor
+    off_diagonal: Matrix | None
+    tolerance: float
+    why: str | None = None  # why the law is not checked, if it is not: its change was taken as it came
+
+    @property
+    def law(self) -> str:
+        return self.group.law
+
+    @property
+    def relative(self) -> float:
+        """The largest |rest| / scale over the channels; NaN if a weight is not finite."""
+        return self._over(self.rest)
+
+    @property
+    def moved(self) -> float:
+        """The largest |drift| / scale over the channels."""
+        return self._over(self.drift)
+
+    def share(self, part: str) -> float:
+        """How much of the drift a part makes up, over all channels: Σ part·drift / Σ drift². Shares sum to one."""
+        whole = float(self.drift.square().sum())
+        amount = self.rest if part == "rest" else self.parts[part]
+        return float((amount * self.drift).sum()) / whole if whole else 0.0
+
+    @property
+    def first_flag(self) -> int | None:
+        """The first step whose rest was too large for rounding."""
+        steps = self.flagged[self.flagged >= 0]
+        return int(steps.min()) if len(steps) else None
+
+    @property
+    def state(self) -> Literal["holds", "flagged", "not checked"]:
+        """A flag refutes a law whether or not the other steps were checked."""
+        if self.first_flag is not None or not bool(torch.isfinite(self.rest).all()):
+            return "flagged"
+        return "holds" if self.why is None else "not checked"
+
+    @property
+    def holds(self) -> bool:
+        """Every step was checked, none left a rest beyond the tolerance, and every number is finite."""
+        return self.state == "holds"
+
+    def _over(self, amount: Tensor) -> float:
+        scale = torch.where(self.scale > 0, self.scale, torch.ones_like(self.scale))
+        return float((amount.abs() / scale).max()) if len(amount) else 0.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All laws after `steps` steps. Printable; `reading["name"]` is the entry of a law."""
+
+    steps: int
+    entries: tuple[Entry, ...]
+    unchecked: tuple[Unchecked, ...]
+    precision: torch.dtype  # of the weights, the lowest; rounding in it bounds what can be told
+    tolerance: float
+    rule: str  # the optimizer's formula; "measured": it is not known, its update is taken as it comes and not checked
+
+    def __getitem__(self, name: str) -> Entry:
+        for entry in self.entries:
+            if entry.name == name:
+                return entry
+        raise InputError(f"no law {name!r}: there are {', '.join(entry.name for entry in self.entries) or 'none'}")
+
+    @property
+    def holds(self) -> bool:
+        """Every law was checked at every step and held; False if there was none, or no step to check."""
+        return self.steps > 0 and bool(self.entries) and all(entry.holds for entry in self.entries)
+
+    def between(self, names: Iterable[str]) -> float:
+        """Drift of the sum of several laws over all their channels: what enters those channels minus what leaves them.
+
+        The law of one group is layer against layer; the groups between two cuts give one cut against the other (Lemma 4).
+        """
+        return sum(float(self[name].drift.sum()) for name in names)
+
+    def __str__(self) -> str:
+        lines = [f"{self.steps} steps, {str(self.precision).removeprefix('torch.')}, optimizer: {self.rule}"]
+        shown = [
+            part for part in self.entries[0].parts if any(bool((e.parts[part] != 0).any()) for e in self.entries)
+        ] if self.entries else []  # fmt: skip
+        width = max([len(e.name) for e in self.entries] + [3])
+        if self.entries:
+            head = "".join(f"{part:>11}" for part in shown)
+            lines.append(f"{'law':<{width}}  {'kind':<8}{'channels':>8}{'drift':>11}{head}{'rest':>11}")
+        for e in self.entries:
+            cells = "".join(f"{e.share(part):>11.1%}" for part in shown)
+            lines.append(
+                f"{e.name:<{width}}  {e.law:<8}{e.group.channels:>8}{e.moved:>11.2e}{cells}{e.relative:>11.1e}{self._flag(e)}"
+            )
+            if e.off_diagonal is not None:
+                what = "conserved" if e.off_diagonal.exact else "no law off the diagonal"
+                lines.append(f"{'':<{width}}    off the diagonal: rest {e.off_diagonal.relative:.1e} ({what})")
+        lines += [f"{u.name}: no law for {u.channels} channels: {u.why}" for u in self.unchecked]
+        if not self.entries and not self.unchecked:
+            lines.append("nothing to check: no channels lie between two layers")
+        return "\n".join(lines)
+
+    def _flag(self, entry: Entry) -> str:
+        """What is wrong with a law, for the end of its line."""
+        if not bool(torch.isfinite(entry.rest).all()):
+            return "  not finite" + ("" if entry.first_flag is None else f" since step {entry.first_flag}")
+        if entry.first_flag is None:
+            if not self.steps:
+                return "  no step to check yet"
+            return "" if entry.why is None else f"  not checked: {entry.why}"
+        if entry.first_flag > self.steps:
+            return f"  changed after step {self.steps}, not by the optimizer"
+        return f"  rest at step {entry.first_flag}"

@@ -1,0 +1,161 @@
+"""Run a model over data and look at what every affine call sees, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from excite._core.calls import Batch, batch_size, call, check_finite, own_copy, tensors
+from excite._core.intercept.affine import AffineCall, Names
+from excite._core.preserve import device_of, evaluating
+from excite._core.wrappers import eagerly, refuse_lazy, unwrap
+from excite.errors import ExciteError, InputError, ModelError
+from excite.probes.layer_inputs import Patches, Seen, seen, unit_rows
+from excite.probes.samples import Live
+from excite.wiring.activations import UnitMode
+
+Inputs = Callable[[Any], Batch]
+Visit = Callable[[str, AffineCall, Seen, Tensor | None], None]
+
+
+class Look(UnitMode):
+    """Collects what every affine call sees in one forward pass. `counts` says how many items each has seen before."""
+
+    def __init__(self, names: Names, patches: Patches, seed: int, active: bool, counts: dict[str, int]):
+        super().__init__(names)
+        self.patches, self.seed, self.active, self.counts = patches, seed, active, counts
+        self.found: list[Found] = []
+
+    def visit(self, call: AffineCall) -> Tensor:
+        return super().visit(call) if self.active else self.called(call)
+
+    def called(self, call: AffineCall) -> Tensor:
+        x = call.input
+        if x.is_floating_point():
+            first = self.counts.get(call.name, 0)
+            one = seen(call, x, None, self.patches, first=first, seed=self.seed)
+            self.counts[call.name] = first + one.items
+            if one.rows.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                # A copy: the model may go on to change this tensor in place.
+                one = replace(one, rows=one.rows.clone())
+            number = len(self.judged) if self.active else -1
+            self.found.append(Found(call, x.shape, one, first, number))
+        output = call.run(x)
+        if self.active and x.is_floating_point():
+            # Where no activation follows, the output's own sign counts; it may be changed in place as well.
+            self.found[-1].own = output > 0
+        return output
+
+    def units(self, one: Found) -> Tensor | None:
+        """(R, units): which rows activate which unit, once the pass is over."""
+        if not self.active:
+            return None
+        positive = self.positive(one.number, lambda: one.own)
+        return unit_rows(one.call, one.shape, positive, self.patches, first=one.first, seed=self.seed)
+
+
+@dataclass
+class Found:
+    """One affine call: the shape of its input, what it sees of it, the number of its first item, and of the call itself."""
+
+    call: AffineCall
+    shape: torch.Size
+    seen: Seen
+    first: int
+    number: int
+    own: Any = None
+
+
+def look(
+    model: nn.Module,
+    data: Iterable[Batch],
+    visit: Visit,
+    *,
+    patches: Patches,
+    seed: int,
+    active: bool = False,
+    notes: dict[str, str] | None = None,
+) -> int:
+    """Calls visit(layer, call, seen, live) for every affine call of every batch; returns the number of points.
+
+    `live` (R,) says which rows belong to points at which the model's output is not zero, None if all do or it is not
+    known. With `active` the units are judged, and `notes` gets what has to be said about that, by layer. The model runs in
+    evaluation mode and is left as it was.
+    """
+    model = unwrap(model)
+    refuse_lazy(model)
+    names, counts, points, device = Names(model), {}, 0, device_of(model)  # type: ignore[var-annotated]
+    zero = Live(model)
+    with torch.no_grad(), evaluating(model), eagerly(model):
+        for batch in data:
+            points += batch_size(batch)
+            check_finite(batch)
+            here = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, own_copy(batch))
+            mode = Look(names, patches, seed, active, counts)
+            try:
+                with mode:
+                    output = call(model, own_copy(here) if active else here)
+            except ExciteError:
+                raise
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                shapes = ", ".join(str(tuple(t.shape)) for t in tensors(batch))
+                reason = str(error).split("\n")[0]
+                raise InputError(f"the model does not run on inputs of shape {shapes}: {reason}") from error
+            counted = zero.of(here, output) if active else None
+            for one in mode.found:
+                what = replace(one.seen, active=mode.units(one))
+                if notes is not None and active and (before := mode.note(one.number)):
+                    notes[one.call.name] = f"judged before {before}, which mixes units before their activation"
+                visit(one.call.name, one.call, what, counted(one.call, one.shape, what) if counted else None)
+    if notes is not None:
+        for name in zero.unknown:
+            notes[name] = "points at which the output is zero count too: samples cannot be told apart in its input"
+    if not points:
+        raise InputError("expected at least one point; got an empty data set")
+    if not counts:
+        raise ModelError("the model has no affine layer that can be seen: expected linear layers or convolutions")
+    return points
+
+
+class Batches:
+    """Data as batches, as often as needed: a tensor (N, ...), a tuple or dict of them, or a loader of batches.
+
+    Of what a loader yields, a list or tuple counts as (inputs, labels, ...): the first is taken. `inputs` says otherwise:
+    a function from what the loader yields to what the model is called with (tensor, tuple or dict).
+    """
+
+    def __init__(self, data: Any, batch: int, inputs: Inputs | None = None):
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise InputError(f"batch: expected a whole number of at least 1; got {batch!r}")
+        self._data, self._batch, self._inputs = data, batch, inputs
+        self.whole = isinstance(data, Tensor | tuple | dict)
+        if self.whole:
+            sizes = {len(t) if t.dim() else 0 for t in tensors(data)}
+            if 0 in sizes or len(sizes) > 1:
+                shapes = ", ".join(str(tuple(t.shape)) for t in tensors(data))
+                raise InputError(f"expected inputs with the same number of points, at least one; got {shapes}")
+            self._size = sizes.pop()
+        elif not isinstance(data, Iterable) or isinstance(data, str):
+            raise InputError(f"expected a tensor, or a loader that yields batches; got {type(data).__name__}")
+        self.once = isinstance(data, Iterator)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.whole:
+            for start in range(0, self._size, self._batch):
+                part = slice(start, start + self._batch)
+                yield tree_map(lambda leaf: leaf[part] if isinstance(leaf, Tensor) else leaf, self._data)  # noqa: B023
+            return
+        for item in self._data:
+            if self._inputs is not None:
+                yield self._inputs(item)
+            elif isinstance(item, list | tuple):
+                if not item:
+                    raise InputError("expected batches from the loader; got an empty list")
+                yield item[0]
+            else:
+                yield item

@@ -1,0 +1,1 @@
+"""Rank of weights and alignment of neighbouring layers."""

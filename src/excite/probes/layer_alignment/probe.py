@@ -1,0 +1,258 @@
+"""How close each layer is to rank one, and how well neighbouring layers are aligned: Theorem 2 of Training invariances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.background import handed, later, once
+from excite._core.calls import Batch, Pick
+from excite.errors import InputError
+from excite.probes.base import Every, Moment, Probe, Schedule, Values
+from excite.probes.layer_alignment.leading import Leading, Search
+from excite.probes.layer_alignment.result import Alignments, JunctionAlignment, LayerAlignment
+from excite.probes.spectrum import Between
+from excite.wiring.junctions import Junction, junctions, parameters_of, plain, plain_rows
+from excite.wiring.layers import Layer
+from excite.wiring.tracing import Wiring, trace
+
+EXACT = 256
+
+
+class Measure:
+    """The matrices of a traced model, and where their searches stand."""
+
+    def __init__(self, wiring: Wiring, exact: int, block: int):
+        self.exact, self.block = exact, block
+        self.layers = [one for one in _once(wiring.layers) if one.weight_name is not None]
+        self.junctions = junctions(wiring)
+        sites = [site for group in wiring.groups for site in group.producers if plain(site)]
+        self._out = {site.parameter: site for site in sites}
+        self._bases: dict[str, Tensor] = {}
+        self._last: Callable[[], object] | None = None
+
+    @property
+    def bases(self) -> dict[str, Tensor]:
+        """By matrix, where the next search can start. Waits for the last one: finished long since, if looks are some steps apart."""
+        if self._last is not None:
+            self._last()
+        return {key: handed(basis) for key, basis in self._bases.items()}
+
+    def go_on(self, bases: Mapping[str, Tensor]) -> None:
+        """From those of a checkpoint."""
+        self._bases, self._last = dict(bases), None
+
+    def matrices(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {one.name: self._matrix(one, parameters[one.weight_name or ""]) for one in self.layers}
+
+    def _matrix(self, layer: Layer, weight: Tensor) -> Tensor:
+        """Output channels as rows, whichever axis counts them."""
+        site = self._out.get(layer.weight_name or "")
+        if site is not None:
+            return plain_rows(site, weight)
+        return weight.flatten(1) if weight.dim() > 1 else weight[None]
+
+    def begin(self, parameters: Mapping[str, Tensor]) -> Callable[[], tuple[dict[str, Row], dict[str, Aligned]]]:
+        """Reads the weights, and waits for nothing; what it returns gives numbers by layer and by junction. A matrix that is a
+        layer is done once."""
+        matrices = self.matrices(parameters)
+        layers = list(matrices)
+        made: dict[str, str] = {}
+        for junction in self.junctions:
+            made[junction.name] = junction.made_by
+            # A head has some of the channels of its layer.
+            if len(junction.before) > 1 or junction.made_by not in layers or not plain(junction.before[0]):
+                made[junction.name] = f"{junction.name}/made"
+                matrices[made[junction.name]] = junction.made(parameters)
+            matrices[f"{junction.name}/read"] = junction.read(parameters)
+        known = self.bases
+        bases = [known.get(key) for key in matrices]
+        search = Search(list(matrices.values()), bases, exact=self.exact, block=self.block)
+
+        def finish() -> tuple[dict[str, Row], dict[str, Aligned]]:
+            found = dict(zip(matrices, search.found()))
+            self._bases |= {key: one.basis for key, one in found.items() if one.basis is not None}
+            pairs = [(found[key].left, found[f"{name}/read"].left) for name, key in made.items()]
+            dots = [(one.double() @ other.double()).abs().clamp(max=1.0) for one, other in pairs]
+            rows, values = _fetch(list(found.values()), dots)
+            by_key = dict(zip(found, rows))
+            met = {name: Aligned(value, by_key[key]) for (name, key), value in zip(made.items(), values)}
+            return {name: by_key[name] for name in layers}, met
+
+        self._last = once(finish)
+        return self._last
+
+
+@dataclass(frozen=True)
+class Row:
+    """A `Leading` in plain numbers."""
+
+    squares: list[float]
+    total: float
+    fourth: float | None
+    residual: float
+    small: int
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """|⟨u, v⟩| of a junction, and what makes its channels."""
+
+    value: float
+    made: Row
+
+
+def _fetch(found: Sequence[Leading], dots: Sequence[Tensor]) -> tuple[list[Row], list[float]]:
+    """All of it in one transfer."""
+    parts = [
+        part.double().reshape(-1)
+        for one in found
+        for part in (one.squares, one.total, one.residual, *([] if one.fourth is None else [one.fourth]))
+    ]
+    numbers = iter(torch.cat([*parts, *(one.reshape(1) for one in dots)]).tolist() if parts else [])
+    rows = []
+    for one in found:
+        squares, total, residual = [next(numbers) for _ in range(len(one.squares))], next(numbers), next(numbers)
+        fourth = None if one.fourth is None else next(numbers)
+        rows.append(Row(squares, total, fourth, residual, one.small, one.complete))
+    return rows, list(numbers)
+
+
+def alignment(
+    model: nn.Module, example: Batch, *, exact: int = EXACT, iterations: int = 10, output: Pick = None
+) -> Alignments:
+    """Rank of every layer and alignment of neighbouring ones, from the weights as they are; `example` is a batch as the model
+    takes it, from which its wiring is read.
+
+    Up to the smaller dimension `exact` from the whole spectrum; beyond by a block Krylov method, in `iterations` rounds.
+    """
+    measure = Measure(trace(model, example, output=output), exact, 8)
+    parameters = parameters_of(model)
+    _check(parameters)
+    for _ in range(max(1, iterations)):
+        done, met = measure.begin(parameters)()
+        if not measure.bases:  # all of them are exact
+            break
+    shapes = {name: matrix.shape for name, matrix in measure.matrices(parameters).items()}
+    return Alignments(
+        tuple(_layer(name, tuple(shapes[name]), found) for name, found in done.items()),
+        tuple(_junction(junction, met[junction.name]) for junction in measure.junctions),
+    )
+
+
+def _layer(name: str, shape: tuple[int, ...], found: Row) -> LayerAlignment:
+    total, first = found.total, found.squares[0]
+    ratio = min(1.0, first / total) if total > 0 else 0.0
+    second = found.squares[1] if len(found.squares) > 1 else 0.0
+    participation = None if found.fourth is None else total**2 / found.fourth if found.fourth else 0.0
+    return LayerAlignment(
+        name,
+        (shape[0], shape[1]),
+        first**0.5,
+        total**0.5,
+        ratio,
+        1 / ratio if ratio else 0.0,
+        participation,
+        _effective_rank(found),
+        max(0.0, 2 - 2 * ratio**0.5) ** 0.5,
+        1 - second / first if first else 0.0,
+        found.residual,
+    )
+
+
+def _junction(junction: Junction, met: Aligned) -> JunctionAlignment:
+    ratio = met.made.squares[0] / met.made.total if met.made.total else 0.0
+    return JunctionAlignment(junction.name, junction.law, met.value, ratio)
+
+
+def _effective_rank(found: Row) -> Between:
+    """exp of the entropy of σ²/Σσ². What the first k leave is spread over the others: evenly at most, and at least in
+    pieces as large as the k-th."""
+    if not found.total:
+        return Between(0.0, 0.0)
+    shares = [one / found.total for one in found.squares]
+    known = -sum(share * math.log(share) for share in shares if share > 0)
+    left = max(0.0, 1 - sum(shares))
+    if found.complete or not left:
+        return Between(math.exp(known), math.exp(known))
+    high = known - left * math.log(left / max(1, found.small - len(shares)))
+    low = known - left * math.log(max(shares[-1], 1e-300))
+    return Between(math.exp(min(low, high)), math.exp(high))
+
+
+class Alignment(Probe):
+    """Every 100 steps, of each layer: `alignment/ratio/layer`, `stable_rank`, `participation`, `distance` (see
+    `LayerAlignment`) and `effective_rank`, or `effective_rank_low` and `_high` where only the first singular values are
+    known; of each junction `alignment/aligned/a>b`, of each head of attention `alignment/aligned/a>b/head0` and so on.
+
+    Layers whose smaller dimension is above `exact` (256, or 32 on a GPU) by a block Krylov method that goes on from
+    the `block` vectors that the last measurement, or checkpoint, found. Needs an example batch, for the wiring.
+    """
+
+    name = "alignment"
+    reduction = "first"  # every process holds the same weights
+
+    def __init__(self, schedule: Schedule | None = None, exact: int | None = None, block: int = 8, output: Pick = None):
+        super().__init__(schedule or Every(100))
+        if (exact is not None and exact < 1) or block < 2:
+            raise InputError(f"Alignment: expected exact of at least 1 and block of at least 2; got {exact}, {block}")
+        self.exact, self.block, self.output = exact, block, output
+        self._measure: Measure | None = None
+        self._stored: dict[str, Tensor] = {}
+
+    def attach(self, now: Moment) -> None:
+        if now.example is None:
+            raise InputError("the alignment probe needs an example batch: excite.watch(model, example=x, ...)")
+        gpu = any(p.is_cuda for p in now.model.parameters())
+        exact = self.exact if self.exact is not None else 32 if gpu else EXACT
+        self._measure = Measure(now.wiring(self.output), exact, self.block)
+        self._measure.go_on(self._stored)
+
+    def measure(self, now: Moment) -> Values | Future[Values]:
+        if self._measure is None:
+            raise InputError("the alignment probe is not attached: use it through excite.watch")
+        parameters = parameters_of(now.model)
+        with torch.no_grad():
+            finish = self._measure.begin(parameters)
+        if any(p.is_cuda for p in parameters.values()):  # nothing here may wait for it
+            return later(lambda: _values(*finish()))
+        return _values(*finish())
+
+    def state_dict(self) -> dict[str, Any]:
+        bases = self._measure.bases if self._measure is not None else self._stored
+        return {"bases": {key: basis.clone() for key, basis in bases.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._stored = dict(state["bases"])
+        if self._measure is not None:
+            self._measure.go_on(self._stored)
+
+
+def _values(done: Mapping[str, Row], met: Mapping[str, Aligned]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for name, row in done.items():
+        one = _layer(name, (0, 0), row)
+        values |= {f"ratio/{name}": one.ratio, f"stable_rank/{name}": one.stable_rank, f"distance/{name}": one.distance}
+        if one.participation is not None:
+            values[f"participation/{name}"] = one.participation
+        rank = one.effective_rank
+        ends = {"": rank.low} if row.complete else {"_low": rank.low, "_high": rank.high}
+        values |= {f"effective_rank{end}/{name}": value for end, value in ends.items()}
+    return values | {f"aligned/{name}": one.value for name, one in met.items()}
+
+
+def _once(layers: tuple[Layer, ...]) -> list[Layer]:
+    return list({one.weight_name: one for one in reversed(layers)}.values())[::-1]
+
+
+def _check(parameters: Mapping[str, Tensor]) -> None:
+    for path, value in parameters.items():
+        if not bool(torch.isfinite(value).all()):
+            raise InputError(f"parameter {path!r} holds numbers that are not finite")

@@ -1,0 +1,46 @@
+"""Margins of a fixed small batch while a network trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from excite._core.preserve import device_of
+from excite.errors import InputError
+from excite.probes.base import Moment, Probe, Values
+from excite.probes.schedules import Every, Schedule
+
+
+class Margin(Probe):
+    """Distances of the points x (N, ...) with labels y (N,) to the decision boundary, found by attack (`excite.margins`):
+
+    `margin/median`, `margin/low` (a tenth of the points are closer), `margin/misclassified` and `margin/censored` (shares
+    of the points; censored ones were not broken, and count as infinitely far). Further arguments are those of
+    `excite.margins`; fewer searches than there, and no evidence: for the course of a training, not for a result.
+    """
+
+    name = "margin"
+    reduction = "mean"
+
+    def __init__(self, x: Tensor, y: Tensor, schedule: Schedule | None = None, **options: Any):
+        super().__init__(schedule or Every(500))
+        if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.dim() and len(x) == y.numel() > 0):
+            shapes = [tuple(one.shape) if isinstance(one, Tensor) else type(one).__name__ for one in (x, y)]
+            raise InputError(
+                f"margin_batch: expected points (N, ...) and one label each; got {shapes[0]} and {shapes[1]}"
+            )
+        self.x, self.y = x.detach().clone(), y.detach().clone()
+        self.options = {"steps": 20, "restarts": 1, "evidence": False, "certify": False, **options}
+
+    def measure(self, now: Moment) -> Values:
+        from excite.margin import margins
+
+        device = device_of(now.model)
+        found = margins(now.model, self.x.to(device), self.y.to(device), **self.options)
+        return {
+            "median": found.median,
+            "low": found.quantile(0.1),
+            "misclassified": float((found.values == 0).double().mean()),
+            "censored": float(found.censored.double().mean()),
+        }

@@ -1,0 +1,374 @@
+"""Follow a run while another process writes it: what is new is read, what was read is kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from excite._core.files import open_regular, read_json
+from excite.errors import RunError
+from excite.runs.lock import held
+from excite.runs.metrics import APPLICATION, _read_only
+from excite.runs.run import _STATUSES, FORMAT, VERSION
+from excite.runs.versions import check_version
+
+Steps = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float64]
+
+# All names by one search each in the primary key (name, step), instead of a walk over every row.
+MAX_NAMES = 200_000
+_SKIP_SCAN = f"""
+WITH RECURSIVE every(name) AS (
+    SELECT (SELECT min(name) FROM metrics)
+    UNION ALL SELECT (SELECT min(name) FROM metrics WHERE name > every.name) FROM every WHERE every.name IS NOT NULL
+    LIMIT {MAX_NAMES + 2}
+)"""
+_NAMES = f"{_SKIP_SCAN} SELECT name FROM every WHERE name IS NOT NULL"
+# The last step and the last time of any name, by two more searches per name.
+_LAST = f"""
+{_SKIP_SCAN}, ends(name, step) AS (
+    SELECT name, (SELECT max(step) FROM metrics WHERE name = every.name) FROM every WHERE name IS NOT NULL
+) SELECT max(step), max((SELECT time FROM metrics AS row WHERE row.name = ends.name AND row.step = ends.step)) FROM ends
+"""
+_LATEST = "SELECT value FROM metrics WHERE name = ? ORDER BY step DESC LIMIT 1"
+_COLUMNS = [("name", 1, 0), ("step", 2, 0), ("value", 0, 0), ("time", 0, 0)]  # (name, place in the primary key, hidden)
+_ROW = np.dtype([("step", np.int64), ("value", np.float64), ("missing", np.bool_)])
+_LONG = 50_000  # points
+_MAX_SERIES = 16_000_000  # points
+_BUSY_SECONDS = 2.0  # a page would rather say that the database is busy than wait
+_QUERY_SECONDS = 5.0  # for all queries of one call
+_RETRY_SECONDS = 60.0  # a database that took too long is not asked again for so long
+_CHECK_EVERY = 10_000  # instructions of SQLite between two looks at the clock
+_MAX_TEXT = 65_536  # bytes of a name
+_YEAR_10000 = 253_402_300_800  # seconds since 1970; browsers cannot write later dates
+_MAX_MARKER = 1_000_000  # bytes of run.json
+
+
+@dataclass
+class _Kept:
+    steps: Steps
+    values: Values
+    time: (
+        float | None
+    )  # when the last of them was written: another time at the same step means that it was written again
+
+
+class Follower:
+    """The metrics of one run, open for reading. Unlike `load_run` it does not check the whole file when it opens it.
+
+    `version` changes whenever something was written. A resumed run forgets what came after its checkpoint and writes it
+    anew: such series are read again from the start.
+
+    Args:
+        path: The run folder.
+        below: A folder above it. With it, nothing that is reached from there through a symbolic link is opened.
+        seconds: Time limit for the queries of one call. Afterwards every call fails at once for a minute.
+
+    Raises:
+        RunError: By every method: the database is damaged, holds something else than numbers, or took too long.
+    """
+
+    def __init__(self, path: Path, below: Path | None = None, seconds: float = _QUERY_SECONDS) -> None:
+        self.path, self.below, self.seconds = path, below, seconds
+        self._deadline = math.inf
+        self._retry = -math.inf
+        self._lock = threading.RLock()
+        self._kept: dict[str, _Kept] = {}
+        self._names: list[str] = []
+        self._last: tuple[int, float] | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._data_version: int | None = None
+        self._file: tuple[int, int] | None = None
+        self.version = 0
+        with self._guard():
+            self._open()
+
+    @property
+    def points(self) -> int:
+        """How many numbers are kept in memory."""
+        return sum(len(one.steps) for one in self._kept.values())
+
+    def refresh(self) -> int:
+        """Look whether something was written since the last look; returns the version."""
+        with self._guard():
+            if self._file != _identity(self.path / "metrics.db", self.below):  # the folder was made anew
+                self._close()
+                self._kept.clear()
+                self._open()
+            seen = self._one("PRAGMA data_version")[0]
+            if seen != self._data_version:
+                self._data_version = seen
+                self._names = [_text(row[0]) for row in self._ask(_NAMES)]
+                if len(self._names) > MAX_NAMES:
+                    raise RunError(f"{self.path / 'metrics.db'} has more than {MAX_NAMES:,} names")
+                self._last = None
+                self.version += 1
+            return self.version
+
+    def names(self) -> list[str]:
+        with self._lock:
+            return list(self._names)
+
+    def series(self, name: str) -> tuple[Steps, Values]:
+        """Steps and values of one metric, as of now; empty if there is none. Not to be changed."""
+        with self._guard(), self._snapshot():
+            kept = self._kept.get(name)
+            if kept is not None and self._time(name, kept.steps[-1]) != kept.time:
+                kept = None
+            query = (
+                "SELECT step, ifnull(value, 0.0), value IS NULL FROM metrics WHERE name = ? AND step > ? ORDER BY step"
+                f" LIMIT {_MAX_SERIES}"
+            )
+            rows = np.fromiter(self._ask(query, (name, -1 if kept is None else int(kept.steps[-1]))), _ROW)
+            steps, values = rows["step"].copy(), np.where(rows["missing"], np.nan, rows["value"])
+            if kept is not None:
+                if not len(rows):
+                    return kept.steps, kept.values
+                steps, values = np.concatenate([kept.steps, steps]), np.concatenate([kept.values, values])
+            if len(steps):
+                self._kept[name] = _Kept(steps, values, self._time(name, steps[-1]))
+            else:
+                self._kept.pop(name, None)
+            return steps, values
+
+    def sketch(self, name: str, most: int = 1000) -> tuple[Steps, Values]:
+        """About `most` points of a long series that was not read yet, at even distances: fast, but peaks are missed."""
+        with self._guard(), self._snapshot():
+            ends = self._ends(name, 5 * most)
+            if ends is not None:
+                one = "SELECT step, ifnull(value, 0.0), value IS NULL FROM metrics WHERE name = ? AND step >= ? ORDER BY step LIMIT 1"
+                wanted = np.linspace(ends[0], ends[1], most).astype(np.int64).tolist()
+                rows = np.unique(
+                    np.array([self._ask(one, (name, step)).fetchone() for step in wanted], np.float64), axis=0
+                )
+                return rows[:, 0].astype(np.int64), np.where(rows[:, 2] > 0, np.nan, rows[:, 1])
+        return self.series(name)
+
+    def stretches(
+        self, name: str, most: int, low: float | None = None, high: float | None = None
+    ) -> tuple[Steps, Steps, Values, Values, Values] | None:
+        """(first step, last step, smallest, mean, largest) of about `most` stretches of equal length of a series of more than
+        50,000 points that was not read yet, from step `low` to `high`: the database reads every value, but none of them
+        comes here. What is not finite is left out. None for other series: reading those is no trouble."""
+        with self._guard(), self._snapshot():
+            ends = self._ends(name, _LONG)
+            if ends is None:
+                return None
+            first = ends[0] if low is None else min(max(ends[0], int(low) - 1), ends[1])
+            last = ends[1] if high is None else max(min(ends[1], int(high) + 1), ends[0])
+            query = """SELECT min(step), max(step), min(value), avg(value), max(value) FROM metrics WHERE name = ? AND step BETWEEN ? AND ?
+                       AND value BETWEEN -1.7e308 AND 1.7e308 GROUP BY (step - ?) / ?"""
+            found = self._ask(query, (name, first, last, first, max(1, -(-(last - first + 1) // most)))).fetchall()
+            rows = np.array(found, np.float64).reshape(-1, 5)
+            return rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64), rows[:, 2], rows[:, 3], rows[:, 4]
+
+    def _ends(self, name: str, many: int) -> tuple[int, int] | None:
+        """First and last step of a series that was not read yet and has at least so many points."""
+        few = "SELECT count(*) FROM (SELECT 1 FROM metrics WHERE name = ? LIMIT ?)"
+        if name in self._kept or self._ask(few, (name, many)).fetchone()[0] < many:
+            return None
+        # Two queries: one for both ends would walk over all rows.
+        queries = (f"SELECT {end}(step) FROM metrics WHERE name = ?" for end in ("min", "max"))
+        first, last = (_step(self._ask(query, (name,)).fetchone()[0]) for query in queries)
+        return first, last
+
+    def last(self) -> tuple[int, float] | None:
+        """The last step at which anything was measured and when that was written (seconds since 1970)."""
+        with self._guard():
+            if self._last is None:
+                self._last = _last(self._one(_LAST))
+            return self._last
+
+    def latest(self, name: str) -> float | None:
+        """The last value of one metric, read alone."""
+        with self._guard():
+            row = self._ask(_LATEST, (name,)).fetchone()
+            return None if row is None or row[0] is None else float(row[0])
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _open(self) -> None:
+        path = self.path / "metrics.db"
+        self._file = _regular(path, self.below)
+        self._connection = _read_only(path, _BUSY_SECONDS)
+        self._connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _CHECK_EVERY)
+        try:
+            _check(self._connection, path)
+        except BaseException:
+            self._close()
+            raise
+        self._data_version = None
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    def _ask(self, query: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        if self._connection is None:
+            self._open()
+        assert self._connection is not None
+        return self._connection.execute(query, values)
+
+    def _one(self, query: str) -> Any:
+        return self._ask(query).fetchone()
+
+    def _time(self, name: str, step: Any) -> float | None:
+        row = self._ask("SELECT time FROM metrics WHERE name = ? AND step = ?", (name, int(step))).fetchone()
+        return None if row is None else row[0]
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """All queries inside see the database of one moment."""
+        self._ask("BEGIN")
+        try:
+            yield
+        finally:
+            if self._connection is not None:
+                self._connection.execute("COMMIT")
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        path = self.path / "metrics.db"
+        try:
+            with self._lock:
+                now = time.monotonic()
+                if now < self._retry:
+                    raise RunError(f"{path} took longer than {self.seconds:g} s to read")
+                self._deadline = now + self.seconds
+                yield
+        except (sqlite3.Error, OSError) as error:
+            self._close()
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
+                raise RunError(f"cannot read {path}: {error}") from error
+            self._retry = time.monotonic() + _RETRY_SECONDS
+            raise RunError(f"{path} took longer than {self.seconds:g} s to read") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            self._close()
+            raise RunError(f"{path} is damaged: it holds something else than numbers ({error})") from error
+
+
+def standing(path: Path, below: Path | None = None) -> tuple[str, str | None]:
+    """How a run stands and why, from its run.json: "running", "done", "failed", "stopped", or "stale" for one that says
+    it is running while no process holds its lock, so it was killed. With `below`, links are not followed from there."""
+    marker = read_json(path / "run.json", below, _MAX_MARKER)
+    if not isinstance(marker, dict) or marker.get("format") != FORMAT:
+        raise RunError(f"{path} is not a run folder of Excite: its run.json belongs to something else")
+    check_version(path, marker.get("version"), VERSION)
+    status, reason = marker.get("status"), marker.get("reason")
+    if status not in _STATUSES:
+        raise RunError(f"{path / 'run.json'} is damaged: its status is {status!r:.40}")
+    lock = path / "lock"  # a copy from a store has none
+    if status == "running" and lock.exists() and not held(lock):
+        return "stale", "its process ended without saying so"
+    return str(status), None if reason is None else str(reason)[:1000]
+
+
+def read_last(
+    path: Path, name: str, below: Path | None = None, seconds: float = _QUERY_SECONDS
+) -> tuple[int | None, float | None, float | None]:
+    """The last step, when it was written, and the last value of one metric, read once: faster than a `Follower`.
+
+    While nobody writes, the database is opened as immutable, without the shared memory that WAL needs. Whoever calls this
+    must make sure that the files are the same before and after, and read again if they are not.
+    """
+    database = path / "metrics.db"
+    written = any(_size(path / f"metrics.db{suffix}") for suffix in ("-wal", "-journal"))
+    if written:
+        with closing(Follower(path, below, seconds)) as follower:
+            follower.refresh()
+            step, when = follower.last() or (None, None)
+            return step, when, follower.latest(name)
+    deadline = time.monotonic() + seconds
+    try:
+        _regular(database, below)
+        address = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
+            connection.set_progress_handler(lambda: time.monotonic() > deadline, _CHECK_EVERY)
+            _check(connection, database)
+            step, when = _last(connection.execute(_LAST).fetchone()) or (None, None)
+            row = connection.execute(_LATEST, (name,)).fetchone()
+            return step, when, None if row is None or row[0] is None else float(row[0])
+    except (sqlite3.Error, OSError) as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            raise RunError(f"{database} took longer than {seconds:g} s to read") from error
+        raise RunError(f"cannot read {database}: {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RunError(f"{database} is damaged: it holds something else than numbers ({error})") from error
+
+
+def _regular(path: Path, below: Path | None) -> tuple[int, int]:
+    """Which file this is. It and what SQLite keeps beside it must be regular files: SQLite would wait for a FIFO for ever."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        try:
+            descriptor = open_regular(path.with_name(path.name + suffix), below)
+        except FileNotFoundError as error:
+            if not suffix:
+                raise RunError(f"{path} is missing: this run folder is not complete") from error
+            continue
+        if not suffix:
+            identity = os.fstat(descriptor)
+        os.close(descriptor)
+    return identity.st_dev, identity.st_ino
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Whether this is a database of Excite whose metrics are a plain table: a view can compute for ever."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_TEXT)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
+        raise RunError(f"{path} is not a metrics database of Excite")
+    query = "SELECT type, rootpage > 0 FROM sqlite_master WHERE lower(name) = 'metrics' LIMIT 2"
+    columns = connection.execute("PRAGMA table_xinfo(metrics)").fetchall()
+    if connection.execute(query).fetchall() != [("table", 1)] or [(c[1], c[5], c[6]) for c in columns] != _COLUMNS:
+        raise RunError(f"{path} is damaged: its metrics are not the table that Excite writes")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a name of type {type(value).__name__}")
+    return value
+
+
+def _step(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise TypeError(f"step {value!r:.40}")
+    return value
+
+
+def _last(row: tuple[Any, Any]) -> tuple[int, float] | None:
+    if row == (None, None):
+        return None
+    step, when = _step(row[0]), row[1]
+    if not isinstance(when, int | float) or not 0 <= when < _YEAR_10000:
+        raise TypeError(f"time {when!r:.40}")
+    return step, float(when)
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def _identity(path: Path, below: Path | None) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path, follow_symlinks=below is None)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

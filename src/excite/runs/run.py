@@ -1,0 +1,461 @@
+"""A run is a folder.
+
+    run.json            what this is, and how it ended
+    config.json         the config that made it
+    environment.json    versions and machine
+    metrics.db          everything measured: step, name, value
+    checkpoints/        model, optimizer, schedule and random state, to continue from
+    artifacts/          results as JSON, such as margins
+
+One process writes at a time; any number read meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from excite._core.files import TEMPORARY, read_json, remove_temporary, sync_folder, write_json, writing
+from excite.errors import InputError, RunError
+from excite.runs import checkpoints
+from excite.runs.checkpoints import Checkpoint
+from excite.runs.checks import check_keep, check_step
+from excite.runs.environment import environment
+from excite.runs.lock import Lock, held
+from excite.runs.metrics import Metrics
+from excite.runs.store import is_url
+from excite.runs.versions import check_version
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Status = Literal["running", "done", "failed", "stopped"]
+FORMAT, VERSION = "excite-run", 1
+_STATUSES = ("running", "done", "failed", "stopped")
+_MEANT_URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # a Path of a URL has one slash left
+_LONGEST_NAME = 255  # bytes
+_ARTIFACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Run:
+    """A run folder, open for reading (`Run.open(path)`, `excite.load_run`) or writing (`Run.create`, mode "a")."""
+
+    def __init__(self, path: Path, mode: Literal["r", "a"], lock: Lock | None, *, resumed: bool, keep: int) -> None:
+        self.path, self.mode = path, mode
+        self.resumed = resumed  # opened again, rather than just created
+        self.keep = keep
+        self._lock = lock
+        self._closed = False
+        self._check_marker()
+        self.config: dict[str, Any] = _mapping(path / "config.json")
+        self.environment: dict[str, Any] = _mapping(path / "environment.json")
+        if mode == "a" and not (path / "metrics.db").is_file():
+            warnings.warn(
+                f"{path}: metrics.db is missing, so what was measured before is lost: a new table is started",
+                stacklevel=4,
+            )
+            start_metrics(path)
+        self._metrics = Metrics(path / "metrics.db", mode)
+        if mode == "a":
+            for folder in (path, self._checkpoint_folder, path / "artifacts"):
+                remove_temporary(folder)
+
+    # Opening and closing
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, resume: bool = False, keep: int = 2
+    ) -> Run:
+        """A new run at `path`, open for writing.
+
+        The folder appears at once, complete. If there is one already: an error, or with `resume` the same run opened
+        again, if it was made by an equal config. `keep` is the number of checkpoints kept beside the final one.
+        """
+        target = check_folder_name(path)
+        if _MEANT_URL.match(str(path)):
+            raise InputError(
+                f"{path}: a training writes to a folder of this machine; sweeps and studies take a URL as --out"
+            )
+        check_keep(keep)
+        if resume and (target / "run.json").exists():
+            run = cls.open(target, "a", keep=keep)
+            try:
+                run._check_config(config)
+                run.set_status("running")
+            except BaseException:
+                run.close()
+                raise
+            return run
+        _refuse_existing(target)
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            building = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{target.name[:40]}-", dir=target.parent))
+        lock: Lock | None = None
+        try:
+            lock = _build(building, dict(config), target)
+            with writing(target):
+                try:
+                    os.rename(building, target)
+                except OSError:
+                    _refuse_existing(target)  # another process was faster
+                    raise
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        sync_folder(target.parent)
+        return cls._opened(target, "a", lock, resumed=False, keep=keep)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], mode: Literal["r", "a"] = "r", *, keep: int = 2) -> Run:
+        """An existing run: "r" reads, also while another process writes; "a" writes, one process at a time."""
+        if mode not in ("r", "a"):
+            raise InputError(f"mode: expected 'r' or 'a'; got {mode!r}")
+        check_keep(keep)
+        target = check_folder_name(path)
+        if not target.is_dir():
+            raise RunError(f"there is no run folder at {target}" + (": it is a file" if target.exists() else ""))
+        if not (target / "run.json").is_file():
+            raise RunError(f"{target} is not a run folder of Excite: it has no run.json")
+        lock = Lock(target / "lock", target) if mode == "a" else None
+        return cls._opened(target, mode, lock, resumed=True, keep=keep)
+
+    @classmethod
+    def _opened(cls, path: Path, mode: Literal["r", "a"], lock: Lock | None, *, resumed: bool, keep: int) -> Run:
+        try:
+            return cls(path, mode, lock, resumed=resumed, keep=keep)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+
+    def close(self, status: Status | None = None, reason: str | None = None) -> None:
+        """Write what is buffered, set the status if given, and let the next writer in. Closing twice does nothing."""
+        if self._closed:
+            return
+        try:
+            self._metrics.close()
+            if status is not None:
+                self.set_status(status, reason)
+        finally:
+            self._closed = True
+            if self._lock is not None:
+                self._lock.release()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.mode == "r" or self._closed:
+            self.close()
+        elif error is None:
+            self.close("done" if self._check_marker() == "running" else None)
+        else:
+            # The error under way matters more than one that closing may add (a full disk fails twice).
+            with contextlib.suppress(RunError):
+                if self._check_marker() == "running":
+                    self.set_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed", one_line(error))
+            with contextlib.suppress(RunError):
+                self.close()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, mode={self.mode!r}, status={self.status!r})"
+
+    # Status
+
+    @property
+    def status(self) -> Status:
+        """How the run stands. One that says it is running while no process holds its lock was killed: "stopped". A copy
+        from a store has no lock: nobody here knows more than it says."""
+        stored = self._check_marker()
+        lock = self.path / "lock"
+        if stored == "running" and lock.exists() and not held(lock):
+            return "stopped"
+        return stored
+
+    @property
+    def reason(self) -> str | None:
+        """Why a run failed or stopped, in one line."""
+        reason = _mapping(self.path / "run.json").get("reason")
+        return None if reason is None else str(reason)
+
+    def set_status(self, status: Status, reason: str | None = None) -> None:
+        self._writable()
+        if status not in _STATUSES:
+            raise InputError(f"status: expected one of {', '.join(_STATUSES)}; got {status!r}")
+        marker = _mapping(self.path / "run.json")
+        write_json(self.path / "run.json", {**marker, "status": status, "reason": reason, "changed": _now()})
+
+    # Metrics
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Values measured after `step` steps, by name ("probe/quantity/layer"). Buffered: see `flush`."""
+        self._writable()
+        self._metrics.log(step, values)
+
+    def flush(self) -> None:
+        """Put everything logged so far on the disk, where readers see it."""
+        self._metrics.flush()
+
+    def patience(self, seconds: float) -> contextlib.AbstractContextManager[None]:
+        """A context in which `log` and `flush` wait for a locked database for so long only, not for half a minute."""
+        return self._metrics.patience(seconds)
+
+    def rewind(self, step: int) -> None:
+        """Forget what was measured after `step`: a killed process logs past its last checkpoint."""
+        self._writable()
+        self._metrics.rewind(step)
+
+    def thin(self, before: int, every: int) -> int:
+        """Make the metrics of old steps fewer, and metrics.db smaller: of what was measured before step `before`, each metric
+        keeps its first value of every `every` steps. Returns the number of values removed; they are gone for good.
+        """
+        self._writable()
+        check_step(before)
+        if check_step(every) < 1:
+            raise InputError(f"every: expected at least 1 step; got {every!r}")
+        return self._metrics.thin(int(before), int(every))
+
+    def names(self) -> list[str]:
+        return self._metrics.names()
+
+    def series(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Steps and values of one metric."""
+        steps, values = self._metrics.series(name)
+        if not len(steps):
+            near = difflib.get_close_matches(name, self.names(), 1)
+            hint = f": did you mean {near[0]!r}?" if near else ": run.names() lists what there is"
+            raise RunError(f"{self.path} has no metric {name!r}{hint}")
+        return steps, values
+
+    def frame(self) -> pd.DataFrame:
+        """Everything measured, as a pandas DataFrame with columns step, name, value; ordered by step, then name."""
+        import pandas as pd
+
+        rows = self._metrics.rows()
+        return pd.DataFrame(
+            {
+                "step": np.array([row[0] for row in rows], np.int64),
+                "name": pd.Series([row[1] for row in rows], dtype="str"),
+                "value": np.array([row[2] for row in rows], np.float64),
+            }
+        )
+
+    # Checkpoints and artifacts
+
+    @property
+    def _checkpoint_folder(self) -> Path:
+        return self.path / "checkpoints"
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints there are, oldest first."""
+        return checkpoints.find(self._checkpoint_folder)
+
+    def save_checkpoint(self, step: int, state: Mapping[str, Any], *, final: bool = False) -> Checkpoint:
+        """Write the state after `step` steps: a tree of dicts, lists, tuples, tensors and scalars. Of the others only the
+        last `keep` stay, and final ones."""
+        self._writable()
+        number = check_step(step)
+        if not isinstance(state, Mapping):
+            raise InputError(f"expected the state as a dict; got {type(state).__name__}")
+        self.flush()  # a checkpoint is never ahead of its metrics
+        return checkpoints.write(
+            self._checkpoint_folder,
+            number,
+            dict(state),
+            final=final,
+            keep=check_keep(self.keep),
+            commits=self._metrics.commits,
+        )
+
+    def load_checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]]:
+        """Step and state of the newest checkpoint, or of that at `step`; tensors are on the CPU.
+
+        Of a run open for writing, which will be continued, only if the metrics reach the checkpoint.
+        """
+        found = [c for c in self.checkpoints() if step is None or c.step == step]
+        if not found:
+            what = "no checkpoint" if step is None else f"no checkpoint at step {step}"
+            there = ", ".join(str(c.step) for c in self.checkpoints()) or "none"
+            raise RunError(f"{self.path} has {what} (there: {there})")
+        number, state, commits = checkpoints.read_with_commits(found[-1].path)
+        if self.mode == "a":
+            self._check_metrics(number, commits)
+        return number, state
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Write `artifacts/NAME.json`."""
+        self._writable()
+        path = self._artifact(name)
+        write_json(path, value)
+        return path
+
+    def read_json(self, name: str) -> Any:
+        return read_json(self._artifact(name))
+
+    def _artifact(self, name: str) -> Path:
+        if not _ARTIFACT.fullmatch(name):
+            raise InputError(f"expected a name of letters, digits, '.', '-' and '_'; got {name!r}")
+        return self.path / "artifacts" / f"{name.removesuffix('.json')}.json"
+
+    # Checks
+
+    def _writable(self) -> None:
+        if self.mode == "r" or self._closed:
+            how = "closed" if self._closed else "open for reading"
+            raise RunError(f"{self.path} is {how}: open it with Run.open(path, 'a') to write")
+
+    def _check_marker(self) -> Status:
+        return check_marker(self.path)
+
+    def _check_metrics(self, step: int, commits: int) -> None:
+        """A checkpoint is never ahead of its metrics, unless some were lost since."""
+        self.flush()
+        if self._metrics.commits < commits:
+            last = self._metrics.last_step()
+            reach = "are empty" if last is None else f"end at step {last}"
+            raise RunError(
+                f"{self.path}: the metrics {reach}, the checkpoint is of step {step}: was metrics.db-wal lost, or metrics.db "
+                f"restored from an older copy? Put it back, or `excite repair {self.path}` to continue without what is missing"
+            )
+
+    def _check_config(self, config: Mapping[str, Any]) -> None:
+        given = normalized_config(config)
+        changed = [key for key in {**self.config, **given} if not _equal(self.config.get(key), given.get(key))]
+        if changed:
+            key = changed[0]
+            raise RunError(
+                f"{self.path} was made with another config ({key}: {self.config.get(key)!r} there, {given.get(key)!r} "
+                "now): choose another folder, or use the same config to continue it"
+            )
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """Open a run folder for reading; works while another process writes to it. A run at a URL is copied to this disk first."""
+    if is_url(path):
+        from excite.runs.copies import local_copy
+
+        path = local_copy(str(path), checkpoints=True)
+    return Run.open(path, "r")
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line: its message, or its kind if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _build(folder: Path, config: dict[str, Any], target: Path) -> Lock:
+    """All files of a new run inside `folder`; the lock travels with it when it is renamed."""
+    with writing(target):
+        folder.chmod(0o755)
+        (folder / "checkpoints").mkdir()
+        (folder / "artifacts").mkdir()
+    lock = Lock(folder / "lock", target)
+    try:
+        write_json(folder / "config.json", config)
+        write_json(folder / "environment.json", environment())
+        Metrics(folder / "metrics.db", "x").close()
+        write_json(folder / "run.json", new_marker("running"))
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def normalized_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as config.json gives it back: tuples are lists, keys are text."""
+    try:
+        return dict(json.loads(json.dumps(dict(config))))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"config.json: cannot be written as JSON: {error}") from error
+
+
+def _equal(one: Any, two: Any) -> bool:
+    """Equality of JSON values; NaN equals itself."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(_equal(value, two[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(_equal, one, two))
+    return bool(one == two or (one != one and two != two))
+
+
+def check_marker(run: Path) -> Status:
+    """What the run.json of a folder says: that it is a run, of a version that is known, and its status."""
+    marker = _mapping(run / "run.json")
+    if marker.get("format") != FORMAT:
+        raise RunError(f"{run} is not a run folder of Excite: its run.json belongs to something else")
+    check_version(run, marker.get("version"), VERSION)
+    status: Any = marker.get("status")
+    if status not in _STATUSES:
+        raise RunError(f"{run / 'run.json'} is damaged: its status is {marker.get('status')!r}")
+    return status  # type: ignore[no-any-return]
+
+
+def new_marker(status: Status, reason: str | None = None) -> dict[str, Any]:
+    marker = {"format": FORMAT, "version": VERSION, "status": status, "reason": reason}
+    return {**marker, "created": _now(), "changed": _now()}
+
+
+def check_folder_name(path: str | os.PathLike[str]) -> Path:
+    """The path, if a folder can have it: file systems take names of at most 255 bytes, and none with a null character."""
+    folder = Path(path)
+    for part in folder.parts:
+        if len(os.fsencode(part)) > _LONGEST_NAME:
+            raise InputError(
+                f"the name {part[:30]}… has {len(os.fsencode(part))} bytes, and file systems take {_LONGEST_NAME}: choose a shorter one"
+            )
+        if "\0" in part:
+            raise InputError(f"expected a folder's name without null characters; got {part[:60]!r}")
+    return folder
+
+
+def start_metrics(run: Path) -> None:
+    """An empty table of metrics for a run that has lost its own; checkpoints that were written before are accepted."""
+    for leftover in ("metrics.db-wal", "metrics.db-shm"):
+        with contextlib.suppress(OSError):
+            (run / leftover).unlink()
+    known = [0]
+    for checkpoint in checkpoints.find(run / "checkpoints"):
+        with contextlib.suppress(RunError):
+            known.append(checkpoints.read_with_commits(checkpoint.path)[2])
+    Metrics(run / "metrics.db", "x", max(known)).close()
+
+
+def _refuse_existing(target: Path) -> None:
+    with writing(target):
+        if not target.exists() and not target.is_symlink():
+            return
+        if (target / "run.json").exists():
+            raise RunError(f"{target} holds a run already: choose another folder, or continue it with resume=True")
+        if not target.is_dir() or target.is_symlink():
+            raise RunError(f"{target} is in the way of the run folder: choose another name")
+        if any(target.iterdir()):
+            raise RunError(f"{target} is not empty and not a run of Excite: choose another folder")
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise RunError(f"{path} is damaged: expected a JSON object")
+    return value
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,181 @@
+"""Studies that train networks and compare how many images stand perturbations of given sizes, on training and test data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from excite.errors import RunError
+from excite.jobs.job import Work
+from excite.jobs.scheduler import Task
+from excite.margin import margins
+from excite.margin.fixed_radius import broken_at
+from excite.runs import Run, load_run
+from excite.studies.by_margins import radius_reached
+from excite.studies.figures import COLOURS, DASHES
+from excite.studies.figures import PARTS as WORDS
+from excite.studies.numbers import Numbers
+from excite.studies.study import Arm, Scale, Study
+from excite.train.config import TrainConfig, parse_config
+from excite.train.evaluate import PARTS, SavedModel
+from excite.train.from_config import load_data
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIZES = (2, 4, 8)  # of the perturbation, in 255ths of the pixel range
+DOUBT = 0.05  # the second attack breaks this share of points more: the first is not to be trusted
+
+
+def in_pixels(size: float) -> float:
+    """The radius of size/255 of the pixel range where pixels lie in [−1, 1]."""
+    return 2 * size / 255
+
+
+@dataclass(frozen=True)
+class RobustnessTaken:
+    """Robust accuracy of `points` training and test images; the minimum-norm search of `check` test images beside it."""
+
+    points: int
+    check: int
+    steps: int
+    restarts: int
+
+    def taken(self, run: Run, config: TrainConfig) -> bool:
+        return (run.path / "artifacts/robust.json").exists() and run.read_json("robust").get("settings") == vars(self)
+
+    def take(self, saved: SavedModel, arm: str, progress: Callable[[float], None]) -> None:
+        radii = [0.0, *map(in_pixels, SIZES)]
+        options: dict[str, Any] = {"bounds": saved.data.bounds, "classes": len(saved.data.classes)}
+        found: dict[str, Any] = {"settings": vars(self), "sizes": [0, *SIZES], "arm": arm}
+        for number, part in enumerate(PARTS):
+            x, y = saved.points(part, self.points)
+            tell = lambda share, number=number: progress((number + share) / 2)  # noqa: E731
+            broken = broken_at(
+                saved.model, x, y, radii, steps=self.steps, restarts=self.restarts, progress=tell, **options
+            )
+            found[part] = [float((broken > radius).double().mean()) for radius in radii]
+        chosen = np.linspace(0, len(x) - 1, min(self.check, len(x))).round().astype(int)
+        smallest = margins(
+            saved.model, x[chosen], y[chosen], bounds=saved.data.bounds, evidence=False, certify=False
+        ).values
+        found["check"] = {
+            "points": len(chosen),
+            "attack": [float((broken[chosen] > r).double().mean()) for r in radii],
+            "search": [float((smallest > r).double().mean()) for r in radii],
+        }
+        with closing(Run.open(saved.run, "a")) as run:  # its status stays
+            run.write_json("robust", found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessScale(Scale):
+    model: Mapping[str, Any]
+    train: int | None
+    test: int | None
+    epochs: int
+    batch: int
+    points: int
+    check: int
+    steps: int
+    restarts: int
+    precision: str
+
+
+class ByRobustness:
+    data = ("cifar10",)
+    columns: Mapping[str, tuple[str, str]] = {
+        **{
+            f"{'clean' if not size else f'robust{size}'}_{part}": (
+                f"{'clean' if not size else f'{size}/255'}, {'training' if part == 'train' else 'test'}",
+                "{:.1%}",
+            )
+            for size in (0, *SIZES)
+            for part in PARTS
+        },
+        "gap": ("gap", "{:.3f}"),
+        "reached": ("relative radius reached", "{:.2%}"),
+        "search8_test": ("8/255, test, second attack", "{:.1%}"),
+        "minutes": ("minutes", "{:.1f}"),
+    }
+    below_figure = (
+        "Each line is the share of images that are classified right and stay right when every pixel may change by up to ε: the\n"
+        "higher, the more robust. Training tells about test where the left and the right line of a colour are alike."
+    )
+    settings = (
+        "Robust accuracy: projected gradient steps up the margin loss from several random starts; an image counts as broken as "
+        "soon as one of them, at this or a smaller ε, gets it wrong. The second attack is the minimum-norm search of "
+        "[Margins](../margins.md) on fewer test images; both give upper bounds.",
+    )
+
+    def work(self, study: str, arm: Arm, scale: RobustnessScale, seed: int, folder: Path, device: str) -> Task:
+        config = parse_config({**arm.config, "seed": seed, "device": device}, f"{study}, {arm.name}")
+        taken = RobustnessTaken(scale.points, scale.check, scale.steps, scale.restarts)
+        return Task(arm.name, seed, folder, config, taken)
+
+    def check(self, work: Sequence[Work]) -> None:
+        assert isinstance(work[0], Task)
+        load_data(work[0].config.data)  # says how to fetch them
+
+    def read(self, work: Work) -> tuple[Numbers, dict[str, list[float]]]:
+        with load_run(work.folder) as run:
+            try:
+                found, minutes = run.read_json("robust"), float(run.read_json("time")["seconds"]) / 60
+                reached = radius_reached(run)
+                lines: dict[str, list[float]] = {part: list(map(float, found[part])) for part in PARTS}
+                attack, search = (list(map(float, found["check"][name])) for name in ("attack", "search"))
+            except (KeyError, TypeError, ValueError) as error:
+                raise RunError(
+                    f"the artifacts of {work.folder} are damaged ({error!r}): delete them and start again"
+                ) from error
+        names = ["clean", *(f"robust{size}" for size in SIZES)]
+        values = {f"{name}_{part}": lines[part][i] for i, name in enumerate(names) for part in PARTS}
+        values["gap"] = max(train - test for train, test in zip(lines["train"], lines["test"]))
+        values |= {**reached, "minutes": minutes, "search8_test": search[-1], "attack8_test": attack[-1]}
+        flags = tuple(
+            f"at {size}/255 the second attack leaves {second:.1%} of {found['check']['points']} test images, the first {first:.1%}"
+            for size, first, second in zip(SIZES, attack[1:], search[1:])
+            if first - second > DOUBT
+        )
+        assert isinstance(work, Task)
+        chance = 2 / (10 if work.config.data.classes is None else len(work.config.data.classes))
+        return Numbers(work.arm, work.seed, values, flags, lines["test"][0] < chance), lines
+
+    def figures(
+        self, study: Study, scale: RobustnessScale, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    ) -> dict[str, tuple[str, Figure]]:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 4.8), layout="constrained")
+        axes = figure.subplots(1, 2, sharey=True)
+        at = [0, *SIZES]
+        for axis, (part, words) in zip(axes, WORDS.items()):
+            for number, (arm, seeds) in enumerate(details.items()):
+                share = 100 * np.array([lines[part] for lines in seeds])
+                colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+                axis.plot(at, share.mean(0), color=colour, linestyle=dashes, marker="o", markersize=4, label=arm)
+                axis.fill_between(at, share.min(0), share.max(0), color=colour, alpha=0.15, linewidth=0)
+            axis.set(
+                title=words,
+                xlabel="ε, in 255ths of the pixel range",
+                xlim=(0, at[-1]),
+                ylim=(0, 100),
+            )
+            axis.set_xticks(at)
+            axis.grid(alpha=0.3)
+        axes[0].set_ylabel("% right under attack\n(higher is more robust)")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=9)
+        figure.suptitle(f"{study.title} ({study.task}, scale {scale.name})", fontsize=12)
+        return {"figure": (f"Robust accuracy: {study.title}", figure)}
+
+    def below_table(self, scale: RobustnessScale) -> str:
+        return (
+            f"Of {scale.points:,} training and {scale.points:,} test images. The gap is the largest difference between training and test over these\n"
+            "sizes. Minutes are those of training, on the machine named below. *Trusted*: networks for which the second attack\n"
+            f"breaks no more than {DOUBT:.0%} of its images beyond the first."
+        )

@@ -1,0 +1,229 @@
+"""Questions of the paper's conclusion: other optimizers, normalization layers, the trajectories of weights.
+
+The task of `frequency`, batches of ten (batch normalization needs more than one), six ways to train. For each of them: does
+the trajectory of the first bias order the four functions by frequency? Does that of the weights? And is the normalized update
+of the bias the exact slope?
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+from excite.studies.beyond.stacked_networks import Stacked, Trajectories, log_ratio, optimizer_of, train
+from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
+from excite.studies.figures import COLOURS, plain_ticks
+from excite.studies.numbers import Numbers
+from excite.studies.study import Arm, Claim, Study
+from excite.studies.trajectory.frequency import FIT, points, thinned
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FREQUENCIES = (0.25, 0.5, 0.75, 1.0)
+SGD, MOMENTUM, ADAM, ADAMW, LAYER, BATCH = WAYS = (
+    "SGD", "momentum", "Adam", "AdamW", "SGD, layer normalization", "SGD, batch normalization",
+)  # fmt: skip
+_SETTINGS: dict[str, tuple[str, float, str]] = {  # optimizer, learning rate, normalization
+    SGD: ("sgd", 1e-2, "none"),
+    MOMENTUM: ("momentum", 1e-3, "none"),
+    ADAM: ("adam", 1e-3, "none"),
+    ADAMW: ("adamw", 1e-3, "none"),
+    LAYER: ("sgd", 1e-2, "layer"),
+    BATCH: ("sgd", 1e-2, "batch"),
+}
+_SOURCE = "What training reveals, section 7 (asked there)"
+_POINTS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaysScale(StepsScale):
+    times: int = 1  # the learning rates of SGD, with momentum or not: fewer steps must fit the functions, too
+
+
+SCALES = {
+    "quick": WaysScale(
+        name="quick", seeds=5, steps=5_000, times=6,
+        words="500 epochs instead of 3,000, with six times the learning rates of SGD and momentum; 5 repeats",
+    ),
+    "paper": WaysScale(name="paper", seeds=10, steps=30_000, words="3,000 epochs as in `frequency`, 10 repeats"),
+}  # fmt: skip
+
+
+def arms(scale: WaysScale) -> list[Arm]:
+    base = {"steps": scale.steps, "batch": 10, "points": _POINTS, "test": 30, "widths": [10, 32, 32, 32]}
+    return [
+        Arm(way, {**base, "optimizer": name, "lr": lr * (1 if "adam" in name else scale.times), "normalization": norm})
+        for way, (name, lr, norm) in _SETTINGS.items()
+    ]
+
+
+def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report: Report) -> list[Outcome]:
+    """All networks of a way at once: four frequencies for each seed, with the same points, first weights and order."""
+    ways = list(dict.fromkeys(json.dumps(dict(settings), sort_keys=True) for settings, _ in parts))
+    found: dict[int, Outcome] = {}
+    for turn, way in enumerate(ways):
+        chosen = [i for i, (settings, _) in enumerate(parts) if json.dumps(dict(settings), sort_keys=True) == way]
+        seeds = [parts[i][1] for i in chosen]
+        trained = trajectories(parts[chosen[0]][0], seeds, lambda share, turn=turn: report((turn + share) / len(ways)))  # type: ignore[misc]
+        for row, i in enumerate(chosen):
+            four = slice(len(FREQUENCIES) * row, len(FREQUENCIES) * (row + 1))
+            found[i] = outcome(
+                {name: curve[four].numpy() for name, curve in vars(trained).items()}, parts[i][0]["steps"]
+            )
+    return [found[i] for i in range(len(parts))]
+
+
+def trajectories(settings: Mapping[str, Any], seeds: Sequence[int], report: Report) -> Trajectories:
+    drawn = [points(omega, seed, settings["points"], settings["test"]) for seed in seeds for omega in FREQUENCIES]
+    x, y, x_test, y_test = (torch.stack(tensors) for tensors in zip(*drawn))
+    networks = Stacked([seed for seed in seeds for _ in FREQUENCIES], settings["widths"], settings["normalization"])
+    return train(
+        networks,
+        optimizer_of(settings["optimizer"], networks, settings["lr"]),
+        x,
+        y,
+        (x_test, y_test),
+        steps=settings["steps"],
+        batch=settings["batch"],
+        windows=100,
+        progress=report,
+    )
+
+
+def outcome(curves: Mapping[str, np.ndarray[Any, Any]], steps: int) -> Outcome:
+    """From the curves (4, T) of one seed's four frequencies."""
+    count = curves["bias"].shape[1]
+    last = max(1, count // 20)
+    ends = {name: curve[:, -last:].mean(1) for name, curve in curves.items()}
+    bias, weights = ends["bias"], ends["weights"]
+    values = {
+        "bias_order": _rank(FREQUENCIES, bias),
+        "weight_order": _rank(FREQUENCIES, weights),
+        "bias_ratio": log_ratio(bias[-1], bias[0]),
+        "weight_ratio": log_ratio(weights[-1], weights[0]),
+        "agree": _rank(bias, weights),
+        "exact": float(np.mean([log_ratio(a, b) for a, b in zip(bias, ends["slope"])])),
+        "test_order": _rank(bias, ends["test"]),
+        "loss": float(ends["loss"].max()),
+    }
+    detail: dict[str, Any] = {"steps": thinned(np.linspace(0, steps, count + 1)[1:])}
+    detail |= {name: [thinned(curve) for curve in curves[name]] for name in ("bias", "weights", "slope", "loss")}
+    flags = () if values["loss"] < FIT else (f"training loss {values['loss']:.2g} at the highest, above {FIT}",)
+    return Outcome(values, detail, flags)
+
+
+def _rank(a: Sequence[float] | np.ndarray[Any, Any], b: Sequence[float] | np.ndarray[Any, Any]) -> float:
+    return float(stats.spearmanr(a, b).statistic)
+
+
+def _one(text: str, way: str, name: str, measure: str, above: float = 0.0) -> Claim:
+    return Claim(f"{way}: {text}", _SOURCE, measure, (way,), lambda n: float(getattr(n[way], name)), above=above)
+
+
+def _coupled(n: Mapping[str, Numbers]) -> float:
+    return abs(float(n[BATCH].exact)) - abs(float(n[SGD].exact))
+
+
+def claims(scale: WaysScale) -> list[Claim]:
+    return [
+        *(_one("the bias's trajectory is longer at the highest frequency", way, "bias_ratio",
+               "normalized update at the end, log10 of the ratio of ω = 1 to ω = 0.25") for way in WAYS),
+        *(_one("the bias's trajectory orders the four functions", way, "bias_order",
+               "rank correlation of normalized update and frequency", 0.5) for way in WAYS),
+        *(_one("the weights' trajectory is longer at the highest frequency", way, "weight_ratio",
+               "normalized update of all weights, log10 of the ratio of ω = 1 to ω = 0.25") for way in WAYS),
+        *(_one("weights say what biases say", way, "agree",
+               "rank correlation of the two over frequencies", 0.5) for way in WAYS),
+        Claim("batch normalization takes the normalized update away from the exact slope", "not in the paper: the ratio is per sample",
+              "size of log10 of update over exact slope, batch normalization minus SGD", (SGD, BATCH), _coupled, above=0.0),
+    ]  # fmt: skip
+
+
+def draw(
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+) -> dict[str, tuple[str, Figure]]:
+    """A column a way to train; rows: update of the bias with the exact slope, update of the weights."""
+    from matplotlib.figure import Figure
+
+    colours = (COLOURS[2], COLOURS[6], COLOURS[5], COLOURS[1])  # cold to warm
+    figure = Figure(figsize=(1.75 * len(details) + 0.7, 4.8), layout="constrained")
+    axes = figure.subplots(2, len(details), squeeze=False, sharex=True)
+    for column, (way, repeats) in enumerate(details.items()):
+        at = np.array(repeats[0]["steps"]) / 1000
+        for k, omega in enumerate(FREQUENCIES):
+            for row, name in enumerate(("bias", "weights")):
+                curves = np.array([one[name][k] for one in repeats])
+                axes[row, column].plot(at, curves.mean(0), color=colours[k], linewidth=1.8, label=f"ω = {omega:g}")
+                axes[row, column].fill_between(
+                    at, curves.min(0), curves.max(0), color=colours[k], alpha=0.12, linewidth=0
+                )
+            slope = np.array([one["slope"][k] for one in repeats]).mean(0)
+            axes[0, column].plot(
+                at, slope, color="black", linewidth=0.8, linestyle=":", label="exact slope" if k == 0 else None
+            )
+        axes[0, column].set_title(way.replace(", ", ",\n"), fontsize=9)
+        axes[1, column].set_xlabel("step, thousands")
+        for axis in axes[:, column]:
+            axis.grid(alpha=0.3)
+            axis.set_yscale("log")
+            plain_ticks(axis.yaxis, *axis.get_ylim())
+    axes[0, 0].set_ylabel("normalized update\nof the first bias")
+    axes[1, 0].set_ylabel("normalized update\nof all weights")
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9, frameon=False
+    )
+    count = max(len(one) for one in details.values())
+    figure.suptitle(f"{study.title}\nlines: means over {count} repeats, bands: lowest to highest", fontsize=12)
+    return {
+        "figure": (
+            f"{study.title}: normalized updates of bias and weights by frequency, a column a way to train",
+            figure,
+        )
+    }
+
+
+STUDY = Study(
+    "optimizers",
+    "Trajectories under other optimizers and normalizations",
+    "no figure: questions asked in the conclusion of What Training Reveals about Neural Network Complexity",
+    "The task of `frequency`; networks 10-10-32-32-32-1, batches of ten",
+    Computed(
+        Jointly(compute),
+        {
+            "bias_order": ("bias: order", "{:.2f}"),
+            "bias_ratio": ("ω = 1 to 0.25, log10", "{:.2f}"),
+            "weight_order": ("weights: order", "{:.2f}"),
+            "weight_ratio": ("ω = 1 to 0.25, log10", "{:.2f}"),
+            "agree": ("weights and bias agree", "{:.2f}"),
+            "exact": ("update over exact slope, log10", "{:.3f}"),
+            "test_order": ("bias and test loss", "{:.2f}"),
+            "loss": ("largest training loss", "{:.4f}"),
+        },
+        draw,
+        "A colour a frequency; lines are means over repeats, bands reach from the lowest to the highest. Dotted: the exact mean slope\n"
+        "at the training points in evaluation mode, which the update of the bias should show. *All weights*: √Σ‖dL/dW‖² / |dL/df| of\n"
+        "a sample, over the layers after the first.",
+        "Means over repeats, and the range, over the last twentieth of the steps. *Order*: rank correlation with the frequency over\n"
+        "the four functions, 1 if they are in order. *Agree*: rank correlation of the two. *Bias and test loss*: rank correlation.\n"
+        f"*Trusted*: repeats in which all four functions were fitted to a training loss below {FIT}.",
+        (
+            "Learning rates: SGD 0.01, momentum 0.9 with 0.001, Adam and AdamW (decay 0.01) 0.001; half squared error, float32.",
+            "Normalizations stand before the ReLU of the three hidden layers of 32, with trained scale and shift.",
+        ),
+    ),
+    SCALES,
+    arms,
+    claims,
+    (
+        "Networks of a seed share points, first weights and the order of points over frequencies and ways.",
+        "Functions must have been fitted before trajectories compare them: a steep function has a short trajectory as long as little of "
+        "it is learned (SGD after 500 epochs at learning rate 0.01 has the four in the wrong order).",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Studies of *Persistency of excitation for robustness of neural networks*."""

@@ -1,0 +1,223 @@
+"""Section 1.1: what an online learner does not get to see it does not learn; and two arguments of the same kind, 3.1 and 5.2.
+
+The paper tells these examples in words and gives no numbers: sizes and step sizes are ours. In each, one arm has an
+excitation that fades or is missing and another has one that persists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from excite.studies.computed import Computed, Outcome, Report
+from excite.studies.excitation.excitation_figure import draw
+from excite.studies.excitation.excitation_hidden import centring, multiplying_node
+from excite.studies.excitation.excitation_online import (
+    bandit,
+    linear_system,
+    regression,
+    scalar_system,
+    stochastic_gradient,
+)
+from excite.studies.study import Arm, Claim, Scale, Study
+
+EXPERIMENTS: dict[str, Callable[[Mapping[str, Any], int], Outcome]] = {
+    "regression": regression,
+    "scalar system": scalar_system,
+    "linear system": linear_system,
+    "stochastic gradient": stochastic_gradient,
+    "bandit": bandit,
+    "node": multiplying_node,
+    "centring": centring,
+}
+_ONE = "Persistency of excitation, section 1.1"
+_RICH = "Richness of hidden activations, section 1"
+_NODE, _CENTRE = "Persistency of excitation, section 5.2", "Persistency of excitation, section 3.1"
+_OWN = "not in the papers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BasicsScale(Scale):
+    """Steps of each experiment, and bandits side by side."""
+
+    steps: Mapping[str, int]
+    bandits: int
+
+
+SCALES: dict[str, BasicsScale] = {
+    "quick": BasicsScale(
+        name="quick",
+        seeds=5,
+        steps={
+            "regression": 1000,
+            "scalar system": 2000,
+            "linear system": 3000,
+            "stochastic gradient": 10000,
+            "bandit": 2000,
+            "node": 1000,
+        },
+        bandits=200,
+        words="5 seeds, and fewer steps than at scale `paper`",
+    ),
+    "paper": BasicsScale(
+        name="paper",
+        seeds=10,
+        steps={
+            "regression": 2000,
+            "scalar system": 5000,
+            "linear system": 5000,
+            "stochastic gradient": 20000,
+            "bandit": 5000,
+            "node": 2000,
+        },
+        bandits=1000,
+        words=(
+            "10 seeds; 2,000 steps of regression, 5,000 of the systems and the bandits (1,000 of them a seed), 20,000 stochastic "
+            "gradients, 2,000 steps of the network with the node. The papers give no numbers for these examples"
+        ),
+    ),
+}
+
+
+def arms(scale: BasicsScale) -> list[Arm]:
+    """Named after the experiment and, behind the colon, how it is excited."""
+
+    def arm(experiment: str, how: str, **settings: Any) -> Arm:
+        size = {"steps": scale.steps[experiment]} if experiment in scale.steps else {}
+        return Arm(f"{experiment}: {how}", {"experiment": experiment, **size, **settings})
+
+    return [
+        arm("regression", "attenuated quickly", alpha=0.9),
+        arm("regression", "attenuated slowly", alpha=0.99),
+        arm("regression", "persistent", alpha=1.0),
+        arm("scalar system", "no input", input="none"),
+        arm("scalar system", "random signs", input="signs"),
+        arm("linear system", "constant input", input="constant"),
+        arm("linear system", "one frequency", input="one frequency"),
+        arm("linear system", "two frequencies", input="two frequencies"),
+        arm("stochastic gradient", "scaled down too fast", scaling="fast"),
+        arm("stochastic gradient", "scaled down slowly", scaling="slow"),
+        arm("stochastic gradient", "not scaled", scaling="none"),
+        arm("bandit", "stops exploring", exploring="stops", bandits=scale.bandits),
+        arm("bandit", "goes on exploring", exploring="goes on", bandits=scale.bandits),
+        arm("node", "plain", excited="nothing"),
+        arm("node", "input excited", excited="input"),
+        arm("node", "input excited exactly", excited="exactly"),
+        arm("node", "every layer excited", excited="every layer"),
+        arm("centring", "origin elsewhere", origin="elsewhere"),
+        arm("centring", "mean removed", origin="mean"),
+        arm("centring", "support vectors centred", origin="support"),
+    ]
+
+
+def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+    return EXPERIMENTS[settings["experiment"]](settings, seed)
+
+
+def claims(scale: BasicsScale) -> list[Claim]:
+    fading, quiet = "regression: attenuated quickly", "scalar system: no input"
+    constant, rich = "linear system: constant input", "linear system: two frequencies"
+    fast, stops = "stochastic gradient: scaled down too fast", "bandit: stops exploring"
+    slow, every, mean = "stochastic gradient: scaled down slowly", "node: every layer excited", "centring: mean removed"
+    exact, known = "node: input excited exactly", "centring: support vectors centred"
+    elsewhere = "centring: origin elsewhere"
+    return [
+        _is("with measurements that are attenuated the error still becomes zero", _ONE, fading, "error", below=1e-6),
+        _is("and the parameters end away from their true value", _ONE, fading, "wrong", above=0.1),
+        _is("with measurements that persist they do not", _ONE, "regression: persistent", "wrong", below=1e-6),
+        _is("a state and its estimate can decay to zero both", _ONE, quiet, "error", below=1e-6),
+        _is("while the parameter of the system is not found", _ONE, quiet, "wrong", above=0.1),
+        _is("an input that goes on finds it", _ONE, "scalar system: random signs", "wrong", below=1e-6),
+        _is("under a constant input a system of order two is not found", _RICH, constant, "wrong", above=0.1),
+        _is("one frequency is not enough for it", _RICH, "linear system: one frequency", "wrong", above=0.1),
+        _is("two are", _RICH, rich, "wrong", below=1e-3),
+        _is(
+            "the outputs under a constant input do not tell how the system works",
+            _RICH, constant, "least_squares", above=1e-3,
+        ),
+        Claim(
+            "with noise in the outputs least squares is more than three times worse under the constant input than under two frequencies",
+            _OWN,
+            "log10 of its distance from the truth, constant input minus two frequencies",
+            (constant, rich),
+            lambda n: math.log10(n[constant].noisy / n[rich].noisy),
+            above=math.log10(3),
+        ),
+        _is("a stochastic gradient that is scaled down too fast misses the optimum", _ONE, fast, "wrong", above=0.1),
+        _is("one that is scaled down like 1/t gets there", _ONE, slow, "wrong", below=0.1),
+        _is("more than one bandit in a hundred that stops exploring misses the better arm", _ONE, stops, "wrong", above=0.01),
+        _is("of those that go on fewer do", _ONE, "bandit: goes on exploring", "wrong", below=0.01),
+        _is("the weight behind the node is not learnt from the training points", _NODE, "node: plain", "wrong", above=0.99),
+        _is("nor if inputs are perturbed: their extremes leave most of it", _NODE, exact, "wrong", above=0.5),
+        _is("with perturbed inputs the search of Algorithm 1 moves the output of the node", _NODE, "node: input excited", "seen", above=0.01),
+        _is("perturbing every layer excites it, and training removes it", _NODE, every, "wrong", below=0.05),
+        Claim(
+            "removing the mean leaves a bias B", _CENTRE, "log10 of the size of B, mean removed", (mean,),
+            lambda n: math.log10(n[mean].bias), above=-6.0,
+        ),
+        _is("and a poor margin, below half of the optimal one", _CENTRE, mean, "margin", below=0.5),
+        _is("knowing the support vectors removes B", _CENTRE, known, "bias", below=1e-6),
+        _is("and gives the optimal margin", _CENTRE, known, "margin", above=0.999),
+        Claim(
+            "removing the mean is a gain at least, against an origin elsewhere",
+            _OWN,
+            "margin over the optimal one, mean removed minus origin elsewhere",
+            (mean, elsewhere),
+            lambda n: n[mean].margin - n[elsewhere].margin,
+            above=0.0,
+        ),
+    ]  # fmt: skip
+
+
+WORDS = {
+    "wrong": "distance from the truth",
+    "error": "error that is left",
+    "least_squares": "distance from the truth of least squares",
+    "noisy": "the same with noise",
+    "seen": "largest output of the node over ε²",
+    "bias": "size of B",
+    "margin": "margin over the optimal one",
+}
+
+
+def _is(text: str, source: str, arm: str, name: str, **bounds: float) -> Claim:
+    return Claim(text, source, f"{WORDS[name]}, {arm}", (arm,), lambda n: float(getattr(n[arm], name)), **bounds)
+
+
+STUDY = Study(
+    "excitation-basics",
+    "What is not excited is not learnt",
+    "section 1.1 of Persistency of Excitation for Robustness of Neural Networks, with the arguments of sections 3.1 and 5.2",
+    "Small systems, made up",
+    Computed(
+        compute,
+        {name: (words, "{:.2g}") for name, words in WORDS.items()},
+        draw,
+        (
+            "Orange and dashed: the excitation fades or is missing. Blue: it persists. Green: something between. Curves are medians\n"
+            "over seeds, bands reach from the lowest to the highest seed; the axis of steps is logarithmic. In the last two panels\n"
+            "gradient descent on the cross-entropy ends at the orange line, the widest margin is at the blue one."
+        ),
+        (
+            "Means over seeds, and the range. *Distance from the truth*: of the parameters, relative to their size; for the stochastic\n"
+            "gradient relative to the distance at the start; for bandits the share that prefers the worse arm; for the node the weight\n"
+            "behind it, which was 1 and which no training point excites. *Error that is left*: what the algorithm itself sees at the\n"
+            "end: of its predictions, the size of the last gradient, for bandits the loss per pull, for the node that of the clean points."
+        ),
+        (
+            "Regression: 30 points in three dimensions, multiplied by α = 0.9, 0.99 or 1 after every step.",
+            "Systems: x ← θx + u with an estimate that runs beside it; one of order two, at rest before, learnt by normalized gradient "
+            "steps, and by least squares over all steps without noise and with noise of 0.01.",
+            "Stochastic gradient: least squares that no θ fits, scaled by 0.98 each step, by 1/(1 + t/50), or not.",
+            "Bandits: arms that pay with 0.35 and 0.65; the one that looks worse is pulled with a frequency of 10/t² or 10/t.",
+            "Node: f = w·(x₃, x₄, x₅) + c x₁x₂ + b on points with x₁ = x₂ = 0, radius 0.05. The search of Algorithm 1 starts at zero, "
+            "where x₁x₂ has no gradient, so it never moves the node; *exactly* takes the true extremes of the output instead.",
+            "Centring: two rings of 20 points as in figure 2, left; the limit of gradient descent is the hyperplane of least ‖w‖² + b².",
+        ),
+    ),
+    SCALES,
+    arms,
+    claims,
+)  # fmt: skip

@@ -1,0 +1,58 @@
+"""Figure 5: how large a perturbation of every layer should be."""
+
+from __future__ import annotations
+
+from excite.studies.by_margins import ByMargins, TrainingScale
+from excite.studies.excitation.planes_and_horses import SCALES, TASK, excited, settings
+from excite.studies.study import Arm, Claim, Study
+
+RADII = (0.005, 0.010, 0.020)
+_SOURCE = "Persistency of excitation, section 6, figure 5"
+_SMALL, _MIDDLE, _LARGE = (f"radius {radius:.3f}" for radius in RADII)
+
+
+def arms(scale: TrainingScale) -> list[Arm]:
+    grown = [Arm(f"radius {radius:.3f}", settings(scale, excitation=excited(radius))) for radius in RADII]
+    return [Arm("plain", settings(scale)), *grown]
+
+
+def claims(scale: TrainingScale) -> list[Claim]:
+    return [
+        Claim(
+            "a small perturbation of every layer, 0.005, makes the margin of training images larger",
+            _SOURCE,
+            f"median training margin, {_SMALL} minus plain",
+            ("plain", _SMALL),
+            lambda n: n[_SMALL].margin_train - n["plain"].margin_train,
+            above=0.0,
+        ),
+        Claim(
+            "a large perturbation, 0.020, keeps the training error from reaching zero",
+            _SOURCE,
+            f"training error, {_LARGE} minus plain",
+            ("plain", _LARGE),
+            lambda n: n["plain"].accuracy_train - n[_LARGE].accuracy_train,
+            above=0.0,
+        ),
+        Claim(
+            "the largest perturbation, 0.020, gives the largest margin of test images",
+            _SOURCE,
+            f"median test margin, {_LARGE} minus the best of the other arms",
+            ("plain", _SMALL, _MIDDLE, _LARGE),
+            lambda n: n[_LARGE].margin_test - max(n[arm].margin_test for arm in ("plain", _SMALL, _MIDDLE)),
+            above=0.0,
+        ),
+    ]
+
+
+STUDY = Study(
+    "margin-radii",
+    "Every layer excited, with three radii",
+    "figure 5 of Persistency of Excitation for Robustness of Neural Networks",
+    TASK,
+    ByMargins(),
+    SCALES,
+    arms,
+    claims,
+    ("The perturbations are balls in the infinity norm before every affine layer, grown from zero in four stages.",),
+)

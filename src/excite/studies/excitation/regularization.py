@@ -1,0 +1,130 @@
+"""Section 5.1: regularization as excitation, and where the two part; section 2.1: a constant that no input bounds.
+
+Theorem 6 (both solutions along λ), equations 10 and 11 (ghost measurements, noise), equation 13 (cross-entropy of inflated
+points, whose optimum is unbounded), and least squares with targets of any size. The paper has no experiment on these:
+sizes are ours. The seed draws the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from excite.studies.computed import Computed
+from excite.studies.excitation.regularization_figure import draw
+from excite.studies.excitation.regularization_parts import compute
+from excite.studies.study import Arm, Claim, Scale, Study
+
+SIX = {norm: f"Theorem 6, p = {word}" for norm, word in (("1", "1"), ("2", "2"), ("inf", "∞"))}
+NOISE, LINEAR = "equations 10 and 11", "section 2.1"
+BELOW, ABOVE = "equation 13, ε below the margin", "equation 13, ε above the margin"
+BOUNDED = "equation 13, ε below the margin, weights bounded"
+_PAPER = "Persistency of excitation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionScale(Scale):
+    points: int
+    inputs: int
+    grid: int  # values of λ
+    steps: int
+
+
+SCALES = {
+    "quick": RegressionScale(
+        name="quick", seeds=3, points=20, inputs=4, grid=12, steps=5_000, every_arm=True,
+        words="20 points in 4 dimensions, 12 values of λ, 5,000 steps, 3 seeds",
+    ),
+    "paper": RegressionScale(
+        name="paper", seeds=6, points=30, inputs=6, grid=24, steps=20_000, every_arm=True,
+        words="30 points in 6 dimensions, 24 values of λ, 20,000 steps, 6 seeds",
+    ),
+}  # fmt: skip
+
+
+def arms(scale: RegressionScale) -> list[Arm]:
+    base = {"points": scale.points, "inputs": scale.inputs}
+    six = {**base, "part": "equivalence", "grid": scale.grid, "powers": [1.0, 1.5, 2.0, 3.0]}
+    inflated = {**base, "part": "inflated", "lr": 0.1, "steps": scale.steps, "decay": 0.0, "radius": 0.9}
+    return [
+        *(Arm(name, {**six, "norm": norm}) for norm, name in SIX.items()),
+        Arm(NOISE, {**base, "part": "noise", "penalty": 0.1, "copies": [1, 3, 10, 30, 100, 300, 1000]}),
+        Arm(BELOW, inflated),
+        Arm(ABOVE, {**inflated, "radius": 1.5}),
+        Arm(BOUNDED, {**inflated, "decay": 0.1}),
+        Arm(LINEAR, {**base, "part": "linear", "steps": scale.steps, "scales": [1.0, 10.0, 100.0, 1000.0]}),
+    ]
+
+
+def _claim(text: str, where: str, measure: str, arm: str, name: str, **limit: float) -> Claim:
+    source = f"{_PAPER}, {where}"
+    return Claim(text, source, f"{arm}: {measure}", (arm,), lambda n: n[arm].values[name], **limit)
+
+
+def claims(scale: RegressionScale) -> list[Claim]:
+    near = "points near the training data"
+    return [
+        *(
+            _claim("where λ does not give zero, an ε gives the same solution", "Theorem 6",
+                   "largest difference of Xw and ‖w‖, relative, over λ and m", arm, "difference", below=1e-6)
+            for arm in SIX.values()
+        ),
+        _claim("every λ has such an ε", "Theorem 6", "values of λ without one, all with m = 1", SIX["2"], "alone", below=0.5),
+        _claim("n ghost measurements give the ridge solution", "equation 10", "relative difference", NOISE, "ghosts",
+               below=1e-9),
+        _claim("2n directions of noise at every point give the ridge solution", "equation 11", "relative difference", NOISE,
+               "directions", below=1e-9),
+        _claim("problem 13 is not convex", "section 5.1",
+               "pairs of weights, of 2,000, with the loss in their middle above the chord", BELOW, "above", above=0.5),
+        _claim("problem 13 has no finite optimum while ε is below the margin", "section 5.1",
+               "growth of ‖w‖ over the last nine tenths of training", BELOW, "growth", above=0.1),
+        _claim(f"and its solution generalizes to all {near}", "section 5.1",
+               "distance of the nearest training point from the boundary over ε", BELOW, "reach", above=1.0),
+        _claim("problem 13 has a finite optimum once ε is above the margin", "section 5.1, by contrast",
+               "growth of ‖w‖ over the last nine tenths of training", ABOVE, "growth", below=0.01),
+        _claim(f"bounding the weights keeps it from generalizing to all {near}", "section 5.1",
+               "distance of the nearest training point from the boundary over ε", BOUNDED, "reach", below=1.0),
+        _claim("gradient descent on least squares converges with the same step however large the targets", "section 2.1",
+               "gradient left, relative to the first", LINEAR, "unconverged", below=1e-6),
+        _claim("and the Lipschitz constant of a linear estimator grows with them without bound", "section 2.1",
+               "constant for targets 1,000 times as large over the first", LINEAR, "lipschitz", above=999.0),
+    ]  # fmt: skip
+
+
+STUDY = Study(
+    "regularization",
+    "Regularization as excitation, and where they part",
+    "Theorem 6, equations 10 to 13 and section 2.1 of Persistency of Excitation for Robustness of Neural Networks",
+    "Linear models on small random data",
+    Computed(
+        compute,
+        {
+            "difference": ("difference of both solutions", "{:.1e}"),
+            "alone": ("λ without ε", "{:.0f}"),
+            "ghosts": ("ghost measurements, off by", "{:.1e}"),
+            "directions": ("2n directions, off by", "{:.1e}"),
+            "many": ("1,000 draws, off by", "{:.1e}"),
+            "norm": ("‖w‖", "{:.3g}"),
+            "growth": ("its growth", "{:.2f}"),
+            "reach": ("margin over ε", "{:.2f}"),
+            "lipschitz": ("constant, targets × 1,000", "{:.4g}"),
+        },
+        draw,
+        "First row: the weights along the penalty λ‖w‖_p, m = 1 (lines), and the solution of the excited problem with the matching ε\n"
+        "(dots); in the shaded part the penalty gives zero and no ε does; and which ε matches. Second row: how far the solution\n"
+        "with drawn noise is from ridge regression; the norm of w and its margin over ε for problem 13; the Lipschitz constant\n"
+        "of least squares with larger targets.",
+        "Means over seeds, and the range; a dash where an arm has no such number. Both solutions of Theorem 6 are found separately,\n"
+        "for m = 1, 1.5, 2, 3; they need not be unique for p = 1 and ∞, so Xw and ‖w‖_p are compared.",
+        (
+            "Losses are sums over points. Equation 13 in the 2-norm, without a bias, ε = 0.9 or 1.5 times the largest margin.",
+        ),
+    ),
+    SCALES,
+    arms,
+    claims,
+    (
+        "Theorem 6 with m = 1: from λ = 2‖X'y‖_q on the penalty gives zero, and no ε does.",
+        "Problem 13 is convex: each pair of terms is a convex function of (w·x, ε‖w‖), even and so increasing in ε‖w‖ ≥ 0.",
+        "Weights are bounded by adding 0.1‖w‖² to the loss.",
+    ),
+)

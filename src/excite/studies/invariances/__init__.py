@@ -1,0 +1,1 @@
+"""Studies of *Training invariances and the low-rank phenomenon*."""

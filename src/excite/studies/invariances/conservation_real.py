@@ -1,0 +1,241 @@
+"""Study `conservation-real`: the ledger of a residual network and a small transformer through ordinary training.
+
+Minibatches, float32, cross-entropy; plain SGD, SGD with momentum and decay, AdamW. Scale "paper" (the paper has no such
+experiment) takes ResNet-18 on CIFAR-10 and a transformer on its patches: minutes on a large GPU, several runs side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.randomness import seeded_weights
+from excite.data import load
+from excite.probes import conservation
+from excite.studies.computed import Computed, Outcome, Report, Resumable, StepsScale
+from excite.studies.invariances.conservation_real_figure import draw
+from excite.studies.invariances.ledger_measures import (
+    balances,
+    forgotten,
+    growth,
+    imbalance,
+    rate_of_decay,
+    shares,
+    sizes,
+)
+from excite.studies.study import Arm, Claim, Study
+from excite.train.from_config import find_device
+from excite.train.models.architectures import build
+
+OPTIMIZERS: dict[str, Callable[[nn.Module, int], torch.optim.Optimizer]] = {
+    "SGD": lambda model, steps: torch.optim.SGD(model.parameters(), lr=0.05),
+    "momentum and decay": lambda model, steps: torch.optim.SGD(
+        model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-3
+    ),
+    "AdamW": lambda model, steps: torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05),
+}
+MODELS = ("residual network", "transformer")
+SMALL = 0.01  # a law that moved by less than this share of its weights counts as conserved
+FLOAT32 = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealScale(StepsScale):
+    data: str
+    width: int
+    stages: int
+    batch: int
+    images: int | None
+
+
+SCALES = {
+    "quick": RealScale(
+        name="quick", seeds=3, steps=150, data="digits", width=8, stages=2, batch=32, images=500,
+        words="8×8 digits, 150 steps, a residual network of width 8, a transformer of 2 layers",
+    ),
+    "paper": RealScale(
+        name="paper", seeds=3, steps=2000, data="cifar10", width=64, stages=4, batch=128, images=None,
+        words="CIFAR-10, 2,000 steps of 128 images, ResNet-18, a transformer of 6 layers and width 256",
+    ),
+}  # fmt: skip
+
+
+class Transformer(nn.Module):
+    """Patches of an image through encoder layers with ReLU, then their mean."""
+
+    def __init__(self, shape: tuple[int, ...], patch: int, width: int, layers: int, outputs: int):
+        super().__init__()
+        self.embed = nn.Conv2d(shape[0], width, patch, patch)
+        self.place = nn.Parameter(torch.randn(1, (shape[1] // patch) * (shape[2] // patch), width) / 50)
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x).flatten(2).transpose(1, 2) + self.place
+        return self.head(self.norm(self.encoder(x)).mean(1))  # type: ignore[no-any-return]
+
+
+def network(settings: Mapping[str, Any], shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+    width, stages = settings["width"], settings["stages"]
+    if settings["model"] == "residual network":
+        return build("resnet", seed=seed, channels=shape[0], outputs=outputs, width=width, stages=stages)
+    with seeded_weights(seed):
+        return Transformer(shape, 2 if shape[1] < 16 else 4, 4 * width, 2 if stages < 4 else 6, outputs)
+
+
+def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, report: Report) -> Outcome:
+    place = find_device(device)
+    data = load(settings["data"], train=settings["images"]).to(place)
+    model = network(settings, data.shape, len(data.classes), seed).to(place)
+    steps, size = settings["steps"], settings["batch"]
+    optimizer = OPTIMIZERS[settings["optimizer"]](model, steps)
+    order = torch.Generator().manual_seed(seed)
+    looks = {int(1.3**k) for k in range(60)} | {steps}
+    parameters, curve, balance = dict(model.named_parameters()), [], []
+    # Convolutions in full float32: TF32 would leave a rest of its own.
+    with full_precision(), conservation(model, optimizer, data.x_train[:2]) as ledger:
+        balance.append((0, balances(ledger.read(), parameters)))
+        for step in range(1, steps + 1):
+            mine = torch.randint(len(data.x_train), (size,), generator=order).to(place)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(data.x_train[mine]), data.y_train[mine]).backward()
+            optimizer.step()
+            if step in looks:
+                reading = ledger.read()
+                curve.append((step, sizes(reading)))
+                balance.append((step, balances(reading, parameters)))
+                report(step / steps)
+    with torch.no_grad():
+        model.eval()
+        right = (model(data.x_test[:500]).argmax(1) == data.y_test[:500]).float().mean().item()
+    found = curve[-1][1]
+    apart, left = imbalance(reading)
+    values = {
+        "drift": found["drift"],
+        **shares(reading),
+        "rest": max(entry.relative for entry in reading.entries),
+        "imbalance": apart,
+        "left": left,
+        "forgotten": forgotten(left, rate_of_decay(optimizer), steps),
+        "growth": growth(reading),
+        "laws": float(len(reading.entries)),
+        "without": float(len(reading.unchecked)),
+        "right": right,
+    }
+    laws = [{"name": e.name, "law": e.law, "drift": e.moved, "rest": e.relative} for e in reading.entries]
+    return Outcome(values, {"curve": curve, "balance": balance, "laws": laws})
+
+
+def full_precision() -> AbstractContextManager[None]:
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False)
+
+
+def name(model: str, optimizer: str) -> str:
+    return f"{model}, {optimizer}"
+
+
+def arms(scale: RealScale) -> list[Arm]:
+    common = {k: getattr(scale, k) for k in ("steps", "data", "width", "stages", "batch", "images")}
+    return [
+        Arm(name(model, optimizer), {**common, "model": model, "optimizer": optimizer})
+        for model in MODELS for optimizer in OPTIMIZERS
+    ]  # fmt: skip
+
+
+def claims(scale: RealScale) -> list[Claim]:
+    source = "Training invariances, appendix F"
+
+    def of(arm: str, text: str, measure: str, effect: Callable[[Any], float], source: str, **bound: float) -> Claim:
+        return Claim(text, source, f"{arm}: {measure}", (arm,), lambda n: effect(n[arm]), **bound)
+
+    result = []
+    for model in MODELS:
+        plain, heavy, adam = (name(model, optimizer) for optimizer in OPTIMIZERS)
+        left = ("largest rest of a channel, relative", lambda n: n.rest)
+        drift = ("drift of all laws, relative", lambda n: n.drift)
+        result += [
+            of(plain, f"{model}: what SGD leaves unexplained is rounding", *left, source, below=FLOAT32),
+            of(heavy, f"{model}: with momentum and decay too", *left, "excite.probes.conservation", below=FLOAT32),
+            of(adam, f"{model}: and with AdamW", *left, "excite.probes.conservation", below=FLOAT32),
+            of(plain, f"{model}: SGD conserves its laws", *drift, source, below=SMALL),
+            of(heavy, f"{model}: momentum and decay conserve them, too", *drift, f"{source}, read beyond it", below=SMALL),
+            of(adam, f"{model}: AdamW conserves them, too", *drift, f"{source}, read beyond it", below=SMALL),
+            of(
+                heavy, f"{model}: decay alone explains most of the drift of momentum and decay",
+                "share of the drift", lambda n: n.decay, "the law of decay, Q → Q (1 − ηλ)²", above=0.5,
+            ),
+            of(
+                heavy, f"{model}: the first imbalance is forgotten at the rate of decay alone",
+                "measured rate over 2ηλ/(1 − μ), its distance to 1", lambda n: abs(n.forgotten - 1),
+                "the law of decay, through the momentum buffer", below=0.1,
+            ),
+            of(
+                adam, f"{model}: with AdamW too", "measured rate over 2ηλ, its distance to 1",
+                lambda n: abs(n.forgotten - 1), "the law of decay", below=0.1,
+            ),
+            of(
+                adam, f"{model}: rescaling explains most of the drift of AdamW",
+                "share of the drift", lambda n: n.rescaling, "excite.probes.conservation", above=0.5,
+            ),
+        ]  # fmt: skip
+    plain, heavy, _ = (name("residual network", optimizer) for optimizer in OPTIMIZERS)
+    grown = "squared weights in front of normalizations, end over start"
+    return [
+        *result,
+        of(plain, "SGD makes weights in front of normalizations grow", grown, lambda n: n.growth, source, above=1.0),
+        of(heavy, "with momentum and decay they shrink", grown, lambda n: n.growth, "the law of decay", below=1.0),
+    ]
+
+
+STUDY = Study(
+    "conservation-real",
+    "What ordinary training conserves, and what moves it",
+    "appendix F of Training Invariances and the Low-Rank Phenomenon, in ordinary training (no figure of the paper)",
+    "Images of ten classes, minibatches, cross-entropy, float32",
+    Computed(
+        Resumable(compute),
+        {
+            "drift": ("drift", "{:.1e}"),
+            "step": ("by the step size", "{:.0%}"),
+            "momentum": ("by momentum", "{:.0%}"),
+            "decay": ("by decay", "{:.0%}"),
+            "rescaling": ("by rescaling", "{:.0%}"),
+            "eps": ("by eps", "{:.0%}"),
+            "rest": ("largest rest", "{:.0e}"),
+            "imbalance": ("imbalance, end over start", "{:.2f}"),
+            "left": ("left of the first imbalance", "{:.2f}"),
+            "forgotten": ("rate of that over decay's", "{:.2f}"),
+            "growth": ("weights before normalizations", "× {:.2f}"),
+            "right": ("test images right", "{:.0%}"),
+        },
+        draw,
+        "Norms over all channels of all laws, relative to the squared weights, first seed: how far the conserved numbers have moved\n"
+        "(black), the parts that explain it, and the rest (grey). The second picture: for every law with consumers, in order of the\n"
+        "network from dark to bright, ‖what makes its channels‖² over ‖what reads them‖²; at 1 the two are in balance.",
+        "Means over seeds, and the range. *Drift* is the norm of Q − Q₀ over all channels of all laws, relative to the squared weights;\n"
+        "parts are shares ⟨part, drift⟩/‖drift‖², which sum to 100 % with the rest. *Imbalance* is the norm of Q over laws with\n"
+        "consumers, at the end over at the start: below one, producers and consumers have come closer. *Left of the first imbalance*\n"
+        "is ⟨Q, Q₀⟩/‖Q₀‖² over the same laws: 1 where they are conserved, exp(−2rt) after t steps where nothing acts but decay, with\n"
+        "r = ηλ, and ηλ/(1 − μ) with momentum μ; *rate of that over decay's* is its rate over 2r (negative: imbalance grows), where\n"
+        "there is decay. The last but one: Σ w² in front of\n"
+        "normalizations, end over start, which for plain SGD is 1 + Σ η² ‖g‖² / Σ w², up to eps.",
+        (
+            "SGD: rate 0.05. Momentum 0.9: rate 0.02, decay 0.005. AdamW: rate 0.001, decay 0.05. The same batches for all.",
+            "Float32 throughout, TF32 off.",
+        ),
+    ),
+    SCALES,
+    arms,
+    claims,
+    (
+        "Decay is charged with all it does, through the momentum buffer too: a buffer of 0.9 applies it ten times.",
+        "What has no law (a stream to which the model's input is added, say) is left out.",
+    ),
+)

@@ -1,0 +1,73 @@
+"""What a ledger says about a whole network: sizes of drift and parts, balance of layers, how fast imbalance is forgotten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excite.probes import Reading
+from excite.probes.conserved.update_terms import PARTS
+
+
+def sizes(reading: Reading) -> dict[str, float]:
+    """Norms over all channels of all laws, relative to the norm of the squared weights: of the drift and of its parts."""
+    whole = torch.cat([entry.scale for entry in reading.entries]).norm()
+
+    def size(amount: Callable[[Any], Tensor]) -> float:
+        return float(torch.cat([amount(entry) for entry in reading.entries]).norm() / whole)
+
+    found = {"drift": size(lambda e: e.drift), "rest": size(lambda e: e.rest)}
+    return found | {part: size(lambda e, part=part: e.parts[part]) for part in PARTS}  # type: ignore[misc]
+
+
+def shares(reading: Reading) -> dict[str, float]:
+    """By part ⟨part, drift⟩/‖drift‖² over all channels of all laws; with the rest they sum to one."""
+    drift = torch.cat([entry.drift for entry in reading.entries])
+
+    def share(part: str) -> float:
+        return float(torch.cat([entry.parts[part] for entry in reading.entries]) @ drift / (drift @ drift))
+
+    return {part: share(part) for part in PARTS}
+
+
+def imbalance(reading: Reading) -> tuple[float, float]:
+    """Over the laws that have consumers: ‖Q‖/‖Q₀‖, and what is left of the first imbalance, ⟨Q, Q₀⟩/‖Q₀‖²."""
+    entries = [entry for entry in reading.entries if entry.group.consumers]
+    first, now = (torch.cat([getattr(e, at) for e in entries]) for at in ("start", "value"))
+    return float(now.norm() / first.norm()), float(now @ first / (first @ first))
+
+
+def forgotten(left: float, rate: float, steps: int) -> float:
+    """How fast imbalance is forgotten, over the rate of decay alone: −log(left) / (2 · rate · steps)."""
+    return -math.log(left) / (2 * rate * steps) if rate and left > 0 else math.nan
+
+
+def rate_of_decay(optimizer: torch.optim.Optimizer) -> float:
+    """ηλ, and with momentum ηλ/(1 − μ): how much of the weights decay takes at a step, once the buffer has filled."""
+    group = optimizer.param_groups[0]
+    kept = (1 - group["momentum"]) / (1 - group["dampening"]) if group.get("momentum") else 1.0
+    return float(group["lr"] * group["weight_decay"] / kept)
+
+
+def growth(reading: Reading) -> float:
+    """Squared weights in front of normalizations, now over at the start; NaN if there are none."""
+    entries = [entry for entry in reading.entries if entry.law == "norm"]
+    first = sum(float(entry.start.sum()) for entry in entries)
+    return sum(float(entry.value.sum()) for entry in entries) / first if first else math.nan
+
+
+def balances(reading: Reading, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+    """By law with consumers, in the order of the network: ‖what makes its channels‖² / ‖what reads them‖²."""
+    found = {}
+    for entry in reading.entries:
+        if entry.group.consumers:
+            made, read = (
+                sum(float(site.rows(parameters[site.parameter].detach()).double().square().sum()) for site in sites)
+                for sites in (entry.group.producers, entry.group.consumers)
+            )
+            found[entry.name] = made / read
+    return found

@@ -1,0 +1,186 @@
+"""Do layers become rank one? Theorem 2 and Corollary 1 of Training invariances, for linear and for ReLU networks.
+
+Bias-free fully connected networks x ↦ W_L σ(⋯ σ(W_1 x)) in float64, on points that a hyperplane through the origin separates.
+The paper has no experiment: sizes, data and steps are ours. With logistic and exponential losses weights grow like a power
+of log(time): each step is a thousandth of the weights' norm long instead (a step size of about 1/loss), which walks along
+gradient flow's path to norms that fixed steps would never reach. With squared error, which has a minimum, steps are fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from excite.bounds import alignment
+from excite.studies.computed import Computed, Outcome, Report
+from excite.studies.excitation.linear_rank import RankScale
+from excite.studies.invariances.low_rank_figure import draw
+from excite.studies.invariances.low_rank_training import data_and_weights, differences, moved, norm, ratios, right, step
+from excite.studies.study import Arm, Claim, Study
+
+LOOKS = 40
+NEAR = 0.99
+LINEAR = {loss: f"linear, {loss}" for loss in ("logistic", "exponential", "squared")}
+RELU = {loss: f"ReLU, {loss}" for loss in ("logistic", "exponential", "squared")}
+SMALL = {"linear": "linear, squared, small first weights", "ReLU": "ReLU, squared, small first weights"}
+MANY = {"linear": "linear, three classes", "ReLU": "ReLU, three classes"}
+TWO = "ReLU, two points"
+
+
+SCALES = {
+    "quick": RankScale(
+        name="quick", seeds=3, steps=6_000, widths=(6, 8, 8), points=20, every_arm=True,
+        words="20 points in 6 dimensions, two hidden layers of width 8, 6,000 steps, 3 seeds",
+    ),
+    "paper": RankScale(
+        name="paper", seeds=5, steps=10_000, widths=(10, 16, 16, 16), points=40, every_arm=True,
+        words="40 points in 10 dimensions, three hidden layers of width 16, 10,000 steps, 5 seeds",
+    ),
+}  # fmt: skip
+
+
+def arms(scale: RankScale) -> list[Arm]:
+    base = {"steps": scale.steps, "widths": [*scale.widths, 1], "points": scale.points, "gain": 1.0, "lr": 2e-3}
+    found = []
+    for names, leak in ((LINEAR, 1.0), (RELU, 0.0)):
+        found += [Arm(name, {**base, "leak": leak, "loss": loss}) for loss, name in names.items()]
+    for (kind, small), many in zip(SMALL.items(), MANY.values()):
+        leak = 1.0 if kind == "linear" else 0.0
+        found.append(Arm(small, {**base, "leak": leak, "loss": "squared", "gain": 0.1, "lr": 5e-3}))
+        found.append(Arm(many, {**base, "leak": leak, "loss": "classes", "widths": [*scale.widths, 3]}))
+    two = {**base, "widths": [2, 2, 1], "points": 2, "leak": 0.0, "loss": "logistic", "two points": True}
+    return [*found, Arm(TWO, two)]
+
+
+def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+    x, y, weights = data_and_weights(seed, settings)
+    first, laws, steps = norm(weights), differences(weights), settings["steps"]
+    looked_at = {0, *np.unique(np.geomspace(1, steps, LOOKS).round()).astype(int).tolist()}
+    hidden = slice(None, -1) if len(weights[-1]) == 1 else slice(None)  # one row has rank one
+    curve, changed = [], 0
+    signs = [np.sign(w) for w in weights]
+    for number in range(steps + 1):
+        if number in looked_at:
+            aligned = alignment(weights)
+            curve.append((number, ratios(weights[hidden]), aligned.tolist(), norm(weights) / first))
+            report(number / steps)
+        if number < steps:
+            weights = step(weights, x, y, settings)
+            now = [np.sign(w) for w in weights]
+            if any((a != b).any() for a, b in zip(now, signs)):
+                changed, signs = number + 1, now
+    on, off = moved(weights, laws)
+    _, found, aligned_by, grown = curve[-1]
+    values = {
+        "ratio": min(found),
+        "alignment": min(aligned_by),
+        "grown": grown,
+        "settled": changed / steps,
+        "on": on,
+        "off": off,
+        "right": right(weights, x, y, settings),
+    }
+    return Outcome(values, {"curve": curve})
+
+
+def claims(scale: RankScale) -> list[Claim]:
+    two, cor = "Training invariances, Theorem 2", "Training invariances, Corollary 1"
+
+    def rank_one(text: str, source: str, arm: str) -> Claim:
+        return Claim(text, source, f"{arm}: least ‖W‖₂²/‖W‖²_F", (arm,), lambda n: n[arm].ratio, above=NEAR)
+
+    def aligned(text: str, source: str, arm: str) -> Claim:
+        return Claim(
+            text, source, f"{arm}: least alignment of neighbours", (arm,), lambda n: n[arm].alignment, above=NEAR
+        )
+
+    tails = ("logistic", "exponential")
+    return [
+        *(rank_one(f"layers of linear networks become rank one, {loss} loss", two, LINEAR[loss]) for loss in tails),
+        *(aligned(f"and neighbours align, {loss} loss", two, LINEAR[loss]) for loss in tails),
+        *(rank_one(f"layers of ReLU networks become rank one, {loss} loss", cor, RELU[loss]) for loss in tails),
+        *(aligned(f"and neighbours align, {loss} loss", cor, RELU[loss]) for loss in tails),
+        rank_one("they do so on two points 100° apart with the same label", cor, TWO),
+        rank_one("squared error does it too, linear networks", "Training invariances, section 1", LINEAR["squared"]),
+        rank_one("squared error does it from small weights, linear networks", "observed", SMALL["linear"]),
+        rank_one("squared error does it from small weights, ReLU networks", "observed", SMALL["ReLU"]),
+        rank_one("layers of linear networks with three outputs become rank one", "beyond the paper", MANY["linear"]),
+        Claim(
+            "with three outputs the ratio is at least 1/3, linear networks",
+            "excite.bounds.invariances.reduced_alignment",
+            f"{MANY['linear']}: least ‖W‖₂²/‖W‖²_F",
+            (MANY["linear"],),
+            lambda n: n[MANY["linear"]].ratio,
+            above=1 / 3,
+        ),
+        *(
+            Claim(
+                f"signs settle: none changes in the last tenth, {name}",
+                "Training invariances, Assumption 1",
+                f"{name}: step of the last change, over all steps",
+                (name,),
+                lambda n, name=name: n[name].settled,  # type: ignore[misc]
+                below=0.9,
+            )
+            for name in (LINEAR["logistic"], RELU["logistic"])
+        ),
+        *(
+            Claim(
+                f"W₂'W₂ − W₁W₁' is conserved off the diagonal, {kind} networks",
+                "Training invariances, Lemma 3",
+                f"{name}: largest change of an entry over ‖W‖²_F",
+                (name,),
+                lambda n, name=name: n[name].off,  # type: ignore[misc]
+                below=0.01,
+            )
+            for kind, name in (("linear", LINEAR["logistic"]), ("ReLU", RELU["logistic"]))
+        ),
+        Claim(
+            "and on the diagonal, ReLU networks",
+            "Training invariances, Lemma 3",
+            f"{RELU['logistic']}: largest change of an entry over ‖W‖²_F",
+            (RELU["logistic"],),
+            lambda n: n[RELU["logistic"]].on,
+            below=0.01,
+        ),
+    ]
+
+
+STUDY = Study(
+    "low-rank",
+    "Do layers become rank one?",
+    "Theorem 2 and Corollary 1 of Training Invariances and the Low-Rank Phenomenon",
+    "Two classes that a hyperplane through the origin separates; three classes; two points",
+    Computed(
+        compute,
+        {
+            "ratio": ("least ‖W‖₂²/‖W‖²_F", "{:.3f}"),
+            "alignment": ("least alignment", "{:.3f}"),
+            "grown": ("weights grown by", "{:.3g}"),
+            "settled": ("last sign change", "{:.0%}"),
+            "on": ("diagonal law moved", "{:.1e}"),
+            "off": ("off-diagonal moved", "{:.1e}"),
+            "right": ("decided right", "{:.0%}"),
+        },
+        draw,
+        "Each line is a layer of the first seed; the dotted line is the least alignment |⟨u, v⟩| of neighbouring layers. Corollary 1\n"
+        "says that all lines go to one, for ReLU networks too. The last layer, one row, is left out.",
+        "Means over seeds, and the range. *Last sign change*: the step at which any weight changed its sign for the last time, over\n"
+        "all steps. *Moved*: by how much W₂'W₂ − W₁W₁' changed since the start, its largest entry over ‖W‖²_F; steps of finite length\n"
+        "move even what the flow conserves.",
+        ("Float64, full batch. First weights have variance 1 / inputs, 2 / inputs for ReLU, times 0.01 where small.",),
+    ),
+    SCALES,
+    arms,
+    claims,
+    (
+        "The paper has no experiment: sizes, data and steps are ours at both scales.",
+        "Logistic, exponential and three classes: every step is 0.001 ‖θ‖ long (a step size of about 1/loss), so that norms become "
+        "large. Squared error: fixed steps on ½Σ(z − y)², 0.002, and 0.005 from small weights.",
+        "A sign that changes late says little: growing steps swing between support vectors, and one weight near zero among hundreds "
+        "is enough. Assumption 1 does hold on the two points.",
+        "Two points: unit i starts along point i within a tenth. Its limit is (1 + |cos 100°|)/2 = 0.587.",
+    ),
+)

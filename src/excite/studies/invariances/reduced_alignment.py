@@ -1,0 +1,199 @@
+"""Convolutions and residual blocks with free skips against the bound of Theorem 2 of Training invariances.
+
+Bias-free networks with one output, in float64, on points that a hyperplane through the origin separates, trained on the
+exponential loss by steps along the gradient that are a thousandth of the weights' norm long: they follow gradient flow's
+path to large norms. The paper has no experiment of its own on this: sizes, data and steps are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from excite.bounds import Bound, reduced_alignment
+from excite.studies.computed import Computed, Outcome, Report, StepsScale
+from excite.studies.invariances.reduced_alignment_figure import draw
+from excite.studies.study import Arm, Claim, Study
+from excite.wiring import trace
+
+STRIDE = 1e-3
+LOOKS = 30
+CONV = {kind: f"convolutions, {kind}" for kind in ("linear", "ReLU")}
+FREE = {kind: f"residual blocks, {kind}" for kind in ("linear", "ReLU")}
+DENSE = {kind: f"fully connected, {kind}" for kind in ("linear", "ReLU")}
+
+SCALES = {
+    "quick": StepsScale(name="quick", seeds=3, steps=2_000, words="2,000 steps, 3 seeds"),
+    "paper": StepsScale(name="paper", seeds=5, steps=4_000, words="4,000 steps, 5 seeds"),
+}
+
+
+def arms(scale: StepsScale) -> list[Arm]:
+    return [
+        Arm(names[kind], {"steps": scale.steps, "blocks": blocks, "relu": kind == "ReLU"})
+        for blocks, names in (("convolutions", CONV), ("residual", FREE), ("dense", DENSE))
+        for kind in ("linear", "ReLU")
+    ]
+
+
+class Free(nn.Module):
+    """σ(U σ(Y x) + Z x), x and the result of size n."""
+
+    def __init__(self, n: int, act: nn.Module):
+        super().__init__()
+        self.y, self.u, self.z = (nn.Linear(n, n, bias=False) for _ in range(3))
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(self.u(self.act(self.y(x))) + self.z(x))
+        return out
+
+
+def network(blocks: str, relu: bool) -> nn.Sequential:
+    act: nn.Module = nn.ReLU() if relu else nn.Identity()
+    if blocks == "convolutions":  # inputs (2, 8)
+        layers = [nn.Conv1d(2, 4, 3, bias=False), act, nn.Conv1d(4, 4, 3, bias=False), act, nn.Flatten(),
+                  nn.Linear(16, 6, bias=False), act, nn.Linear(6, 1, bias=False)]  # fmt: skip
+    elif blocks == "residual":  # inputs (8,)
+        layers = [nn.Linear(8, 6, bias=False), act, Free(6, act), Free(6, act), nn.Linear(6, 1, bias=False)]
+    else:
+        layers = [nn.Linear(8, 6, bias=False), act, nn.Linear(6, 6, bias=False), act, nn.Linear(6, 6, bias=False), act,
+                  nn.Linear(6, 1, bias=False)]  # fmt: skip
+    return nn.Sequential(*layers).double()
+
+
+def data_and_model(seed: int, settings: Mapping[str, Any]) -> tuple[Tensor, Tensor, nn.Sequential]:
+    """20 points, labels ±1, and a network with first weights of variance ¼ over inputs, ½ for ReLU."""
+    g = torch.Generator().manual_seed(seed)
+    shape = (2, 8) if settings["blocks"] == "convolutions" else (8,)
+    x = torch.randn(20, *shape, generator=g, dtype=torch.float64)
+    normal = nn.functional.normalize(torch.randn(shape, generator=g, dtype=torch.float64).flatten(), dim=0)
+    y = torch.where(x.flatten(1) @ normal > 0, 1.0, -1.0).double()
+    x = x + 0.3 * (y[:, None] * normal).view_as(x)
+    with torch.random.fork_rng(devices=[]):
+        model = network(settings["blocks"], settings["relu"])
+    with torch.no_grad():
+        for p in model.parameters():
+            spread = 2.0 if settings["relu"] else 1.0  # He: half of the units are off
+            p.copy_(0.5 * torch.randn(p.shape, generator=g, dtype=torch.float64) * (spread / p[0].numel()) ** 0.5)
+    return x, y, model
+
+
+def grow(model: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """One step against the gradient of log Σ exp(−y ν(x)), of length STRIDE times the norm of all weights.
+
+    False where there is no gradient: the point that weighs most has no active path to the output.
+    """
+    parameters = list(model.parameters())
+    risk = torch.logsumexp(-y * model(x)[:, 0], 0)
+    gradients = torch.autograd.grad(risk, parameters)
+    size = torch.stack([p.detach().norm() for p in parameters]).norm()
+    length = torch.stack([v.norm() for v in gradients]).norm()
+    if not float(length) > 0:
+        return False
+    with torch.no_grad():
+        for p, v in zip(parameters, gradients):
+            p.sub_(STRIDE * size / length * v)
+    return True
+
+
+def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+    x, y, model = data_and_model(seed, settings)
+    wiring = trace(model, x)
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    steps = settings["steps"]
+    looked_at = {0, *np.unique(np.geomspace(1, steps, LOOKS).round()).astype(int).tolist()}
+    curve: list[Any] = []
+    room = np.inf
+    flags: tuple[str, ...] = ()
+    for number in range(steps + 1):
+        if number in looked_at:
+            found = {name: b for name, b in look(model, x, initial, wiring).items() if "factor" in b.terms}
+            rows = [[b.terms["measured"], b.terms["at this norm"], b.terms["limit"]] for b in found.values()]
+            room = min(room, *(measured - now for measured, now, _ in rows))
+            curve.append((number, rows))
+            report(number / steps)
+        if number < steps and not grow(model, x, y):
+            flags = ("a point has no active path left: its loss outweighs all others, and the gradient is 0",)
+    last = list(found.values())
+    with torch.no_grad():
+        right = float((y * model(x)[:, 0] > 0).double().mean())
+    values = {
+        "ratio": min(b.terms["measured"] for b in last),
+        "above": min(b.terms["measured"] - b.terms["limit"] for b in last),
+        "room": float(room),
+        "limit": min(b.terms["limit"] for b in last),
+        "printed": min(b.terms["printed limit"] for b in last),
+        "drift": max(b.terms["drift"] for b in last),
+        "right": right,
+    }
+    return Outcome(values, {"layers": list(found), "curve": curve}, flags)
+
+
+def look(model: nn.Module, x: Tensor, initial: Mapping[str, Tensor], wiring: Any) -> dict[str, Bound]:
+    return reduced_alignment(model, x, initial, wiring=wiring)
+
+
+def claims(scale: StepsScale) -> list[Claim]:
+    source = "Training invariances, Theorem 2"
+
+    def never(arm: str, words: str) -> Claim:
+        measure = f"{arm}: least measured ratio minus 1/K − D/‖W‖²_F, all layers, about {LOOKS} looks"
+        return Claim(f"equation 13 with 2 for 8, {words}", source, measure, (arm,), lambda n: n[arm].room, above=-0.005)
+
+    def limit(arm: str, words: str) -> Claim:
+        measure = f"{arm}: least measured ratio minus the limit, at the end (norms are finite: up to 0.05 below)"
+        return Claim(f"equation 14 with 2 for 8, {words}", source, measure, (arm,), lambda n: n[arm].above, above=-0.05)
+
+    def below_one(arm: str, words: str) -> Claim:
+        text = f"alignment is reduced: some layer stays below 0.99, {words}"
+        return Claim(text, source, f"{arm}: least ratio", (arm,), lambda n: n[arm].ratio, below=0.99)
+
+    names = {"linear convolutions": CONV["linear"], "linear residual blocks": FREE["linear"], "linear, fully connected": DENSE["linear"]}  # fmt: skip
+    nonlinear = {"ReLU convolutions": CONV["ReLU"], "ReLU residual blocks": FREE["ReLU"], "ReLU, fully connected": DENSE["ReLU"]}  # fmt: skip
+    return [
+        *(never(arm, words) for words, arm in names.items()),
+        *(limit(arm, words) for words, arm in names.items()),
+        *(never(arm, words) for words, arm in nonlinear.items()),
+        *(limit(arm, words) for words, arm in nonlinear.items()),
+        *(below_one(arm, words) for words, arm in names.items()),
+    ]
+
+
+STUDY = Study(
+    "reduced-alignment",
+    "Reduced alignment of convolutions and residual blocks",
+    "Theorem 2 of Training Invariances and the Low-Rank Phenomenon",
+    "Two classes that a hyperplane through the origin separates, exponential loss",
+    Computed(
+        compute,
+        {
+            "ratio": ("least ‖W‖₂²/‖W‖²_F", "{:.3f}"),
+            "limit": ("least limit", "{:.3f}"),
+            "printed": ("as printed", "{:.3f}"),
+            "above": ("ratio above limit", "{:.3f}"),
+            "room": ("room on the way", "{:.3f}"),
+            "drift": ("laws moved", "{:.1e}"),
+            "right": ("decided right", "{:.0%}"),
+        },
+        draw,
+        "Each colour is a layer of the first seed: what was measured, and dashed what equation 13 promises at that norm from the first\n"
+        "weights, 1/K − D/‖W‖²_F. For ReLU networks the dashed lines are what the paper claims; no proof stands behind them.",
+        "Means over seeds, and the range. *Limit*: 1/min(rank, 2^N_r V_c), least of all layers, and the same *as printed*, with 8^N_r.\n"
+        "*Above*: least difference of a layer to its own limit. *Room*: least difference to 1/K − D/‖W‖²_F at any look. *Laws moved*: the\n"
+        "largest change of W₂'W₂ − W₁W₁' over ‖W‖²_F, by steps of finite length, or because there is no such law.",
+        ("Float64, full batch, 20 points; first weights have variance 1/4 over inputs, 1/2 for ReLU.",),
+    ),
+    SCALES,
+    arms,
+    claims,
+    (
+        "Convolutions: 2×8 inputs, kernels of 3 to 4 and 4 channels, linear 16 → 6 → 1. Residual blocks: 8 → 6, two blocks "
+        "σ(U σ(Y x) + Z x) of width 6, 6 → 1. Fully connected: 8 → 6 → 6 → 6 → 1.",
+        "Steps are 0.001 ‖θ‖ long (a step size of about 1/loss).",
+    ),
+)  # fmt: skip

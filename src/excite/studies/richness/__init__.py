@@ -1,0 +1,1 @@
+"""Studies of *Richness of training data does not suffice*."""

@@ -1,0 +1,181 @@
+"""Studies that train networks and ask how many directions the signals of every hidden layer use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from excite._core.preserve import evaluating
+from excite.errors import RunError
+from excite.jobs.job import Work
+from excite.jobs.scheduler import Task
+from excite.probes import Moments
+from excite.runs import Run, load_run
+from excite.studies.by_margins import CHANCE, TrainingScale
+from excite.studies.numbers import Numbers
+from excite.studies.richness.rank_figures import arms_figure, variance_figure
+from excite.studies.study import Arm, Study
+from excite.train.config import TrainConfig, parse_config
+from excite.train.evaluate import PARTS, SavedModel
+from excite.train.from_config import build_model, load_data, stored_config
+from excite.train.predictions import accuracy, decisions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COMPONENTS = 80  # of the papers' figure
+# Signals of a network with two convolutions: what the paper shows, and what the next affine layer sees.
+LAYERS = {
+    "conv1": "convolution 1",
+    "conv2": "convolution 2",
+    "pooled1": "convolution 1, pooled",
+    "pooled2": "convolution 2, pooled",
+    "linear1": "linear 1",
+    "linear2": "linear 2",
+}
+SEEN = ("pooled1", "pooled2", "linear1", "linear2")  # inputs of an affine layer
+STATES = (*PARTS, "untrained")
+
+
+def signals(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
+    """The hidden signals of "papers-cnn", (B, width) each: behind the activation of every affine layer, and pooled."""
+    found: dict[str, Tensor] = {}
+    kind, count = "", {"conv": 0, "linear": 0}
+    for module in model:
+        x = module(x)
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            kind = "conv" if isinstance(module, nn.Conv2d) else "linear"
+            count[kind] += 1
+        elif isinstance(module, nn.MaxPool2d):
+            found[f"pooled{count['conv']}"] = x.flatten(1)
+        elif not isinstance(module, nn.Dropout | nn.Flatten):
+            found[f"{kind}{count[kind]}"] = x.flatten(1)
+    return found
+
+
+def spectra(model: nn.Sequential, x: Tensor, batch: int = 250) -> dict[str, dict[str, Any]]:
+    """Of every signal over the points x: width, share of the variance in the first components, effective rank, rank.
+
+    All are of the covariance and exact: up to as many points as the signal is wide they are kept, and the eigenvalues
+    are those of the matrix of their inner products; beyond, their covariance is summed.
+    """
+    moments: dict[str, Moments] = {}
+    with evaluating(model), torch.no_grad():
+        for part in x.split(batch):
+            for name, signal in signals(model, part).items():
+                if name not in moments:
+                    width = signal.shape[1]
+                    moments[name] = Moments(width, width, device=signal.device, block=min(len(x) + 1, width))
+                moments[name].add(signal)
+    found = {}
+    for name, summed in moments.items():
+        spectrum = summed.covariance()
+        shares = np.cumsum(spectrum.values) / max(spectrum.total, np.finfo(float).tiny)
+        found[name] = {
+            "width": spectrum.width,
+            "points": len(x),
+            "explained": shares[:COMPONENTS].tolist(),
+            "components99": int((shares < 0.99).sum()) + 1,
+            "effective": float(spectrum.effective_rank),
+            "rank": float(spectrum.rank),
+        }
+    return found
+
+
+@dataclass(frozen=True)
+class SpectraTaken:
+    """Spectra over at most `points` training images and test images, and over test images before training."""
+
+    points: int
+
+    def taken(self, run: Run, config: TrainConfig) -> bool:
+        there = (run.path / "artifacts/spectra.json").exists()
+        return there and run.read_json("spectra").get("settings") == asdict(self)
+
+    def take(self, saved: SavedModel, arm: str, progress: Callable[[float], None]) -> None:
+        with closing(Run.open(saved.run, "a")) as run:  # its status stays
+            config = stored_config(run, trust=saved.trusted)
+        untrained = build_model(config, saved.data).to(saved.data.x_test.device)
+        found: dict[str, Any] = {"settings": asdict(self), "arm": arm, "accuracy": {}}
+        models = {"train": saved.model, "test": saved.model, "untrained": untrained}
+        for number, (state, model) in enumerate(models.items()):
+            x, y = saved.points("train" if state == "train" else "test", self.points)
+            assert isinstance(model, nn.Sequential)
+            found[state] = spectra(model, x)
+            if state in PARTS:
+                x, y = saved.points(state)
+                found["accuracy"][state] = accuracy(model, decisions(model, saved.threshold), x, y)
+            progress((number + 1) / len(models))
+        with closing(Run.open(saved.run, "a")) as run:  # its status stays
+            run.write_json("spectra", found)
+
+
+class BySpectra:
+    data = ("cifar10",)
+    columns: Mapping[str, tuple[str, str]] = {
+        "accuracy_train": ("accuracy, training", "{:.1%}"),
+        "accuracy_test": ("test", "{:.1%}"),
+        **{f"effective_{name}": (f"effective rank, {words}", "{:.1f}") for name, words in LAYERS.items()},
+    }
+    below_figure = (
+        "The share of a layer's variance that its first principal components explain: a curve that is at 100 % after a few of them\n"
+        "belongs to signals in a few dimensions. Left what the paper shows, convolutions before pooling; right what the next layer\n"
+        "sees. Training images; lines are means over seeds of plain training, bands reach from the lowest to the highest seed."
+    )
+    settings = (
+        "Signals behind the activation (ReLU), centred. Effective rank: exp of the entropy of the eigenvalues of the covariance.",
+        "Seeds draw the initial weights and the order of the images. The images are the same.",
+    )
+
+    def work(self, study: str, arm: Arm, scale: TrainingScale, seed: int, folder: Path, device: str) -> Task:
+        config = parse_config({**arm.config, "seed": seed, "device": device}, f"{study}, {arm.name}")
+        return Task(arm.name, seed, folder, config, SpectraTaken(scale.points))
+
+    def check(self, work: Sequence[Work]) -> None:
+        assert isinstance(work[0], Task)
+        load_data(work[0].config.data)  # says how to fetch them
+
+    def read(self, work: Work) -> tuple[Numbers, dict[str, Any]]:
+        """The numbers, of test images unless their name says otherwise, and the spectra by state and layer."""
+        with load_run(work.folder) as run:
+            try:
+                found = run.read_json("spectra")
+                values = {f"accuracy_{part}": float(found["accuracy"][part]) for part in PARTS}
+                for name in LAYERS:
+                    one, train, before = (found[state][name] for state in ("test", "train", "untrained"))
+                    values[f"effective_{name}"] = float(one["effective"])
+                    values[f"untrained_{name}"] = float(before["effective"])
+                    values[f"five_{name}"] = float(train["explained"][4])
+                    values[f"components99_{name}"] = float(train["components99"])
+                    values[f"rank_{name}"], values[f"width_{name}"] = float(train["rank"]), float(train["width"])
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise RunError(
+                    f"the artifacts of {work.folder} are damaged ({error!r}): delete them and start again"
+                ) from error
+        return Numbers(work.arm, work.seed, values, (), values["accuracy_test"] < CHANCE), found
+
+    def figures(
+        self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    ) -> dict[str, tuple[str, Figure]]:
+        first = study.arms(scale)[0].name
+        title = f"{study.title} ({study.task}, scale {scale.name})"
+        found = {
+            "figure": ("Variance explained by the first components", variance_figure(details[first], LAYERS, title))
+        }
+        if len(details) > 1:
+            words = {name: f"{LAYERS[name]}" for name in SEEN}
+            found["arms"] = ("Effective rank of every arm, layer by layer", arms_figure(numbers, words, title))
+        return found
+
+    def below_table(self, scale: TrainingScale) -> str:
+        return (
+            "Means over seeds, and the range. Accuracies are of all training and test images; effective ranks of the same\n"
+            f"{scale.points:,} test images for every arm, or of all there are. {scale.points:,} images bound every rank by {scale.points - 1:,}."
+        )

@@ -1,0 +1,258 @@
+"""Run a study: train what is missing, measure, judge the claims, draw the figure, write it all down."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from excite._core.files import write_bytes, write_json, writing
+from excite.errors import InputError
+from excite.jobs.executors import Engine
+from excite.jobs.job import Work
+from excite.jobs.progress import Tally
+from excite.jobs.scheduler import Task, complete
+from excite.jobs.workspace import find_place
+from excite.studies.beyond import digits_auto, margin_auto, optimizers, ten_classes
+from excite.studies.excitation import (
+    boundaries,
+    excitation_basics,
+    linear_margin,
+    linear_rank,
+    margin_layers,
+    margin_losses,
+    margin_radii,
+    regularization,
+)
+from excite.studies.figures import save
+from excite.studies.invariances import conservation as seven_cases
+from excite.studies.invariances import conservation_real, decomposition, low_rank, reduced_alignment
+from excite.studies.numbers import Numbers
+from excite.studies.page import page, table
+from excite.studies.richness import hidden_rank
+from excite.studies.study import Scale, Study
+from excite.studies.trajectory import all_biases, architecture, batch_size, corruption, frequency, regions
+from excite.studies.verdicts import Verdict, judge
+from excite.train.from_config import find_device
+
+STUDIES: dict[str, Study] = {
+    study.STUDY.name: study.STUDY
+    for study in (
+        margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
+        boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
+        frequency, corruption, regions, architecture, batch_size, all_biases, optimizers,
+        seven_cases, low_rank, reduced_alignment, decomposition, conservation_real,
+    )
+}  # fmt: skip
+Progress = Callable[[str, float, float], None]
+_VERSIONS = ("excite", "python", "torch", "numpy")
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study found. Its files are in `folder`: runs, figure.png and .svg, numbers.json, results.md."""
+
+    study: Study
+    scale: str
+    seeds: tuple[int, ...]
+    numbers: tuple[Numbers, ...]
+    verdicts: tuple[Verdict, ...]
+    folder: Path
+    command: str
+    versions: dict[str, str]
+
+    @property
+    def figure(self) -> Path:
+        return self.folder / "figure.png"
+
+    @property
+    def flags(self) -> list[str]:
+        """What speaks against margins, by arm; one line for each kind of evidence."""
+        return sorted({f"{found.arm}, {flag}" for found in self.numbers for flag in found.flags})
+
+    def __str__(self) -> str:
+        rows = table(self.numbers, self.study.method.columns)
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, *map(str, self.verdicts)])
+
+
+def run(
+    name: str,
+    scale: str = "quick",
+    seeds: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    workers: int = 2,
+    progress: Progress | None = None,
+    *,
+    arms: str | None = None,
+    docs: str | os.PathLike[str] | None = None,
+    engine: Engine | None = None,
+    show: Callable[[Tally], None] | None = None,
+    retries: int = 1,
+) -> StudyResult:
+    """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
+
+    Args:
+        name: one of `STUDIES`.
+        scale: "quick" or "paper".
+        seeds: how many; the scale's own number by default.
+        out: folder for runs, figure, numbers.json and results.md, or a URL such as s3://bucket/study;
+            runs/studies/NAME-SCALE by default.
+        device: "cpu", "cuda"; by default the GPU for scale "paper" if there is one.
+        workers: trainings side by side on the CPU.
+        progress: called as progress(what is going on, tasks done, tasks in all).
+        arms: "figure" for the curves of the papers' figure, "all" for the others too; by default all at scale "paper".
+        docs: also write the results page and its images into this folder.
+        engine: who does the work, from `excite.jobs.executors.find_engine`; by default this process and its workers.
+        show: called with the state of all tasks whenever it changes.
+        retries: how often work without an engine is tried again that fails for no reason of its own.
+    """
+    study = find_study(name)
+    size = find_scale(study, scale)
+    count = size.seeds if seeds is None else _count(seeds)
+    chosen = _which(study, size, arms)
+    place = find_place(out if out is not None else Path("runs/studies") / f"{study.name}-{size.name}")
+    folder = place.folder
+    if device is None:
+        device = "cuda" if size.name == "paper" and torch.cuda.is_available() else "cpu"
+    find_device(device)
+    todo = tasks(study, size, count, folder, device, chosen == "all")
+    study.method.check(todo)
+    with place.held():
+        if out is None and place.store is None:
+            _take_over(todo, folder.parent.glob(f"*-{size.name}"))
+        complete(todo, workers, progress, engine, show=show, place=place, retries=retries)
+        place.gather(todo)
+        command = _command(study, size, count, chosen)
+        result, details = _gather(study, size, todo, folder, command)
+        _write(result, details, Path(docs) if docs is not None else None)
+    return result
+
+
+def tasks(study: Study, scale: Scale, seeds: int, folder: Path, device: str = "cpu", extra: bool = False) -> list[Work]:
+    """Everything a study has to do, arm by arm."""
+    return [
+        study.method.work(study.name, arm, scale, seed, folder / f"{arm.slug}-{seed}", device)
+        for arm in study.arms(scale)
+        if extra or not arm.extra
+        for seed in range(seeds)
+    ]
+
+
+def _take_over(todo: list[Work], studies: Iterable[Path]) -> None:
+    """Copy what another study has trained and measured in the same way: arms such as plain training stand in several."""
+    others = [path for study in studies for path in study.iterdir() if (path / "run.json").exists()]
+    for task in todo:
+        if isinstance(task, Task) and not task.folder.exists():
+            alike = (dataclasses.replace(task, folder=path) for path in others if path.name.endswith(f"-{task.seed}"))
+            found = next((other.folder for other in alike if other.finished()), None)
+            if found is not None:
+                with writing(task.folder):
+                    shutil.copytree(found, task.folder)
+
+
+def find_study(name: str) -> Study:
+    if name not in STUDIES:
+        near = difflib.get_close_matches(str(name), STUDIES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(STUDIES)}"
+        raise InputError(f"unknown study {name!r}: {hint}")
+    return STUDIES[name]
+
+
+def find_scale(study: Study, scale: str) -> Scale:
+    if scale not in study.scales:
+        raise InputError(f"scale: expected {' or '.join(map(repr, study.scales))}; got {scale!r}")
+    found: Scale = study.scales[scale]
+    return found
+
+
+def _count(seeds: object) -> int:
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise InputError(f"seeds: expected a whole number of at least 1; got {seeds!r}")
+    return seeds
+
+
+def _which(study: Study, scale: Scale, arms: str | None) -> str:
+    if arms not in (None, "figure", "all"):
+        raise InputError(f"arms: expected 'figure' or 'all'; got {arms!r}")
+    extra = any(arm.extra for arm in study.arms(scale))
+    return arms or ("all" if extra and scale.every_arm else "figure")
+
+
+def _gather(
+    study: Study, scale: Scale, todo: list[Work], folder: Path, command: str
+) -> tuple[StudyResult, dict[str, list[Any]]]:
+    numbers: list[Numbers] = []
+    details: dict[str, list[Any]] = {}
+    for task in todo:
+        found, detail = study.method.read(task)
+        numbers.append(found)
+        details.setdefault(task.arm, []).append(detail)
+    verdicts = [verdict for claim in study.claims(scale) if (verdict := judge(claim, numbers)) is not None]
+    seeds = tuple(dict.fromkeys(task.seed for task in todo))
+    versions = _versions(todo)
+    return StudyResult(study, scale.name, seeds, tuple(numbers), tuple(verdicts), folder, command, versions), details
+
+
+def _versions(todo: list[Work]) -> dict[str, str]:
+    """What everything was made with, on which machine."""
+    found: dict[str, dict[str, None]] = {}
+    for task in todo:
+        made = json.loads((task.folder / "environment.json").read_text())
+        for name in _VERSIONS:
+            if name in made:
+                found.setdefault(name, {})[str(made[name])] = None
+        for device in made.get("devices") or ["CPU"]:
+            found.setdefault("on", {})[str(device)] = None
+    return {name: ", ".join(values) for name, values in found.items()}
+
+
+def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None) -> None:
+    study, folder = result.study, result.folder
+    scale = study.scales[result.scale]
+    drawn = study.method.figures(study, scale, details, result.numbers)
+    first = next(iter(drawn))
+    places = [(folder, "results.md", {name: name for name in drawn})]
+    if docs is not None:
+        tail = {name: "" if name == first else f"-{name}" for name in drawn}
+        places.append((docs, f"{study.name}.md", {name: f"images/{study.name}{tail[name]}" for name in drawn}))
+    for place, text, names in places:
+        for name, (_, figure) in drawn.items():
+            save(figure, place / names[name], "png", *(["svg"] if place == folder else []))
+        images = {name: (sentence, f"{names[name]}.png") for name, (sentence, _) in drawn.items()}
+        with writing(place):
+            place.mkdir(parents=True, exist_ok=True)
+        write_bytes(place / text, page(result, images, place == docs).encode())
+    settings = {arm.name: arm.config for arm in study.arms(scale) if arm.name in details}
+    write_json(
+        folder / "numbers.json",
+        {
+            "study": study.name,
+            "scale": result.scale,
+            "figure": study.figure,
+            "command": result.command,
+            "verdicts": [verdict.plain() for verdict in result.verdicts],
+            "numbers": [found.plain() for found in result.numbers],
+            "settings": {"scale": dataclasses.asdict(scale), "seeds": result.seeds, "arms": settings},
+            "versions": result.versions,
+        },
+    )
+
+
+def _command(study: Study, scale: Scale, seeds: int, arms: str) -> str:
+    words = ["excite study run", study.name, "--scale", scale.name]
+    if seeds != scale.seeds:
+        words += ["--seeds", str(seeds)]
+    if arms != _which(study, scale, None):
+        words += ["--arms", arms]
+    return " ".join(words)

@@ -1,0 +1,1 @@
+"""Studies of *What training reveals about neural network complexity*."""

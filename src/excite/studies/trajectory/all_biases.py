@@ -1,0 +1,141 @@
+"""Figure 10: the trajectories of the biases of all layers, for four frequencies, with the first weight trained too.
+
+The normalized update of the bias of layer l is the slope of the network as a function of what that layer's activation is
+given: the slope of everything after the layer (appendix A.7).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
+from excite.studies.numbers import Numbers
+from excite.studies.study import Arm, Claim, Study
+from excite.studies.trajectory.frequency import FIT, points, thinned
+from excite.studies.trajectory.trajectory_figures import all_layers
+from excite.train import build, ensemble
+from excite.train.from_config import find_device
+
+FREQUENCIES = (0.25, 0.5, 0.75, 1.0)
+ARMS = tuple(f"ω = {omega:g}" for omega in FREQUENCIES)
+LAYERS = 5
+LAST = 10  # epochs at the end, and of every window
+_FIGURE = "What training reveals, figure 10"
+_POINTS = 100
+
+SCALES = {
+    "quick": StepsScale(
+        name="quick", seeds=3, steps=100_000, words="1,000 epochs instead of 3,000, 3 repeats instead of 10"
+    ),
+    "paper": StepsScale(name="paper", seeds=10, steps=300_000, words="3,000 epochs of 100 points, 10 repeats"),
+}
+
+
+def arms(scale: StepsScale) -> list[Arm]:
+    base = {"epochs": scale.steps // _POINTS, "points": _POINTS, "test": 30, "lr": 1e-3, "widths": [10, 32, 32, 32]}
+    return [Arm(name, {**base, "omega": omega}) for name, omega in zip(ARMS, FREQUENCIES)]
+
+
+def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report: Report) -> list[Outcome]:
+    """All networks at once; those of a seed share points, first weights and order."""
+    settings, place = parts[0][0], find_device(device)
+    drawn = [points(own["omega"], seed, own["points"], own["test"]) for own, seed in parts]
+    x, y, x_test, y_test = (torch.stack(tensors).to(place) for tensors in zip(*drawn))
+    widths = settings["widths"]
+    trained = ensemble(
+        [build("mlp", seed=seed, inputs=10, widths=widths).to(place) for _, seed in parts],
+        x,
+        y,
+        epochs=settings["epochs"],
+        lr=settings["lr"],
+        seeds=[seed for _, seed in parts],
+        test=(x_test, y_test),
+        window=min(LAST, settings["epochs"]) * settings["points"],
+        layers="all",
+        progress=lambda _, done, total: report(done / total),
+    )
+    found = []
+    for i in range(len(parts)):
+        loss, test = trained.loss[i].numpy(), trained.test_loss[i].numpy()  # type: ignore[index]
+        epochs = trained.trajectories[0].counts.numpy() / settings["points"]
+        lengths = [one.length[i].numpy() / epochs for one in trained.trajectories]
+        values = {"loss": float(loss[-1]), "test": float(test[-1])}
+        values |= {f"length_{k}": float(length[-1]) for k, length in enumerate(lengths, 1)}
+        curves = {"epochs": epochs.cumsum(), "loss": loss, "test": test}
+        curves |= {f"length_{k}": length for k, length in enumerate(lengths, 1)}
+        flags = () if loss[-1] < FIT else (f"training loss {loss[-1]:.2g} at the end, above {FIT}",)
+        found.append(Outcome(values, {name: thinned(curve) for name, curve in curves.items()}, flags))
+    return found
+
+
+def order(n: Mapping[str, Numbers], layer: int) -> float:
+    """Rank correlation of frequency and length; 0 if the lengths are all the same."""
+    lengths = [getattr(n[arm], f"length_{layer}") for arm in ARMS]
+    if np.ptp(lengths) <= 1e-6 * max(lengths):
+        return 0.0
+    return float(stats.spearmanr(FREQUENCIES, lengths).statistic)
+
+
+def _follows(layer: int) -> Claim:
+    return Claim(
+        f"the trajectory of bias {layer} follows the frequency", _FIGURE, "rank correlation of length and frequency", ARMS,
+        lambda n: order(n, layer), above=0.5,
+    )  # fmt: skip
+
+
+def _does_not(layer: int) -> Claim:
+    return Claim(
+        f"the trajectory of bias {layer} does not follow the frequency", _FIGURE, "rank correlation of length and frequency",
+        ARMS, lambda n: order(n, layer), below=0.5,
+    )  # fmt: skip
+
+
+def _decay(n: Mapping[str, Numbers]) -> float:
+    logs = [math.log10(n[a].length_1 / getattr(n[a], f"length_{LAYERS}")) for a in ARMS]
+    return float(np.mean(logs)) / (LAYERS - 1)
+
+
+def claims(scale: StepsScale) -> list[Claim]:
+    return [
+        *(_follows(layer) for layer in (1, 2, 3)),
+        *(_does_not(layer) for layer in (4, 5)),
+        Claim(
+            "the length decays by almost an order of magnitude at each layer", _FIGURE,
+            "log10 of the ratio of a layer's length to the next one's, mean over layers and frequencies", ARMS, _decay, above=0.7,
+        ),
+    ]  # fmt: skip
+
+
+STUDY = Study(
+    "all-biases",
+    "The trajectories of the biases of all layers",
+    "figure 10 of What Training Reveals about Neural Network Complexity",
+    "The task of `frequency`; networks 10-10-32-32-32-1, all weights trained",
+    Computed(
+        Jointly(compute),
+        {
+            "loss": ("training loss", "{:.4f}"),
+            "test": ("test loss", "{:.4f}"),
+            **{f"length_{k}": (f"bias {k}", "{:.1f}") for k in range(1, LAYERS + 1)},
+        },
+        all_layers,
+        "A colour a frequency; lines are means over repeats, bands reach from the lowest to the highest. The length of an epoch is\n"
+        "the sum of its 100 normalized updates of that layer's bias.",
+        "Means over repeats, and the range. Training loss and lengths are means of the last ten epochs. *Bias l*: normalized length of an\n"
+        f"epoch. *Trusted*: networks whose training loss went below {FIT}.",
+        ("SGD, learning rate 0.001, batch size 1, half squared error, float32; all weights and biases are trained.",),
+    ),
+    SCALES,
+    arms,
+    claims,
+    (
+        "The normalized update of the last bias is 1 for every sample and network, whatever was learned: df/db = 1. That its "
+        "trajectory is the same for all frequencies is no finding.",
+    ),
+)

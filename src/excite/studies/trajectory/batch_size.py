@@ -1,0 +1,167 @@
+"""Figure 9: what the batch size does to the trajectory of the first bias, for two frequencies.
+
+The task and networks of `frequency`, trained with batches of 1, 16 and 32 for the same number of steps. The normalized update
+is that of every sample, whatever the batch (see `excite.probes.Trajectory`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
+from excite.studies.numbers import Numbers
+from excite.studies.study import Arm, Claim, Study
+from excite.studies.trajectory.frequency import network, points, thinned
+from excite.studies.trajectory.trajectory_figures import batch_sizes
+from excite.train import ensemble
+from excite.train.from_config import find_device
+
+SIZES = (1, 16, 32)
+FREQUENCIES = (0.25, 0.75)
+_FIGURE = "What training reveals, figure 9"
+_POINTS, _WINDOWS = 100, 200
+
+SCALES = {
+    "quick": StepsScale(
+        name="quick",
+        seeds=3,
+        steps=60_000,
+        words="60,000 steps, 3 repeats; too few for the higher frequency to be fitted",
+    ),
+    "paper": StepsScale(
+        name="paper", seeds=10, steps=300_000, words="300,000 steps, as many as `frequency`, 10 repeats"
+    ),
+}
+
+
+def name(omega: float, size: int) -> str:
+    return f"ω = {omega:g}, batch {size}"
+
+
+def arms(scale: StepsScale) -> list[Arm]:
+    base = {"steps": scale.steps, "points": _POINTS, "test": 30, "lr": 1e-3, "widths": [10, 32, 32, 32]}
+    return [Arm(name(w, size), {**base, "omega": w, "batch": size}) for w in FREQUENCIES for size in SIZES]
+
+
+def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report: Report) -> list[Outcome]:
+    """One ensemble for each batch size."""
+    place = find_device(device)
+    found: dict[int, Outcome] = {}
+    sizes = sorted({settings["batch"] for settings, _ in parts})
+    for turn, size in enumerate(sizes):
+        chosen = [i for i, (settings, _) in enumerate(parts) if settings["batch"] == size]
+        settings = parts[chosen[0]][0]
+        drawn = [points(parts[i][0]["omega"], parts[i][1], settings["points"], settings["test"]) for i in chosen]
+        x, y, x_test, y_test = (torch.stack(tensors).to(place) for tensors in zip(*drawn))
+        epoch = math.ceil(settings["points"] / size)
+        trained = ensemble(
+            [network(parts[i][1], settings["widths"]).to(place) for i in chosen],
+            x,
+            y,
+            epochs=max(1, settings["steps"] // epoch),
+            batch=size,
+            lr=settings["lr"],
+            seeds=[parts[i][1] for i in chosen],
+            test=(x_test, y_test),
+            window=max(1, settings["steps"] // _WINDOWS),
+            progress=lambda _, done, total, turn=turn: report((turn + done / total) / len(sizes)),  # type: ignore[misc]
+        )
+        at = trained.window * np.arange(1.0, trained.loss.shape[1] + 1)
+        for row, i in enumerate(chosen):
+            loss, mean = trained.loss[row].numpy(), trained.trajectory.mean[row].numpy()
+            test = trained.test_loss[row].numpy()  # type: ignore[index]
+            last = max(1, len(loss) // 20)
+            values = {
+                "loss": float(loss[-last:].mean()),
+                "trajectory": float(mean[-last:].mean()),
+                "average": float(mean.mean()),
+                "test": float(test[-last:].mean()),
+            }
+            curves = {"steps": at, "loss": loss, "mean": mean, "test": test}
+            found[i] = Outcome(values, {key: thinned(curve) for key, curve in curves.items()})
+    return [found[i] for i in range(len(parts))]
+
+
+def _longer(size: int) -> Claim:
+    low, high = (name(w, size) for w in FREQUENCIES)
+
+    def effect(n: Mapping[str, Numbers]) -> float:
+        return math.log10(n[high].trajectory / n[low].trajectory)
+
+    return Claim(
+        f"with batches of {size} the trajectory is longer for the higher frequency",
+        _FIGURE,
+        "normalized update at the end, log10 of the ratio of ω = 0.75 to ω = 0.25",
+        (low, high),
+        effect,
+        above=0.0,
+    )
+
+
+def _larger(omega: float) -> Claim:
+    one, many = name(omega, 1), name(omega, 32)
+
+    def effect(n: Mapping[str, Numbers]) -> float:
+        return math.log10(n[many].trajectory / n[one].trajectory)
+
+    return Claim(
+        f"batches of 32 instead of 1 make the trajectory slightly longer, ω = {omega:g}",
+        _FIGURE,
+        "normalized update at the end, log10 of the ratio of batch 32 to batch 1",
+        (one, many),
+        effect,
+        above=0.0,
+    )
+
+
+def claims(scale: StepsScale) -> list[Claim]:
+    every = tuple(name(w, size) for w in FREQUENCIES for size in SIZES)
+
+    def together(n: Mapping[str, Numbers]) -> float:
+        return float(stats.spearmanr([n[a].trajectory for a in every], [n[a].test for a in every]).statistic)
+
+    return [
+        *(_longer(size) for size in SIZES),
+        Claim("longer trajectories go with higher test loss", _FIGURE, "rank correlation over the six ways", every, together, above=0.0),
+        *(_larger(w) for w in FREQUENCIES),
+    ]  # fmt: skip
+
+
+STUDY = Study(
+    "batch-size",
+    "Batch size and the trajectory of the first bias",
+    "figure 9 of What Training Reveals about Neural Network Complexity",
+    "The task of `frequency` at ω = 0.25 and 0.75; networks 10-10-32-32-32-1",
+    Computed(
+        Jointly(compute),
+        {
+            "loss": ("training loss", "{:.4f}"),
+            "trajectory": ("normalized update", "{:.3f}"),
+            "average": ("over the whole run", "{:.3f}"),
+            "test": ("test loss", "{:.4f}"),
+        },
+        batch_sizes,
+        "A colour a frequency, a dash a batch size; lines are means over repeats, bands reach from the lowest to the highest. The\n"
+        "normalized update is the mean over samples of ‖dL/dz‖ / |dL/df|, which with the identity as first weight is the Lipschitz\n"
+        "constant of the network at the sample. Where dashes do not show, the curves of the batch sizes coincide.",
+        "Means over repeats, and the range. *Training loss*, *normalized update* and *test loss* are means over the last twentieth\n"
+        "of the steps.",
+        (
+            "SGD, learning rate 0.001, mean of the half squared error over the batch, float32; the same number of steps for all.",
+        ),
+    ),
+    SCALES,
+    arms,
+    claims,
+    (
+        "The paper does not say how its number of steps depends on the batch; here it is the same for all, as in its figure.",
+        "The authors' program divides the update of a whole batch by the error of its first sample. Here every sample has its own "
+        "update and error, so that batches do not average directions away.",
+    ),
+)

@@ -1,0 +1,192 @@
+"""Figures 2 (top), 3a, 3b and 7a: networks that learn functions of four frequencies, and what their first bias does.
+
+y = cos(2πω z₁) cos(2πω z₂) for points z of a square, embedded in ten dimensions. Networks 10-10-32-32-32-1 whose first
+weight is the identity and stays it, so that a normalized update of the first bias is the Lipschitz constant at the point
+that is seen (Lemma 1). All networks of all frequencies are trained at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from excite.data import load
+from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
+from excite.studies.numbers import Numbers
+from excite.studies.study import Arm, Claim, Ladder, Study
+from excite.studies.trajectory.frequency_figure import draw
+from excite.train import Ensemble, build, ensemble
+from excite.train.from_config import find_device
+
+FREQUENCIES = (0.25, 0.5, 0.75, 1.0)
+ARMS = tuple(f"ω = {omega:g}" for omega in FREQUENCIES)
+_LADDER = Ladder(ARMS, "frequency")
+FIT = 0.02  # training loss at which networks count as having fitted equally well
+LAST = 10  # epochs at the end
+_PAPER = "What training reveals"
+_POINTS = 100
+
+SCALES = {
+    "quick": StepsScale(name="quick", seeds=3, steps=300_000, words="the authors' settings, 3 repeats instead of 10"),
+    "paper": StepsScale(
+        name="paper", seeds=10, steps=300_000, words="the authors' settings: 3,000 epochs of 100 points, 10 repeats"
+    ),
+}
+
+
+def arms(scale: StepsScale) -> list[Arm]:
+    base = {"epochs": scale.steps // _POINTS, "points": _POINTS, "test": 30, "lr": 1e-3, "widths": [10, 32, 32, 32]}
+    return [Arm(name, {**base, "omega": omega}) for name, omega in zip(ARMS, FREQUENCIES)]
+
+
+def network(seed: int, widths: Sequence[int] = (10, 32, 32, 32)) -> nn.Sequential:
+    """First layer: an identity that is not trained, with a bias that is. The other weights are PyTorch's."""
+    model = build("mlp", seed=seed, inputs=widths[0], widths=list(widths))
+    assert isinstance(model, nn.Sequential)
+    first = model[1]
+    assert isinstance(first, nn.Linear)
+    first.weight.requires_grad_(False).copy_(torch.eye(widths[0]))
+    return model
+
+
+def points(omega: float, seed: int, train: int = 100, test: int = 30) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, y and test points; those of a seed are the same for every frequency."""
+    data = load("frequencies", train=train, test=test, seed=seed, omega=omega)
+    return data.x_train, data.y_train, data.x_test, data.y_test
+
+
+def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report: Report) -> list[Outcome]:
+    """All networks at once. Those of a seed share points, first weights and order; only targets differ."""
+    settings = parts[0][0]
+    place = find_device(device)
+    drawn = [points(own["omega"], seed, own["points"], own["test"]) for own, seed in parts]
+    x, y, x_test, y_test = (torch.stack(tensors).to(place) for tensors in zip(*drawn))
+    found = ensemble(
+        [network(seed, settings["widths"]).to(place) for _, seed in parts],
+        x,
+        y,
+        epochs=settings["epochs"],
+        lr=[own["lr"] for own, _ in parts],
+        seeds=[seed for _, seed in parts],
+        test=(x_test, y_test),
+        progress=lambda phase, done, total: report(done / total),
+    )
+    return [outcome(found, i) for i in range(len(parts))]
+
+
+def outcome(found: Ensemble, i: int) -> Outcome:
+    """What network i of an ensemble is judged by, and its curves."""
+    assert found.test_loss is not None
+    loss, test = found.loss[i].numpy(), found.test_loss[i].numpy()
+    length, total = found.trajectory.length[i].numpy(), found.trajectory.total[i].numpy()
+    last = min(LAST, len(loss))
+    fitted = np.flatnonzero(loss < FIT)
+    at = int(fitted[0]) if len(fitted) else None
+    values = {
+        "loss": float(loss[-last:].mean()),
+        "epochs": at + 1.0 if at is not None else math.nan,
+        "trajectory": float(length[-last:].mean()),
+        "total": float(total[-1]),
+        "total_third": float(total[len(total) // 3]),
+        "total_fit": float(total[at]) if at is not None else math.nan,
+        "test": float(test[-last:].mean()),
+        "variance": float(found.trajectory.variance(last)[i]),
+        "distance": float(found.trajectory.distance[i, -1]),
+    }
+    detail = {
+        "epochs": thinned(np.arange(1.0, len(loss) + 1)),
+        "loss": thinned(loss),
+        "length": thinned(length),
+        "test": thinned(test),
+        "total": thinned(total),
+    }
+    flags = () if at is not None else (f"training loss {values['loss']:.2g} at the end, above {FIT}",)
+    return Outcome(values, detail, flags)
+
+
+def thinned(curve: np.ndarray[Any, np.dtype[np.float64]], most: int = 300) -> list[float]:
+    """Means of so many neighbours that at most `most` numbers are left, with five digits."""
+    parts = np.array_split(curve, min(most, len(curve)))
+    return [float(f"{part.mean():.5g}") for part in parts]
+
+
+def _together(n: Mapping[str, Numbers]) -> float:
+    return float(stats.spearmanr([n[arm].trajectory for arm in ARMS], [n[arm].test for arm in ARMS]).statistic)
+
+
+def claims(scale: StepsScale) -> list[Claim]:
+    late = f"length an epoch, mean of the last {LAST}"
+    return [
+        _LADDER.each("training slows down with the frequency", f"{_PAPER}, figure 2a", "epochs", f"epochs until the training loss is below {FIT}"),
+        _LADDER.each("near the end the trajectory of an epoch is longer the higher the frequency", f"{_PAPER}, figure 2b", "trajectory", late),
+        _LADDER.ends("near the end the trajectory of an epoch is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 2b", "trajectory", late),
+        _LADDER.each("the test loss grows with the frequency", f"{_PAPER}, figure 2c", "test", "test loss at the end"),
+        Claim(
+            "longer trajectories go with poorer test loss", f"{_PAPER}, section 6", "rank correlation over frequencies",
+            ARMS, _together, above=0.0,
+        ),
+        _LADDER.each("the variance of the bias over the last ten epochs grows with the frequency", f"{_PAPER}, figure 3a", "variance", "variance"),
+        _LADDER.ends("the variance of the bias is larger at the highest frequency than at the lowest", f"{_PAPER}, figure 3a", "variance", "variance"),
+        _LADDER.each("the bias ends further from where it began the higher the frequency", f"{_PAPER}, figure 3b", "distance", "distance"),
+        _LADDER.ends("the bias ends further from where it began at the highest frequency than at the lowest", f"{_PAPER}, figure 3b", "distance", "distance"),
+        _LADDER.each("the whole trajectory is longer the higher the frequency", f"{_PAPER}, figure 7a", "total", "whole length at the end"),
+        _LADDER.ends("the whole trajectory is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 7a", "total", "whole length at the end"),
+        _LADDER.ends("at every point of training, such as a third of the way, it is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 7a", "total_third", "whole length at a third of the epochs"),
+        _LADDER.each(
+            "among networks that have fitted their points equally well, the trajectory so far is longer the higher the frequency",
+            f"{_PAPER}, appendix A.4", "total_fit", f"whole length until the training loss is below {FIT}",
+        ),
+    ]  # fmt: skip
+
+
+STUDY = Study(
+    "frequency",
+    "Functions of higher frequency and the trajectory of the first bias",
+    "figures 2 (top), 3a, 3b and 7a of What Training Reveals about Neural Network Complexity",
+    "100 points of y = cos(2πω z₁) cos(2πω z₂), embedded in ten dimensions; networks 10-10-32-32-32-1",
+    Computed(
+        Jointly(compute),
+        {
+            "loss": ("training loss", "{:.4f}"),
+            "epochs": (f"epochs to {FIT}", "{:.0f}"),
+            "trajectory": ("length an epoch", "{:.0f}"),
+            "total": ("whole length", "{:.0f}"),
+            "total_third": ("at a third", "{:.0f}"),
+            "total_fit": (f"at loss {FIT}", "{:.0f}"),
+            "test": ("test loss", "{:.4f}"),
+            "variance": ("variance of bias", "{:.2g}"),
+            "distance": ("distance of bias", "{:.2f}"),
+        },
+        draw,
+        "A colour a frequency; lines are means over repeats, bands reach from the lowest to the highest. The length of an epoch is\n"
+        "the sum of its 100 normalized updates ‖b(t+1) − b(t)‖ / (lr · |f − y|) of the first bias. As the first weight is the\n"
+        "identity, each of them is the Lipschitz constant of the network at the point that was seen: the length over 100 is\n"
+        "their mean. Dots are single networks, bars their geometric mean.",
+        "Means over repeats, and the range. *Training loss*, *length an epoch* and *test loss* are means of the last ten epochs; the\n"
+        f"training loss of a point is taken before its update. *At loss {FIT}*: the whole length when the training loss of an epoch\n"
+        "first is below that. *Variance*: of the bias over the 1,000 steps of the last ten epochs. *Distance*: of the bias from its\n"
+        f"initial value. *Trusted*: networks whose training loss went below {FIT}.",
+        (
+            "SGD, learning rate 0.001, batch size 1, half squared error, float32.",
+            "A seed draws points, embedding, first weights and the order of points; these are the same for its four frequencies.",
+        ),
+    ),
+    SCALES,
+    arms,
+    claims,
+    (
+        "The paper prints cos(2πω z₁) cos(2πω z₁); as in the authors' program the second factor has z₂. Also as there, embedded "
+        "points are multiplied by 10, where the paper says that the embedding is isometric.",
+        "The paper samples points with replacement; here and in the authors' program an epoch sees each point once.",
+        "The authors' program divides update t by the error of step t − 1; here it is divided by its own, as in the paper.",
+        "It averages bias vectors over repeats before it takes differences (figures 2b, 7a); here lengths of single networks "
+        "are averaged.",
+        "It divides the variance of figure 3a by the squared learning rate; here it is the variance of Corollary 2.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,266 @@
+"""The config of a training: what `excite train` reads from a TOML or JSON file.
+
+Types are strict (the text "false" is not a boolean, 2.5 is not a number of epochs), unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from excite.errors import InputError
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _norm_name(norm: object) -> object:
+    """Norms may be numbers: 2 is "2"."""
+    numbers: dict[object, str] = {1: "1", 2: "2", math.inf: "inf"}
+    return numbers.get(norm, norm) if isinstance(norm, int | float) and not isinstance(norm, bool) else norm
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class DataConfig(_Section):
+    """Which points: see `excite.data.load`."""
+
+    name: str
+    classes: list[int | str] | None = None
+    train: Count | None = None
+    test: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    scale: Annotated[list[Number], Field(min_length=2, max_length=2)] = [-1.0, 1.0]
+    options: dict[str, Number] = {}
+
+
+class ModelConfig(_Section):
+    """A built-in name ("small-cnn", "papers-cnn", "resnet", "mlp", "linear") or "module:factory", with options for it.
+
+    What follows from the data (channels, inputs, size, outputs) is filled in for built-in names. `sharded`: where several
+    processes train, each keeps a part of the weights (FSDP2) instead of all of them (DistributedDataParallel).
+    """
+
+    name: str
+    options: dict[str, Any] = {}
+    sharded: bool = False
+
+
+class ExcitationConfig(_Section):
+    """Persistent excitation: give `radius` (a number, a table by layer, or "auto") or `relative` (times the layer's RMS)."""
+
+    radius: Literal["auto"] | NotNegative | dict[str, NotNegative] | None = None
+    relative: Positive | None = None
+    norm: Annotated[Literal["inf", "2", "1"], BeforeValidator(_norm_name)] = "inf"
+    steps: Count = 4
+    layers: Literal["all", "input"] | list[str] = "all"
+    kind: Literal["additive", "multiplicative"] = "additive"
+    stages: Annotated[int, Field(ge=2)] | None = None
+    bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+    threshold: Number = 0.5
+
+    @model_validator(mode="after")
+    def _one_radius(self) -> ExcitationConfig:
+        if (self.radius is None) == (self.relative is None):
+            raise ValueError("either radius or relative")
+        return self
+
+
+class AdversarialConfig(_Section):
+    """Adversarial training, the baseline: the input alone is perturbed, up the loss."""
+
+    radius: NotNegative
+    norm: Annotated[Literal["inf", "2", "1"], BeforeValidator(_norm_name)] = "inf"
+    steps: Count = 7
+    step_size: Positive | None = None
+    random_start: bool = True
+    stages: Annotated[int, Field(ge=2)] | None = None
+    bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+
+
+class SGDConfig(_Section):
+    name: Literal["sgd"] = "sgd"
+    lr: Positive
+    momentum: NotNegative = 0.0
+    dampening: Number = 0.0
+    weight_decay: NotNegative = 0.0
+    nesterov: bool = False
+
+
+class AdamConfig(_Section):
+    name: Literal["adam", "adamw"]
+    lr: Positive = 1e-3
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.0
+
+
+class AugmentConfig(_Section):
+    """Random changes of every batch of images: see `excite.train.augment`."""
+
+    flip: bool = True
+    shift: Annotated[int, Field(ge=0)] = 4
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> AugmentConfig:
+        if not self.flip and not self.shift:
+            raise ValueError("flip = true or a shift of at least 1, else nothing is augmented")
+        return self
+
+
+class TrainConfig(_Section):
+    """One training. Without `excitation` and `adversarial` it is plain.
+
+    The model has one output for two classes and squared error, else one for each class.
+    """
+
+    data: DataConfig
+    model: ModelConfig
+    loss: Literal["squared", "cross-entropy"] = "squared"
+    excitation: ExcitationConfig | None = None
+    adversarial: AdversarialConfig | None = None
+    augment: AugmentConfig | None = None
+    optimizer: Annotated[SGDConfig | AdamConfig, Field(discriminator="name")]
+    schedule: Literal["constant", "one-cycle"] = "constant"  # of the learning rate: see `excite.train.schedule`
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the passes; weights stay in float32
+    epochs: Count
+    batch: Count
+    seed: Annotated[int, Field(ge=0)] = 0
+    device: str = "cpu"
+    checkpoint_every: Count | Annotated[str, Field(pattern=r"^[1-9]\d* (step|epoch)s?$")] = "1 epoch"
+    keep: Count = 2  # checkpoints beside the final one
+    watch: bool | Count = True
+
+    @model_validator(mode="after")
+    def _one_method(self) -> TrainConfig:
+        if self.excitation is not None and self.adversarial is not None:
+            raise ValueError("either excitation or adversarial")
+        return self
+
+
+def load_config(path: str | os.PathLike[str]) -> TrainConfig:
+    """The config in a .toml or .json file."""
+    return parse_config(read_config(path), str(Path(path)))
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What is in a .toml or .json file, not yet checked but for being a table."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read the config {file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the config {file} is not text in UTF-8") from error
+    if file.suffix not in (".toml", ".json"):
+        raise InputError(f"expected a config named *.toml or *.json; got {file.name}")
+    try:
+        values = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"the config {file} is not valid {file.suffix[1:].upper()}: {' '.join(str(error).split())}"
+        ) from error
+    if not isinstance(values, dict):
+        raise InputError(f"{file}: expected a table of settings; got {type(values).__name__}")
+    return values
+
+
+def parse_config(values: object, where: str = "config") -> TrainConfig:
+    """A config from nested dicts; the first thing wrong with it is an InputError that names the key."""
+    if not isinstance(values, Mapping):
+        raise InputError(f"{where}: expected a table of settings; got {type(values).__name__}")
+    try:
+        return TrainConfig.model_validate(dict(values))
+    except ValidationError as error:
+        raise InputError(f"{where}: {_explain(error, values)}") from error
+
+
+# What stands in an error for each kind of complaint; anything else keeps pydantic's words.
+_EXPECTED = {
+    "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
+    "string_pattern_mismatch": "text such as '10 steps' or '1 epoch'", "bool_type": "true or false", "string_type": "text", "list_type": "a list", "dict_type": "a table",
+    "model_type": "a table", "model_attributes_type": "a table", "finite_number": "a finite number",
+}  # fmt: skip
+
+
+def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
+    problems = [(_path(p, values), p) for p in error.errors(include_url=False)]
+    # A misspelled key also makes the right one missing: the misspelling is the better thing to say.
+    path, first = next((item for item in problems if item[1]["type"] == "extra_forbidden"), problems[0])
+    key = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(path[:-1], values)
+        near = difflib.get_close_matches(path[-1], known, 1)
+        return f"unknown key {key!r}: " + (
+            f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+        )
+    if first["type"] == "missing":
+        return f"{key!r} is missing"
+    if first["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        given = first["input"].get("name") if isinstance(first["input"], Mapping) else None
+        return f"'{key}.name': expected 'sgd', 'adam' or 'adamw'; got {_short(given)}"
+    # Every member of a union complains. The one that came furthest is the one that was meant.
+    related = [item for item in problems if item[0][: len(path)] == path]
+    path, first = max(related, key=lambda item: len(item[0]))
+    wanted = dict.fromkeys(_wanted(problem) for at, problem in related if at == path)
+    return f"{'.'.join(path)!r}: expected {' or '.join(wanted)}; got {_short(first['input'])}"
+
+
+def _wanted(problem: Any) -> str:
+    if problem["type"] in _EXPECTED:
+        return _EXPECTED[problem["type"]]
+    context = problem.get("ctx", {})
+    if problem["type"] == "literal_error":
+        return str(context["expected"])
+    for name, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
+        if name in context:
+            return (
+                f"a number of {words} {context[name]:g}"
+                if words.startswith("at")
+                else f"a number {words} {context[name]:g}"
+            )
+    if "min_length" in context or "max_length" in context:
+        return f"{context.get('min_length', context.get('max_length'))} values"
+    return str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+
+
+def _path(problem: Any, values: Any) -> list[str]:
+    """The keys that lead to a problem: pydantic's location without the names it adds for members of unions."""
+    path: list[str] = []
+    for part in problem["loc"]:
+        inside = part in values if isinstance(values, Mapping) else isinstance(values, list) and isinstance(part, int)
+        if inside:
+            values = values[part]
+            path.append(str(part))
+    return [*path, str(problem["loc"][-1])] if problem["type"] == "missing" else path
+
+
+def _known_keys(path: list[str], values: Mapping[str, Any]) -> list[str]:
+    sections: dict[str, type[BaseModel]] = {
+        "data": DataConfig, "model": ModelConfig, "excitation": ExcitationConfig, "augment": AugmentConfig,
+        "adversarial": AdversarialConfig,
+    }  # fmt: skip
+    if not path:
+        return list(TrainConfig.model_fields)
+    if path[0] == "optimizer":
+        return list((SGDConfig if values["optimizer"].get("name") == "sgd" else AdamConfig).model_fields)
+    return list(sections[path[0]].model_fields)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,106 @@
+"""One training step as one CUDA graph: search, loss, gradients and update are launched together.
+
+Small networks leave a GPU waiting for Python: a step with excitation launches hundreds of kernels of a few microseconds
+each. A graph launches them all at once. It holds for fixed shapes and settings; when these change (a smaller last batch,
+a new radius, another learning rate) the step runs plainly a few times, as training steps like any other, and is captured
+again. What cannot be captured runs plainly, and `why_not` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from excite._core.background import settle
+from excite.train.step import Loss, Step
+
+_WARM = 3  # plain steps before a capture: libraries choose their algorithms, optimizers make their state
+_SEEN = 8  # steps of one shape that are worth a capture
+
+
+@dataclass(eq=False)
+class CapturedStep(Step):
+    """A step that becomes a CUDA graph after a few plain ones; on the CPU it stays plain."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._plain: dict[Hashable, int] = {}
+        self._now: Hashable = None
+        self.why_not = _refusal(self.optimizer)
+        # One stream for plain steps and captures: each stream that multiplies matrices gets a workspace of its own.
+        self._stream = torch.cuda.Stream() if self.why_not is None else None
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.why_not is not None:
+            return super().__call__(x, y)
+        rates = tuple(
+            tuple(v for v in group.values() if isinstance(v, int | float)) for group in self.optimizer.param_groups
+        )
+        now = (self.setting(), rates)
+        if now != self._now:  # graphs of a radius that is gone would only take memory
+            self._graphs.clear()
+            self._plain.clear()
+            self._now = now
+        shapes = (x.shape, x.dtype, y.shape, y.dtype)
+        graph = self._graphs.get(shapes)
+        if graph is None:
+            self._plain[shapes] = count = self._plain.get(shapes, 0) + 1
+            rare = len(self._graphs) > 0 and count <= _SEEN
+            if count <= _WARM or rare:
+                return self._aside(x, y)
+            graph = self._capture(x, y)
+            if graph is None:
+                return super().__call__(x, y)
+            self._graphs[shapes] = graph
+        return graph.replay(x, y)
+
+    def _aside(self, x: Tensor, y: Tensor) -> Tensor:
+        """A plain step on another stream, as a capture needs it."""
+        assert self._stream is not None
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            loss = super().__call__(x, y)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return loss
+
+    def _capture(self, x: Tensor, y: Tensor) -> _Graph | None:
+        settle()
+        try:
+            return _Graph(super().__call__, x, y, self._stream)
+        except RuntimeError as error:  # whatever the model does that a graph cannot hold
+            self.why_not = f"the step cannot be captured: {' '.join(str(error).split())[:200]}"
+            self.optimizer.zero_grad()
+            torch.cuda.synchronize()
+            # A capture that was broken off leaves the random numbers of the device in a state that refuses to draw any.
+            random = torch.cuda.default_generators[x.device.index or 0]
+            random.graphsafe_set_state(random.clone_state())
+            return None
+
+
+class _Graph:
+    """A captured step with the tensors it reads and writes."""
+
+    def __init__(self, step: Loss, x: Tensor, y: Tensor, stream: torch.cuda.Stream | None):
+        self._x, self._y = x.clone(), y.clone()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=stream):
+            self._loss = step(self._x, self._y)
+
+    def replay(self, x: Tensor, y: Tensor) -> Tensor:
+        self._x.copy_(x)
+        self._y.copy_(y)
+        self._graph.replay()
+        return self._loss.clone()  # in memory of its own: the next step writes over the graph's
+
+
+def _refusal(optimizer: torch.optim.Optimizer) -> str | None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(p.device.type != "cuda" for p in parameters):
+        return "not on a CUDA device"
+    if any(not group.get("capturable", True) for group in optimizer.param_groups):
+        return f"{type(optimizer).__name__} keeps numbers on the CPU: construct it with capturable=True"
+    return None

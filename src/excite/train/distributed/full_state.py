@@ -1,0 +1,92 @@
+"""The state of a training as one process has it, whatever the number of processes: whole tensors, no shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from excite.runs.state import flatten, unflatten
+from excite.train.distributed.processes import Processes
+
+
+def whole(tree: Any, keep: bool) -> Any:
+    """The tree with its shards put together, in the same order in every process; where not `keep`, without their values."""
+    if isinstance(tree, Tensor):
+        shards = getattr(tree, "full_tensor", None)  # of a DTensor, as FSDP has them
+        if shards is None:
+            return tree
+        full = shards().detach()
+        return full.cpu() if keep else None
+    if isinstance(tree, Mapping):
+        return {key: whole(value, keep) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(whole(value, keep) for value in tree)
+    return tree
+
+
+def sharded_like(pattern: Any, tree: Any) -> Any:
+    """The tree with every tensor cut as the one in the same place of `pattern` is."""
+    if isinstance(tree, Tensor):
+        return _cut(tree, pattern) if isinstance(pattern, Tensor) else tree
+    if isinstance(tree, Mapping) and isinstance(pattern, Mapping):
+        return {key: sharded_like(pattern.get(key), value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple) and isinstance(pattern, list | tuple) and len(tree) == len(pattern):
+        return type(tree)(map(sharded_like, pattern, tree))
+    return tree
+
+
+def sharded_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of an optimizer with momenta and the like cut as their parameters are."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    moments = {
+        number: {key: _cut(value, parameters[number]) for key, value in of_one.items()}
+        for number, of_one in state["state"].items()
+    }
+    return {**state, "state": moments}
+
+
+def spread(here: Processes, state: Any) -> Any:
+    """The state that the first process has read, in all processes; tensors are on the CPU."""
+    tensors, structure = flatten(state) if here.first else ({}, "")
+    told: list[Any] = [structure, [(name, t.shape, t.dtype) for name, t in tensors.items()]]
+    dist.broadcast_object_list(told, 0)
+    structure, shapes = told
+    for name, shape, dtype in shapes:
+        tensor = tensors[name].contiguous() if here.first else torch.empty(shape, dtype=dtype)
+        raw = tensor.reshape(-1).view(torch.uint8).to(here.device)
+        if len(raw):
+            dist.broadcast(raw, 0)
+        tensors[name] = raw.cpu().view(dtype).reshape(shape)
+    return unflatten(tensors, structure)
+
+
+def same_buffers(model: nn.Module) -> None:
+    """Every process takes the buffers (running statistics) of the first one."""
+    buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+    if not buffers:
+        return
+    raw = torch.cat([buffer.detach().contiguous().reshape(-1).view(torch.uint8) for buffer in buffers])
+    dist.broadcast(raw, 0)
+    sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
+    for buffer, part in zip(buffers, raw.split(sizes)):
+        buffer.data.copy_(part.clone().view(buffer.dtype).reshape(buffer.shape))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process has."""
+    part = getattr(tensor, "to_local", None)
+    return tensor if part is None else part()
+
+
+def _cut(value: Any, like: Tensor) -> Any:
+    """`value`, cut as `like` is, if it is a tensor of that shape."""
+    if not isinstance(value, Tensor) or not hasattr(like, "full_tensor") or value.shape != like.shape:
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(value.to(like.device, like.dtype), like.device_mesh, like.placements)

@@ -1,0 +1,72 @@
+"""Gradient descent with the step size of appendix F of Training invariances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import nn
+
+from excite.bounds.stability import largest_eigenvalue
+from excite.errors import TrainingStopped
+from excite.train.dynamics.objective import Course, Field, Loss, Quantity, Record, Status, positive, whole
+
+
+def descent(
+    model: nn.Module,
+    loss: Loss,
+    steps: int,
+    *,
+    step: float | None = None,
+    refresh: int = 20,
+    every: int = 1,
+    quantities: Mapping[str, Quantity] | None = None,
+    tolerance: float = 0.0,
+) -> Course:
+    """θ ← θ − η ∇R(θ), `steps` times, with η = min(1, 1/β) and R(θ) = `loss(model)`.
+
+    β is the largest eigenvalue of the Hessian, by Lanczos, every `refresh` steps. That is the smoothness at a point; the
+    theorem needs it along the step, so η is halved until R falls by at least η/2 ‖∇R‖² (equation 87). What the appendix
+    concludes from that then holds whatever β was: `slack` = Σ η² ‖∇R‖² ≤ 2 (R(0) − R(end)), and no entry of
+    Σ η² ∂R/∂w_e ∂R/∂w_f exceeds it. The sizes are recorded as "step". A fixed `step` is taken as it is, without any test.
+
+    Records every `every` steps, at the start and at the end; `quantities` are functions of the model. In float64, on a
+    copy of the model.
+    """
+    steps, refresh, every = whole("steps", steps), whole("refresh", refresh), whole("every", every)
+    fixed = None if step is None else positive("step", step)
+    tolerance = positive("tolerance", tolerance, zero=True)
+    field = Field(model, loss)
+    last = [fixed if fixed is not None else 0.0]
+    record = Record(field, {**(quantities or {}), "step": lambda m: last[0]})
+    point, smoothness, slack = field.start, 0.0, 0.0
+    status: Status = "finished"
+    taken = 0
+    for number in range(steps):
+        value, gradient = field.gradient(point)
+        square = float(gradient @ gradient)
+        if tolerance and square <= tolerance**2:
+            status = "converged"
+            break
+        if fixed is not None:
+            size, after = fixed, point - fixed * gradient
+        else:
+            if number % refresh == 0:
+                smoothness = largest_eigenvalue(field.tensor(point), field.parameters, tolerance=1e-3).value
+            size = min(1.0, 1.0 / smoothness) if smoothness > 0 else 1.0
+            after = point - size * gradient
+            # Rounding of R hides decreases below its last digits: near a minimum the test would never pass.
+            rounding = 4 * np.finfo(np.float64).eps * abs(value)
+            while not field.value(after) - value <= -size / 2 * square + rounding:
+                size /= 2
+                if size < 1e-300:
+                    raise TrainingStopped(f"no step reduces the loss {value:.6g}, gradient {square**0.5:.3g}")
+                after = point - size * gradient
+        last[0] = size
+        if number % every == 0:
+            record.add(float(number), point)
+        point = after
+        slack += size**2 * square
+        taken += 1
+    record.add(float(taken), point)
+    return record.course(point, status, taken, slack)

@@ -1,0 +1,207 @@
+"""Train a small ReLU classifier with ½-dropout, batch size one, and keep what theorems about such a training ask for.
+
+Two ways to drop units, z_l ∈ {0, 1} drawn anew at each step:
+
+- "end", as "What training reveals" (section 5.2) defines it: a full forward pass decides which units are active, s_l; then
+  units are dropped, S̃_l = z_l s_l, and f̃ = σ(W_d S̃_{d−1} (… S̃_1 (W_1 x + b_1) …) + b_d) is what is trained;
+- "forward", as practice does it: units are dropped during the pass, h_l = 2 z_l (W_l h_{l−1} + b_l)_+, so that later layers decide
+  after earlier ones have been dropped. There S̃_l = z_l 1[h_l > 0], and the factors of 2 are left out of φ below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
+from excite.bounds.trajectory.dropout import DropoutRun, Where
+from excite.errors import InputError, TrainingStopped
+
+Array = npt.NDArray[Any]
+
+
+def train_with_dropout(
+    model: nn.Module | Pairs,
+    x: Tensor,
+    y: Tensor,
+    steps: int,
+    lr: float,
+    *,
+    where: Where = "end",
+    tail: int = 1000,
+    decay: float = 1.0,
+    looks: int = 20,
+    seed: int = 0,
+    progress: Callable[[float], None] = lambda share: None,
+) -> DropoutRun:
+    """SGD, one point a step, on the binary cross-entropy of labels y (N,) in {0, 1}, from the weights of `model`.
+
+    `model`, a fully connected ReLU network with one output and a sigmoid behind it or none, is left as it is. `tail`: how
+    many last steps are kept; `decay`: the learning rate falls to this part of `lr`, evenly on a logarithmic scale, as
+    Assumption 1 needs; `looks`: how often all training points are looked at during the tail.
+    """
+    learner = _Learner(relu_network(model, x, sigmoid=None), where)
+    labels = _labels(y, len(x))
+    if not 1 <= tail <= steps or looks < 1 or not 0 < decay <= 1 or not lr > 0:
+        raise InputError(
+            f"expected 1 ≤ tail ≤ steps, looks ≥ 1, 0 < decay ≤ 1, lr > 0; got {tail}, {steps}, {looks}, {decay}, {lr}"
+        )
+    points = x.detach().double().cpu().flatten(1).numpy()
+    draws = np.random.default_rng(seed)
+    order = draws.integers(0, len(points), steps)
+    tau, often, rate = steps - tail, max(1, tail // looks), lr
+    last, watch = _Tail(tail, learner.widths), _Looks()
+    for t in range(steps):
+        if t >= tau and (t - tau) % often == 0:
+            watch.look(learner.weights, learner.biases, points)
+        kept = np.split(draws.random(sum(learner.widths)) < 0.5, learner.cuts)
+        step = learner.learn(points[order[t]], labels[order[t]], kept, rate)
+        if not math.isfinite(step.z):
+            raise TrainingStopped(f"the output is not finite at step {t + 1}: lower lr")
+        if t >= tau:
+            last.put(t - tau, step)
+        rate *= decay ** (1 / steps)
+        if t % 1000 == 999:
+            progress((t + 1) / steps)
+    watch.look(learner.weights, learner.biases, points)
+    return DropoutRun(learner.pairs(), where, tau, *last.tensors(learner.cuts), **watch.found())
+
+
+def _labels(y: Tensor, count: int) -> Array:
+    labels = y.detach().double().cpu().reshape(-1).numpy()
+    if labels.shape != (count,) or not np.isin(labels, (0, 1)).all():
+        raise InputError(f"expected labels 0 and 1, one for each of {count} points; got {tuple(y.shape)}")
+    return np.asarray(labels)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step, before its update: units active and kept (Σ n_l,), the output before the sigmoid, ‖∂z/∂b₁‖ without the 2s."""
+
+    active: Array
+    z: float
+    plain: float
+
+
+class _Learner:
+    """The weights, in double precision, and SGD on them."""
+
+    def __init__(self, network: ReluNetwork, where: Where):
+        if len(network.weights[-1]) != 1:
+            raise InputError(f"expected a network with one output; this one has {len(network.weights[-1])}")
+        if where not in ("end", "forward"):
+            raise InputError(f"expected where='end' or 'forward'; got {where!r}")
+        self.where = where
+        self.factor = 2.0 if where == "forward" else 1.0  # of units that are kept
+        self.weights = [w.numpy().copy() for w in network.weights]
+        given = zip(self.weights, network.biases)
+        self.biases = [np.zeros(len(w)) if b is None else b.numpy().copy() for w, b in given]
+        self.widths = [len(w) for w in self.weights[:-1]]
+        self.cuts = np.cumsum(self.widths)[:-1]
+
+    def learn(self, x: Array, label: float, kept: Sequence[Array], rate: float) -> _Step:
+        active, inputs, z = _pass(self.weights, self.biases, x, kept, self.where)
+        error = _sigmoid(z) - label
+        back = np.ones(1)  # ∂z by what the layer gives
+        gradients = []
+        for j in range(len(self.weights) - 1, -1, -1):
+            gradients.append((np.outer(back, inputs[j]), back))
+            if j:
+                back = self.factor * active[j - 1] * (self.weights[j].T @ back)
+        for weight, bias, (slope, shift) in zip(self.weights, self.biases, reversed(gradients)):
+            weight -= rate * error * slope
+            bias -= rate * error * shift
+        return _Step(np.concatenate(active), z, float(np.linalg.norm(back)) / self.factor ** len(self.widths))
+
+    def pairs(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        return tuple((torch.from_numpy(w), torch.from_numpy(b)) for w, b in zip(self.weights, self.biases))
+
+
+class _Tail:
+    """What is kept of the last steps."""
+
+    def __init__(self, count: int, widths: Sequence[int]):
+        self.seen = np.zeros((count, sum(widths)), bool)
+        self.phi, self.plain, self.outputs = np.zeros(count), np.zeros(count), np.zeros(count)
+
+    def put(self, row: int, step: _Step) -> None:
+        self.seen[row], self.plain[row], self.outputs[row] = step.active, step.plain, _sigmoid(step.z)
+        self.phi[row] = step.plain * _sigmoid(step.z) * _sigmoid(-step.z)
+
+    def tensors(self, cuts: Array) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
+        """seen a layer, φ, the same before the sigmoid, outputs."""
+        seen = tuple(torch.from_numpy(part.copy()) for part in np.split(self.seen, cuts, axis=1))
+        return seen, torch.from_numpy(self.phi), torch.from_numpy(self.plain), torch.from_numpy(self.outputs)
+
+
+def _pass(
+    weights: Sequence[Array], biases: Sequence[Array], x: Array, kept: Sequence[Array], where: Where
+) -> tuple[list[Array], list[Array], float]:
+    """Active units that were kept, the input of every layer, and the output before the sigmoid."""
+    active, inputs, full = [], [x], x
+    for weight, bias, keep in zip(weights[:-1], biases[:-1], kept):
+        h = weight @ inputs[-1] + bias
+        if where == "end":
+            full = np.maximum(weight @ full + bias, 0)
+            on = keep & (full > 0)
+            inputs.append(h * on)
+        else:
+            on = keep & (h > 0)
+            inputs.append(2 * h * on)
+        active.append(on)
+    return active, inputs, float((weights[-1] @ inputs[-1] + biases[-1])[0])
+
+
+def _sigmoid(z: float) -> float:
+    return 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(z) / (1 + math.exp(z))
+
+
+class _Looks:
+    """All training points without dropout, now and then."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.least, self.beta, self.p_min, self.p_sum = 1.0, 0.0, 1.0, 0.0
+
+    def look(self, weights: Sequence[Array], biases: Sequence[Array], x: Array) -> None:
+        h, masks = x, []
+        for weight, bias in zip(weights[:-1], biases[:-1]):
+            h = np.maximum(h @ weight.T + bias, 0)
+            masks.append(h > 0)
+        z = (h @ weights[-1].T + biases[-1])[:, 0]
+        certain = 1 / (1 + np.exp(np.minimum(np.abs(z), 700)))  # the smaller of f and 1 − f
+        slope = np.broadcast_to(weights[-1], (len(x), weights[-1].shape[1]))
+        for weight, mask in zip(reversed(weights[:-1]), reversed(masks)):
+            slope = (slope * mask) @ weight
+        steep = np.linalg.norm(slope, axis=1) * certain * (1 - certain)
+        pattern, shares = np.concatenate(masks, 1), np.concatenate([mask.mean(0) for mask in masks])
+        if not self.count:
+            self.first, self.moved, self.low, self.high = pattern, np.zeros(len(x), bool), steep, steep
+        self.moved = self.moved | (pattern != self.first).any(1)
+        self.low, self.high = np.minimum(self.low, steep), np.maximum(self.high, steep)
+        self.least = min(self.least, float(certain.min()))
+        self.beta = max(self.beta, float(np.linalg.norm(weights[0], 2)))
+        self.p_min = min(self.p_min, float(shares.min()))
+        self.p_sum += float(shares.mean())
+        self.count += 1
+
+    def found(self) -> dict[str, Any]:
+        steep = self.high > 0
+        with np.errstate(divide="ignore"):
+            ratios = self.high[steep] / self.low[steep]
+        return {
+            "looked": self.count,
+            "least": self.least,
+            "beta": self.beta,
+            "p_min": self.p_min,
+            "p_avg": self.p_sum / self.count,
+            "changed": int(self.moved.sum()),
+            "gamma": float(ratios.max() - 1) if len(ratios) else 0.0,
+        }

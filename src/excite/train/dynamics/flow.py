@@ -1,0 +1,296 @@
+"""Gradient flow of a model: dθ/dt = −∇R(θ), integrated in float64 with control of the error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy import integrate
+from torch import Tensor, nn
+
+from excite.errors import InputError, TrainingStopped
+from excite.train.dynamics.kinks import Side, first_crossing, left_side, sides
+from excite.train.dynamics.objective import Array, Course, Field, Loss, Quantity, Record, Status, positive, whole
+from excite.train.dynamics.sliding import MOST, Place, corrected, leaving, mask, released, tangent
+
+METHODS: dict[str, Any] = {name: getattr(integrate, name) for name in ("DOP853", "RK45", "LSODA", "Radau", "BDF")}
+Clock = Literal["time", "length"]
+Slope = Callable[[float, Array], Array]
+_SHORT = 25  # short steps in a row before a path counts as sliding: to cross a kink that is not seen takes about ten
+_STUCK = 4  # crossings in a row without any progress before it does
+_LEAVING = 1e-8  # of the product of norms: a speed at which sliding ends; above what counts as no speed
+_PARTS = 8  # parts of a step at whose ends kinks are looked for
+_SLIDE = 20  # descent steps before error control is tried again; doubled as long as that fails
+
+
+def gradient_flow(
+    model: nn.Module,
+    loss: Loss,
+    time: float,
+    *,
+    at: int | Sequence[float] | Array = 50,
+    quantities: Mapping[str, Quantity] | None = None,
+    clock: Clock = "time",
+    method: str = "DOP853",
+    rtol: float = 1e-9,
+    atol: float = 1e-12,
+    shortest: float | None = None,
+    tolerance: float = 0.0,
+    most: int = 100_000,
+) -> Course:
+    """Follow dθ/dt = −∇R(θ) from the model's weights for `time`; R(θ) = `loss(model)`, as in `lambda m: mse(m(x), y)`.
+
+    The integrator (scipy's; DOP853 is explicit of order 8, LSODA and Radau are for stiff problems) keeps the error of
+    each step below atol + rtol · |θ|. At the kink of a ReLU the gradient jumps. A step is taken with the smooth continuation of
+    the loss on its own side of all kinks; if it ends beyond one, the crossing is located on the step's interpolant, to the
+    rounding of the switching values, and the flow restarts there on the other side (`Course.crossings`). Kinks are those of
+    ReLU-like functions, `abs`, `clamp`, `maximum` and max pooling; at others (`where`) steps shorten instead.
+
+    Where the flows of both sides lead to the kink, the path slides along it, which gradient flow of ReLU networks does
+    (`excite.train.dynamics.sliding`): it follows the gradient of the loss on the surface of the kink until that is left on one side.
+    `Course.sliding` says for how long. Where even that makes no progress (more than eight kinks at once, kinks of max pooling
+    or others that are not seen) it takes plain descent steps of length `shortest` (a 20,000th of the time by default), which
+    zigzag around the path and count in `Course.slides` and `Course.slack`.
+
+    Args:
+        at: times to record, or so many, evenly from 0 to `time`; what is recorded is `quantities`, each a function of the
+            model, beside the loss and the norm of its gradient.
+        clock: "time", or "length": the same path, walked by dθ/ds = −∇R ‖θ‖ / ‖∇R‖, so that s counts e-folds of
+            relative length. It reaches norms for which "time" would have to be astronomic. Since only the direction
+            matters, give the logarithm of a loss that underflows.
+        tolerance: stop where ‖∇R‖ falls to it. `most`: steps at most.
+
+    The model is copied to float64 and left as it was; data in `loss` has to be float64 too.
+    """
+    end, most = positive("time", time), whole("most", most)
+    if method not in METHODS:
+        raise InputError(f"method: expected one of {', '.join(METHODS)}; got {method!r}")
+    if clock not in ("time", "length"):
+        raise InputError(f"clock: expected 'time' or 'length'; got {clock!r}")
+    tolerance = positive("tolerance", tolerance, zero=True)
+    field = Field(model, loss)
+    walk = _Walk(
+        field=field,
+        clock=clock,
+        record=Record(field, quantities),
+        moments=_moments(at, end),
+        point=field.start,
+        end=end,
+        shortest=end / 20_000 if shortest is None else positive("shortest", shortest),
+        most=most,
+        tolerance=tolerance,
+        solver_from=lambda slope, begin, point, first: METHODS[method](
+            slope, begin, point, end, rtol=rtol, atol=atol, first_step=first
+        ),
+    )
+    status = walk.go()
+    return walk.record.course(walk.point, status, walk.steps, walk.slack, walk.slides, walk.crossings, walk.sliding)
+
+
+def _slope(field: Field, clock: Clock, side: Side | None, held: Sequence[Place] = ()) -> Slope:
+    """−∇R, or with clock "length" its direction times ‖θ‖; on one side of all kinks, or along those that are held."""
+
+    def slope(_: float, point: Array) -> Array:
+        if held and side is not None:
+            gradient = tangent(*field.gradients(point, side, held)[1:])
+        else:
+            gradient = field.gradient(point, side)[1]
+        if clock == "time":
+            return -gradient
+        norm = float(np.linalg.norm(gradient))
+        return -gradient * (float(np.linalg.norm(point)) / norm) if norm > 0 else np.zeros_like(gradient)
+
+    return slope
+
+
+def _any(left: Sequence[Tensor]) -> bool:
+    return any(bool(one.any()) for one in left)
+
+
+@dataclass
+class _Walk:
+    """Where a flow is, what it has taken to get there, and which moments are still to be recorded.
+
+    `side`: on which side of each kink it is; `held`: the kinks along which it slides.
+    """
+
+    field: Field
+    clock: Clock
+    record: Record
+    moments: list[float]
+    point: Array
+    end: float
+    shortest: float
+    most: int
+    tolerance: float
+    solver_from: Callable[[Slope, float, Array, float | None], Any]
+    now: float = 0.0
+    steps: int = 0
+    slides: int = 0
+    crossings: int = 0
+    sliding: float = 0.0
+    slack: float = 0.0
+    outside: bool = False  # whether a gradient was taken beyond a kink since the last step
+    side: Side = dataclass_field(default_factory=list)
+    held: tuple[Place, ...] = ()
+
+    def go(self) -> Status:
+        """To the end, from kink to kink by steps with error control; where these make no progress, by plain descent."""
+        self._write(lambda _: self.point)
+        solver = self._anew()
+        short, stuck, patience = 0, 0, _SLIDE
+        while solver.status == "running":
+            if self.tolerance and self._rests():
+                return self._stop("converged")
+            if self.steps == self.most:
+                return self._stop("too many steps")
+            before, slid, restart = self.now, bool(self.held), self._step(solver)
+            moved = self.now - before
+            self.sliding += moved if slid else 0.0
+            short = short + 1 if moved < self.shortest else 0
+            stuck = stuck + 1 if restart and moved < 1e-6 * self.shortest else 0
+            patience = patience if short else _SLIDE
+            if self.now >= self.end:
+                return "finished"
+            if short >= _SHORT or stuck >= _STUCK:
+                patience, short, stuck = 2 * patience, 0, 0
+                self._slide(patience)
+                solver = self._anew()
+            elif restart:
+                solver = self._restart(solver.step_size)
+        return "finished"
+
+    def _rests(self) -> bool:
+        slope = _slope(self.field, "time", self.side, self.held)
+        return float(np.linalg.norm(slope(self.now, self.point))) <= self.tolerance
+
+    def _anew(self) -> Any:
+        """A solver on the side of all kinks on which the flow is now."""
+        self.side, self.held = [sides(value, None) for value in self.field.switching(self.point)], ()
+        return self._restart(None)
+
+    def _restart(self, size: float | None) -> Any:
+        first = None if size is None else min(max(size, self.shortest), self.end - self.now)
+        slope, side, held = _slope(self.field, self.clock, self.side, self.held), self.side, mask(self.side, self.held)
+
+        def watched(time: float, point: Array) -> Array:
+            found = slope(time, point)
+            self.outside = self.outside or _any(left_side(self.field.last, side, held))
+            return found
+
+        return self.solver_from(watched if side else slope, self.now, self.point.copy(), first)
+
+    def _step(self, solver: Any) -> bool:
+        """One step, or as much of it as is before the first kink or the end of sliding; whether to start again from there."""
+        self.outside = False
+        message = solver.step()
+        self.steps += 1
+        if solver.status == "failed":
+            raise TrainingStopped(f"gradient flow stopped at {solver.t:.6g} of {self.end:.6g}: {message}")
+        start, end, between = self.now, float(solver.t), None
+        held = mask(self.side, self.held)
+        values = self.field.switching(np.asarray(solver.y, dtype=np.float64)) if self.side else []
+        gone = left_side(values, self.side, held)
+        restart = crossed = _any(gone)
+        if crossed or self.outside:  # a stage beyond a kink: the path may have been there and come back
+            between = solver.dense_output()
+            for moment in np.linspace(start, end, _PARTS + 1)[1:]:
+                if _any(left_side(self.field.switching(np.asarray(between(moment))), self.side, held)):
+                    end, gone = self._crossing(between, start, float(moment), held)
+                    restart = crossed = True
+                    break
+        if self.held and self._leaves(solver.y if between is None else between(end)):
+            between = solver.dense_output() if between is None else between
+            end, restart, crossed = self._departure(between, start, end), True, False
+        if between is None and self.moments and self.moments[0] <= end:
+            between = solver.dense_output()
+        self.now = end
+        self.point = np.array(solver.y if between is None else between(end), dtype=np.float64)
+        if between is not None:
+            self._write(between)
+        if restart:
+            self._sort(gone if crossed else [])
+        return restart
+
+    def _sort(self, gone: Sequence[Tensor]) -> None:
+        """Cross the kinks that were reached, slide along those that cannot be crossed, leave those that can be left."""
+        new = [(i, int(j)) for i, one in enumerate(gone) for j in one.reshape(-1).nonzero().reshape(-1)]
+        self.crossings += len(new)
+        if self.held:
+            self.point = corrected(self.field, self.point, self.side, self.held)
+        real = all(self.side[call].dtype == torch.bool for call, _ in new)
+        if real and len(new) + len(self.held) <= MOST:
+            self.side, self.held = released(self.field, self.point, self.side, (*self.held, *new))
+        else:
+            self.side, self.held = [sides(value, None) for value in self.field.switching(self.point)], ()
+
+    def _leaves(self, point: Any) -> bool:
+        return leaving(self.field, np.asarray(point, dtype=np.float64), self.side, self.held) > _LEAVING
+
+    def _crossing(
+        self, between: Callable[[float], Any], low: float, high: float, held: Sequence[Tensor]
+    ) -> tuple[float, list[Tensor]]:
+        """The first moment at which a switching value has left its side, to rounding, and which; by linear interpolation
+        between the ends of an interval that shrinks, halved where that is slow."""
+        at_low, at_high = (self.field.switching(np.asarray(between(t))) for t in (low, high))
+        gone = left_side(at_high, self.side, held)
+        for turn in range(200):
+            room = high - low
+            if room <= 4 * np.spacing(max(abs(low), abs(high))):
+                break
+            share = first_crossing(at_low, at_high, gone) if turn % 3 < 2 else 0.5
+            # A little beyond the estimate in turn: then both ends close in.
+            share = min(max(share * (1.0 + 1e-3 * (turn % 2)), 1e-9), 1 - 1e-9)
+            middle = low + share * room
+            if not low < middle < high:
+                break
+            values = self.field.switching(np.asarray(between(middle)))
+            there = left_side(values, self.side, held)
+            if _any(there):
+                high, at_high, gone = middle, values, there
+            else:
+                low, at_low = middle, values
+        return high, gone
+
+    def _departure(self, between: Callable[[float], Any], low: float, high: float) -> float:
+        """When sliding ends. The flow does not jump there, so that an error of the moment counts with its square only."""
+        room = high - low
+        while high - low > 1e-6 * room:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._leaves(between(middle)) else (middle, high)
+        return high
+
+    def _slide(self, count: int) -> None:
+        """Plain descent, where neither crossing nor sliding makes progress."""
+        slope = _slope(self.field, self.clock, None)
+        for _ in range(count):
+            if self.now + self.shortest >= self.end or self.steps == self.most:
+                return
+            move = self.shortest * slope(self.now, self.point)
+            self.point, self.now = self.point + move, self.now + self.shortest
+            self.steps, self.slides, self.slack = self.steps + 1, self.slides + 1, self.slack + float(move @ move)
+            self._write(lambda _: self.point)
+
+    def _write(self, between: Callable[[float], Any]) -> None:
+        """Record all moments up to now; `between` gives the point at a moment."""
+        while self.moments and self.moments[0] <= self.now:
+            moment = self.moments.pop(0)
+            self.record.add(moment, np.asarray(between(moment), dtype=np.float64))
+
+    def _stop(self, status: Status) -> Status:
+        self.record.add(self.now, self.point)
+        return status
+
+
+def _moments(at: int | Sequence[float] | Array, end: float) -> list[float]:
+    if isinstance(at, int) and not isinstance(at, bool):
+        return [float(t) for t in np.linspace(0.0, end, whole("at", at) + 1)]
+    moments = np.asarray(at, dtype=np.float64)
+    good = moments.ndim == 1 and len(moments) and (np.diff(moments) >= 0).all()
+    if not good or not 0 <= moments[0] <= moments[-1] <= end:
+        raise InputError(f"at: expected how many, or growing times from 0 to {end:g}; got {at!r}")
+    return [float(t) for t in moments]

@@ -1,0 +1,219 @@
+"""The loss of a model as a function of one vector in float64, and what is recorded while that vector moves."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from excite._core.wrappers import eagerly, refuse_lazy, unwrap
+from excite.errors import InputError, ModelError, TrainingStopped
+from excite.train.dynamics.kinks import Kinks, Side
+
+Array = NDArray[np.float64]
+Loss = Callable[[nn.Module], Tensor]
+Quantity = Callable[[nn.Module], "float | Tensor | Array"]
+Status = Literal["converged", "finished", "too many steps"]
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where training went. `model` is a copy in float64 with the last weights; the user's model is left as it was.
+
+    - `times` (K,): flow time, or number of steps, of each record; `values[name]` (K, ...): the quantities asked for, and
+      always "loss" and "gradient" (its norm).
+    - `status`: "converged" (the gradient's norm fell to the tolerance), "finished" (the end was reached), "too many steps".
+    - `steps`, `evaluations`: of the method, and of the gradient.
+    - `slack`: Σ η² ‖∇R‖² over steps of plain descent, by which conserved quantities may have moved; `slides`: how many of
+      these a flow took because it slid along kinks that it could not follow; `crossings`: how many kinks it crossed;
+      `sliding`: the flow time for which it slid along kinks, unable to leave them.
+    """
+
+    times: Array
+    values: Mapping[str, Array]
+    model: nn.Module
+    status: Status
+    loss: float
+    gradient: float
+    steps: int
+    evaluations: int
+    slack: float = 0.0
+    slides: int = 0
+    crossings: int = 0
+    sliding: float = 0.0
+
+    @property
+    def converged(self) -> bool:
+        return self.status == "converged"
+
+    def __str__(self) -> str:
+        end = f"{self.times[-1]:.6g}" if len(self.times) else "the start"
+        return (
+            f"{self.status} at {end}: loss {self.loss:.6g}, gradient {self.gradient:.3g}, "
+            f"{self.steps} steps, {self.evaluations} gradients"
+            + (f", slid along kinks for {self.sliding:.3g}" if self.sliding else "")
+            + (f", {self.slides} slides" if self.slides else "")
+        )
+
+
+class Field:
+    """`loss(model)` and its gradient as functions of one vector of all parameters that ask for a gradient."""
+
+    def __init__(self, model: nn.Module, loss: Loss):
+        if not isinstance(model, nn.Module):
+            raise InputError(f"expected a torch.nn.Module; got {type(model).__name__}")
+        refuse_lazy(model)
+        self.model = copy.deepcopy(unwrap(model)).double()
+        self._loss = loss
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if not self._parameters:
+            raise ModelError("the model has no parameter that asks for a gradient: nothing can flow")
+        self.evaluations = 0
+        self.last: list[Tensor] = []  # the switching values of the last gradient that was taken on a side
+        self.start = torch.cat([p.detach().reshape(-1) for p in self._parameters]).cpu().numpy().copy()
+        if not np.isfinite(self.start).all():
+            raise InputError("expected finite weights to start from")
+        first, again = self.value(self.start), self.value(self.start)
+        if not math.isfinite(first):
+            raise InputError(f"expected a finite loss at the start; got {first}")
+        if first != again:
+            raise InputError(
+                f"the loss is not a function of the weights: {first!r}, then {again!r} (dropout, or data drawn anew?)"
+            )
+
+    def put(self, point: Array) -> nn.Module:
+        """The model with these weights: the same object at every call."""
+        vector = torch.from_numpy(np.ascontiguousarray(point))
+        at = 0
+        with torch.no_grad():
+            for p in self._parameters:
+                p.copy_(vector[at : at + p.numel()].view_as(p))
+                at += p.numel()
+        return self.model
+
+    def switching(self, point: Array) -> list[Tensor]:
+        """The switching values of all kinks (`excite.train.dynamics.kinks`); one forward pass."""
+        kinks = Kinks()
+        self.tensor(point, kinks)
+        return [value.detach() for value in kinks.values]
+
+    def gradients(self, point: Array, side: Side, places: Sequence[tuple[int, int]]) -> tuple[Array, Array, Array]:
+        """On one side of all kinks: the switching values at `places` (k,), ∇R (P,) and their gradients (k, P)."""
+        kinks = Kinks(side)
+        loss = self.tensor(point, kinks)
+        self.last = [one.detach() for one in kinks.values]
+        values = [kinks.values[call].reshape(-1)[element] for call, element in places]
+        self.evaluations += 1 + len(values)
+        rows = [
+            torch.cat([
+                part.reshape(-1)
+                for part in torch.autograd.grad(
+                    one, self._parameters, retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+            ]).detach().cpu().numpy()
+            for one in (loss, *values)
+        ]  # fmt: skip
+        return (
+            np.array([float(value.detach()) for value in values]),
+            rows[0],
+            np.array(rows[1:]).reshape(-1, len(point)),
+        )
+
+    def tensor(self, point: Array, kinks: Kinks | None = None) -> Tensor:
+        """The loss, with its graph; `kinks` sees how it is computed."""
+        self.put(point)
+        try:
+            with torch.enable_grad(), eagerly(self.model), kinks or nullcontext():
+                value = self._loss(self.model)
+        except RuntimeError as error:
+            line = (str(error).splitlines() or [""])[0]
+            raise ModelError(f"the loss does not run on the model in float64 (give data as doubles): {line}") from error
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(f"expected a loss that is one number with a gradient; got {what}")
+        return value.reshape(())
+
+    def value(self, point: Array) -> float:
+        return float(self.tensor(point).detach())
+
+    def gradient(self, point: Array, side: Side | None = None) -> tuple[float, Array]:
+        """(R, ∇R); where a ReLU has a kink, the element of the subdifferential that autograd takes. With `side`, those of the
+        smooth continuation of that side of all kinks."""
+        self.evaluations += 1
+        kinks = Kinks(side) if side else None
+        value = self.tensor(point, kinks)
+        self.last = [] if kinks is None else [one.detach() for one in kinks.values]
+        parts = torch.autograd.grad(value, self._parameters, allow_unused=True, materialize_grads=True)
+        found = torch.cat([g.reshape(-1) for g in parts]).detach().cpu().numpy().astype(np.float64)
+        number = float(value.detach())
+        if not (math.isfinite(number) and np.isfinite(found).all()):
+            raise TrainingStopped(
+                f"the loss or its gradient is no longer finite (loss {number}): shorten the time or step"
+            )
+        return number, found
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return self._parameters
+
+
+class Record:
+    """Quantities at chosen moments."""
+
+    def __init__(self, field: Field, quantities: Mapping[str, Quantity] | None):
+        self._field, self._quantities = field, dict(quantities or {})
+        for name in ("loss", "gradient"):
+            if name in self._quantities:
+                raise InputError(f"quantities: {name!r} is recorded in any case; give yours another name")
+        self.times: list[float] = []
+        self._values: dict[str, list[Any]] = {name: [] for name in ("loss", "gradient", *self._quantities)}
+
+    def add(self, time: float, point: Array) -> None:
+        value, gradient = self._field.gradient(point)
+        self.times.append(time)
+        self._values["loss"].append(value)
+        self._values["gradient"].append(float(np.linalg.norm(gradient)))
+        with torch.no_grad():
+            for name, quantity in self._quantities.items():
+                found = quantity(self._field.put(point))
+                found = found.detach().cpu().numpy() if isinstance(found, Tensor) else found
+                self._values[name].append(np.array(found, dtype=np.float64))
+
+    def course(
+        self,
+        point: Array,
+        status: Status,
+        steps: int,
+        slack: float = 0.0,
+        slides: int = 0,
+        crossings: int = 0,
+        sliding: float = 0.0,
+    ) -> Course:
+        loss, gradient = self._field.gradient(point)
+        values = {name: np.asarray(found) for name, found in self._values.items()}
+        model = self._field.put(point)
+        norm, count = float(np.linalg.norm(gradient)), self._field.evaluations
+        return Course(
+            np.asarray(self.times), values, model, status, loss, norm, steps, count, slack, slides, crossings, sliding
+        )
+
+
+def positive(name: str, value: Any, *, zero: bool = False) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < 0 or (value == 0 and not zero):
+        raise InputError(f"{name}: expected a finite number {'of at least' if zero else 'above'} 0; got {value!r}")
+    return float(value)
+
+
+def whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name}: expected a whole number of at least 1; got {value!r}")
+    return value

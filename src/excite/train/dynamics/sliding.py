@@ -1,0 +1,103 @@
+"""Gradient flow on a kink: where the gradients of both sides lead to it, the path slides along the surface S = 0.
+
+A kink is the zero of a switching value S (`excite.train.dynamics.kinks`). The loss is continuous, so on the surface where some values S_i
+are 0 it is one smooth function, whatever the sides: the sliding flow (Filippov's) is the gradient flow of that function, −∇R on
+any side, less its part in the span of the normals ∇S_i. It slides as long as no S_i would move away if it were let go:
+with the others held, the flow on its positive side has dS_i/dt ≤ 0 and that on its negative side dS_i/dt ≥ 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from excite.train.dynamics.kinks import Side
+from excite.train.dynamics.objective import Array, Field
+
+Place = tuple[int, int]  # a switching value: which call, which of its elements
+MOST = 8  # surfaces that are held at once
+_PARALLEL = 1 - 1e-9  # of the cosine of two normals: the same surface
+_STILL = 1e-9  # of the product of norms: a speed that is 0
+
+
+def tangent(gradient: Array, normals: Array) -> Array:
+    """The gradient without its part in the span of the normals (k, P)."""
+    if not len(normals):
+        return gradient
+    found: Array = gradient - normals.T @ np.linalg.lstsq(normals.T, gradient, rcond=1e-12)[0]
+    return found
+
+
+def placed(side: Side, places: Sequence[Place], above: Sequence[bool]) -> Side:
+    """The side with these elements above 0, or below."""
+    changed = [one.clone() for one in side]
+    for (call, element), up in zip(places, above):
+        changed[call].view(-1)[element] = up
+    return changed
+
+
+def released(field: Field, point: Array, side: Side, places: Sequence[Place]) -> tuple[Side, tuple[Place, ...]]:
+    """Let go of every surface that the flow leaves; the side on which it does, and what is still held. New surfaces come with
+    the side from which they were reached: the other is tried first, so that what can be crossed is."""
+    held = tuple(places)
+    while held:
+        for group, trial, speed in _trials(field, point, side, held):
+            if speed > _STILL:
+                side = trial
+                held = tuple(place for i, place in enumerate(held) if i not in group)
+                break
+        else:
+            return side, held
+    return side, held
+
+
+def leaving(field: Field, point: Array, side: Side, held: Sequence[Place]) -> float:
+    """The largest speed at which the flow would leave a surface that is held, over the product of norms; at most 0: none."""
+    return max((speed for *_, speed in _trials(field, point, side, held)), default=0.0)
+
+
+def corrected(field: Field, point: Array, side: Side, held: Sequence[Place]) -> Array:
+    """The point moved onto the surfaces: one Newton step takes off what the integrator's error has added up."""
+    values, _, normals = field.gradients(point, side, held)
+    found: Array = point - np.linalg.lstsq(normals, values, rcond=1e-12)[0]
+    return found
+
+
+def _trials(field: Field, point: Array, side: Side, held: Sequence[Place]) -> Iterator[tuple[list[int], Side, float]]:
+    """For every surface and both of its sides: its places, the side, and the speed away from it with the others held."""
+    _, _, normals = field.gradients(point, side, held)
+    for group in _groups(normals):
+        where = [held[i] for i in group]
+        first = bool(side[where[0][0]].view(-1)[where[0][1]])
+        same = [float(normals[i] @ normals[group[0]]) > 0 for i in group]
+        for up in (not first, first):
+            trial = placed(side, where, [up == one for one in same])
+            _, gradient, now = field.gradients(point, trial, held)
+            others = np.delete(now, group, axis=0)
+            normal = now[group[0]]
+            size = float(np.linalg.norm(normal) * np.linalg.norm(gradient))
+            speed = float(-tangent(gradient, others) @ normal) * (1 if up else -1)
+            yield group, trial, speed / size if size > 0 else 0.0
+
+
+def _groups(normals: Array) -> list[list[int]]:
+    """Switching values with parallel normals vanish on the same surface, as those of two equal points."""
+    groups: list[list[int]] = []
+    sizes = np.linalg.norm(normals, axis=1)
+    for i, normal in enumerate(normals):
+        for group in groups:
+            product = sizes[i] * sizes[group[0]]
+            if product > 0 and abs(float(normal @ normals[group[0]])) >= _PARALLEL * product:
+                group.append(i)
+                break
+        else:
+            groups.append([i])
+    return groups
+
+
+def mask(side: Side, held: Sequence[Place]) -> list[torch.Tensor]:
+    """True at the switching values that are held."""
+    found = [torch.zeros_like(one, dtype=torch.bool) for one in side]
+    return placed(found, held, [True] * len(held))

@@ -1,0 +1,383 @@
+"""From a config to a trained model in a run folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.files import TEMPORARY, read_json, writing
+from excite._core.randomness import own_randomness
+from excite._version import __version__
+from excite.data import Dataset, load
+from excite.errors import InputError, ModelError, TrainingStopped
+from excite.excitation import AdversarialTraining, PersistentExcitation, Relative, Stages
+from excite.excitation.auto_radius import Auto
+from excite.excitation.radius import base_radius
+from excite.monitor.watch import watch
+from excite.probes import Distance, Every, Loss, Rank
+from excite.runs import Run, load_run
+from excite.runs.checkpoints import find as find_checkpoints
+from excite.runs.lock import Lock
+from excite.runs.run import check_folder_name, check_marker
+from excite.train import make_model, squared_error
+from excite.train.augment import augmented
+from excite.train.config import DataConfig, TrainConfig, parse_config
+from excite.train.distributed.processes import Processes, alone, many_processes, these_processes
+from excite.train.models.architectures import ARCHITECTURES, options_for
+from excite.train.schedule import OneCycle
+from excite.train.trainer import Training, make_training, parse_every
+from excite.train.vectorized.trainer import OneStopped, fit_together
+
+Progress = Callable[[str, int, int], None]
+_EXAMPLES = 200  # training points on which the watch looks at the layers
+
+
+def train(
+    config: TrainConfig | Mapping[str, Any], run_path: str | os.PathLike[str], progress: Progress | None = None
+) -> Run:
+    """Train as `config` says, into the run folder at `run_path`; returns the run, open for reading.
+
+    A run that is there already and was made by the same config is continued from its last checkpoint; if it is done,
+    nothing is trained. `progress(phase, done, total)` is called as training goes.
+    """
+    settings = config if isinstance(config, TrainConfig) else parse_config(config)
+    if these_processes().size > 1:
+        raise InputError(f"{these_processes().size} processes are here together: call train_across in all of them")
+    _train(settings, Path(run_path), progress, these_processes())
+    return load_run(run_path)
+
+
+def train_across(
+    config: TrainConfig | Mapping[str, Any], run_path: str | os.PathLike[str], progress: Progress | None = None
+) -> Run | None:
+    """`train` on all processes that torchrun started, each calling this; without torchrun, or on one process, `train`.
+
+    The run, open for reading, in the first process, which alone writes it and tells the progress; None in the others. Runs
+    are those of one process: another number of processes continues them, and so does `train`.
+    """
+    settings = config if isinstance(config, TrainConfig) else parse_config(config)
+    with many_processes(settings.device) as here:
+        with here.ending_together():
+            _train(settings, Path(run_path), progress if here.first else None, here)
+        return load_run(run_path) if here.first else None
+
+
+def _train(settings: TrainConfig, path: Path, progress: Progress | None, here: Processes) -> None:
+    with ExitStack() as stack:
+        training = _prepare(stack, settings, path, progress, here)
+        with training.ending(), own_randomness(settings.seed, training.device):
+            training.begin()
+            training.train()
+    if here.size == 1:
+        training.raise_interrupt()
+
+
+def train_together(
+    configs: Sequence[TrainConfig], paths: Sequence[str | os.PathLike[str]], progress: Progress | None = None
+) -> list[Run]:
+    """Train configs that differ in their seeds only, all in one vectorised step, each into its own run folder.
+
+    The results are those of `train`, up to rounding. Networks that cannot be stacked (dropout, running statistics) are
+    trained one after the other. A training that cannot go on does not stop the others; it is reported at the end.
+    """
+    folders = [Path(path) for path in paths]
+    if len(configs) != len(folders):
+        raise InputError(f"expected a folder for each config; got {len(configs)} configs and {len(folders)} folders")
+    if len({_without_seeds(config) for config in configs}) > 1:
+        raise InputError("only trainings that differ in nothing but their seeds can be done together")
+    left, stopped = list(range(len(configs))), dict[int, TrainingStopped]()
+    while left:
+        try:
+            _attempt([configs[i] for i in left], [folders[i] for i in left], progress)
+            break
+        except OneStopped as error:
+            stopped[left.pop(error.index)] = error
+    if stopped:
+        first = next(iter(stopped))
+        raise TrainingStopped(f"{len(stopped)} of {len(configs)} trainings stopped; {folders[first]}: {stopped[first]}")
+    return [load_run(folder) for folder in folders]
+
+
+def _attempt(configs: Sequence[TrainConfig], folders: Sequence[Path], progress: Progress | None) -> None:
+    with ExitStack() as stack:
+        trainings = [_prepare(stack, config, folder, None) for config, folder in zip(configs, folders)]
+        for training in trainings:
+            stack.enter_context(training.ending())
+        stack.enter_context(own_randomness(configs[0].seed, trainings[0].device))
+        for training in trainings:
+            training.begin()
+        for step in sorted({training.step for training in trainings}):  # those that are equally far
+            group = [training for training in trainings if training.step == step]
+            group[0].progress = progress
+            try:
+                fit_together(group, partial(_losses, group[0]))
+            except ModelError:
+                for training in group:
+                    training.train()
+    for training in trainings:
+        training.raise_interrupt()
+
+
+def _losses(training: Training, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of each sample, of a stacked model."""
+    excitation = training.excitation
+    if training.transform is not None:
+        raise ModelError("each network draws its own augmented data: train one by one")
+    if training.schedule is not None:
+        raise ModelError("learning rates that move are not known to the step of several networks: train one by one")
+    if not isinstance(excitation, PersistentExcitation) or isinstance(base_radius(excitation.radius), Relative | Auto):
+        raise ModelError("radii relative to the layers are those of each network: train one by one")
+    stacked = excitation.of(model)
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        stacked.advance(excitation.progress)
+        return stacked.losses(x, y)
+
+    return losses
+
+
+def _without_seeds(config: TrainConfig) -> str:
+    same = config.model_copy(update={"seed": 0, "data": config.data.model_copy(update={"seed": 0})})
+    return same.model_dump_json()
+
+
+def _prepare(
+    stack: ExitStack, settings: TrainConfig, path: Path, progress: Progress | None, here: Processes | None = None
+) -> Training:
+    """Everything that a training needs, with the run open and the watch attached as long as `stack` is."""
+    here = here or alone()
+    with here.agreeing():
+        device = find_device(settings.device) if here.size == 1 else here.place(settings.device)
+        data = load_data(settings.data) if here.first_of_machine else None
+    with here.agreeing():  # the others find what the first of their machine has fetched
+        data = load_data(settings.data) if data is None else data
+        model = build_model(settings, data).to(device)
+        if _channels_last(settings, data):
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if here.size > 1:
+        here.check_same(_identity(settings, data))
+        model = here.wrap(model, settings.model.sharded)
+    run = None
+    with here.agreeing():
+        excitation = build_excitation(settings, model, data)
+        optimizer = build_optimizer(settings, model, captured=here.size == 1)
+        loss = excitation.loss if excitation is not None else squared_error(model)
+        if settings.precision == "bfloat16":
+            loss = partial(_in_bfloat16, loss, device.type)
+        transform = build_transform(settings, data)
+        if here.first:
+            check_folder_name(path)
+            _clear_unstarted(path)
+            run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True, keep=settings.keep))
+    watching = None
+    if settings.watch:
+        every = 10 if settings.watch is True else settings.watch
+        probes = [Loss(), Distance(Every(every)), Rank(Every(every))]
+        examples = data.x_train[:: max(1, len(data.x_train) // _EXAMPLES)][:_EXAMPLES].to(device)
+        watching = stack.enter_context(watch(model, examples, run, optimizer, probes))
+    training = make_training(
+        model, data, loss, optimizer, settings.epochs, settings.batch, settings.seed, run, excitation, watching, None,
+        progress,
+    )  # fmt: skip
+    training.every = parse_every(settings.checkpoint_every, training.per_epoch)
+    training.transform = transform
+    training.schedule = OneCycle(optimizer, here.size == 1) if settings.schedule == "one-cycle" else None
+    return training
+
+
+def _identity(settings: TrainConfig, data: Dataset) -> dict[str, object]:
+    """What has to be the same in all processes of a training."""
+    some = torch.cat([data.x_train[:100].flatten(), data.x_train[-100:].flatten()]).contiguous()
+    return {
+        "version of Excite": __version__,
+        "version of torch": torch.__version__,
+        "config": settings.model_dump_json(),
+        "training points": (tuple(data.x_train.shape), zlib.crc32(some.numpy().tobytes())),
+        "labels": zlib.crc32(data.y_train.contiguous().numpy().tobytes()),
+    }
+
+
+def _as_stored(settings: TrainConfig, path: Path) -> dict[str, Any]:
+    """The settings, in the words of the run at `path` if they mean the same: one made before a key was added lacks it."""
+    if (path / "run.json").exists():
+        stored = read_json(path / "config.json")
+        with suppress(InputError):
+            if parse_config(stored) == settings:
+                return dict(stored)
+    return settings.model_dump(mode="json")
+
+
+def _clear_unstarted(path: Path) -> None:
+    """Remove a run of `train` that ended before its first checkpoint: there is nothing in it to continue from."""
+    if not _unstarted(path):
+        return
+    lock = Lock(path / "lock", path)  # or it is being written to: refused
+    try:
+        if not _unstarted(path):  # another start was faster
+            return
+        with writing(path):
+            aside = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
+            os.rename(path, aside / "run")  # at once: nobody finds half of it
+        shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        lock.release()
+
+
+def _unstarted(path: Path) -> bool:
+    if not (path / "run.json").exists():
+        return False
+    # "running" is what a killed one says, or its lock is held.
+    if check_marker(path) == "done" or find_checkpoints(path / "checkpoints"):
+        return False
+    with suppress(InputError):
+        parse_config(read_json(path / "config.json"))
+        return True
+    return False  # another kind of run
+
+
+def stored_config(run: Run, *, trust: bool = False) -> TrainConfig:
+    """The config of a run, to build its model again.
+
+    A model "module:factory" names code that building it imports and calls: refused unless `trust` says that the run comes
+    from somebody whose code you would run. A built-in model runs no code of the run's.
+    """
+    settings = parse_config(run.config, str(run.path / "config.json"))
+    if not trust and ":" in settings.model.name:
+        raise InputError(
+            f"{run.path}: its config.json builds the model by calling {settings.model.name!r}, which may run any code: pass "
+            "--trust (trust=True in Python) if you trust the run"
+        )
+    return settings
+
+
+def load_trained(run: Run, step: int | None = None, *, trust: bool = False) -> tuple[nn.Module, TrainConfig, Dataset]:
+    """The model of a run made by `train`, in evaluation mode on the CPU, with its config and its data.
+
+    `trust`: also a model "module:factory", whose code is then imported and called.
+    """
+    settings = stored_config(run, trust=trust)
+    data = load_data(settings.data)
+    model = build_model(settings, data)
+    _, state = run.load_checkpoint(step)
+    model.load_state_dict(state["model"])
+    return model.eval(), settings, data
+
+
+def find_device(name: str) -> torch.device:
+    """A device by name; "auto" takes a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).item()  # fails where the device is not there, or holds no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device {name!r} is not there: expected 'cpu', 'cuda', 'cuda:0' or 'auto'") from error
+    return device
+
+
+def load_data(config: DataConfig) -> Dataset:
+    classes = None if config.classes is None else tuple(config.classes)
+    sizes = {"train": config.train, "test": config.test}
+    low, high = config.scale
+    return load(config.name, classes=classes, seed=config.seed, scale=(low, high), **sizes, **config.options)  # type: ignore[arg-type]
+
+
+def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
+    options = dict(config.model.options)
+    if config.model.name in ARCHITECTURES:
+        options = {**options_for(config.model.name, data.shape, _classes(config, data) or 1), **options}
+    return make_model(config.model.name, seed=config.seed, **options)
+
+
+def _classes(config: TrainConfig, data: Dataset) -> int | None:
+    """The number of outputs, one for each class; None for one output and a threshold."""
+    return len(data.classes) if len(data.classes) > 2 or config.loss == "cross-entropy" else None
+
+
+def build_excitation(
+    config: TrainConfig, model: nn.Module, data: Dataset
+) -> PersistentExcitation | AdversarialTraining | None:
+    """What makes the loss. Without excitation that is radius 0: plain training on the same scale. None for regression."""
+    excitation, adversarial = config.excitation, config.adversarial
+    if not data.classes:
+        for name, given in (("excitation", excitation), ("adversarial", adversarial)):
+            if given is not None:
+                raise InputError(f"{name} needs classes; {data.name} is a regression: leave {name} out")
+        if config.loss == "cross-entropy":
+            raise InputError(f"loss 'cross-entropy' needs classes; {data.name} is a regression: choose 'squared'")
+        return None
+    target: dict[str, Any] = {"classes": _classes(config, data), "loss": config.loss}
+    if adversarial is not None:
+        reach: Any = adversarial.radius
+        return AdversarialTraining(
+            model, reach if adversarial.stages is None else Stages(reach, adversarial.stages), adversarial.norm,
+            adversarial.steps, adversarial.step_size, adversarial.random_start, bounds=_pair(adversarial.bounds),
+            **target,
+        )  # fmt: skip
+    if excitation is None:
+        return PersistentExcitation(model, 0.0, **target)
+    radius: Any = Relative(excitation.relative) if excitation.relative is not None else excitation.radius
+    if excitation.stages is not None:
+        radius = Stages(radius, excitation.stages)
+    threshold = excitation.threshold if target["classes"] is None else None
+    return PersistentExcitation(
+        model, radius, excitation.norm, excitation.steps, excitation.layers, threshold, _pair(excitation.bounds),
+        kind=excitation.kind, **target,
+    )  # fmt: skip
+
+
+def _pair(bounds: list[float] | None) -> tuple[float, float] | None:
+    return None if bounds is None else (bounds[0], bounds[1])
+
+
+def build_transform(config: TrainConfig, data: Dataset) -> Callable[[Tensor], Tensor] | None:
+    """What is done to the points of every batch before the step."""
+    layout = torch.channels_last if _channels_last(config, data) else torch.contiguous_format
+    if config.augment is None:
+        return None if layout == torch.contiguous_format else lambda x: x.contiguous(memory_format=layout)
+    if len(data.shape) != 3:
+        raise InputError(f"augment needs images; {data.name} has points of shape {data.shape}: leave augment out")
+    flip, shift = config.augment.flip, config.augment.shift
+    return lambda x: augmented(x, flip, shift).contiguous(memory_format=layout)
+
+
+def _channels_last(config: TrainConfig, data: Dataset) -> bool:
+    """The layout in which convolutions in half precision are fast."""
+    return config.precision == "bfloat16" and len(data.shape) == 3
+
+
+def _in_bfloat16(loss: Callable[[Tensor, Tensor], Tensor], device: str, x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast(device, torch.bfloat16):
+        return loss(x, y)
+
+
+def build_optimizer(config: TrainConfig, model: nn.Module, captured: bool = True) -> torch.optim.Optimizer:
+    """The optimizer; on a GPU of the kind that a step `captured` in a CUDA graph can contain."""
+    parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise InputError(f"model {config.model.name!r} has no parameters to train")
+    options = config.optimizer.model_dump(exclude={"name"})
+    if "betas" in options:
+        options["betas"] = tuple(options["betas"])
+    captured = captured and parameters[0].is_cuda
+    if config.optimizer.name != "sgd" and captured:
+        options["capturable"] = True  # its step counts stay on the GPU, so that the step can be captured
+    if config.optimizer.name == "sgd" and config.schedule != "constant" and captured:
+        options["fused"] = True  # the one kind that takes its rate from the GPU
+    kinds: dict[str, type[torch.optim.Optimizer]] = {
+        "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW
+    }  # fmt: skip
+    try:
+        return kinds[config.optimizer.name](parameters, **options)
+    except ValueError as error:
+        raise InputError(f"optimizer: {error}") from error

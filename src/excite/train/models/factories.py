@@ -1,0 +1,57 @@
+"""Models by name: a built-in network, or "module:factory", a function of the user's that returns a module."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from torch import nn
+
+from excite._core.randomness import seeded_weights
+from excite.errors import ExciteError, InputError
+from excite.runs.run import one_line
+from excite.train.models.architectures import ARCHITECTURES, build
+
+
+def make_model(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
+    """A new model, its weights drawn from `seed`; the global random state is not touched."""
+    if ":" not in name:
+        if name not in ARCHITECTURES and "." in name:
+            raise InputError(f"model {name!r}: expected a built-in name or 'module:factory'")
+        return build(name, seed=seed, **options)
+    factory = import_factory(name)
+    with seeded_weights(seed):
+        try:
+            model = factory(**options)
+        except ExciteError:
+            raise
+        except Exception as error:
+            raise InputError(f"{name} could not make a model: {type(error).__name__}: {one_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def import_factory(name: str) -> Any:
+    """The object that "module:factory" names; modules in the current folder are found too."""
+    module_name, _, path = name.partition(":")
+    if not module_name or not path:
+        raise InputError(f"expected 'module:factory'; got {name!r}")
+    added = "" not in sys.path
+    if added:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise InputError(f"cannot import {module_name!r}: {type(error).__name__}: {one_line(error)}") from error
+    finally:
+        if added:
+            sys.path.remove("")
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise InputError(f"{module_name!r} has no {path!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise InputError(f"{name} is not a function that makes a model: it is a {type(found).__name__}")
+    return found

@@ -1,0 +1,1 @@
+"""Many networks trained in one vectorized step."""

@@ -1,0 +1,201 @@
+"""Many small networks trained at once: other seeds, data, targets and learning rates, in one vectorised step.
+
+Each ends with the weights that it would have alone, as an nn.Module with torch.optim.SGD. The trajectory of the first
+layer's bias is measured along the way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from excite.train.dynamics.trajectories import BiasTrajectory, Piece, Record
+from excite.train.shuffle import Shuffle
+from excite.train.vectorized.inputs import check, check_room, check_seeds, check_whole, take_points, take_rates
+from excite.train.vectorized.perceptrons import Perceptrons
+from excite.train.vectorized.sgd import Captured, Loss, Rule, Steps, few_threads
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """What an ensemble went through: S networks, T windows. Tensors are float64 on the CPU."""
+
+    models: tuple[nn.Module, ...]  # the given ones, trained
+    steps: int
+    window: int  # steps
+    loss: Tensor  # (S, T): mean over the window's points, each before its update
+    test_loss: Tensor | None  # (S, T): mean over the test points at the end of each window
+    trajectories: tuple[BiasTrajectory, ...]  # of the first layer, or of every layer
+    seconds: float
+    why_not_captured: str | None  # why steps did not run as a CUDA graph
+
+    @property
+    def trajectory(self) -> BiasTrajectory:
+        """That of the first layer's bias."""
+        return self.trajectories[0]
+
+    @property
+    def diverged(self) -> list[int]:
+        """The networks whose loss did not stay finite."""
+        return [i for i, fine in enumerate(self.loss.isfinite().all(1)) if not fine]
+
+    def __str__(self) -> str:
+        lost = f"; not finite: {', '.join(map(str, self.diverged))}" if self.diverged else ""
+        ends = self.loss[:, -1]
+        return (
+            f"{len(self.models)} networks, {self.steps} steps each in {self.seconds:.1f} s; loss in the last window "
+            f"{ends.min():.3g} to {ends.max():.3g}; length of the normalized trajectory "
+            f"{self.trajectory.length.sum(1).min():.4g} to {self.trajectory.length.sum(1).max():.4g}{lost}"
+        )
+
+
+@torch.no_grad()
+def ensemble(
+    models: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    *,
+    epochs: int,
+    batch: int = 1,
+    lr: float | Sequence[float] | Tensor = 1e-3,
+    loss: Loss = "half-squared",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    seeds: Sequence[int] | None = None,
+    test: tuple[Tensor, Tensor] | None = None,
+    window: int | None = None,
+    layers: Literal["first", "all"] = "first",
+    progress: Progress | None = None,
+    capture: bool = True,
+) -> Ensemble:
+    """Train S networks of one form by SGD, each on its own, all in the same operations.
+
+    A network is an nn.Sequential of nn.Linear and activations with one output; the first layer's weight may be frozen
+    (requires_grad=False), such as an identity with a trained bias. The models are trained in place, on their device and
+    in their type; if this fails they are left as they were.
+
+    Args:
+        x, y: points (N, d) and targets (N,) for all, or (S, N, d) and (S, N), one set for each.
+        lr: one learning rate, or one for each network.
+        loss: means over the batch. "half-squared": ½(f − y)². "bce": binary cross-entropy, of the probability if the
+            networks end in nn.Sigmoid, else of the logit; y between 0 and 1.
+        momentum, weight_decay: as in torch.optim.SGD.
+        seeds: of the order of the points, as in `fit`: a new order each epoch, without replacement; 0 to S − 1 by default.
+        test: points and targets, like x and y, whose mean loss is taken at the end of each window.
+        window: steps over which the trajectory is summed up; an epoch by default.
+        layers: whose biases' trajectories are measured, "first" or "all".
+        progress: called after each window as progress("training", steps done, steps in all).
+        capture: on a GPU, run the steps of a window as one CUDA graph where that is possible.
+    """
+    networks = Perceptrons(models)
+    check(networks, epochs, batch, loss, momentum, weight_decay, layers)
+    points, targets = take_points(networks, x, y, loss)
+    held = take_points(networks, *test, loss) if test is not None else None
+    rule = Rule(loss, take_rates(networks, lr), momentum, weight_decay)
+    orders = [Shuffle(points.shape[1], batch, seed) for seed in check_seeds(networks, seeds)]
+    total = epochs * -(-points.shape[1] // batch)  # steps
+    width = total // epochs if window is None else min(check_whole("window", window), total)
+    watched = len(networks.weights) if layers == "all" else 1
+    check_room(networks, batch, width, watched)
+    steps = Steps(networks, rule, batch, width, watched)
+    run, seen = Captured(steps, capture), _Seen(steps, -(-total // width), held)
+    began = time.perf_counter()
+    with few_threads(networks, batch):
+        for at in _windows(orders, epochs, batch, width):
+            at = at.to(networks.form.device)
+            real = at[:, 0] >= 0
+            _fill(steps, points, targets, at.clamp_min(0), real)
+            run(len(at))
+            seen.look(real)
+            if progress is not None:
+                progress("training", sum(seen.counts), total)
+    found = Ensemble(
+        models=tuple(models),
+        steps=total,
+        window=width,
+        loss=seen.losses.cpu(),
+        test_loss=seen.test_losses.cpu() if held is not None else None,
+        trajectories=tuple(record.trajectory(seen.counts) for record in seen.records),
+        seconds=time.perf_counter() - began,
+        why_not_captured=run.why_not,
+    )
+    networks.write_back()
+    return found
+
+
+class _Seen:
+    """What is measured at the end of each window; `held`: test points and targets."""
+
+    def __init__(self, steps: Steps, windows: int, held: tuple[Tensor, Tensor] | None):
+        networks = steps.networks
+        room = torch.zeros(2, networks.count, windows, dtype=torch.float64, device=networks.form.device)
+        self.losses, self.test_losses = room
+        self.records = [Record(w[:, :, -1], windows) for w in networks.weights[: steps.watched]]
+        self.counts: list[int] = []  # steps of each window
+        self._steps, self._held = steps, held
+
+    def look(self, real: Tensor) -> None:
+        """After the steps of a window; real (K, B): points that are not there to fill up a batch."""
+        steps, window, k = self._steps, len(self.counts), len(real)
+        loss = steps.rule.loss
+        self.losses[:, window] = _mean_loss(loss, steps.outputs[:k, :, :, 0], steps.targets[:k, :, :, 0], real)
+        slope = _slope(steps, k)
+        for layer, record in enumerate(self.records):
+            record.put(window, Piece.of(steps.d[layer][:k], slope, real, steps.biases[layer][: k + 1]))
+        if self._held is not None:
+            outputs = steps.networks.outputs(self._held[0])
+            self.test_losses[:, window] = _loss(loss, outputs, self._held[1]).double().mean(1)
+        self.counts.append(k)
+
+
+def _windows(orders: Sequence[Shuffle], epochs: int, batch: int, width: int) -> Iterator[Tensor]:
+    """Indices of the points of the next `width` steps, (K, S, B); −1 fills up smaller batches."""
+    left: list[Tensor] = []  # (S, B) a step
+    for _ in range(epochs):
+        order = torch.stack([shuffle.order() for shuffle in orders])  # (S, N)
+        order = functional.pad(order, (0, -order.shape[1] % batch), value=-1)
+        left += order.split(batch, 1)
+        while len(left) >= width:
+            yield torch.stack(left[:width])
+            left = left[width:]
+    if left:
+        yield torch.stack(left)
+
+
+def _fill(steps: Steps, points: Tensor, targets: Tensor, at: Tensor, real: Tensor) -> None:
+    """Put the points at (K, S, B) into the memory of the steps."""
+    k = len(at)
+    own = torch.arange(at.shape[1], device=at.device)[:, None]  # (S, 1)
+    steps.inputs[:k] = points[own if len(points) > 1 else 0, at]
+    steps.targets[:k] = targets[own if len(targets) > 1 else 0, at].unsqueeze(3)
+    share = real.to(steps.factors)
+    factors = (share / share.sum(1, keepdim=True))[:, None, :, None]  # (K, 1, B, 1)
+    steps.factors[:k] = factors * steps.rule.lr[:, None, None] if steps.rule.plain else factors
+
+
+def _slope(steps: Steps, k: int) -> Tensor:
+    """|dL/df| (K, S, B), times the factor that d has too; f is the probability where networks end in a sigmoid."""
+    out = steps.outputs[:k, :, :, 0]
+    f = torch.sigmoid(out) if steps.rule.loss == "bce" else out
+    slope = (f - steps.targets[:k, :, :, 0]).abs() * steps.factors[:k, :, :, 0]
+    return slope.double() / (f.double() * (1 - f.double())) if steps.networks.form.sigmoid else slope.double()
+
+
+def _loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
+    """Of each point, from the outputs before a sigmoid."""
+    if loss == "bce":
+        return functional.binary_cross_entropy_with_logits(out, y.expand_as(out), reduction="none")
+    return (out - y).square() / 2
+
+
+def _mean_loss(loss: Loss, out: Tensor, y: Tensor, real: Tensor) -> Tensor:
+    """Mean over the points of a window (S,): out, y (K, S, B), real (K, B)."""
+    return (_loss(loss, out, y).double() * real[:, None]).sum((0, 2)) / real.sum()

@@ -1,0 +1,134 @@
+"""The graph of a model as `torch.export` sees it, with every parameter under its own name."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from excite._core.calls import Batch, Pick, batch_size, call, pick_output
+from excite._core.intercept.affine import clean_path
+from excite._core.preserve import untouched
+from excite._core.wrappers import eagerly, unwrap, without_reentrant_checkpointing
+
+
+class ExportFailed(Exception):
+    """`torch.export` could not follow the model; the message is its first line."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The nodes of the graph in order, and what its placeholders stand for.
+
+    `parameters` and `constants` are keyed by the names of placeholder nodes. A parameter that is tied to another (the
+    same tensor under two paths) appears under the first path.
+    """
+
+    graph: torch.fx.Graph
+    module: torch.fx.GraphModule
+    parameters: dict[str, str]
+    constants: dict[str, Tensor]
+
+
+class _Picked(nn.Module):
+    """The model with one tensor as its output."""
+
+    def __init__(self, inner: nn.Module, output: Pick):
+        super().__init__()
+        self.inner = inner
+        self._output = output
+        self.training = inner.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return pick_output(self.inner(*args, **kwargs), self._output)
+
+
+def resized(batch: Batch, size: int) -> Batch:
+    """The batch with `size` samples: its first ones, repeated if there are too few."""
+    given = batch_size(batch)
+
+    def resize(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == given:
+            return leaf[torch.arange(size, device=leaf.device) % given]
+        return leaf
+
+    return tree_map(resize, batch)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    # A failing export prints the graph so far and logs advice that speaks to people who write exporters.
+    previous = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+def exported(model: nn.Module, batch: Batch, output: Pick = None, *, only_output: bool = False) -> Exported:
+    """The graph of `model` on two samples of `batch`, in the model's own mode; the model is left as it was.
+
+    All outputs are kept, since every one of them may enter the loss. With `only_output`, or where the model returns
+    something that export cannot carry, the graph ends in the tensor that `output` picks.
+    """
+    model = unwrap(model)
+    if not only_output:
+        try:
+            return _export(model, model, batch)
+        except ExportFailed:
+            if output is None:
+                raise
+    return _export(model, _Picked(model, output), batch)
+
+
+def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
+    two = resized(batch, 2)
+    args = two if isinstance(two, tuple) else () if isinstance(two, dict) else (two,)
+    kwargs = two if isinstance(two, dict) else None
+    try:
+        # Under grad mode, because without it transformer layers take a fused path that hides their parts.
+        with untouched(model), _quiet(), torch.enable_grad(), without_reentrant_checkpointing():
+            program = torch.export.export(root, args, kwargs, strict=False)
+    except Exception as error:  # whatever torch.export meets: the model has no graph, which is an answer
+        line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ExportFailed(line.strip()) from error
+
+    for one in program.graph.nodes:
+        value = one.meta.get("val")
+        if isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape):
+            raise ExportFailed(f"the shape of the output of {one.name} depends on the values in the batch")
+
+    prefix = "inner." if root is not model else ""
+    first: dict[int, str] = {}
+    canonical: dict[str, str] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        canonical[prefix + path] = first.setdefault(id(parameter), clean_path(path))
+    signature = program.graph_signature
+    constants: dict[str, Tensor] = {}
+    for node, target in signature.inputs_to_buffers.items():
+        value = program.state_dict.get(target, program.constants.get(target))
+        if isinstance(value, Tensor):
+            constants[node] = value.detach()
+    for node, target in signature.inputs_to_lifted_tensor_constants.items():
+        value = program.constants.get(target)
+        if isinstance(value, Tensor):
+            constants[node] = value.detach()
+    parameters = {node: canonical[target] for node, target in signature.inputs_to_parameters.items()}
+    return Exported(program.graph, program.graph_module, parameters, constants)
+
+
+def run(model: nn.Module, batch: Batch) -> Any:
+    """One forward pass without gradients and without a trace; compiled parts run eagerly, so that modes see them."""
+    with untouched(model), torch.no_grad(), eagerly(model), without_reentrant_checkpointing():
+        return call(model, batch)

@@ -1,0 +1,89 @@
+"""Corollary 3: the two problems written out, one output against Theorem 6, and where the corollary fails."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from excite import ExciteError
+from excite.bounds import matrix_equivalence
+from excite.bounds.excitation.matrix_regularization import worst_perturbation
+from excite.bounds.excitation.penalized import penalized_squared
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(12, 4)), RNG.normal(size=(12, 3))
+
+
+def norm_by_search(w, p):
+    """max ‖Wu‖₂ over ‖u‖_p = 1: corners for p = 1, many directions and the best one for p = 2."""
+    if p == 1:
+        return max(np.linalg.norm(w @ u) for u in np.eye(w.shape[1]))
+    return np.sqrt(np.linalg.eigvalsh(w.T @ w)[-1])
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_the_excited_problem_is_twice_the_regularized_one(p):
+    same = matrix_equivalence(X, Y, radius=0.4, norm=p)
+    assert same.holds
+    assert same.penalty == pytest.approx(len(X) * 0.16)
+    for w in (same.regularized, RNG.normal(size=(3, 4))):
+        d = worst_perturbation(w, 0.4, p)
+        assert np.linalg.norm(d, p) == pytest.approx(0.4)
+        excited = sum(((y - w @ (x + d)) ** 2).sum() + ((y - w @ (x - d)) ** 2).sum() for x, y in zip(X, Y))
+        regularized = ((Y - X @ w.T) ** 2).sum() + same.penalty * norm_by_search(w, p) ** 2
+        assert excited == pytest.approx(2 * regularized)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_nothing_around_the_solution_is_lower(p):
+    w, c = matrix_equivalence(X, Y, penalty=3.0, norm=p).regularized, 3.0
+
+    def value(v):
+        return ((Y - X @ v.T) ** 2).sum() + c * norm_by_search(v, p) ** 2
+
+    least = value(w)
+    for size in (1.0, 1e-2, 1e-4):
+        assert min(value(w + size * RNG.normal(size=w.shape)) for _ in range(300)) > least
+
+
+@pytest.mark.parametrize(("p", "dual"), [(1, "inf"), (2, "2")])
+def test_one_output_is_theorem_6(p, dual):
+    same = matrix_equivalence(X, Y[:, :1], penalty=2.0, norm=p)
+    assert same.regularized[0] == pytest.approx(penalized_squared(X, Y[:, 0], 2.0, dual), abs=1e-6)
+
+
+def test_corollary_3_fails_for_other_norms_of_the_output():
+    """x = 1, y = (2, 1): (b) with outputs in the ∞-norm shrinks both entries, (a) with λ max|W|² only the larger."""
+    x, y, radius = 1.0, np.array([2.0, 1.0]), 0.5
+    # d = ±ε is the worst perturbation in every norm, so that (b) is ridge regression.
+    excited = y * x / (x**2 + radius**2)
+    for penalty in np.linspace(0.01, 5, 200):
+        larger = max(2 / (1 + penalty), (2 + 1) / (2 + penalty))  # alone, or both at the same size
+        regularized = np.array([larger, min(1.0, larger)])
+        assert np.abs(regularized - excited).max() > 0.05
+    same = matrix_equivalence([[x]], [y], radius=radius, output_norm="inf")
+    assert not same.holds
+    assert same.penalty is None
+
+
+def test_the_infinity_norm_gives_numbers_but_no_solution():
+    same = matrix_equivalence(X, Y, penalty=3.0, norm="inf")
+    assert same.radius == pytest.approx(0.5)
+    assert same.excited is None
+    assert not same.holds
+    assert "NP-hard" in str(same)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: matrix_equivalence(X, Y),
+        lambda: matrix_equivalence(X, Y, penalty=1.0, radius=1.0),
+        lambda: matrix_equivalence(X, Y[:5], penalty=1.0),
+        lambda: matrix_equivalence(X, Y * np.nan, penalty=1.0),
+        lambda: matrix_equivalence(X, Y, radius=-1.0),
+    ],
+)
+def test_bad_problems(call):
+    with pytest.raises(ExciteError):
+        call()

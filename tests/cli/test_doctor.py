@@ -1,0 +1,88 @@
+"""`excite doctor`: what is installed here, and what does not fit."""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+import platform
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from excite import __version__
+from excite.cli.app import doctor
+from excite.data.sources import SOURCES
+
+
+def installed() -> bool:
+    try:
+        metadata.version("excite")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+needs_package = pytest.mark.skipif(
+    not installed(), reason="run from the source tree: excite is not installed as a package"
+)
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """No data, and no driver without a GPU, whatever this machine has."""
+    monkeypatch.setenv("EXCITE_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+
+
+@needs_package
+def test_versions_devices_extras_and_data_are_printed(excite: Any) -> None:
+    problems = doctor.diagnose().problems
+    status, out, _ = excite("doctor")
+    assert status == (1 if problems else 0)
+    facts = dict(line.split(None, 1) for line in out.splitlines() if line.startswith("  "))
+    assert facts["excite"] == __version__
+    assert facts["python"] == platform.python_version()
+    assert facts["torch"] == metadata.version("torch")
+    assert facts["numpy"] == numpy.__version__
+    assert f"{torch.get_num_threads()} threads" in facts["cpu"]
+    assert {"lightning", "ray", "serve"} <= facts.keys()
+    assert all(facts[name] == f"not here: excite data fetch {name}" for name in SOURCES)
+    assert ("everything fits" in out) == (not problems)
+
+
+@needs_package
+def test_what_is_missing_or_too_old_does_not_fit(excite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"numpy": "1.20", "pandas": None, "ray": "1.0", "wandb": None}
+    known = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: found.get(name, "9999") if name in found else known(name))
+    status, out, _ = excite("doctor")
+    assert status == 1
+    said = "\n".join(line for line in out.splitlines() if line.startswith("does not fit: "))
+    assert "numpy>=1.26 is needed, 1.20 is installed: pip install" in said
+    assert "pandas>=2.2 is needed, pandas is not installed" in said
+    assert "excite[ray] needs ray>=2.40, 1.0 is installed" in said
+    assert "wandb" not in said  # an extra that is not wanted
+    assert "pip install 'excite[wandb]'" in out
+
+
+def test_a_driver_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert any("finds none: install a torch" in problem for problem in doctor.diagnose().problems)
+
+
+def test_data_that_are_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    source = SOURCES["mnist"]
+    path = tmp_path / "data" / source.folder / source.archives[0].files[0].name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"half of it")
+    assert any("mnist in" in problem and "excite data fetch mnist" in problem for problem in doctor.diagnose().problems)
+
+
+def test_excite_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", missing)
+    assert doctor.diagnose().problems[0].startswith("excite is not installed as a package")

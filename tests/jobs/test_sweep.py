@@ -1,0 +1,108 @@
+"""Sweeps: combinations, names, the table, resume, the same bits on every engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_jobs import settings
+
+from excite.errors import InputError, RunError
+from excite.jobs.executors import Workers
+from excite.jobs.sweep import plan, run_sweep
+from excite.runs import load_run
+from excite.runs.lock import Lock
+
+GRID = {"optimizer.lr": [0.001, 0.5], "epochs": [2, 3]}
+
+
+def test_a_grid_is_every_combination_with_every_seed(tmp_path: Path) -> None:
+    sweep = plan(settings(over=GRID, seeds=2), tmp_path)
+    assert [(t.config.optimizer.lr, t.config.epochs, t.config.seed) for t in sweep.tasks] == [
+        (lr, epochs, seed) for lr in (0.001, 0.5) for epochs in (2, 3) for seed in (0, 1)
+    ]
+    assert len({task.folder for task in sweep.tasks}) == 8
+
+
+def test_combinations_whose_names_are_alike_have_their_own_folders(tmp_path: Path) -> None:
+    sweep = plan(settings(over={"optimizer.lr": [1e-30, 1e30]}), tmp_path)
+    assert len({task.folder for task in sweep.tasks}) == 2
+    assert sweep.tasks[0].folder.name == "optimizer.lr-1e-30-0"
+
+
+def test_ranges_on_a_grid_and_at_random(tmp_path: Path) -> None:
+    over = {"optimizer.lr": {"low": 0.01, "high": 1.0, "log": True, "count": 3}, "excitation.radius": [0.1, 0.2]}
+    rates = sorted({t.config.optimizer.lr for t in plan(settings(over=over), tmp_path).tasks})
+    assert rates == pytest.approx([0.01, 0.1, 1.0])
+    drawn = plan(settings(over=over, method="random", budget=5), tmp_path)
+    assert len(drawn.combinations) == 5
+    assert all(0.01 <= task.config.optimizer.lr <= 1 for task in drawn.tasks)
+    assert [t.folder for t in plan(settings(over=over, method="random", budget=5), tmp_path).tasks] == [
+        t.folder for t in drawn.tasks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ({"over": {}}, "sweep.over: expected keys"),
+        ({"over": {"optimizer.lr": []}}, "sweep.over: expected keys"),
+        ({"over": {"optimizer.rate": [1.0]}}, "unknown key 'optimizer.rate'"),
+        ({"over": {"epochs.more": [1]}}, "'epochs' is not a table"),
+        ({"over": {"optimizer.lr": {"low": 0.0, "high": 1.0, "log": True}}}, "low > 0 with log"),
+        ({"over": {"optimizer.lr": {"low": 2.0, "high": 1.0}}}, "expected low < high"),
+        ({"method": "random"}, "sweep.budget is missing"),
+        ({"over": GRID, "budget": 3}, "the grid has 4 combinations, the budget is 3"),
+        ({"goal": "most"}, "sweep.goal"),
+        ({"sedes": 3}, "sweep.sedes"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_trained(sweep: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        plan(settings(**sweep), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_table_is_from_best_to_worst_and_nothing_is_trained_twice(tmp_path: Path) -> None:
+    sweep = plan(settings(over=GRID, seeds=2), tmp_path)
+    result = run_sweep(sweep, workers=1)
+    means = [row.mean for row in result.rows]
+    assert means == sorted(means, reverse=True)
+    assert str(result).splitlines()[0].split() == ["optimizer.lr", "epochs", "accuracy/test,", "mean", "of", "seeds", "lowest", "highest", "seeds"]  # fmt: skip
+    stamps = {task.folder: (task.folder / "run.json").stat().st_mtime_ns for task in sweep.tasks}
+    again = run_sweep(sweep, workers=1)
+    assert [row.found for row in again.rows] == [row.found for row in result.rows]
+    assert stamps == {task.folder: (task.folder / "run.json").stat().st_mtime_ns for task in sweep.tasks}
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_bits(tmp_path: Path) -> None:
+    here, there = (plan(settings(over=GRID), tmp_path / name) for name in ("here", "there"))
+    run_sweep(here, workers=1)
+    run_sweep(there, engine=Workers(2))
+    for one, two in zip(here.tasks, there.tasks):
+        with load_run(one.folder) as a, load_run(two.folder) as b:
+            assert a.series("loss/step")[1].tolist() == b.series("loss/step")[1].tolist()
+            weights = [run.load_checkpoint()[1]["model"] for run in (a, b)]
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_second_start_of_the_same_sweep_is_refused(tmp_path: Path) -> None:
+    sweep = plan(settings(over=GRID), tmp_path)
+    lock = Lock(tmp_path / "lock", tmp_path)
+    try:
+        with pytest.raises(RunError, match="another process is writing to"):
+            run_sweep(sweep)
+    finally:
+        lock.release()
+
+
+def test_a_training_that_cannot_go_on_is_reported_and_the_others_compared(tmp_path: Path) -> None:
+    sweep = plan(settings(over={"optimizer.lr": [0.5, 1e30]}), tmp_path)
+    result = run_sweep(sweep, workers=1)
+    assert result.failed is not None
+    assert "optimizer.lr-1e-30-0" in result.failed
+    assert [len(row.found) for row in result.rows] == [1, 0]
+    assert "–" in str(result)

@@ -1,0 +1,175 @@
+"""Rules on made-up series, and alerts in a real training."""
+
+import logging
+import math
+import random
+
+import pytest
+import torch
+
+import excite
+from excite import InputError
+from excite.monitor.alerts import (
+    Above,
+    AlertRaised,
+    Alerts,
+    Below,
+    Fell,
+    NotFinite,
+    Rule,
+    SteeperWhileFlat,
+    default_alerts,
+)
+from excite.probes import Loss, Probe
+from excite.runs.state import flatten, unflatten
+from models import build
+
+
+def begins(rules, series):
+    """Steps at which rules begin to be true; series: {name: values}, value i at step 10 i."""
+    alerts, found = Alerts(rules), []
+    for i in range(max(map(len, series.values()))):
+        values = {name: float(one[i]) for name, one in series.items() if i < len(one)}
+        found += [alert for _, alert in alerts.look(10 * i, values)]
+    return found
+
+
+def test_thresholds_speak_once_until_they_were_false():
+    found = begins([Above("a/*", 2)], {"a/b": [1, 3, 3, 1, 3], "b/c": [9] * 5})
+    assert [(one.step, one.name, one.value) for one in found] == [(10, "a/b", 3), (40, "a/b", 3)]
+    assert str(found[0]) == "step 10: a/b is 3, above 2"
+    assert [one.step for one in begins([Above("a/b", 2, looks=3)], {"a/b": [3, 3, 1, 3, 3, 3, 3]})] == [50]
+    assert [one.step for one in begins([Below("a/b", 2, looks=2)], {"a/b": [1, 3, 1, 1]})] == [30]
+
+
+def test_rank_collapse_is_a_fall_that_lasts():
+    name = "rank/effective/fc2"
+    found = begins([Fell()], {name: [40, 61, 50, 9, 55, 9, 9, 9]})
+    assert [(one.step, one.message) for one in found] == [(70, "rank/effective/fc2 fell from 61 to 9")]
+    assert not begins([Fell()], {name: [3, 0.1, 0.1, 0.1, 0.1]}), "a layer that never had a rank cannot lose it"
+    assert not begins([Fell()], {name: [40, 61, 50, 16, 16, 16, 16]}), "a quarter is the limit"
+
+
+def test_steeper_while_flat_needs_both():
+    rule = SteeperWhileFlat(window=100, looks=5)
+    steep, calm = [1.0] * 10 + [3.0] * 10, [1.0] * 20
+    flat, falling = [0.5] * 20, [0.5] * 10 + [0.4] * 10
+    name = "trajectory/mean/0"
+    assert len(begins([rule], {name: steep, "loss/step": flat})) == 1
+    assert not begins([rule], {name: steep, "loss/step": falling})
+    assert not begins([rule], {name: calm, "loss/step": flat})
+    assert not begins([rule], {name: steep[5:15], "loss/step": flat[5:15]}), "half a window is not enough"
+    assert not begins([rule], {name: steep}), "without a loss nothing can be said"
+
+
+def test_a_restart_changes_no_alert():
+    """At any moment: nothing is said twice, and windows that a rule looks back on stay whole."""
+    generator = random.Random(0)
+    names = ["trajectory/mean/0", "rank/effective/fc", "loss/step"]
+    rows = [{name: generator.choice([1.0, 1.0, 9.0, math.nan]) for name in names} for _ in range(60)]
+    rules = [NotFinite(), Above("*", 5, looks=2), Fell(looks=2), SteeperWhileFlat(window=50, looks=2, factor=1.1)]
+    whole = Alerts(rules)
+    expected = [str(alert) for i, row in enumerate(rows) for _, alert in whole.look(10 * i, row)]
+    assert len(expected) > 20
+    for stop in range(len(rows)):
+        first, second = Alerts(rules), Alerts(rules)
+        found = [str(alert) for i, row in enumerate(rows[:stop]) for _, alert in first.look(10 * i, row)]
+        second.load_state_dict(unflatten(*flatten(first.state_dict())))
+        found += [str(alert) for i, row in enumerate(rows[stop:], stop) for _, alert in second.look(10 * i, row)]
+        assert found == expected
+
+
+def test_rules_may_change_at_a_restart():
+    first = Alerts([Above("a", 2), Below("b", 2)])
+    assert len(first.look(0, {"a": 3.0, "b": 1.0})) == 2
+    second = Alerts([Below("b", 2, then=print), Above("a", 1), Above("a", 2, then=print)])
+    second.load_state_dict(first.state_dict())
+    assert [rule.limit for rule, _ in second.look(10, {"a": 3.0, "b": 1.0})] == [1]  # the new one
+    third = Alerts([Above("c", 2)])
+    third.load_state_dict(first.state_dict())
+    assert third.state_dict() == {"history": {}, "true": []}
+
+
+def test_checkpoints_hold_the_alerts_and_older_ones_load(tmp_path):
+    rules = [Above("loss/step", 0), Fell(least=1)]
+
+    def watched(folder):
+        return excite.watch(torch.nn.Linear(2, 1), run=folder, probes=[Loss(), Given([50, 50, 5])], alerts=rules)
+
+    with watched(tmp_path / "a") as watch:
+        watch.step(1.0)
+        watch.step(1.0)
+        state = watch.state_dict()
+    for folder, older, expected in (("b", False, [("Fell", 4)]), ("c", True, [("Above", 3)])):
+        found = {k: v for k, v in state.items() if not older or k != "alerts"}
+        with watched(tmp_path / folder) as watch:
+            watch.load_state_dict(found)
+            watch.step(1.0)
+            watch.step(1.0)
+        run = excite.load_run(tmp_path / folder)
+        alerts = [name for name in run.names() if name.startswith("alert/")]
+        assert [(name.split("/")[1], int(run.series(name)[0][0])) for name in alerts] == expected
+
+
+def test_what_is_not_finite():
+    found = begins([NotFinite("*")], {"loss/step": [1, math.nan, math.nan, math.inf], "margin/median": [math.inf] * 4})
+    assert [one.step for one in found] == [10]
+
+
+def test_bad_rules_are_refused():
+    model, _ = build("mlp")
+    with pytest.raises(InputError, match=r"expected rules such as.*got 'loss'"):
+        excite.watch(model, alerts=["loss"])
+    with pytest.raises(InputError, match="expected then='log', 'raise' or a function; got 'mail'"):
+        Above("a", 1, then="mail")
+    with pytest.raises(NotImplementedError, match="has to define judge"):
+        Alerts([Rule()]).look(0, {"a": 1.0})
+
+
+class Given(Probe):
+    name = "rank"
+
+    def __init__(self, values):
+        super().__init__()
+        self.values = values
+
+    def measure(self, now):
+        return {"effective/fc": self.values[min(now.step, len(self.values) - 1)]}
+
+
+def test_alerts_in_a_watch_log_call_and_raise(tmp_path, caplog):
+    model, called = torch.nn.Linear(2, 1), []
+    rules = [Fell(), Above("loss/step", 5, then=called.append), NotFinite(then="raise")]
+    with (
+        caplog.at_level(logging.WARNING, logger="excite"),
+        pytest.raises(AlertRaised, match="loss/step is nan") as error,
+        excite.watch(model, run=tmp_path / "run", probes=[Loss(), Given([50, 50, 5])], alerts=rules) as watch,
+    ):
+        for step in range(70):
+            watch.step(6.0 if step == 3 else math.nan if step == 30 else 1.0)
+    assert error.value.alert.step == 31
+    assert [alert.step for alert in called] == [4]
+    assert "step 4: rank/effective/fc fell from 50 to 5" in caplog.messages
+    run = excite.load_run(tmp_path / "run")
+    assert run.status == "failed"
+    assert run.series("alert/Above/loss/step")[0].tolist() == [4]
+    assert run.series("alert/Fell/rank/effective/fc")[1].tolist() == [5.0]
+
+
+@pytest.mark.parametrize("kind", ["mlp", "convolutional"])
+def test_the_defaults_do_not_cry_wolf(kind, tmp_path, caplog):
+    model, x = build(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    y = torch.linspace(0, 1, len(x), dtype=x.dtype)
+    with (
+        caplog.at_level(logging.WARNING, logger="excite"),
+        excite.watch(model, x, tmp_path / "run", optimizer, every={"trajectory": 5, "rank": 5}) as watch,
+    ):
+        for _ in range(200):
+            optimizer.zero_grad()
+            loss = (model(x).reshape(-1) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
+    assert not [one for one in caplog.records if one.name == "excite"]
+    assert len(default_alerts()) == 4

@@ -1,0 +1,426 @@
+"""`excite.watch` in a plain loop."""
+
+import json
+import math
+import time
+import warnings
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import excite
+from excite import InputError, RunError
+from excite.probes import Conservation, Distance, Every, Loss, PowersOfTwo, Probe, Rank
+from excite.probes.conserved.step_terms import Stages
+from excite.runs import Run
+from models import build, same_state, state_of
+
+
+def train(model, x, watch, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        watch.step(loss)
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_plain_loop_is_watched(tmp_path):
+    model, x = build("mlp")
+    start = [p.detach().clone() for p in model.parameters()]
+    with excite.watch(model, example=x, run=tmp_path / "run") as watch:
+        losses = train(model, x, watch, 100)
+    run = excite.load_run(tmp_path / "run")
+    frame = run.frame()
+    assert list(frame.columns) == ["step", "name", "value"]
+    assert run.status == "done"
+    logged = frame[frame.name == "loss/step"]
+    assert logged.step.tolist() == list(range(1, 101))
+    assert logged.value.tolist() == losses
+    moved = frame[frame.name == "distance/absolute"]
+    assert moved.step.tolist() == [0, 50, 100]
+    expected = sum((p - s).square().sum() for p, s in zip(model.parameters(), start)).sqrt()
+    assert moved.value.iloc[-1] == pytest.approx(float(expected.detach()))
+    ranks = frame[frame.name == "rank/effective/2"]
+    assert ranks.step.tolist() == [0, 50, 100]
+
+
+def test_watching_does_not_change_training(tmp_path):
+    results = []
+    for watched in (False, True):
+        model, x = build("dropout")
+        torch.manual_seed(3)
+        watch = excite.watch(model, example=x, run=tmp_path / "run") if watched else Nothing()
+        losses = train(model, x, watch, 60)
+        watch.close()
+        results.append((losses, state_of(model)))
+    assert results[0][0] == results[1][0]
+    assert same_state(results[0][1], results[1][1])
+
+
+class Nothing:
+    def step(self, loss):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_nothing_is_attached_after_an_exception(tmp_path):
+    class Hooked(Probe):
+        name = "hooked"
+
+        def attach(self, now):
+            self.handle = now.model.register_forward_hook(lambda *_: None)
+
+        def detach(self):
+            self.handle.remove()
+
+        def measure(self, now):
+            return {"one": 1.0}
+
+    model, x = build("mlp")
+    before = state_of(model)
+    with pytest.raises(ZeroDivisionError), excite.watch(model, x, tmp_path / "run", probes=[Hooked(), Loss()]) as watch:
+        watch.step(1.0)
+        raise ZeroDivisionError("mine")
+    assert same_state(before, state_of(model))
+    run = excite.load_run(tmp_path / "run")
+    assert run.status == "failed"
+    assert run.frame().name.tolist().count("hooked/one") == 2
+    with pytest.raises(InputError, match="after the watch was closed"):
+        watch.step(1.0)
+
+
+def test_a_probe_of_ones_own_takes_ten_lines(tmp_path):
+    class WeightNorm(Probe):
+        name, reduction = "weights", "first"
+
+        def measure(self, now):
+            return {"norm": sum(p.square().sum() for p in now.model.parameters()).sqrt(), "norm/0": 2}
+
+    model, _ = build("mlp")
+    with excite.watch(model, run=tmp_path / "run", probes=[WeightNorm(PowersOfTwo())]) as watch:
+        for _ in range(10):
+            watch.step()
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert frame[frame.name == "weights/norm"].step.tolist() == [0, 1, 2, 4, 8]
+    assert frame[frame.name == "weights/norm/0"].value.tolist() == [2.0] * 5
+
+
+def test_a_broken_probe_is_switched_off_and_training_goes_on(tmp_path):
+    class Broken(Probe):
+        name = "broken"
+
+        def measure(self, now):
+            if now.step == 3:
+                raise KeyError("gone")
+            return {"x": 1.0}
+
+    model, _ = build("mlp")
+    with (
+        pytest.warns(UserWarning, match="'broken' is switched off.*step 3 it raised: KeyError"),
+        excite.watch(model, run=tmp_path / "run", probes=[Broken(), Loss()]) as watch,
+    ):
+        for _ in range(6):
+            watch.step(0.5)
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert frame[frame.name == "broken/x"].step.tolist() == [0, 1, 2]
+    assert len(frame[frame.name == "loss/step"]) == 6
+    with pytest.raises(KeyError), excite.watch(model, run=tmp_path / "strict", probes=[Broken()], strict=True) as watch:
+        for _ in range(6):
+            watch.step()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_ledger_that_fails_inside_the_optimizer_is_switched_off_and_training_goes_on(tmp_path, monkeypatch, when):
+    real, calls = getattr(Stages, when), []
+
+    def broken(self, *args):
+        calls.append(when)
+        if len(calls) == 3:
+            raise ZeroDivisionError("in a hook")
+        return real(self, *args)
+
+    monkeypatch.setattr(Stages, when, broken)
+    model, x = build("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    with (
+        pytest.warns(UserWarning, match="'conservation' is switched off.*step 4 it raised: ZeroDivisionError") as told,
+        excite.watch(model, x, tmp_path / "run", optimizer, [Loss(), Conservation(Every(2))]) as watch,
+    ):
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
+        assert [probe.name for probe in watch.probes] == ["loss"]
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+    assert len(told) == 1
+    assert len(calls) == 3
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert len(frame[frame.name == "loss/step"]) == 8
+    assert set(frame[frame.name.str.startswith("conservation/")].step) == {0, 2}
+
+
+def test_training_does_not_wait_for_what_was_promised(tmp_path, monkeypatch):
+    monkeypatch.setattr("excite.monitor.buffer._MEASUREMENTS", 2)
+    promises = {}
+
+    class Slow(Probe):
+        name, reduction = "slow", "first"
+
+        def measure(self, now):
+            promises[now.step] = Future()
+            return promises[now.step]
+
+    model, _ = build("mlp")
+    with excite.watch(model, run=tmp_path / "run", probes=[Slow(Every(3))], strict=True) as watch:
+        for _ in range(6):  # asked for at step 3, while nothing is there
+            watch.step()
+        assert watch.run.frame().empty
+        for step, promise in promises.items():
+            promise.set_result({"x": float(step)})
+        deadline = time.monotonic() + 240
+        while watch.run.frame().empty and time.monotonic() < deadline:
+            watch.step()
+            for step, promise in promises.items():
+                if not promise.done():
+                    promise.set_result({"x": float(step)})
+        steps, values = watch.run.series("slow/x")
+        assert steps[0] == 0
+        assert values.tolist() == steps.tolist()
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert frame.step.tolist() == [float(step) for step in promises]
+
+
+def test_values_may_be_promised_and_a_broken_promise_switches_the_probe_off(tmp_path):
+    class Later(Probe):
+        name = "later"
+
+        def measure(self, now):
+            promise = Future()
+            promise.set_result({"x": float(now.step)}) if now.step < 3 else promise.set_exception(KeyError("gone"))
+            return promise
+
+    model, _ = build("mlp")
+    with (
+        pytest.warns(UserWarning, match="'later' is switched off.*step 3 it raised: KeyError"),
+        excite.watch(model, run=tmp_path / "run", probes=[Later(), Loss()]) as watch,
+    ):
+        for _ in range(6):
+            watch.step(0.5)
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert frame[frame.name == "later/x"].value.tolist() == [0, 1, 2]
+    assert len(frame[frame.name == "loss/step"]) == 6
+    with (
+        pytest.raises(KeyError),
+        excite.watch(model, run=tmp_path / "strict", probes=[Later()], strict=True) as watch,
+    ):
+        for _ in range(6):
+            watch.step()
+
+
+def test_bad_use_is_refused(tmp_path):
+    model, x = build("mlp")
+    with pytest.raises(InputError, match=r"expected a torch\.nn\.Module"):
+        excite.watch(torch.relu)
+    with pytest.raises(InputError, match="two probes are called 'loss'"):
+        excite.watch(model, probes=[Loss(), Loss()])
+    with pytest.raises(InputError, match="at least 1; got 0"):
+        Every(0)
+    with pytest.raises(InputError, match=r"expected one loss; got a tensor of shape \(4,\)"):
+        excite.watch(model).step(torch.zeros(4))
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "file").write_text("mine")
+    with pytest.raises(RunError):
+        excite.watch(model, x, tmp_path / "foreign")
+    assert (tmp_path / "foreign" / "file").read_text() == "mine"
+    with pytest.warns(UserWarning, match="needs an example batch"):
+        excite.watch(model, probes=[Rank()])
+
+
+def test_without_a_run_or_an_example_it_still_works():
+    model, x = build("mlp")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with excite.watch(model) as watch:
+            train(model, x, watch, 70)
+    assert watch.steps == 70
+    assert "rank" not in {probe.name for probe in watch.probes}
+
+
+def test_a_restart_continues_the_count(tmp_path):
+    model, x = build("mlp")
+    with excite.watch(model, run=tmp_path / "a", probes=[Loss(), Distance(Every(1))]) as watch:
+        train(model, x, watch, 5)
+        state = watch.state_dict()
+    with excite.Run.open(tmp_path / "a", "a") as run:
+        again = excite.watch(model, run=run, probes=[Loss(), Distance(Every(1))])
+        again.load_state_dict(state)
+        train(model, x, again, 5)
+        again.close()
+    frame = excite.load_run(tmp_path / "a").frame()
+    assert frame[frame.name == "loss/step"].step.tolist() == list(range(1, 11))
+    assert frame[frame.name == "distance/absolute"].value.is_monotonic_increasing
+
+
+class PerProcess(Probe):
+    name = "process"
+
+    def __init__(self, reduction):
+        super().__init__()
+        self.name, self.reduction = f"process-{reduction}", reduction
+
+    def measure(self, now):
+        # NaN: this process has no value. It must not matter which one that is.
+        some = {f"only-{rank}": 5.0 if dist.get_rank() == rank else math.nan for rank in range(2)}
+        return {"value": float(dist.get_rank() + 1), **some, "none": math.nan}
+
+
+def worker(rank, size, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    model = torch.nn.Linear(2, 1)
+    probes = [PerProcess(r) for r in ("mean", "sum", "max", "min", "first")]
+    while rank > 0 and not (Path(folder) / "run" / "run.json").exists():
+        time.sleep(0.01)  # a late process finds the run of the first one there already
+    with excite.watch(model, run=f"{folder}/run", probes=[*probes, Loss()]) as watch:
+        for step in range(3):
+            watch.step(float(rank + step))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_values_are_reduced_across_processes(tmp_path):
+    mp.spawn(worker, (2, str(tmp_path)), nprocs=2)
+    frame = excite.load_run(tmp_path / "run").frame()
+    last = {row.name: row.value for row in frame.itertuples(index=False)}
+    for reduction, value in {"mean": 1.5, "sum": 3, "max": 2, "min": 1, "first": 1}.items():
+        assert last[f"process-{reduction}/value"] == value
+        assert math.isnan(last[f"process-{reduction}/none"])
+        for rank in range(2):
+            expected = 5.0 if reduction in ("max", "min") or (reduction, rank) == ("first", 0) else math.nan
+            assert last[f"process-{reduction}/only-{rank}"] == pytest.approx(expected, nan_ok=True)
+    assert frame[frame.name == "loss/step"].value.tolist() == [0.5, 1.5, 2.5]
+
+
+def test_values_are_those_of_their_step(tmp_path):
+    class Weight(Probe):
+        name = "weight"
+
+        def measure(self, now):
+            return {"first": now.model.bias[0]}
+
+    model, total = torch.nn.Linear(2, 1), torch.zeros(())
+    with excite.watch(model, run=tmp_path / "run", probes=[Loss(), Weight()]) as watch:
+        for step in range(5):
+            with torch.no_grad():
+                model.bias[:] = step
+            total += 1
+            watch.step(total)
+    frame = excite.load_run(tmp_path / "run").frame()
+    assert frame[frame.name == "loss/step"].value.tolist() == [1, 2, 3, 4, 5]
+    assert frame[frame.name == "weight/first"].value.tolist()[1:] == [0, 1, 2, 3, 4]
+
+
+def test_every_probe_is_detached_whatever_the_others_do(tmp_path):
+    class Hooked(Probe):
+        def __init__(self, name, fail):
+            super().__init__()
+            self.name, self.fail = name, fail
+
+        def attach(self, now):
+            self.handle = now.model.register_forward_hook(lambda *_: None)
+            if self.fail == "attach":
+                raise OSError(self.fail)
+
+        def measure(self, now):
+            if self.fail == "measure":
+                raise OSError(self.fail)
+            return {}
+
+        def detach(self):
+            self.handle.remove()
+            if self.fail == "detach":
+                raise OSError(self.fail)
+
+    model = torch.nn.Linear(2, 1)
+    for fail in ("attach", "measure", "detach"):
+        with (
+            pytest.raises(OSError, match=fail),
+            excite.watch(
+                model,
+                probes=[Hooked("a", ""), Hooked("b", fail), Hooked("c", "")][: 2 if fail == "attach" else 3],
+                strict=True,
+            ),
+        ):
+            pass
+        assert not model._forward_hooks, fail
+
+
+def test_odd_arguments_are_refused(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(InputError, match="got 'rank'"):
+        excite.watch(model, probes=["rank"])
+    with pytest.raises(InputError, match="a folder or an open Run; got 3"):
+        excite.watch(model, run=3)
+    with pytest.raises(InputError, match="got 'a'"):
+        excite.watch(model).step("a")
+    excite.watch(model, run=tmp_path / "run").close()
+    with pytest.raises(RunError, match="give an open Run to continue it"):
+        excite.watch(model, run=tmp_path / "run")
+
+    class Vector(Probe):
+        name = "vector"
+
+        def measure(self, now):
+            return {"all": now.model.weight}
+
+    with pytest.warns(UserWarning, match=r"vector/all: expected one number; got a tensor of shape \(1, 2\)"):
+        excite.watch(model, probes=[Vector()])
+
+
+def test_what_is_measured_before_training_waits_until_training_has_begun(tmp_path):
+    """A training that starts over clears what an earlier try has written: slow first looks must come after that."""
+
+    class Slow(Probe):
+        name = "slow"
+
+        def measure(self, now):
+            time.sleep(1.2 if now.step == 0 else 0.0)
+            return {"step": float(now.step)}
+
+    model = torch.nn.Linear(2, 1)
+    with Run.create(tmp_path / "run", {}) as run, excite.watch(model, run=run, probes=[Slow()]) as watching:
+        assert run.names() == []
+        watching.step(0.0)
+        watching.flush()
+        assert run.series("slow/step")[0].tolist() == [0, 1]
+
+
+def test_the_run_says_what_the_model_is_made_of(tmp_path):
+    model, x = build("convolutional", batch=6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with excite.watch(model, x, tmp_path / "all", optimizer):
+        pass
+    with excite.watch(model, x, tmp_path / "layers", probes=[excite.probes.Loss()]):
+        pass
+    with excite.watch(model, run=tmp_path / "none", probes=[excite.probes.Loss()]):
+        pass
+    truth = excite.trace(model, x).rows()
+    assert excite.load_run(tmp_path / "all").read_json("wiring") == json.loads(json.dumps(truth))
+    layers = excite.load_run(tmp_path / "layers").read_json("wiring")
+    assert layers["layers"] == json.loads(json.dumps(truth["layers"]))
+    assert layers["groups"] == []
+    assert not (tmp_path / "none" / "artifacts" / "wiring.json").exists()

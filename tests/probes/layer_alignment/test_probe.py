@@ -1,0 +1,331 @@
+"""Ranks and alignment against a full singular value decomposition; the probe through watch, and across a restart."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import excite
+from excite.bounds import alignment as of_matrices
+from excite.errors import InputError, ModelError
+from excite.probes import Alignment, Every, alignment
+from excite.probes.base import Moment
+from excite.probes.layer_alignment import leading as leading_module
+from excite.probes.layer_alignment.leading import leading, shifted_cholesky
+from excite.wiring.junctions import junctions
+from models import CASES, build, same_state, state_of
+
+
+def svd(matrix: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    u, s, v = np.linalg.svd(matrix.detach().double().numpy(), full_matrices=False)
+    return u, s, v
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 10**6), st.floats(1e-3, 1e3))
+def test_all_of_a_small_matrix(m: int, n: int, seed: int, scale: float) -> None:
+    w = scale * torch.randn(m, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    u, s, _ = svd(w)
+    found = leading(w, exact=100)
+    np.testing.assert_allclose(found.squares[: len(s)], s**2, rtol=0, atol=1e-10 * s[0] ** 2)
+    assert float(found.total) == pytest.approx(float((s**2).sum()), rel=1e-12)
+    if len(s) == 1 or s[0] - s[1] > 1e-3 * s[0]:
+        assert abs(float(found.left @ torch.from_numpy(u[:, 0]))) == pytest.approx(1, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((60, 90), torch.float64), ((90, 60), torch.float64), ((64, 80), torch.float32)]
+)
+def test_subspace_iteration_from_a_warm_start(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Weights that move a little: a few iterations each follow the leading singular vectors."""
+    g = torch.Generator().manual_seed(0)
+    w = torch.randn(shape, generator=g, dtype=torch.float64)
+    w += 15 * torch.outer(
+        *(nn.functional.normalize(torch.randn(k, generator=g, dtype=torch.float64), dim=0) for k in shape)
+    )
+    basis = None
+    for _ in range(20):
+        w = w + 0.02 * torch.randn(shape, generator=g, dtype=torch.float64)
+        found = leading(w.to(dtype), exact=8, basis=basis)
+        basis = found.basis
+        assert not found.complete
+    u, s, _ = svd(w)
+    # The error of a Ritz value is of the order of the residual squared.
+    precise = max(10 * float(found.residual) ** 2, 1e-5 if dtype == torch.float32 else 0.0)
+    assert float(found.squares[0]) == pytest.approx(s[0] ** 2, rel=precise)
+    assert float(found.residual) < 1e-3
+    assert float(found.squares[0]) <= s[0] ** 2 * (1 + 1e-6)
+    assert float(found.total) == pytest.approx(float((s**2).sum()), rel=1e-6)
+    assert float(found.fourth) == pytest.approx(float((s**4).sum()), rel=1e-5)  # type: ignore[arg-type]
+    assert abs(float(found.left.double() @ torch.from_numpy(u[:, 0]))) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_direction_that_comes_to_lead_is_found_at_the_next_look(dtype: torch.dtype) -> None:
+    """Orthogonal to all that a search would start from: training makes such directions out of a flat spectrum."""
+    g = torch.Generator().manual_seed(0)
+    w = torch.randn(200, 300, generator=g, dtype=torch.float64)
+    u, s, v = svd(w)
+    basis = torch.from_numpy(u[:, :8].copy())
+    w = w + (1.15 * s[0] - s[20]) * torch.from_numpy(np.outer(u[:, 20], v[20]))
+    u, s, _ = svd(w)
+    assert abs(float(basis[:, 0] @ torch.from_numpy(u[:, 0]))) < 1e-9
+    for _ in range(2):
+        found = leading(w.to(dtype), exact=8, basis=basis)
+        basis = found.basis
+    assert float(found.squares[0]) == pytest.approx(s[0] ** 2, rel=1e-3)
+    assert abs(float(found.left.double() @ torch.from_numpy(u[:, 0]))) > 0.98
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("small", [9, 40, 200])
+@pytest.mark.parametrize("steep", [0.0, 1e3])
+def test_orthonormal_columns_by_cholesky_factors_as_by_qr(small: int, steep: float, dtype: torch.dtype) -> None:
+    """Powers of a matrix on a vector are nearly dependent, or more than there are dimensions."""
+    g = torch.Generator().manual_seed(0)
+    w = torch.randn(2, small, 2 * small, generator=g, dtype=torch.float64)
+    w[:, 0] *= 1 + steep
+    gram = (w @ w.mT).to(dtype)
+    gram *= small**0.5 / gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+    columns = [torch.randn(2, small, 3, generator=g, dtype=torch.float64).to(dtype)]
+    for _ in range(7):
+        columns.append(gram @ columns[-1])
+    krylov = torch.cat(columns, 2)
+    found = []
+    for space in (torch.linalg.qr(krylov)[0], shifted_cholesky(krylov)):
+        assert float(torch.linalg.matrix_norm(space, 2).max()) < 1 + 1e-5
+        found.append(torch.linalg.eigvalsh(space.double().mT @ gram.double() @ space.double())[:, -2:])
+    assert bool(
+        ((found[0] - found[1]).abs() <= 1e-5 * found[0][:, -1:]).all()
+    )  # what rounding leaves is relative to the first
+    truth = torch.linalg.eigvalsh(gram.double())[:, -2:]
+    assert bool((found[1] <= truth * (1 + 1e-5)).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("orthonormal", [leading_module._orthonormal, shifted_cholesky])
+def test_degenerate_matrices_have_no_singular_value_above_the_true_one(orthonormal, dtype, monkeypatch) -> None:
+    """The powers of such a matrix on a vector are dependent from the second on."""
+    monkeypatch.setattr(leading_module, "_orthonormal", orthonormal)
+    n = 40
+    values = [torch.ones(n), torch.zeros(n), torch.eye(n)[0], torch.where(torch.arange(n) < 2, 3.0, 1.0)]
+    for matrix in [*map(torch.diag, values), torch.outer(torch.arange(n) + 1.0, torch.ones(n))]:
+        truth = float(torch.linalg.matrix_norm(matrix.double(), 2)) ** 2
+        basis = None
+        for _ in range(4):
+            found = leading(matrix.to(dtype), exact=1, basis=basis)
+            basis = found.basis
+            # Shifts of 1e-13 a column, three times, make a basis shorter; its rounding may make it longer.
+            assert float(found.squares[0]) <= truth * (1 + 8 * n * torch.finfo(dtype).eps)
+            assert float(found.squares[0]) >= truth * (1 - 8 * n * torch.finfo(dtype).eps - 1e-10)
+
+
+@pytest.mark.parametrize("exact", [8, 100])
+def test_weights_that_are_not_finite_are_named(exact: int) -> None:
+    w = torch.randn(20, 30)
+    basis = leading(w, exact=exact).basis
+    w[3, 4] = torch.nan
+    with pytest.raises(ModelError, match="not finite"):
+        leading(w, exact=exact, basis=basis)
+    with pytest.raises(ModelError, match="not finite"):
+        leading(w, exact=exact)
+
+
+def by_hand(matrix: Tensor) -> dict[str, float]:
+    u, s, v = svd(matrix)
+    shares = s**2 / (s**2).sum()
+    part = matrix.detach().double().numpy() / np.linalg.norm(matrix.detach().double().numpy())
+    return {
+        "ratio": float(shares[0]),
+        "stable_rank": float((s**2).sum() / s[0] ** 2),
+        "participation": float((s**2).sum() ** 2 / (s**4).sum()),
+        "effective_rank": float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())),
+        "distance": float(np.linalg.norm(part - np.outer(u[:, 0], v[0]))),
+    }
+
+
+NETWORKS = [
+    "mlp",
+    "deep-linear",
+    "convolutional",
+    "products",
+    "transposed",
+    "resnet-free",
+    "resnet-norm",
+    "shared",
+    "grouped",
+]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layers_of_the_shared_table(name: str) -> None:
+    model, x = build(name)
+    before = state_of(model)
+    found = alignment(model, x)
+    assert same_state(before, state_of(model))
+    parameters = dict(model.named_parameters())
+    for one in found:
+        weight = parameters.get(f"{one.layer}.weight", parameters.get(one.layer))
+        assert weight is not None
+        transposed = name == "transposed" and one.layer == "2"
+        matrix = weight.transpose(0, 1).flatten(1) if transposed else weight.flatten(1)
+        if name == "products" and one.layer == "first":
+            matrix = weight.T
+        assert one.shape == tuple(matrix.shape)
+        for quantity, value in by_hand(matrix).items():
+            assert float(getattr(one, quantity)) == pytest.approx(value, abs=1e-7)
+        assert one.residual == 0
+    assert str(found).count("\n") >= len(found.layers) + 1
+
+
+def test_neighbours_are_those_of_the_wiring() -> None:
+    model, x = build("deep-linear")
+    found = alignment(model, x)
+    extended = [torch.cat([m.weight, m.bias[:, None]], 1) for m in model]  # type: ignore[attr-defined]
+    for k, one in enumerate(found.junctions):
+        u, v = svd(extended[k])[0][:, 0], svd(model[k + 1].weight)[2][0]  # type: ignore[index]
+        assert one.value == pytest.approx(abs(float(u @ v)), abs=1e-9)
+    for layer in model:
+        layer.bias.data.zero_()  # type: ignore[union-attr]
+    found = alignment(model, x)
+    expected = of_matrices([layer.weight.detach() for layer in model])  # type: ignore[union-attr]
+    np.testing.assert_allclose([one.value for one in found.junctions], expected, atol=1e-7)
+    assert found.between("0>1").law == "matrix"
+
+
+def test_a_residual_block_is_u_and_z_together_and_norms_are_looked_through() -> None:
+    model, x = build("resnet-free")
+    junction = alignment(model, x).between("block1.conv2+block1.skip>block2.conv1+block2.skip")
+    block = model.block1
+    both = torch.cat([p.flatten(1) if p.dim() > 1 else p[:, None] for p in
+                      (block.conv2.weight, block.conv2.bias, block.skip.weight, block.skip.bias)], 1)  # fmt: skip
+    assert junction.ratio == pytest.approx(by_hand(both)["ratio"], abs=1e-9)
+    model, x = build("resnet-norm")
+    found = {one.name: one for one in junctions(excite.trace(model, x))}
+    assert found["block1.conv1>block1.conv2"].law == "norm"
+    assert "stem+block1.conv2+block2.conv2>block1.conv1+block2.conv1+head" in found
+
+
+@pytest.mark.slow
+def test_every_model_of_the_table_can_be_looked_at() -> None:
+    for name in CASES:
+        if name != "papers":
+            model, x = build(name)
+            found = alignment(model, x, output=CASES[name].pick)
+            assert all(0 <= one.ratio <= 1 for one in found)
+
+
+@pytest.mark.parametrize("name", ["heads", "transformer"])
+def test_every_head_has_its_own_alignment(name: str) -> None:
+    """Of head k: rows of the values' weight, and bias if there is one, against columns of the output projection."""
+    model, x = build(name)
+    if name == "heads":
+        made, read = model.value.weight, model.out.weight
+        junction = "value>out/head{}"
+    else:
+        attention = model.encoder.layers[0].self_attn
+        made = torch.cat([attention.in_proj_weight, attention.in_proj_bias[:, None]], 1)[16:]
+        read, path = attention.out_proj.weight, "encoder.layers.0.self_attn"
+        junction = path + ".in_proj_weight>" + path + ".out_proj/head{}"
+    with torch.no_grad():
+        read += 0.1 * torch.arange(64.0).view(8, 8).sin()
+    found, values = alignment(model, x), []
+    for head in range(2):
+        rows = slice(4 * head, 4 * head + 4)
+        u, v = svd(made[rows])[0][:, 0], svd(read[:, rows])[2][0]
+        values.append(abs(float(u @ v)))
+        assert found.between(junction.format(head)).value == pytest.approx(values[-1], abs=1e-9)
+        assert found.between(junction.format(head)).ratio == pytest.approx(by_hand(made[rows])["ratio"], abs=1e-9)
+    assert abs(values[0] - values[1]) > 0.01
+
+
+def test_the_probe_writes_every_head(tmp_path) -> None:
+    model, x = build("heads")
+    run = tmp_path / "run"
+    with excite.watch(model, example=x, run=run, probes=[Alignment(Every(1))]) as watch:
+        watch.step()
+    frame = excite.load_run(run).frame()
+    found = alignment(model, x)
+    assert len(found.junctions) == 5
+    for one in found.junctions:
+        written = frame.value[frame.name == f"alignment/aligned/{one.junction}"]
+        assert written.tolist() == pytest.approx([one.value] * len(written), abs=1e-9)
+        assert len(written)
+
+
+def test_the_range_of_the_effective_rank_holds_the_truth() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 50, bias=False), nn.ReLU(), nn.Linear(50, 1, bias=False)).double()
+    x = torch.randn(2, 40, dtype=torch.float64)
+    truth, found = alignment(model, x)["0"], alignment(model, x, exact=8, iterations=60)["0"]
+    assert found.ratio == pytest.approx(truth.ratio, rel=1e-6)
+    assert found.participation == pytest.approx(truth.participation, rel=1e-6)
+    assert found.effective_rank.low <= float(truth.effective_rank) <= found.effective_rank.high
+    assert found.effective_rank.high < 1.25 * float(truth.effective_rank)
+
+
+def test_the_probe_through_watch_and_across_a_restart(tmp_path) -> None:
+    def network() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1))
+
+    def train(model: nn.Module, watch: excite.monitor.watch.Watch, steps: range) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for step in steps:
+            x = torch.randn(16, 12, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            loss = (model(x)[:, 0] - x[:, 0]).square().mean()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
+
+    example = torch.randn(4, 12)
+    whole, first = network(), network()
+    with excite.watch(whole, example, tmp_path / "whole", probes=[Alignment(Every(5), exact=16)], strict=True) as watch:
+        train(whole, watch, range(20))
+    with excite.watch(first, example, tmp_path / "first", probes=[Alignment(Every(5), exact=16)], strict=True) as watch:
+        train(first, watch, range(10))
+        state = watch.state_dict()
+        again = Alignment(Every(5), exact=16)
+    with excite.watch(first, example, tmp_path / "second", probes=[again], strict=True) as watch:
+        watch.load_state_dict(state)
+        train(first, watch, range(10, 20))
+    full = excite.load_run(tmp_path / "whole").frame()
+    rest = excite.load_run(tmp_path / "second").frame()
+    for name in ("alignment/ratio/0", "alignment/ratio/2", "alignment/aligned/0>2", "alignment/effective_rank_high/2"):
+        a, b = (frame[frame.name == name].set_index("step").value for frame in (full, rest))
+        assert list(a.index) == [0, 5, 10, 15, 20]
+        assert a[15] == b[15]
+        assert a[20] == b[20]
+    last = by_hand(whole[2].weight)
+    assert full[(full.name == "alignment/ratio/2") & (full.step == 20)].value.item() == pytest.approx(
+        last["ratio"], rel=1e-3
+    )
+
+
+def test_bad_input() -> None:
+    model, x = build("mlp")
+    with pytest.raises(InputError, match="example"):
+        Alignment().attach(Moment(model, 0))
+    with pytest.raises(InputError, match="attached"):
+        Alignment().measure(Moment(model, 0))
+    with pytest.raises(InputError, match="exact"):
+        Alignment(exact=0)
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan  # type: ignore[index, union-attr, operator]
+    with pytest.raises(InputError, match="not finite"):
+        alignment(model, x)
+
+
+def test_a_layer_of_zeros_has_ratio_zero() -> None:
+    model, x = build("mlp")
+    with torch.no_grad():
+        model[2].weight.zero_()  # type: ignore[union-attr, operator]
+    found = alignment(model, x)["2"]
+    assert (found.ratio, float(found.effective_rank)) == (0.0, 0.0)
