@@ -43,6 +43,7 @@ test-machines: venv
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 
 types: venv
 	$(BIN)/mypy

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from excite._core import compatibility
 from excite._version import __version__
 from excite.errors import DataError, ExciteError, InputError, ModelError, RunError, TrainingStopped
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from excite import bounds, lipschitz, studies
     from excite.excitation import AdversarialTraining, Hierarchy, PersistentExcitation, Relative, Stages
     from excite.margin import Margins, margins
+    from excite.margin.fixed_radius import robust_accuracy
     from excite.monitor.watch import Watch, watch
+    from excite.report.audit import audit
     from excite.runs import Run, load_run
     from excite.wiring import Wiring, trace
 
@@ -27,8 +30,11 @@ _WHERE = {
     "watch": "excite.monitor.watch", "Watch": "excite.monitor.watch",
     "load_run": "excite.runs", "Run": "excite.runs",
     "margins": "excite.margin", "Margins": "excite.margin",
+    "robust_accuracy": "excite.margin.fixed_radius", "audit": "excite.report.audit",
     "bounds": "", "lipschitz": "", "studies": "",
 }  # fmt: skip
+
+compatibility.install()
 
 
 def __getattr__(name: str) -> Any:
@@ -61,10 +67,12 @@ __all__ = [
     "Watch",
     "Wiring",
     "__version__",
+    "audit",
     "bounds",
     "lipschitz",
     "load_run",
     "margins",
+    "robust_accuracy",
     "studies",
     "trace",
     "watch",

@@ -23,3 +23,8 @@ class DataError(ExciteError):
 
 class TrainingStopped(ExciteError):
     """Training met a non-finite loss or could not write; the last good checkpoint is kept."""
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line: its message, or its kind if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__

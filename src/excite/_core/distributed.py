@@ -1,12 +1,28 @@
-"""What is taken over the batch, where several processes have a part of it each."""
+"""Several processes (torch.distributed): rank and world size, rows and flags of all of them."""
 
 from __future__ import annotations
+
+import time
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from excite.excitation.radius import root_mean_square
+_GRACE = 0.05  # seconds for the threads of gloo to finish
+
+
+def rank_and_size() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def let_go() -> None:
+    """To be called before the processes part. The threads of gloo need Python's lock to give back the tensors of the last
+    exchange; torch waits for them with that lock held when it takes apart a model in DistributedDataParallel, for ever
+    (pytorch/pytorch#56297). After a moment without it they are done."""
+    if rank_and_size()[1] > 1:
+        time.sleep(_GRACE)
 
 
 def gathered(rows: Tensor) -> Tensor:
@@ -21,14 +37,6 @@ def gathered(rows: Tensor) -> Tensor:
     parts = [torch.empty_like(padded) for _ in numbers]
     dist.all_gather(parts, padded)
     return torch.cat([part[:number] for part, number in zip(parts, numbers)])
-
-
-def common_root_mean_square(input: Tensor) -> Tensor:
-    """`root_mean_square` of the inputs of all processes together. Every process has to call this."""
-    own = root_mean_square(input)
-    sums = torch.stack([own.square() * input.numel(), torch.full_like(own, input.numel())])
-    dist.all_reduce(sums)
-    return (sums[0] / sums[1]).sqrt()
 
 
 def anyone(true: bool, device: torch.device) -> bool:

@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion
 from excite._version import __version__
 from excite.data.fetching import cache_folder, is_right
 from excite.data.sources import SOURCES
-from excite.runs.run import one_line
+from excite.errors import one_line
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, batch_size, call, pick_output
-from excite._core.distributed import common_root_mean_square, gathered
+from excite._core.distributed import gathered
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
 from excite._core.norms import parse_norm
@@ -30,7 +30,15 @@ from excite.excitation.checks import (
 from excite.excitation.direction import wide
 from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
 from excite.excitation.perturbations import check_kind
-from excite.excitation.radius import Radius, check_radius, radius_names, radius_of, root_mean_square, unknown_layer
+from excite.excitation.radius import (
+    Radius,
+    check_radius,
+    common_root_mean_square,
+    radius_names,
+    radius_of,
+    root_mean_square,
+    unknown_layer,
+)
 from excite.excitation.search import INPUT, Bounds, Perturbations, Setting, evaluate, search
 from excite.excitation.targets import Loss, choose_target
 

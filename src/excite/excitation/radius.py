@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from excite.errors import InputError
@@ -133,6 +134,14 @@ def radius_of(radius: Radius, layer: str, fraction: float) -> tuple[float | Tens
 
 def root_mean_square(input: Tensor) -> Tensor:
     return input.detach().to(torch.promote_types(input.dtype, torch.float32)).square().mean().sqrt()
+
+
+def common_root_mean_square(input: Tensor) -> Tensor:
+    """`root_mean_square` of the inputs of all processes together. Every process has to call this."""
+    own = root_mean_square(input)
+    sums = torch.stack([own.square() * input.numel(), torch.full_like(own, input.numel())])
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).sqrt()
 
 
 def unknown_layer(name: str, known: Iterable[str]) -> InputError:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from excite._core.calls import Batch
-from excite.monitor.reduce import rank_and_size
+from excite._core.distributed import rank_and_size
 from excite.monitor.watch import Watch, watch
 from excite.monitor.writer import Sink
 from excite.runs import Run

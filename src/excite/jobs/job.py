@@ -10,8 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from excite.errors import ExciteError, RunError
-from excite.runs.run import one_line
+from excite.errors import ExciteError, RunError, one_line
 from excite.runs.store import StoreError
 
 # Folder, phase, share done. Engines say "starting", "waiting" (for another try) and "failed: why".

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from excite.errors import InputError, RunError
+from excite.errors import InputError, RunError, one_line
 from excite.jobs.job import Failure, Lost, Tell, Work, failed, in_words, worth_another_try
 from excite.jobs.logs import log_of, recorded
 from excite.jobs.preload import workers_context
 from excite.jobs.workspace import check_shared
-from excite.runs.run import one_line
 from excite.train.stopping import stop_signals
 
 _PATIENCE = 60.0  # seconds that a worker has to end its step and write a checkpoint after Ctrl-C

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from excite._core.files import writing
-from excite.errors import ExciteError
+from excite.errors import ExciteError, one_line
 from excite.jobs.job import Work
-from excite.runs.run import one_line
 
 
 def log_of(task: Work) -> str:

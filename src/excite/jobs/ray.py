@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from excite.errors import InputError
+from excite.errors import InputError, one_line
 from excite.jobs.job import Failure, Lost, Tell, Work, failed, in_words, one_thread, worth_another_try
 from excite.jobs.local import Reporter, check_travels, portable
 from excite.jobs.logs import log_of, recorded
 from excite.jobs.messages import Messages
 from excite.jobs.node_report import look
 from excite.jobs.nodes import check_gpus, check_reports, mark_for
-from excite.runs.run import one_line
 
 _WAIT = 60.0  # seconds in which every node has to answer
 

@@ -7,8 +7,8 @@ import time
 from concurrent.futures import Future
 
 from excite._core.background import later
+from excite._core.distributed import rank_and_size
 from excite.monitor.device_scalars import Measured
-from excite.monitor.reduce import rank_and_size
 from excite.probes import Probe
 from excite.probes.base import Values
 from excite.probes.batched import Promise

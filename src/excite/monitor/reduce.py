@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
+from excite._core.distributed import rank_and_size
 from excite.probes.base import Probe, Reduction
 
 Row = tuple[int, Probe, dict[str, float] | None]  # step, probe, values by full name; None where the probe raised
-
-_MOMENT = 0.05
-
-
-def rank_and_size() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
-def let_go() -> None:
-    """To be called before the processes part. The threads of gloo need Python's lock to give back the tensors of the last
-    exchange; torch waits for them with that lock held when it takes apart a model in DistributedDataParallel, for ever
-    (pytorch/pytorch#56297). After a moment without it they are done."""
-    if rank_and_size()[1] > 1:
-        time.sleep(_MOMENT)
 
 
 def reduction_of(probe: Probe, name: str) -> Reduction:

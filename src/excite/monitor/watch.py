@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick
+from excite._core.distributed import rank_and_size
 from excite._core.wrappers import refuse_compiled, unwrap
 from excite.errors import InputError, RunError
 from excite.monitor.alerts import Alerts, Rule, default_alerts
 from excite.monitor.defaults import Every, chosen_probes
-from excite.monitor.reduce import rank_and_size
 from excite.monitor.watcher import Watch
 from excite.monitor.writer import Sink
 from excite.probes import Probe

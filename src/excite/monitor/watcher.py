@@ -15,12 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick
+from excite._core.distributed import let_go, rank_and_size
 from excite._core.preserve import device_of
 from excite._core.wrappers import eagerly, resharded, unwrap
 from excite.errors import ExciteError, InputError, RunError
 from excite.monitor.alerts import Alerts, Rule, act
 from excite.monitor.buffer import Pending, named
-from excite.monitor.reduce import let_go, rank_and_size, reduce_rows
+from excite.monitor.reduce import reduce_rows
 from excite.monitor.writer import Recorder, Sink
 from excite.probes import Probe
 from excite.probes.base import Moment

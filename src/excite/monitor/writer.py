@@ -11,9 +11,8 @@ from functools import partial
 from typing import Protocol
 
 from excite._core.background import aside
-from excite.errors import RunError
+from excite.errors import RunError, one_line
 from excite.runs import Run
-from excite.runs.run import one_line
 
 Row = tuple[int, dict[str, float]]  # step, values by name
 

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from excite._core.files import TEMPORARY, read_json, remove_temporary, sync_folder, write_json, writing
-from excite.errors import InputError, RunError
+from excite.errors import InputError, RunError, one_line
 from excite.runs import checkpoints
 from excite.runs.checkpoints import Checkpoint
 from excite.runs.checks import check_keep, check_step
@@ -354,11 +354,6 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
         path = local_copy(str(path), checkpoints=True)
     return Run.open(path, "r")
-
-
-def one_line(error: BaseException) -> str:
-    """An error as one line: its message, or its kind if it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _build(folder: Path, config: dict[str, Any], target: Path) -> Lock:

@@ -1,4 +1,9 @@
-"""Training loops: one network, from a loss to a run; many small ones at once; one on many processes; gradient flow and descent to the letter."""
+"""Training: from a config, from a loss, on several processes, many networks at once; gradient flow and gradient descent."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from excite.train.distributed.processes import Processes, many_processes
 from excite.train.dynamics.descent import descent
@@ -12,6 +17,26 @@ from excite.train.models.factories import import_factory, make_model
 from excite.train.predictions import accuracy
 from excite.train.trainer import Fitted, fit
 from excite.train.vectorized.ensembles import Ensemble, ensemble
+
+if TYPE_CHECKING:
+    from excite.train.config import load_config
+    from excite.train.from_config import load_trained, train, train_across, train_together
+
+# Loaded when first used: configs need pydantic, which the training loops do without.
+_LAZY = {
+    "load_config": "excite.train.config",
+    "load_trained": "excite.train.from_config",
+    "train": "excite.train.from_config",
+    "train_across": "excite.train.from_config",
+    "train_together": "excite.train.from_config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'excite.train' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
 
 __all__ = [
     "ARCHITECTURES",
@@ -27,8 +52,13 @@ __all__ = [
     "fit",
     "gradient_flow",
     "import_factory",
+    "load_config",
+    "load_trained",
     "make_model",
     "many_processes",
     "squared_error",
+    "train",
+    "train_across",
+    "train_together",
     "train_with_dropout",
 ]

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from excite._core.norms import parse_norm
 from excite.data import Dataset
-from excite.errors import InputError, RunError
+from excite.errors import InputError, RunError, one_line
 from excite.margin import Margins, margins
 from excite.runs import Run, load_run
-from excite.runs.run import one_line
 from excite.train.from_config import load_trained
 from excite.train.predictions import accuracy as share_right
 from excite.train.predictions import decisions

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from excite._core.calls import check_finite
 from excite._core.preserve import device_of
 from excite._core.randomness import capture, own_randomness, restore
-from excite.errors import InputError, RunError, TrainingStopped
+from excite.errors import InputError, RunError, TrainingStopped, one_line
 from excite.runs.metrics import Busy
-from excite.runs.run import Run, one_line
+from excite.runs.run import Run
 from excite.train.cuda_graph import CapturedStep
 from excite.train.predictions import Predict, accuracy, decisions
 from excite.train.schedule import OneCycle

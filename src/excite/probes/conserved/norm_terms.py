@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.distributed import rank_and_size
 from excite._core.intercept.affine import clean_path
 from excite._core.preserve import is_aside
-from excite.monitor.reduce import rank_and_size
 from excite.probes.conserved.laws import NamedLaw
 from excite.probes.conserved.unchecked import Reason
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from excite.errors import InputError
-from excite.monitor.reduce import let_go
-from excite.runs.run import one_line
+from excite._core.distributed import let_go
+from excite.errors import InputError, one_line
 
 _START = "start with torchrun --nproc-per-node N -m excite train CONFIG, or unset WORLD_SIZE for one process"
 

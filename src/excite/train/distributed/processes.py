@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from excite.errors import ExciteError, InputError, TrainingStopped
-from excite.runs.run import one_line
+from excite.errors import ExciteError, InputError, TrainingStopped, one_line
 from excite.train.distributed.process_group import asked, leave, local_device, local_rank, local_size, meet
 
 _FAILED = "failed"  # key in the store: who failed first, and why

@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 from excite._core.randomness import seeded_weights
-from excite.errors import ExciteError, InputError
-from excite.runs.run import one_line
+from excite.errors import ExciteError, InputError, one_line
 from excite.train.models.architectures import ARCHITECTURES, build
 
 

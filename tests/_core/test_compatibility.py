@@ -1,0 +1,41 @@
+"""Earlier import paths still work: the same module, with a warning that names the new one."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import excite
+from excite._core.compatibility import MODULES
+
+
+@pytest.mark.parametrize("old", sorted(MODULES))
+def test_earlier_import_paths(old):
+    sys.modules.pop(old, None)
+    with pytest.warns(DeprecationWarning, match=f"{old} is deprecated: import {MODULES[old]} instead"):
+        module = importlib.import_module(old)
+    assert module is importlib.import_module(MODULES[old])
+    assert module.__spec__.name == module.__name__ == MODULES[old]
+
+
+def test_attributes_of_the_package():
+    with pytest.warns(DeprecationWarning, match=r"excite\.fit"):
+        sys.modules.pop("excite.fit", None)
+        vars(excite).pop("fit", None)
+        from excite import fit
+    assert fit.ensemble is importlib.import_module("excite.train").ensemble
+
+
+def test_no_second_copy_of_a_renamed_module():
+    with pytest.raises(ModuleNotFoundError, match=r"excite\.fit is now excite\.train"):
+        importlib.import_module("excite.fit.losses")
+
+
+def test_the_warning_points_at_the_caller(tmp_path):
+    script = tmp_path / "old.py"
+    script.write_text("import excite\nfrom excite.fit import ensemble\n")
+    done = subprocess.run([sys.executable, "-W", "always", script], capture_output=True, text=True, check=True)
+    assert "old.py:2: DeprecationWarning: excite.fit is deprecated" in done.stderr

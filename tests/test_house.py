@@ -1,0 +1,63 @@
+"""The plan of the packages: storeys, sizes of folders, what stands at the top level."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "excite"
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in SOURCE.rglob("*.py"))
+
+
+def test_at_most_15_files_on_one_level():
+    sizes = Counter(path.parent.relative_to(SOURCE) for path in modules())
+    assert {str(folder): size for folder, size in sizes.items() if size > 15} == {}
+
+
+def test_modules_at_the_top_level():
+    assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py", "_version.py", "errors.py"}
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    """Import-linter with the contracts of pyproject.toml on the package below `root`/src."""
+    code = "import sys; sys.path.insert(0, 'src'); from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "--no-logo", "--no-cache"], cwd=root, capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("wiring/planted.py", "from excite.margin import margins\n"),
+        ("wiring/planted.py", "def late():\n    from excite.runs import Run\n    return Run\n"),
+        ("excitation/planted.py", "from excite.probes import Probe\n"),
+        ("planted/__init__.py", ""),
+    ],
+    ids=["upwards", "upwards inside a function", "a cycle on one storey", "a package on no storey"],
+)
+def test_import_contracts_catch_a_violation(tmp_path, file, line):
+    shutil.copytree(SOURCE, tmp_path / "src" / "excite", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    assert lint_imports(tmp_path).returncode == 0
+    planted = tmp_path / "src" / "excite" / file
+    planted.parent.mkdir(exist_ok=True)
+    planted.write_text(line)
+    result = lint_imports(tmp_path)
+    assert result.returncode != 0, result.stdout
+    assert "planted" in result.stdout or "excitation" in result.stdout
+
+
+def test_imports_for_type_checking_may_go_upwards():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert "exclude_type_checking_imports = true" in text
