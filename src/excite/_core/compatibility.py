@@ -20,7 +20,7 @@ MODULES = {
     "excite.fit.captured": "excite.train.cuda_graph",
     "excite.integrations.sinks": "excite.monitor.sinks",
     "excite.robust": "excite.margin.fixed_radius",
-    "excite.studies.regions_figure": "excite.studies.trajectory.regions_figure",
+    "excite.studies.regions_figure": "excite.studies.trajectory.regions",
     "excite.sweeping": "excite.jobs.sweep",
     "excite.training": "excite.train.from_config",
     "excite.watching": "excite.monitor.watch",

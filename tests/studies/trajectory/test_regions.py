@@ -20,9 +20,9 @@ from excite.studies.trajectory.regions import (
     compute,
     data,
     first_weights,
+    region_picture,
     train,
 )
-from excite.studies.trajectory.regions_figure import region_picture
 from studies.small import run_tiny
 
 SETTINGS = {**arms(SCALES["quick"])[0].config, "points": 20, "epochs": 3, "cells": 40, "shown": 10}

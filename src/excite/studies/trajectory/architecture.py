@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,16 @@ from excite.monitor.watch import watch
 from excite.probes import Every, Trajectory
 from excite.runs import load_run
 from excite.studies.computed import Computed, Outcome, Report, StepsScale
+from excite.studies.figures import COLOURS
 from excite.studies.numbers import Numbers
 from excite.studies.study import Arm, Claim, Study
-from excite.studies.trajectory.architecture_figure import draw
+from excite.studies.trajectory.frequency import curves
 from excite.train import ensemble
 from excite.train.shuffle import Shuffle
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 IMAGES = (100, 1000)  # of each class
 NETWORKS = {"mlp": "fully connected", "cnn": "convolutional"}
@@ -176,6 +181,35 @@ def claims(scale: StepsScale) -> list[Claim]:
         _compare(f"with {many} images a class, too, its trajectory is shorter", "length", length, many, below=0.0),
         _compare(f"with {many} images a class, too, its test loss is lower", "test", test, many, below=0.0),
     ]  # fmt: skip
+
+
+_PANELS = (("loss", "training loss"), ("length", "trajectory: length of 100 steps"), ("test", "test loss"))
+
+
+def draw(
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+) -> dict[str, tuple[str, Figure]]:
+    from matplotlib.figure import Figure
+
+    sizes = list(dict.fromkeys(arm.split(", ")[1] for arm in details))
+    figure = Figure(figsize=(12, 1 + 3 * len(sizes)), layout="constrained")
+    axes = figure.subplots(len(sizes), len(_PANELS), squeeze=False)
+    for row, size in zip(axes, sizes):
+        mine = {arm.split(", ")[0]: found for arm, found in details.items() if arm.endswith(size)}
+        for axis, (name, words) in zip(row, _PANELS):
+            curves(axis, mine, name, "steps", (COLOURS[2], COLOURS[1]))
+            axis.set(title=f"{words}, {size}", xlabel="step")
+            axis.locator_params(axis="x", nbins=4)
+            axis.grid(alpha=0.3)
+            if name == "length":
+                axis.set_ylim(bottom=0)
+            else:
+                axis.set_yscale("log")
+    axes[0][0].legend(fontsize=9, framealpha=0.9)
+    count = max(len(found) for found in details.values())
+    bands = f"lines: means over {count} repeats, bands: lowest to highest" if count > 1 else "one repeat"
+    figure.suptitle(f"{study.title}\n{study.task}; {bands}", fontsize=12)
+    return {"figure": (f"{study.title}: training loss, trajectory and test loss", figure)}
 
 
 STUDY = Study(
