@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from excite import studies
-from excite.cli.app import app as cli
+from excite.cli import app as cli
 from excite.errors import DataError, InputError, TrainingStopped
 from excite.jobs import scheduler as tasks
 from excite.runs import load_run
+from excite.studies import runner
 from excite.studies.beyond import ten_classes
 from excite.studies.computed import Computed, Outcome
 from excite.studies.excitation.planes_and_horses import SCALES
@@ -267,7 +268,7 @@ def test_on_a_gpu_the_seeds_of_an_arm_are_trained_together(tiny: Path, monkeypat
         return [training.train(config, path) for config, path in zip(configs, paths)]
 
     monkeypatch.setattr(training, "train_together", together, raising=False)
-    todo = studies.running.tasks(studies.STUDIES["margin-losses"], SCALES["quick"], 2, tiny / "out")
+    todo = runner.tasks(studies.STUDIES["margin-losses"], SCALES["quick"], 2, tiny / "out")
     assert tasks._groups(todo) == [todo[:2], todo[2:]]
     assert tasks._perform_group(todo[:2], lambda *a: None) == []
     assert calls == [["squared-error-0", "squared-error-1"]]
@@ -303,7 +304,7 @@ def test_data_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", [name for name in studies.STUDIES if name.startswith("margin-")])
 def test_scale_paper_is_what_the_authors_did(name: str, tmp_path: Path) -> None:
     study = studies.STUDIES[name]
-    todo = studies.running.tasks(study, study.scales["paper"], 10, tmp_path, extra=True)
+    todo = runner.tasks(study, study.scales["paper"], 10, tmp_path, extra=True)
     assert {task.seed for task in todo} == set(range(10))
     for task in todo:
         config = task.config

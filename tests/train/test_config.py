@@ -197,7 +197,7 @@ def test_a_config_cannot_be_changed() -> None:
 
 
 def test_the_config_in_the_docs_is_valid(tmp_path: Path) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "runs.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
     (tmp_path / "first.toml").write_text(page.split("```toml\n")[1].split("```")[0])
     config = load_config(tmp_path / "first.toml")
     assert config.excitation is not None

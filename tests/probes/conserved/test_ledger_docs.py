@@ -7,7 +7,7 @@ import io
 import re
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "conservation.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "conservation.md").read_text(encoding="utf-8")
 
 
 def test_the_printed_example_is_real() -> None:

@@ -14,6 +14,7 @@ import torch
 from excite import studies
 from excite.errors import RunError
 from excite.probes import richness
+from excite.studies import runner
 from excite.studies.numbers import Numbers
 from excite.studies.richness import by_spectra, hidden_rank
 from excite.studies.richness.by_spectra import LAYERS, SEEN, signals, spectra
@@ -118,7 +119,7 @@ def test_damaged_artifacts_are_said(tiny: Path) -> None:
 
 def test_scale_paper_has_the_papers_network(tmp_path: Path) -> None:
     study = studies.STUDIES["hidden-rank"]
-    for task in studies.running.tasks(study, study.scales["paper"], 10, tmp_path, extra=True):
+    for task in runner.tasks(study, study.scales["paper"], 10, tmp_path, extra=True):
         config = task.config
         assert config.model.options["widths"] == [6, 18, 120, 84]
         assert (config.epochs, config.batch, config.loss, config.data.classes) == (

@@ -12,6 +12,7 @@ import torch
 from excite import studies
 from excite.bounds import bias_distance, bias_variance
 from excite.errors import TrainingStopped
+from excite.studies import runner
 from excite.studies.computed import Jointly
 from excite.studies.numbers import Numbers
 from excite.studies.trajectory.frequency import (
@@ -121,7 +122,7 @@ def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_more_repeats_add_to_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks that are there already are not trained again, and the others end as if they had been with them."""
     monkeypatch.setitem(STUDY.scales, "quick", replace(TINY, steps=300))  # type: ignore[arg-type]
-    monkeypatch.setattr(studies.running, "save", lambda *a: None)  # drawing takes most of the time
+    monkeypatch.setattr(runner, "save", lambda *a: None)  # drawing takes most of the time
     both = studies.run("frequency", seeds=2, out=tmp_path / "both")
     one = studies.run("frequency", seeds=1, out=tmp_path / "one")
     before = {p: p.stat().st_mtime_ns for p in one.folder.glob("*-0/result.json")}

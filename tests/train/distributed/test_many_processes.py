@@ -292,7 +292,7 @@ def test_a_model_is_taken_apart_right_after_parting() -> None:
 # -- the guide ---------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_the_examples_of_the_guide_run_on_two_processes(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "many-processes.md"
+    page = Path(__file__).parents[3] / "docs" / "many-processes.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     assert len(blocks) == 3
     assert start(process_jobs.example, blocks, "test_docs", str(tmp_path)) == [0, 0]
