@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_jobs import settings
 
+from engine_jobs import settings
 from excite.errors import InputError, RunError
 from excite.jobs.executors import Workers
 from excite.jobs.sweep import plan, run_sweep
@@ -57,6 +57,7 @@ def test_ranges_on_a_grid_and_at_random(tmp_path: Path) -> None:
         ({"over": GRID, "budget": 3}, "the grid has 4 combinations, the budget is 3"),
         ({"goal": "most"}, "sweep.goal"),
         ({"sedes": 3}, "sweep.sedes"),
+        ({"over": {"seed": [0, 1]}}, "seed: every combination is trained with seeds 0"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_trained(sweep: dict[str, Any], words: str, tmp_path: Path) -> None:

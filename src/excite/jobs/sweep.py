@@ -126,6 +126,10 @@ def plan(values: Mapping[str, Any], folder: str | os.PathLike[str], where: str =
         raise InputError(f"{where}: sweep.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     if not config.over or any(isinstance(given, list) and not given for given in config.over.values()):
         raise InputError(f"{where}: sweep.over: expected keys of the config, each with a list of values or a range")
+    if "seed" in config.over or base.get("seed", 0) != 0:
+        raise InputError(
+            f"{where}: seed: every combination is trained with seeds 0 to sweep.seeds - 1: leave it out and set sweep.seeds"
+        )
     for key, given in config.over.items():
         if isinstance(given, Range) and not (given.low < given.high and (not given.log or given.low > 0)):
             raise InputError(f"{where}: sweep.over.{key}: expected low < high, and low > 0 with log")
