@@ -64,14 +64,14 @@ def test_commands_on_an_earlier_run(stored: Path, excite) -> None:
 @pytest.mark.slow
 def test_a_finished_sweep_and_study_are_not_computed_again(stored: Path, excite) -> None:
     before = (stored / "sweep" / "sweep.json").read_text()
-    status, out, error = excite("sweep", stored / "sweep.toml", "--out", stored / "sweep", "--workers", "1")
+    status, _, error = excite("sweep", stored / "sweep.toml", "--out", stored / "sweep", "--workers", "1")
     assert status == 0, error
     assert (stored / "sweep" / "sweep.json").read_text() == before
     results = sorted((stored / "study").rglob("result.json"))
     assert len(results) == 4
     times = [path.stat().st_mtime_ns for path in results]
     command = ("study", "run", "decomposition", "--seeds", "1", "--workers", "1", "--out", stored / "study")
-    status, out, error = excite(*command)
+    status, _, error = excite(*command)
     assert status == 0, error
     assert [path.stat().st_mtime_ns for path in results] == times
     assert (stored / "study" / "figure.png").stat().st_size > 10_000
