@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from excite.errors import InputError, ModelError
+from excite._core.checks import check_dense, first_line, shown
+from excite.errors import ExciteError, InputError, ModelError
 
 Batch = Tensor | tuple[Any, ...] | dict[str, Any]
 Pick = str | int | Callable[[Any], Tensor] | None
@@ -30,7 +31,7 @@ def call(model: nn.Module, batch: Batch) -> Any:
 
 def tensors(batch: Batch) -> list[Tensor]:
     """All tensors of a batch, in order."""
-    found = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    found = [check_dense(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     if not found:
         raise InputError(f"expected a tensor, a tuple or a dict of tensors as input; got {type(batch).__name__}")
     return found
@@ -79,20 +80,31 @@ def check_finite(batch: Batch, what: str = "inputs") -> None:
 def pick_output(returned: Any, output: Pick = None) -> Tensor:
     """The output tensor of a model: what it returned, or the part that `output` names (key, index or function)."""
     if callable(output):
-        returned = output(returned)
+        try:
+            returned = output(returned)
+        except ExciteError:
+            raise
+        except Exception as error:
+            raise InputError(f"output: the function raised {first_line(error)} on {_describe(returned)}") from error
     elif output is not None:
+        if isinstance(returned, Tensor):
+            raise InputError(
+                f"output={shown(output)} picks a part of a tuple or a dict; the model returned a tensor: leave output out, or give a function"
+            )
         try:
             if isinstance(output, str) and not isinstance(returned, Mapping):
                 returned = getattr(returned, output)
             else:
                 returned = returned[output]
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise InputError(f"output={output!r} is not in what the model returned ({_describe(returned)})") from error
+            raise InputError(
+                f"output={shown(output)} is not in what the model returned ({_describe(returned)})"
+            ) from error
     if not isinstance(returned, Tensor):
         raise ModelError(
             f"the model returned {_describe(returned)}, not a tensor: say which part is the output, as in output='logits' or output=0"
         )
-    return returned
+    return check_dense(returned, "outputs")
 
 
 def _describe(returned: Any) -> str:

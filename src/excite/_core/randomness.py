@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from excite.errors import InputError
+from excite._core.checks import check_seed
 
 
 def stream(seed: int, *numbers: int) -> int:
     """Seeds of independent streams from one seed."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed: expected a whole number of at least 0; got {seed!r}")
-    return int(np.random.SeedSequence([seed, *numbers]).generate_state(1)[0])
+    return int(np.random.SeedSequence([check_seed(seed), *numbers]).generate_state(1)[0])
 
 
 def capture(device: torch.device) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from excite._core.calls import check_finite, pick_output
+from excite._core.checks import check_weights, model_errors, shown
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
 from excite._core.preserve import device_of, evaluating
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
@@ -47,6 +48,7 @@ class ReluNetwork:
         return ReluNetwork(tuple(w for w in fresh[0] if w is not None), tuple(fresh[1]), self.precision, self.sigmoid)
 
 
+@model_errors
 def relu_network(model: nn.Module | Pairs, x: Tensor, *, sigmoid: bool | None = False) -> ReluNetwork:
     """The network that `model` is: a module, or the pairs (weight, bias or None) of its layers in order.
 
@@ -59,12 +61,14 @@ def relu_network(model: nn.Module | Pairs, x: Tensor, *, sigmoid: bool | None = 
         shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"expected points (N, ...) with at least one point and one feature; got {shape}")
     if isinstance(model, nn.Module):
-        pairs, ends = _record(model, x, sigmoid)
+        pairs, ends = _record(check_weights(model), x, sigmoid)
     else:
+        if not isinstance(model, list | tuple):
+            raise InputError(f"model: expected a torch.nn.Module or a list of pairs (weight, bias); got {shown(model)}")
         pairs, ends = list(model), bool(sigmoid)
     width = x[0].numel()
     for j, pair in enumerate(pairs):
-        if len(pair) != 2 or not isinstance(pair[0], Tensor):
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], Tensor):
             raise InputError(f"expected pairs (weight, bias or None); layer {j + 1} is {type(pair).__name__}")
         weight, bias = pair
         if weight.dim() != 2 or weight.shape[1] != width:
@@ -142,7 +146,10 @@ def _record(model: nn.Module, x: Tensor, sigmoid: bool | None) -> tuple[list[tup
         flowing, where = F.relu(output), f"the ReLU of what {call.name} gives"
     if not pairs:
         raise _no_chain("it has no linear layer")
-    given, last = pick_output(returned).reshape(len(points), -1), recorder.seen[-1]
+    given, last = pick_output(returned), recorder.seen[-1]
+    if given.dim() == 0 or len(given) != len(points) or not given.numel():
+        raise _no_chain(f"its output has the shape {tuple(given.shape)} for {len(points)} points")
+    given = given.reshape(len(points), -1)
     for ends in (False, True) if sigmoid is None else (sigmoid,):
         if torch.equal(given, last[2].sigmoid() if ends else last[2]):
             return pairs, ends

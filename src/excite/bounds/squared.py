@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from excite._core.calls import check_finite
+from excite._core.checks import check_choice, check_number, check_tensor
 from excite.bounds.bound import Assumption
 from excite.bounds.relu_network import ReluNetwork
 from excite.bounds.stability import Descent, Sharpness, as_descent, largest_eigenvalue, stable
@@ -59,13 +60,14 @@ def fitted(
     network: ReluNetwork, x: Tensor, y: Tensor, descent: float | Descent, loss: Loss, tolerance: float
 ) -> Fitted:
     outputs = len(network.weights[-1])
+    check_tensor(y, "targets", floating=False)
+    tolerance = check_number(tolerance, "tolerance", 0)
     check_finite(y, "targets")
-    if len(y) != len(x) or y.numel() != len(x) * outputs:
+    if y.is_complex() or not y.dim() or len(y) != len(x) or y.numel() != len(x) * outputs:
         raise InputError(f"expected targets ({len(x)}, {outputs}), one row a point; got {tuple(y.shape)}")
     x, y = x.detach().double().cpu().flatten(1), y.detach().double().cpu().reshape(len(x), outputs)
     scales = {"half-sum": 1.0, "sum": 2.0, "half-mean": 1 / len(x), "mean": 2 / y.numel()}
-    if loss not in scales:
-        raise InputError(f"expected loss to be one of {', '.join(scales)}; got {loss!r}")
+    check_choice(loss, "loss", scales)
     with torch.enable_grad():
         copy = network.copied()
         output = copy.signals(x)[-1]

@@ -16,10 +16,20 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from excite._core.checks import (
+    check_count,
+    check_dense,
+    check_model,
+    check_number,
+    check_seed,
+    check_weights,
+    first_line,
+    shown,
+)
 from excite._core.preserve import untouched
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.bounds.bound import Assumption, Bound
-from excite.errors import InputError, ModelError
+from excite.errors import ExciteError, InputError, ModelError
 
 _TINY = 8  # up to so many parameters the Hessian is written out
 
@@ -59,10 +69,7 @@ class Descent:
 def as_descent(descent: float | Descent) -> Descent:
     if isinstance(descent, Descent):
         return descent
-    try:
-        return Descent(float(descent))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"expected a step size or a Descent; got {descent!r}") from error
+    return Descent(check_number(descent, "step size", 0, above=True))
 
 
 @dataclass(frozen=True)
@@ -94,23 +101,35 @@ def sharpness(
     the residual relative to the value at which to stop (1e-8 in double precision, 1e-4 otherwise); `most` limits the
     restarts. The model runs in the mode it is in and is left as it was.
     """
-    model = unwrap(model)
+    model = unwrap(check_weights(check_model(model)))
     refuse_lazy(model)
+    if not callable(loss):
+        raise InputError(f"loss: expected a function of the model; got {shown(loss)}")
+    most, seed = check_count(most, "most"), check_seed(seed)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ModelError("the model has no parameter that asks for a gradient: the loss has no Hessian")
     # Fused attention has no second derivative; the plain one has.
     with untouched(model), eagerly(model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-        return largest_eigenvalue(loss(model), parameters, tolerance=tolerance, most=most, seed=seed)
+        try:
+            value = loss(model)
+        except ExciteError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"the loss raised {first_line(error)}: expected a function of the model that returns one number"
+            ) from error
+        return largest_eigenvalue(value, parameters, tolerance=tolerance, most=most, seed=seed)
 
 
 def largest_eigenvalue(
     loss: Tensor, parameters: Sequence[Tensor], *, tolerance: float | None = None, most: int = 1000, seed: int = 0
 ) -> Sharpness:
     """The same for a loss that is computed already: a scalar that depends on `parameters`."""
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad or loss.is_complex():
         what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise InputError(f"expected a loss that is one number with a gradient; got {what}")
+    check_dense(loss, "loss")
     first = torch.autograd.grad(loss.reshape(()), parameters, create_graph=True, materialize_grads=True)
     gradient = torch.cat([g.reshape(-1) for g in first])
     size = gradient.numel()

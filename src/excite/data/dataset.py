@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from excite._core.checks import as_scalar, check_count, is_whole, shown
 from excite.errors import DataError, InputError
 
 Scale = tuple[float, float]
@@ -85,14 +87,16 @@ def choose_classes(name: str, known: tuple[str, ...], classes: object) -> tuple[
     """Class numbers from numbers or names."""
     if classes is None:
         return tuple(range(len(known)))
-    if not isinstance(classes, tuple | list) or len(classes) < 2:
-        raise InputError(f"classes: expected at least two classes of {name}, such as (0, 1); got {classes!r}")
+    one_axis = isinstance(classes, np.ndarray | Tensor) and classes.ndim == 1
+    if isinstance(classes, str) or not (one_axis or isinstance(classes, Sequence)) or len(classes) < 2:  # type: ignore[arg-type]
+        raise InputError(f"classes: expected at least two classes of {name}, such as (0, 1); got {shown(classes)}")
+    classes = [as_scalar(c) for c in classes]  # type: ignore[attr-defined]
     chosen = []
     for c in classes:
         if isinstance(c, str) and c in known:
             chosen.append(known.index(c))
-        elif isinstance(c, int) and not isinstance(c, bool) and 0 <= c < len(known):
-            chosen.append(c)
+        elif is_whole(c) and 0 <= c < len(known):
+            chosen.append(int(c))
         else:
             raise InputError(
                 f"classes: {name} has no class {c!r}: expected 0 to {len(known) - 1} or one of {', '.join(known)}"
@@ -113,8 +117,8 @@ def check_scale(scale: Scale) -> Scale:
 
 
 def check_size(size: int | None, which: str, smallest: int = 1) -> None:
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < smallest):
-        raise InputError(f"{which}: expected a whole number of at least {smallest}, or None for all; got {size!r}")
+    if size is not None:
+        check_count(size, which, smallest, also="or None for all")
 
 
 def stratified(y: Array, fraction: float, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:

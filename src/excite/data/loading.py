@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 
+from excite._core.checks import check_seed
 from excite.data import images, synthetic
 from excite.data.dataset import Dataset, Scale, select
 from excite.data.fetching import cache_folder
@@ -41,8 +42,7 @@ def load(
         near = difflib.get_close_matches(str(name), NAMES, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(NAMES)}"
         raise InputError(f"unknown data set {name!r}: {hint}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed: expected a whole number of at least 0; got {seed!r}")
+    seed = check_seed(seed)
     if name in synthetic.SETS:
         if classes is not None or tuple(scale) != (-1, 1):
             raise InputError(f"{name} is not a set of images: classes and scale do not apply to it")

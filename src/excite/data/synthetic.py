@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from excite._core.checks import check_number
 from excite.data.dataset import Dataset, check_size
 from excite.errors import InputError
 
@@ -97,8 +98,7 @@ def make(name: str, train: int | None, test: int | None, seed: int, options: dic
         if option not in dict(kind.options):
             known = ", ".join(dict(kind.options)) or "none"
             raise InputError(f"{name} has no option {option!r}; its options: {known}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value) or value < 0:
-            raise InputError(f"{option}: expected a number of at least 0; got {value!r}")
+        check_number(value, option, 0)
     check_size(train, "train", 2)
     check_size(test, "test", 0)
     if kind.fixed and (train not in (None, kind.train) or test not in (None, kind.test)):

@@ -5,13 +5,23 @@ The search is that of excitation: the same passes, steepest steps and bounds, on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Pick, batch_size, call, own_copy, pick_output
+from excite._core.checks import (
+    check_count,
+    check_flag,
+    check_model,
+    check_number,
+    check_output,
+    check_real,
+    check_weights,
+    model_errors,
+)
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
 from excite._core.norms import parse_norm
@@ -22,10 +32,8 @@ from excite.errors import InputError
 from excite.excitation.ball import project, random_point
 from excite.excitation.checks import (
     check_bounds,
-    check_count,
     check_fraction,
     check_input,
-    check_model,
     possible_layers,
 )
 from excite.excitation.direction import wide
@@ -84,11 +92,8 @@ class AdversarialTraining:
             raise InputError(f"radius: expected a number or Stages of a number for the input; got {radius!r}")
         self.norm = parse_norm(norm)
         self.steps = check_count(steps, "steps")
-        number = isinstance(step_size, int | float) and not isinstance(step_size, bool) and step_size > 0
-        if step_size is not None and not number:
-            raise InputError(f"step_size: expected a number above 0; got {step_size!r}")
-        self.step_size = step_size
-        self.random_start = random_start
+        self.step_size = None if step_size is None else check_number(step_size, "step_size", 0, above=True)
+        self.random_start = check_flag(random_start, "random_start")
         self.target = choose_target(classes, threshold, "squared" if loss == "margin" else loss)
         self._errors = self.target.confusion if loss == "margin" else self.target.errors
         self.bounds = check_bounds(bounds)
@@ -96,6 +101,7 @@ class AdversarialTraining:
         self.progress = 0.0
         self._known_layouts: dict[object, list[Layout | None]] = {}
 
+    @model_errors
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Batch mean of the error at the perturbed inputs: call `.backward()` on it."""
         check_input(x, True, self.bounds)
@@ -108,6 +114,7 @@ class AdversarialTraining:
             output = evaluate(self.model, Names(unwrap(self.model)), x, found, self._read, copies=1)
         return self._errors(output, labels).mean()
 
+    @model_errors
     def perturbations(self, x: Tensor, y: Tensor) -> Tensor:
         """d for each input, shaped like x. Changes nothing in the model; a random start moves on."""
         check_input(x, True, self.bounds)
@@ -118,13 +125,20 @@ class AdversarialTraining:
         with untouched(unwrap(self.model)):
             return self._search(x, labels, start).values[INPUT]
 
+    @model_errors
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Labels, (B,), with the model in evaluation mode."""
-        model = unwrap(self.model)
         check_input(x, True, self.bounds)
+        check_weights(unwrap(self.model))
+        return self.decide(x, check_output)
+
+    @torch.no_grad()
+    def decide(self, x: Tensor, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
+        """`predict` without checks: a training that has diverged is measured like any other, and stops by its loss."""
+        model = unwrap(self.model)
         with evaluating(model):
-            return self.target.decide(self._read(call(model, x), batch_size(x)))
+            return self.target.decide(checked(self._read(call(model, x), batch_size(x))))
 
     def advance(self, fraction: float) -> None:
         """Say that `fraction` of training is done, 0 to 1: moves the radius of `Stages`."""
@@ -159,7 +173,7 @@ class AdversarialTraining:
         return 1.25 * radius if self.random_start else radius
 
     def _read(self, returned: Any, samples: int) -> Tensor:
-        output = self.target.outputs(pick_output(returned, self.output), samples)
+        output = self.target.outputs(check_real(pick_output(returned, self.output)), samples)
         return output.to(wide(output))  # errors of outputs in half precision would be rounded to three digits
 
     def _start(self, x: Tensor) -> Tensor:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, check_finite, tensors
+from excite._core.checks import check_dense, check_number, is_number, shown
 from excite._core.intercept.affine import clean_path, layer_name
 from excite._core.preserve import capturing
 from excite._core.wrappers import refuse_lazy
@@ -15,22 +17,8 @@ from excite.errors import InputError, ModelError
 from excite.excitation.search import Bounds
 
 
-def check_model(model: object) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"expected a torch.nn.Module; got {type(model).__name__}")
-    return model
-
-
-def check_count(number: object, what: str, least: int = 1) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise InputError(f"{what}: expected a whole number of at least {least}; got {number!r}")
-    return number
-
-
 def check_fraction(fraction: object) -> float:
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-        raise InputError(f"advance: expected the fraction of training done, between 0 and 1; got {fraction!r}")
-    return float(fraction)
+    return check_number(fraction, "advance: the fraction of training done", 0, 1)
 
 
 def check_input(x: Batch, at_input: bool, bounds: Bounds | None) -> None:
@@ -62,23 +50,29 @@ def check_input(x: Batch, at_input: bool, bounds: Bounds | None) -> None:
 def check_layers(layers: object) -> str | tuple[str, ...]:
     if isinstance(layers, str):
         if layers not in ("all", "input"):
-            raise InputError(f"layers: expected 'all', 'input' or a list of layer names; got {layers!r}")
+            raise InputError(f"layers: expected 'all', 'input' or a list of layer names; got {shown(layers)}")
         return layers
     if not isinstance(layers, Sequence) or not layers or not all(isinstance(name, str) for name in layers):
-        raise InputError(f"layers: expected 'all', 'input' or a list of at least one layer name; got {layers!r}")
+        raise InputError(f"layers: expected 'all', 'input' or a list of at least one layer name; got {shown(layers)}")
     return tuple(layers)
 
 
 def check_bounds(bounds: object) -> Bounds | None:
     if bounds is None:
         return None
-    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-        raise InputError(f"bounds: expected (low, high); got {bounds!r}")
-    low, high = bounds
-    if not all(isinstance(b, Tensor | int | float) for b in bounds):
-        raise InputError(f"bounds: expected numbers or tensors; got {bounds!r}")
-    if not bool((torch.as_tensor(low) < torch.as_tensor(high)).all()):
-        raise InputError(f"bounds: expected low < high; got {bounds!r}")
+    if not isinstance(bounds, tuple | list | np.ndarray) or np.shape(bounds)[:1] == () or len(bounds) != 2:
+        raise InputError(f"bounds: expected (low, high); got {shown(bounds)}")
+    if not all(isinstance(b, Tensor) or is_number(b) for b in bounds):
+        raise InputError(f"bounds: expected numbers or tensors; got {shown(bounds)}")
+    low, high = (check_dense(b, "bounds") if isinstance(b, Tensor) else float(b) for b in bounds)
+    try:
+        ordered = bool((torch.as_tensor(low) < torch.as_tensor(high)).all())
+    except (RuntimeError, OverflowError) as error:
+        raise InputError(
+            f"bounds: expected numbers, or tensors that broadcast to the inputs; got {shown(bounds)}"
+        ) from error
+    if not ordered:
+        raise InputError(f"bounds: expected low < high; got {shown(bounds)}")
     return low, high
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from excite._core.checks import check_count
 from excite.errors import InputError
 
 
@@ -15,8 +16,7 @@ def codes(m: int, outputs: int) -> Tensor:
     outputs, the vertices of a regular simplex: the same points in an orthonormal basis of the plane Σ z = 0 they lie in.
     For m = 2 and one output the codes are −½ and +½: the binary targets 0 and 1, shifted by −½ with their threshold.
     """
-    if isinstance(m, bool) or not isinstance(m, int) or m < 2:
-        raise InputError(f"classes: expected a whole number of at least 2; got {m!r}")
+    m = check_count(m, "classes", 2)
     if outputs == m:
         return (torch.eye(m, dtype=torch.float64) - 1 / m) / 2**0.5
     if outputs == m - 1:

@@ -10,10 +10,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from excite._core.calls import Batch, batch_size, repeated
+from excite._core.calls import Batch, batch_size, check_finite, repeated
+from excite._core.checks import check_tensor, is_whole, shown
 from excite.errors import InputError, ModelError
 from excite.excitation.targets import (
     Excite,
@@ -46,10 +48,13 @@ class Hierarchy:
         self.nodes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self._children: list[list[int]] = []  # a node, or −1 − class
         self._paths: dict[int, list[tuple[int, int]]] = {}  # class -> (node, side) from the root
+        groups = _plain(groups)
         found = sorted(_leaves(groups))
         self.classes = len(found)
         if self.classes < 2 or found != list(range(self.classes)):
-            raise InputError(f"hierarchy: expected every class from 0 on exactly once, at least two; got {groups!r}")
+            raise InputError(
+                f"hierarchy: expected every class from 0 on exactly once, at least two; got {shown(groups)}"
+            )
         self._grow(groups, [])
         self.depth = max(map(len, self._paths.values()))
 
@@ -65,8 +70,12 @@ class Hierarchy:
         Each group is ordered along the first principal axis of its class means and cut where the sum of squared distances
         to the means of the two parts is smallest. x (N, ...), y (N,): training data.
         """
-        labels = class_labels(y, len(x), check_classes(classes))
-        flat = x.detach().flatten(1).double()
+        classes = check_classes(classes)
+        check_finite(check_tensor(x, "the points x", floating=False), "points")
+        if not x.dim() or not len(x):
+            raise InputError(f"expected points of shape (N, ...), at least one; got {shown(x)}")
+        labels = class_labels(y, len(x), classes)
+        flat = x.detach().reshape(len(x), -1).double()
         absent = [c for c in range(classes) if not bool((labels == c).any())]
         if absent:
             raise InputError(f"hierarchy: no sample of class {absent[0]} in the data: give samples of every class")
@@ -83,6 +92,8 @@ class Hierarchy:
 
     def descend(self, right: Tensor) -> Tensor:
         """Classes, (B,), from the decisions of all nodes, (B, m − 1) of bool: True goes right."""
+        if right.dim() != 2 or right.shape[1] != self.classes - 1 or right.dtype != torch.bool:
+            raise InputError(f"descend: expected decisions (B, {self.classes - 1}) of bool; got {shown(right)}")
         children = torch.tensor(self._children, device=right.device)  # (m − 1, 2)
         at = right.new_zeros(len(right), dtype=torch.long)
         for _ in range(self.depth):
@@ -191,26 +202,35 @@ def choose_hierarchy(hierarchy: object, classes: int | None) -> Hierarchy:
     if isinstance(hierarchy, str):
         if hierarchy != "balanced" or classes is None:
             raise InputError(
-                f"hierarchy: expected 'balanced' together with classes=, nested groups or a Hierarchy; got {hierarchy!r}"
+                f"hierarchy: expected 'balanced' together with classes=, nested groups or a Hierarchy; got {shown(hierarchy)}"
             )
         return Hierarchy.balanced(classes)
     if isinstance(hierarchy, list | tuple):
         hierarchy = Hierarchy(hierarchy)
     if not isinstance(hierarchy, Hierarchy):
-        raise InputError(f"hierarchy: expected 'balanced', nested groups or a Hierarchy; got {hierarchy!r}")
+        raise InputError(f"hierarchy: expected 'balanced', nested groups or a Hierarchy; got {shown(hierarchy)}")
     if classes is not None and classes != hierarchy.classes:
         raise InputError(f"the hierarchy has {hierarchy.classes} classes; classes={classes} does not match")
     return hierarchy
 
 
+def _plain(groups: object, depth: int = 0) -> Groups:
+    """Class numbers and nested lists of them, of Python's own types."""
+    if is_whole(groups):
+        return int(groups)
+    if isinstance(groups, np.ndarray | Tensor) and groups.ndim:
+        groups = groups.tolist()
+    if not isinstance(groups, list | tuple) or not groups or depth > 100:
+        raise InputError(f"hierarchy: expected class numbers and lists of them, none empty; got {shown(groups)}")
+    return [_plain(group, depth + 1) for group in groups]
+
+
 def _leaves(groups: Groups) -> Iterator[int]:
-    if isinstance(groups, int) and not isinstance(groups, bool):
+    if isinstance(groups, int):
         yield groups
-    elif isinstance(groups, list | tuple) and groups:
+    else:
         for group in groups:
             yield from _leaves(group)
-    else:
-        raise InputError(f"hierarchy: expected class numbers and lists of them, none empty; got {groups!r}")
 
 
 def _names(group: tuple[int, ...]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, batch_size, call, pick_output
+from excite._core.checks import check_count, check_model, check_output, check_real, check_weights, model_errors
 from excite._core.distributed import gathered
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
@@ -20,11 +21,9 @@ from excite.errors import InputError
 from excite.excitation.auto_radius import Auto
 from excite.excitation.checks import (
     check_bounds,
-    check_count,
     check_fraction,
     check_input,
     check_layers,
-    check_model,
     possible_layers,
 )
 from excite.excitation.direction import wide
@@ -118,6 +117,7 @@ class PersistentExcitation:
         """
         return self.losses(x, y).mean()
 
+    @model_errors
     def losses(self, x: Batch, y: Tensor) -> Tensor:
         """The loss of each sample, (B,); `loss` is their mean."""
         self._check_input(x)
@@ -132,6 +132,7 @@ class PersistentExcitation:
             else self.target.losses(self._extremes, x, labels)
         )
 
+    @model_errors
     def extremes(self, x: Batch) -> tuple[Tensor, Tensor]:
         """(f(x; argmin), f(x; argmax)), each (B,): what the loss compares with y. Changes nothing in the model.
 
@@ -141,10 +142,14 @@ class PersistentExcitation:
         self._check_input(x)
         with untouched(unwrap(self.model)):
             if not self._perturbs():
-                clean = self._read(call(self.model, x), batch_size(x))
-                return clean, clean
-            return self.target.extremes(self._extremes, x)
+                low = high = self._read(call(self.model, x), batch_size(x))
+            else:
+                low, high = self.target.extremes(self._extremes, x)
+        if not torch.is_grad_enabled():  # with gradients it is part of a training step, which does not wait
+            check_output(low), check_output(high)
+        return low, high
 
+    @model_errors
     def perturbations(self, x: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         """(for the minimum, for the maximum) by layer, shaped like the layer's input; the model's own input is ""."""
         if isinstance(self.target, Nodes):
@@ -156,13 +161,20 @@ class PersistentExcitation:
             found = self._search(x) if self._perturbs() else None
         return {} if found is None else {layer: found.halves(layer) for layer in found.values}
 
+    @model_errors
     @torch.no_grad()
     def predict(self, x: Batch) -> Tensor:
         """Labels, (B,), with the model in evaluation mode: 1 where f > threshold, the nearest code, or down the tree."""
-        model = unwrap(self.model)
         self._check_input(x)
+        check_weights(unwrap(self.model))
+        return self.decide(x, check_output)
+
+    @torch.no_grad()
+    def decide(self, x: Batch, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
+        """`predict` without checks: a training that has diverged is measured like any other, and stops by its loss."""
+        model = unwrap(self.model)
         with evaluating(model):
-            return self.target.decide(self._read(call(model, x), batch_size(x)))
+            return self.target.decide(checked(self._read(call(model, x), batch_size(x))))
 
     def advance(self, fraction: float) -> None:
         """Say that `fraction` of training is done, 0 to 1: moves the radius of `Stages`."""
@@ -269,7 +281,7 @@ class PersistentExcitation:
         return low, high
 
     def _read(self, returned: Any, samples: int) -> Tensor:
-        output = self.target.outputs(pick_output(returned, self.output), samples)
+        output = self.target.outputs(check_real(pick_output(returned, self.output)), samples)
         return output.to(wide(output))  # errors of outputs in half precision would be rounded to three digits
 
     def _check_input(self, x: Batch) -> None:

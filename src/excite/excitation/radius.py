@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from excite._core.checks import as_scalar, check_number, is_number, is_whole, shown
 from excite.errors import InputError
 from excite.excitation.auto_radius import Auto
 
@@ -26,7 +25,7 @@ class Relative:
     factor: float
 
     def __post_init__(self) -> None:
-        _check_number(self.factor, "Relative")
+        object.__setattr__(self, "factor", _check_number(self.factor, "Relative"))
         if self.factor == 0:
             raise InputError(
                 "Relative(0) would never perturb anything: give a factor above 0, or radius=0 for plain training"
@@ -44,7 +43,7 @@ class Stages:
     n: int = 4
 
     def __post_init__(self) -> None:
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 2:
+        if not is_whole(self.n) or self.n < 2:
             raise InputError(
                 f"Stages(n={self.n!r}) would never perturb anything, since the first stage has radius 0: give a whole number of at least 2"
             )
@@ -52,7 +51,9 @@ class Stages:
             raise InputError("Stages inside Stages: give a number, a dict by layer name or Relative")
         if isinstance(self.radius, str | Auto):
             raise InputError("radius 'auto' grows by itself: leave Stages out")
-        if not _perturbs(check_radius(self.radius)):
+        object.__setattr__(self, "n", int(self.n))
+        object.__setattr__(self, "radius", check_radius(self.radius))
+        if not _perturbs(self.radius):
             raise InputError(
                 "Stages of radius 0 would never perturb anything: give a radius above 0, or radius=0 for plain training"
             )
@@ -70,18 +71,18 @@ def check_radius(radius: object) -> Radius:
     """The radius, refused if it is negative, not finite, of an unknown kind, or can never perturb (except a plain 0)."""
     if isinstance(radius, Relative | Stages | Auto):
         return radius
-    if radius == "auto":
+    if isinstance(radius, str) and radius == "auto":
         return Auto()
     if isinstance(radius, Mapping):
-        for name, value in radius.items():
+        for name in radius:
             if not isinstance(name, str):
-                raise InputError(f"radius: expected layer names as keys; got {name!r}")
-            _check_number(value, f"radius of layer {name!r}")
+                raise InputError(f"radius: expected layer names as keys; got {shown(name)}")
+        radius = {name: _check_number(value, f"radius of layer {name!r}") for name, value in radius.items()}
         if not any(radius.values()):
             raise InputError(
                 "radius: no layer has a radius above 0, so nothing would be perturbed: give radius=0 for plain training"
             )
-        return dict(radius)
+        return radius
     if isinstance(radius, str):
         raise InputError(
             f"radius {radius!r}: expected 'auto', a number, a dict by layer name, excite.Relative or excite.Stages"
@@ -94,16 +95,12 @@ def _perturbs(radius: Radius) -> bool:
 
 
 def _check_number(value: object, what: str) -> float:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, Real):
+    value = as_scalar(value)
+    if not is_number(value):
         raise InputError(
-            f"{what}: expected a number, a dict by layer name, excite.Relative or excite.Stages; got {value!r}"
+            f"{what}: expected a number, a dict by layer name, excite.Relative or excite.Stages; got {shown(value)}"
         )
-    number = float(value)
-    if not math.isfinite(number) or number < 0:
-        raise InputError(f"{what}: expected a finite number of at least 0; got {number}")
-    return number
+    return check_number(value, what, 0, 1e30)  # steps of several radii must not overflow float32
 
 
 def base_radius(radius: Radius) -> float | Mapping[str, float] | Relative | Auto:

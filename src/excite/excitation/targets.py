@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from excite._core.calls import Batch
+from excite._core.checks import check_count, check_dense, check_number, shown
 from excite._core.preserve import capturing
 from excite.errors import InputError, ModelError
 from excite.excitation.codes import codes, nearest
@@ -211,7 +212,7 @@ def label_tensor(y: object, batch: int, expected: str) -> Tensor:
         raise InputError(f"labels: expected a tensor of {expected}; got {type(y).__name__}")
     if y.shape not in ((batch,), (batch, 1)):
         raise InputError(f"labels: expected shape ({batch},) or ({batch}, 1) for {batch} inputs; got {tuple(y.shape)}")
-    return y.reshape(batch).detach()
+    return check_dense(y, "labels").reshape(batch).detach()
 
 
 def class_labels(y: object, batch: int, classes: int) -> Tensor:
@@ -234,24 +235,21 @@ def check_loss(loss: object) -> Loss:
         return "squared"
     if loss == "cross-entropy":
         return "cross-entropy"
-    raise InputError(f"loss: expected 'squared' or 'cross-entropy'; got {loss!r}")
+    raise InputError(f"loss: expected 'squared' or 'cross-entropy'; got {shown(loss)}")
 
 
 def check_classes(classes: object) -> int:
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
-        raise InputError(f"classes: expected a whole number of at least 2; got {classes!r}")
-    return classes
+    return check_count(classes, "classes", 2)
 
 
 def check_threshold(threshold: object, loss: Loss) -> float:
     """0.5 for the targets 0 and 1 of the squared error; the logits of the cross-entropy decide at 0, and only there."""
     if threshold is None:
         return 0.5 if loss == "squared" else 0.0
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
-        raise InputError(f"threshold: expected a finite number; got {threshold!r}")
+    threshold = check_number(threshold, "threshold")
     if loss == "cross-entropy" and threshold != 0:
         raise InputError(f"threshold: the cross-entropy reads outputs as logits, which decide at 0; got {threshold}")
-    return float(threshold)
+    return threshold
 
 
 def choose_target(classes: int | None, threshold: float | None, loss: Loss) -> Binary | Codes:
@@ -260,6 +258,6 @@ def choose_target(classes: int | None, threshold: float | None, loss: Loss) -> B
         return Binary(threshold, loss)
     if threshold is not None:
         raise InputError(
-            f"threshold: classes={classes} decide for the nearest code; got {threshold!r}: leave it out, or leave out classes="
+            f"threshold: classes={classes} decide for the nearest code; got {shown(threshold)}: leave it out, or leave out classes="
         )
     return Codes(classes, loss)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Pick, check_finite, pick_output
+from excite._core.checks import check_dense, check_model, check_tensor, check_weights, model_errors
 from excite._core.norms import Norm, parse_norm
 from excite._core.preserve import evaluating
 from excite._core.wrappers import eagerly
@@ -14,6 +15,7 @@ from excite.errors import InputError, ModelError
 _MOST = 2**25  # numbers of all Jacobians held at once: 256 MB in double precision
 
 
+@model_errors
 def local(model: nn.Module, x: Tensor, norm: object = "2", *, output: Pick = None) -> Tensor:
     """The local Lipschitz constant of `model` at each point of `x`: max ‖J v‖ over ‖v‖ = 1, shape (B,).
 
@@ -24,9 +26,8 @@ def local(model: nn.Module, x: Tensor, norm: object = "2", *, output: Pick = Non
     must not influence each other.
     """
     name = parse_norm(norm)
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        what = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-        raise InputError(f"expected a tensor of floating-point inputs; got {what}, which has no derivative")
+    check_weights(check_model(model))
+    check_tensor(x, "inputs")
     if x.dim() == 0:
         raise InputError("expected inputs with a batch axis in front; got a tensor without axes")
     check_finite(x)
@@ -34,8 +35,11 @@ def local(model: nn.Module, x: Tensor, norm: object = "2", *, output: Pick = Non
         return x.new_zeros(0)
     with evaluating(model), eagerly(model), torch.enable_grad():
         first, outputs = _forward(model, x[:1], output)
-        size = max(1, _MOST // (outputs.shape[1] * first[0].numel())) if name == "2" else len(x)
-        return torch.cat([_norms(*_forward(model, part, output), name) for part in x.split(size)])
+        size = max(1, _MOST // max(1, outputs.shape[1] * first[0].numel())) if name == "2" else len(x)
+        found = torch.cat([_norms(*_forward(model, part, output), name) for part in x.split(size)])
+    if not bool(torch.isfinite(found).all()):
+        raise ModelError("expected finite derivatives; the Jacobian has NaN or infinite values at some of the inputs")
+    return found
 
 
 def _forward(model: nn.Module, x: Tensor, output: Pick) -> tuple[Tensor, Tensor]:
@@ -46,6 +50,13 @@ def _forward(model: nn.Module, x: Tensor, output: Pick) -> tuple[Tensor, Tensor]
         raise ModelError(
             f"expected an output with one row per sample, ({len(x)}, ...); got {tuple(outputs.shape)}: pick it with output="
         )
+    if not outputs[0].numel() or not x[0].numel():
+        raise ModelError(
+            f"expected at least one number per input and output; got {tuple(x.shape)} and {tuple(outputs.shape)}"
+        )
+    check_dense(outputs, "outputs")
+    if not outputs.is_floating_point():
+        raise ModelError(f"expected outputs of real floating-point numbers; got {outputs.dtype}")
     if not outputs.requires_grad:
         raise ModelError("the output has no gradient with respect to the input: the model detaches or rounds it")
     return leaf, outputs.reshape(len(x), -1)

@@ -8,6 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Pick, check_finite
+from excite._core.checks import (
+    check_count,
+    check_model,
+    check_number,
+    check_pair,
+    check_seed,
+    check_tensor,
+    model_errors,
+    shown,
+)
 from excite._core.norms import Norm, parse_norm
 from excite.errors import InputError
 from excite.lipschitz.local_constants import local
@@ -30,6 +40,7 @@ class Largest:
         return f"Lipschitz constant at least {self.value:.6g}: the largest of {self.tried} places looked at"
 
 
+@model_errors
 def largest(
     model: nn.Module,
     x: Tensor,
@@ -49,15 +60,15 @@ def largest(
     search tries places: x, and in each round some all over the balls and some at all distances from the best regions so
     far. Random numbers come from `seed` alone.
     """
-    if not isinstance(x, Tensor) or not x.is_floating_point() or not len(x):
-        raise InputError("expected at least one floating-point input (B, ...)")
-    if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 <= radius < float("inf"):
-        raise InputError(f"expected a radius of at least 0; got {radius!r}")
-    if rounds < 1 or places < 1:
-        raise InputError(f"expected at least one round and one place a round; got {rounds} and {places}")
+    check_model(model)
+    if check_tensor(x, "inputs").dim() == 0 or not len(x):
+        raise InputError(f"expected at least one input, with a batch axis in front; got {shown(x)}")
+    radius = check_number(radius, "radius", 0)
+    rounds, places = check_count(rounds, "rounds"), check_count(places, "places")
+    bounds = None if bounds is None else check_pair(bounds, "bounds")
     check_finite(x)
     shape, kind = x.shape[1:], parse_norm(ball, ("inf", "2"))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     centre, keep = x.detach(), max(1, min(64, places // 4))
 
     def inside(points: Tensor, home: Tensor) -> Tensor:
@@ -101,6 +112,6 @@ def _apart(values: Tensor, keep: int) -> Tensor:
 def _into_ball(step: Tensor, radius: float, kind: Norm) -> Tensor:
     if kind == "inf":
         return step.clamp(-radius, radius)
-    length = step.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, *[1] * (step.dim() - 1))
+    length = step.reshape(len(step), -1).norm(dim=1).clamp(min=1e-30).view(-1, *[1] * (step.dim() - 1))
     scaled: Tensor = step * (radius / length).clamp(max=1.0)
     return scaled

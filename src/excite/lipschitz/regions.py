@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Pick
+from excite._core.checks import check_count, check_model, check_pair, check_tensor, check_weights, model_errors, shown
 from excite.errors import InputError
 from excite.lipschitz.local_constants import local
 from excite.lipschitz.signatures import check_bend, check_gradient, points_at_once, signatures
 
 Range = tuple[float, float]
+_MOST_CELLS = 10**8
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class RegionMap:
         return found
 
 
+@model_errors
 def region_map(
     model: nn.Module,
     origin: Tensor,
@@ -62,15 +65,14 @@ def region_map(
     Slopes are norms of the whole Jacobian, not only along the plane. Cells are exact; a region that holds the middle of
     no cell is not met. Refused where the model is not piecewise linear.
     """
-    rows, columns = (size, size) if isinstance(size, int) else size
-    if rows < 1 or columns < 1:
-        raise InputError(f"expected a grid of at least one cell; got {rows} × {columns}")
+    check_weights(check_model(model))
+    rows, columns = _grid(size)
+    for part, name in ((origin, "origin"), (right, "right"), (up, "up")):
+        check_tensor(part, name)
     if not (origin.shape == right.shape == up.shape):
         shapes = ", ".join(str(tuple(part.shape)) for part in (origin, right, up))
         raise InputError(f"expected origin, right and up of the same shape, one input each; got {shapes}")
-    for low, high in (across, upward):
-        if not low < high:
-            raise InputError(f"expected ranges (low, high) with low < high; got {(low, high)}")
+    across, upward = check_pair(across, "across"), check_pair(upward, "upward")
     a = _middles(across, columns).to(origin)
     b = _middles(upward, rows).to(origin)
     place = (1,) * origin.dim()
@@ -86,6 +88,19 @@ def region_map(
         near, far, change = _pairs(ids, points, outputs, axis)
         check_gradient(model, (near + far) / 2, far - near, change, eps, output=output)
     return RegionMap(a, b, points, ids, slopes.view(rows, columns), outputs)
+
+
+def _grid(size: object) -> tuple[int, int]:
+    """Rows and columns."""
+    sides = size if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2:
+        raise InputError(f"size: expected cells per side, or (rows, columns); got {shown(size)}")
+    rows, columns = (check_count(side, "size") for side in sides)
+    if rows * columns > _MOST_CELLS:
+        raise InputError(
+            f"size: expected at most {_MOST_CELLS} cells in all; got {rows} × {columns}: map a part of the plane"
+        )
+    return rows, columns
 
 
 def _check_linear(ids: Tensor, outputs: Tensor, axis: int, eps: float) -> None:

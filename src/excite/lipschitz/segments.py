@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Pick
+from excite._core.checks import check_count, check_model, check_tensor, check_weights, model_errors, shown
 from excite.errors import InputError
 from excite.lipschitz.local_constants import local
 from excite.lipschitz.signatures import check_bend, check_gradient, points_at_once, signatures
@@ -34,6 +35,7 @@ class Segments:
         return torch.tensor([len(found) for found in self.slopes])
 
 
+@model_errors
 def along(
     model: nn.Module, start: Tensor, end: Tensor, norm: object = "2", *, limit: int = 10_000, output: Pick = None
 ) -> Segments:
@@ -45,8 +47,13 @@ def along(
     not piecewise linear, or where the segments have more than `limit` kinks in all: a segment through a network for
     images can have tens of thousands.
     """
-    if not isinstance(start, Tensor) or not isinstance(end, Tensor) or start.shape != end.shape or start.dim() == 0:
-        raise InputError("expected start and end points as two tensors (B, ...) of the same shape")
+    check_weights(check_model(model))
+    check_tensor(start, "start points"), check_tensor(end, "end points")
+    if start.shape != end.shape or start.dim() == 0 or start.dtype != end.dtype:
+        raise InputError(
+            f"expected start and end points (B, ...) of the same shape and dtype; got {shown(start)} and {shown(end)}"
+        )
+    limit = check_count(limit, "limit")
     start, step = start.detach(), (end - start).detach()
     depth = int(-math.log2(torch.finfo(start.dtype).eps)) - 4 if start.is_floating_point() else 0
 

@@ -57,6 +57,10 @@ def signatures(
             pieces = _Pieces(part.clone())
             with pieces:
                 returned = pick_output(model(pieces.entered), output)
+            if returned.dim() == 0 or len(returned) != len(part):
+                raise ModelError(
+                    f"expected an output with one row per sample, ({len(part)}, ...); got {tuple(returned.shape)}: pick it with output="
+                )
             found.append(pieces.hashed)
             eps = max(eps, pieces.eps)
             outputs.append(returned.flatten(1) if returned.dim() > 1 else returned[:, None])

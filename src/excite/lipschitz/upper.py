@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, batch_size, check_finite, pick_output, tensors
+from excite._core.checks import check_model, check_weights, model_errors
 from excite._core.intercept.affine import clean_path
 from excite._core.norms import parse_norm
 from excite._core.preserve import evaluating
@@ -42,6 +43,7 @@ class LipschitzBound:
         return "\n".join([*lines, *(f"  {what.ljust(width)}  {factor:.6g}" for what, factor in self.terms)])
 
 
+@model_errors
 def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pick = None) -> LipschitzBound:
     """An upper bound on the global Lipschitz constant of `model` in evaluation mode, norm "inf" or "2".
 
@@ -52,6 +54,7 @@ def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pic
     to rounding, rarely tight. Anything for which no bound is known, such as attention or layer normalization, is
     refused by name.
     """
+    check_weights(check_model(model))
     name: Kind = "2" if parse_norm(norm, ("inf", "2")) == "2" else "inf"
     check_finite(example, "values in the example")
     if not any(leaf.is_floating_point() for leaf in tensors(example)):
@@ -79,7 +82,12 @@ def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pic
         if leaf.is_floating_point()
     )
     outputs = math.prod(shape[1:])
-    return min((_bound(name, kind, *results[kind], inputs, outputs) for kind in (name, *_KINDS)), key=float)
+    found = min((_bound(name, kind, *results[kind], inputs, outputs) for kind in (name, *_KINDS)), key=float)
+    if not math.isfinite(found.value):
+        raise ModelError(
+            f"no finite Lipschitz bound: the product over the parts is {found.value}; the weights or buffers are too large, or not finite"
+        )
+    return found
 
 
 def _bound(

@@ -13,14 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import (
+    check_count,
+    check_model,
+    check_numbers,
+    check_seed,
+    check_tensor,
+    model_errors,
+    shown,
+)
 from excite._core.preserve import device_of, evaluating
 from excite._core.randomness import own_randomness
 from excite.errors import InputError
 from excite.excitation import AdversarialTraining
-from excite.excitation.checks import check_count
 from excite.excitation.search import Bounds
 
 
+@model_errors
 def broken_at(
     model: nn.Module,
     x: Tensor,
@@ -43,12 +52,14 @@ def broken_at(
     the smallest radius first and left alone once it is broken. The model is used in evaluation mode and left as it was;
     random starts come from `seed`. `classes` and `threshold` say how outputs decide, as in `AdversarialTraining`.
     """
-    check_count(restarts, "restarts")
-    check_count(batch, "batch")
-    if not len(radii) or any(a > b for a, b in pairwise(radii)):
-        raise InputError(f"radii: expected numbers in ascending order; got {list(radii)!r}")
-    if not len(x) or len(x) != len(y):
-        raise InputError(f"expected as many labels as points, at least one; got {len(x)} points and {len(y)} labels")
+    check_model(model)
+    restarts, batch, seed = check_count(restarts, "restarts"), check_count(batch, "batch"), check_seed(seed)
+    radii = check_numbers(radii, "radii", 0)
+    if not radii or any(a > b for a, b in pairwise(radii)):
+        raise InputError(f"radii: expected numbers in ascending order; got {shown(radii)}")
+    check_tensor(x, "points"), check_tensor(y, "labels", 1, 2, floating=False)
+    if x.dim() == 0 or not len(x) or len(x) != len(y):
+        raise InputError(f"expected as many labels as points, at least one; got {tuple(x.shape)} and {tuple(y.shape)}")
     device = device_of(model)
     attacks = [
         AdversarialTraining(model, r, norm, steps, None, True, "margin", classes, bounds, threshold) for r in radii
@@ -77,5 +88,6 @@ def broken_at(
 
 def robust_accuracy(model: nn.Module, x: Tensor, y: Tensor, radii: Sequence[float], **options: Any) -> list[float]:
     """For each radius the share of points that are right and stay right under attack; `options` as in `broken_at`."""
+    radii = check_numbers(radii, "radii", 0)
     found = broken_at(model, x, y, radii, **options)
     return [float((found > radius).double().mean()) for radius in radii]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from excite._core.calls import check_finite
+from excite._core.checks import check_count, check_dense, check_flag, check_number, shown
 from excite.errors import InputError, ModelError
 
 Bounds = tuple[float | Tensor, float | Tensor]
@@ -16,8 +16,7 @@ Bounds = tuple[float | Tensor, float | Tensor]
 
 def checked_layers(layers: Any, relative: Any) -> str | tuple[str, ...]:
     """ "input", "all" or names of layers."""
-    if not isinstance(relative, bool):
-        raise InputError(f"relative: expected True or False; got {relative!r}")
+    check_flag(relative, "relative")
     if isinstance(layers, str):
         if layers not in ("input", "all"):
             raise InputError(
@@ -27,7 +26,7 @@ def checked_layers(layers: Any, relative: Any) -> str | tuple[str, ...]:
             raise InputError("relative=True compares layers with each other: choose layers='all' or a list of names")
         return layers
     if not isinstance(layers, list | tuple) or not layers or not all(isinstance(name, str) for name in layers):
-        raise InputError(f"layers: expected 'input', 'all' or a list of at least one layer name; got {layers!r}")
+        raise InputError(f"layers: expected 'input', 'all' or a list of at least one layer name; got {shown(layers)}")
     return tuple(layers)
 
 
@@ -35,6 +34,7 @@ def checked_points(x: Any, integers: bool = False) -> Tensor:
     """The points, a copy; `integers`: token ids and the like will do, since x itself need not be perturbed."""
     if not isinstance(x, Tensor):
         raise InputError(f"expected the inputs x as one tensor (N, ...); got {type(x).__name__}: convert or stack them")
+    check_dense(x)
     if x.dim() == 0 or x.numel() == 0:
         raise InputError(f"expected at least one input, with a batch axis in front; got shape {tuple(x.shape)}")
     whole = integers and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
@@ -54,14 +54,19 @@ def checked_bounds(bounds: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
     if not x.is_floating_point():
         raise InputError(f"bounds restrict inputs that are perturbed; got {x.dtype}, which are not: leave bounds out")
     try:
-        low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device) for bound in bounds)
+        low, high = (
+            torch.as_tensor(
+                bound if not isinstance(bound, Tensor) else check_dense(bound, "bounds"), dtype=x.dtype, device=x.device
+            )
+            for bound in bounds
+        )
         low.expand_as(x), high.expand_as(x)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(
-            f"expected bounds as (lowest, highest), numbers or tensors that broadcast to {tuple(x.shape)}; got {bounds!r}"
+            f"expected bounds as (lowest, highest), numbers or tensors that broadcast to {tuple(x.shape)}; got {shown(bounds)}"
         ) from error
     if bool(torch.isnan(low).any()) or bool(torch.isnan(high).any()) or bool((low > high).any()):
-        raise InputError(f"expected bounds with lowest ≤ highest; got {bounds!r}")
+        raise InputError(f"expected bounds with lowest ≤ highest; got {shown(bounds)}")
     outside = (x < low) | (x > high)
     if bool(outside.any()):
         points = int(outside.flatten(1).any(1).sum()) if x.dim() > 1 else int(outside.sum())
@@ -79,6 +84,8 @@ def checked_outputs(f: Tensor, x: Tensor) -> int:
             f"expected outputs of shape ({len(x)},), ({len(x)}, 1) or ({len(x)}, classes) for {len(x)} inputs; got "
             f"{tuple(f.shape)}: say with output= which part to use"
         )
+    if not f.numel():
+        raise ModelError(f"expected at least one output per input; got outputs of shape {tuple(f.shape)}")
     if not f.is_floating_point():
         raise ModelError(f"expected floating-point outputs; got {f.dtype}: return logits or scores, not decisions")
     if not bool(torch.isfinite(f).all()):
@@ -91,8 +98,9 @@ def checked_labels(y: Any, x: Tensor, classes: int) -> Tensor:
     if not isinstance(y, Tensor):
         try:
             y = torch.as_tensor(y)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise InputError(f"expected labels as a tensor of shape ({len(x)},); got {type(y).__name__}") from error
+    check_dense(y, "labels")
     allowed = ((len(x),), (len(x), 1)) if classes == 1 else ((len(x),),)
     if tuple(y.shape) not in allowed:
         shapes = " or ".join(map(str, allowed))
@@ -110,12 +118,8 @@ def checked_labels(y: Any, x: Tensor, classes: int) -> Tensor:
 
 
 def checked_threshold(threshold: Any) -> float:
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
-        raise InputError(f"expected a finite number as threshold; got {threshold!r}")
-    return float(threshold)
+    return check_number(threshold, "threshold")
 
 
 def checked_count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"expected {name} as a whole number of at least {least}; got {value!r}")
-    return value
+    return check_count(value, name, least)

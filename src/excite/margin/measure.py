@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,9 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Pick, pick_output
+from excite._core.checks import (
+    check_dense,
+    check_flag,
+    check_model,
+    check_number,
+    check_seed,
+    check_weights,
+    model_errors,
+)
 from excite._core.norms import parse_norm
 from excite._core.preserve import evaluating
-from excite.errors import InputError
+from excite.errors import InputError, ModelError
 from excite.margin.batches import Task, batch_size, default_restarts
 from excite.margin.certify import certified_radii, check_against, known_constant
 from excite.margin.constraints import make_room
@@ -34,6 +42,7 @@ from excite.margin.search import Found
 from excite.margin.sites import find_sites
 
 
+@model_errors
 def margins(
     model: nn.Module,
     x: Tensor,
@@ -75,12 +84,16 @@ def margins(
     point ("inf") or by its norm ("2"). `bounds` still restrict x only. For "all" no margin is larger than the input's.
     Perturbations are then a dict by layer, "" for x itself where it has one of its own; nothing is certified.
     """
+    check_weights(check_model(model))
+    for flag, label in ((evidence, "evidence"), (certify, "certify"), (perturbations, "perturbations")):
+        check_flag(flag, label)
     wanted = checked_layers(layers, relative)
+    seed = check_seed(seed)
+    restarts = None if restarts is None else checked_count("restarts", restarts, 1)
     kind = parse_norm(norm, ("inf", "2"))
     steps = checked_count("steps", steps, 2)
     threshold = checked_threshold(threshold)
-    if lipschitz is not None and not (isinstance(lipschitz, int | float) and 0 <= lipschitz < math.inf):
-        raise InputError(f"expected lipschitz as a finite number of at least 0; got {lipschitz!r}")
+    lipschitz = None if lipschitz is None else check_number(lipschitz, "lipschitz", 0)
     if lipschitz is not None and wanted != "input":
         raise InputError(
             f"lipschitz={lipschitz:g} bounds changes of the input only: leave it out, or choose layers='input'"
@@ -119,7 +132,7 @@ def margins(
 def _carried_out(
     task: Task, restarts: int | None, evidence: bool, progress: Callable[[int, int], None] | None
 ) -> tuple[Found, tuple[Evidence, Tensor] | None]:
-    count = default_restarts(task.x) if restarts is None else checked_count("restarts", restarts, 1)
+    count = default_restarts(task.x) if restarts is None else restarts
     found = task.run(count, progress)
     gathered = gather(task, found) if evidence else None
     task.firm(found)
@@ -135,7 +148,15 @@ def _phase(progress: Callable[[int, int], None] | None, k: int) -> Callable[[int
 
 def _outputs(model: nn.Module, x: Tensor, output: Pick, size: int) -> Tensor:
     with torch.no_grad():
-        return torch.cat([pick_output(model(part), output) for part in x.split(size)])
+        return torch.cat([_rows(pick_output(model(part), output), len(part)) for part in x.split(size)])
+
+
+def _rows(f: Tensor, count: int) -> Tensor:
+    if check_dense(f, "outputs").dim() == 0 or len(f) != count:
+        raise ModelError(
+            f"expected outputs with one row per input, ({count}, ...); got {tuple(f.shape)}: pick them with output="
+        )
+    return f
 
 
 def _certified(result: Margins, decision: Decision, f: Tensor, x: Tensor, lipschitz: float | None) -> Margins:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick
+from excite._core.checks import check_flag, check_model
 from excite._core.distributed import rank_and_size
 from excite._core.wrappers import refuse_compiled, unwrap
 from excite.errors import InputError, RunError
@@ -58,8 +59,7 @@ def watch(
         sinks: "tensorboard", "wandb", "mlflow", or objects with `log` and `close`.
         strict: let an exception in a probe, or a value that cannot be written, end the training; otherwise it is reported.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"watch: expected a torch.nn.Module; got {type(model).__name__}")
+    check_model(model), check_flag(strict, "strict")
     if not isinstance(run, Run | str | os.PathLike | None):
         raise InputError(f"watch: expected a folder or an open Run; got {run!r}")
     chosen = chosen_probes(probes, every, example, optimizer, output, margin_batch)

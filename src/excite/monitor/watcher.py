@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick
+from excite._core.checks import as_scalar, is_number, shown
 from excite._core.distributed import let_go, rank_and_size
 from excite._core.preserve import device_of
 from excite._core.wrappers import eagerly, resharded, unwrap
@@ -86,9 +87,9 @@ class Watch:
                 raise InputError(f"watch.step: expected one loss; got a tensor of shape {tuple(loss.shape)}")
             loss = loss.detach()
         elif loss is not None:
-            if isinstance(loss, bool) or not isinstance(loss, int | float):
-                raise InputError(f"watch.step: expected the loss as a number or a tensor; got {loss!r}")
-            loss = torch.as_tensor(float(loss))
+            if not is_number(number := as_scalar(loss)):
+                raise InputError(f"watch.step: expected the loss as a number or a tensor; got {shown(loss)}")
+            loss = torch.as_tensor(float(number))
         self._measure(self._moment(loss, node))
 
     @property

@@ -29,7 +29,7 @@ from excite._core.intercept.affine import AffineCall, AffineMode, Names
 from excite._core.wrappers import eagerly
 from excite.errors import InputError
 from excite.probes.layer_inputs import unit_rows
-from excite.probes.schedules import Every, PowersOfTwo, Schedule
+from excite.probes.schedules import Every, PowersOfTwo, Schedule, as_schedule
 from excite.wiring.activations import UnitMode
 from excite.wiring.normalization import Source, as_trained
 from excite.wiring.tracing import Wiring, trace
@@ -171,7 +171,7 @@ class Probe:
     reductions: ClassVar[Mapping[str, Reduction]] = {}
 
     def __init__(self, schedule: Schedule | None = None):
-        self.schedule: Schedule = schedule or Every(1)
+        self.schedule: Schedule = Every(1) if schedule is None else as_schedule(schedule, "schedule")
 
     def attach(self, now: Moment) -> None:
         """Called once before training."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excite._core.checks import check_count, same_shapes
 from excite._core.intercept.affine import clean_path
 from excite.errors import InputError, ModelError
 from excite.probes.base import Every, Moment, Probe, Schedule, Values
@@ -16,6 +17,14 @@ from excite.probes.base import Every, Moment, Probe, Schedule, Values
 
 def angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
     """The angle in radians between two lists of tensors, each taken as one vector; accurate for small angles too."""
+    one, other = same_shapes(one, other, "tensors")
+    found = _angle(one, other)
+    if not bool(torch.isfinite(found)):
+        raise InputError("expected tensors that are not all zero: zero has no direction")
+    return found
+
+
+def _angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
     lengths = [torch.stack([t.double().square().sum() for t in side]).sum().sqrt() for side in (one, other)]
     pairs = [(a.double() / lengths[0], b.double() / lengths[1]) for a, b in zip(one, other, strict=True)]
     # ‖u − v‖ = 2 sin(angle / 2) for unit vectors: an arc cosine would lose half the digits.
@@ -36,10 +45,8 @@ class Direction(Probe):
     reduction = "first"
 
     def __init__(self, schedule: Schedule | None = None, window: int = 100):
-        super().__init__(schedule or Every(50))
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            raise InputError(f"Direction: expected a window of at least 1 step; got {window!r}")
-        self.window = window
+        super().__init__(Every(50) if schedule is None else schedule)
+        self.window = check_count(window, "Direction: window")
         self._kept: list[tuple[int, dict[str, Tensor]]] = []
         self._start: dict[str, Tensor] = {}
 
@@ -55,13 +62,15 @@ class Direction(Probe):
             self._kept.pop(0)
         values: dict[str, Tensor] = {
             "norm": norm,
-            "total": angle(list(weights.values()), list(self._start.values())),
+            "total": _angle(list(weights.values()), list(self._start.values())),
             "smallest": torch.stack([w.abs().min().double() for w in weights.values()]).min() / norm,
         }
         if self._kept and self._kept[0][0] <= now.step - self.window:
             old = self._kept[0][1]
-            values["angle"] = angle(list(weights.values()), list(old.values()))
-            values |= {f"angle/{path}": angle([w], [old[path]]) for path, w in weights.items() if bool(old[path].any())}
+            values["angle"] = _angle(list(weights.values()), list(old.values()))
+            values |= {
+                f"angle/{path}": _angle([w], [old[path]]) for path, w in weights.items() if bool(old[path].any())
+            }
         self._kept.append((now.step, {path: w.clone() for path, w in weights.items()}))
         return values
 

@@ -8,12 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import same_shapes
 from excite._core.intercept.affine import clean_path
 from excite.probes.base import Every, Moment, Probe, Schedule, Values
 
 
 def distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """(‖θ − θ₀‖₂, ‖θ − θ₀‖₂ / ‖θ₀‖₂) over all entries, accumulated in float32 or better."""
+    return _distance(*same_shapes(parameters, initial, "parameters"))
+
+
+def _distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     start = [one.detach() for one in initial]
     moved = _norms([p.detach() - one.to(p.device, p.dtype) for p, one in zip(parameters, start)]).norm()
     return moved, moved / _norms(start).to(moved.device).norm()
@@ -35,7 +40,7 @@ class Distance(Probe):
     reduction = "first"  # every process holds the same weights
 
     def __init__(self, schedule: Schedule | None = None):
-        super().__init__(schedule or Every(10))
+        super().__init__(Every(10) if schedule is None else schedule)
         self._initial: dict[str, Tensor] = {}
         self._paths: list[str] | None = None  # in the order of the columns of `_member`
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from excite._core.calls import Batch, batch_size, call, check_finite, own_copy, tensors
+from excite._core.checks import check_count
 from excite._core.intercept.affine import AffineCall, Names
 from excite._core.preserve import device_of, evaluating
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
@@ -130,8 +131,7 @@ class Batches:
     """
 
     def __init__(self, data: Any, batch: int, inputs: Inputs | None = None):
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise InputError(f"batch: expected a whole number of at least 1; got {batch!r}")
+        batch = check_count(batch, "batch")
         self._data, self._batch, self._inputs = data, batch, inputs
         self.whole = isinstance(data, Tensor | tuple | dict)
         if self.whole:

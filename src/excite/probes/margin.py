@@ -24,7 +24,7 @@ class Margin(Probe):
     reduction = "mean"
 
     def __init__(self, x: Tensor, y: Tensor, schedule: Schedule | None = None, **options: Any):
-        super().__init__(schedule or Every(500))
+        super().__init__(Every(500) if schedule is None else schedule)
         if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.dim() and len(x) == y.numel() > 0):
             shapes = [tuple(one.shape) if isinstance(one, Tensor) else type(one).__name__ for one in (x, y)]
             raise InputError(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from excite._core.checks import check_count, is_number, is_whole, shown
 from excite.errors import InputError
 
 _STRETCHES = 40  # between measurements, over which a step's typical time is taken
@@ -24,8 +25,7 @@ class Every:
     n: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise InputError(f"Every: expected a whole number of steps of at least 1; got {self.n!r}")
+        object.__setattr__(self, "n", check_count(self.n, "Every"))
 
     def due(self, step: int) -> bool:
         return step % self.n == 0
@@ -47,12 +47,11 @@ class Budget:
     """
 
     def __init__(self, share: float = 0.03, most: int = 1000):
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+        if not is_number(share) or not 0 < share < 1:
             raise InputError(
-                f"Budget: expected a share of the training time between 0 and 1, such as 0.03; got {share!r}"
+                f"Budget: expected a share of the training time between 0 and 1, such as 0.03; got {shown(share)}"
             )
-        Every(most)
-        self.share, self.most = float(share), most
+        self.share, self.most = float(share), check_count(most, "Budget: most")
         self.next = 0
         self._taken: list[tuple[float, int]] = []  # seconds a step took, and how many steps took that, by stretch
         self._last = (0, 0.0)  # steps and seconds of training when it was planned last
@@ -94,12 +93,12 @@ class Budget:
 
 def as_schedule(given: object, what: str = "every") -> Schedule:
     """A whole number n stands for Every(n)."""
-    if isinstance(given, int) and not isinstance(given, bool):
+    if is_whole(given):
         return Every(given)
     if not isinstance(given, type) and callable(getattr(given, "due", None)):
         return given  # type: ignore[return-value]
     raise InputError(
-        f"{what}: expected a number of steps or a schedule such as Every(10), PowersOfTwo(), Budget(0.03); got {given!r}"
+        f"{what}: expected a number of steps or a schedule such as Every(10), PowersOfTwo(), Budget(0.03); got {shown(given)}"
     )
 
 

@@ -16,13 +16,18 @@ import torch
 from torch import Tensor
 
 from excite._core.background import later
+from excite._core.checks import check_count, same_shapes
 from excite._core.intercept.affine import clean_path
-from excite.errors import InputError, ModelError
+from excite.errors import ModelError
 from excite.probes.base import Every, Moment, Probe, Schedule, Values
 
 
 def sign_changes(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
     """The fraction of entries whose sign differs between two lists of tensors; sgn(0) = 1."""
+    return _changed(*same_shapes(before, after, "tensors"))
+
+
+def _changed(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
     pairs = list(zip(before, after, strict=True))
     changed = sum((((one >= 0) != (other >= 0)).sum() for one, other in pairs), torch.zeros(()))
     return changed / max(sum(one.numel() for one, _ in pairs), 1)
@@ -41,10 +46,8 @@ class Signs(Probe):
     reduction = "first"
 
     def __init__(self, schedule: Schedule | None = None, window: int = 100):
-        super().__init__(schedule or Every(10))
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            raise InputError(f"Signs: expected a window of at least 1 step; got {window!r}")
-        self.window = window
+        super().__init__(Every(10) if schedule is None else schedule)
+        self.window = check_count(window, "Signs: window")
         self._positive: dict[str, Tensor] = {}  # signs at the last look
         self._last: dict[str, Tensor] = {}  # step of the look that saw the last change, −1 for none
         self._start = 0

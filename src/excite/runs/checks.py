@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from excite._core.checks import check_count, shown
 from excite.errors import InputError
 from excite.runs.metric_names import is_name
 
@@ -16,16 +17,12 @@ MAX_STEP = 2**63 - 1  # the largest integer of SQLite
 
 def check_step(step: Any) -> int:
     """The step as an int."""
-    if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step <= MAX_STEP:
-        raise InputError(f"step: expected an integer from 0 to 2**63 - 1; got {step!r}")
-    return int(step)
+    return check_count(step, "step", 0, MAX_STEP)
 
 
 def check_keep(keep: Any) -> int:
     """How many checkpoints are kept, as an int."""
-    if isinstance(keep, bool) or not isinstance(keep, int | np.integer) or keep < 1:
-        raise InputError(f"keep: expected at least 1 checkpoint; got {keep!r}")
-    return int(keep)
+    return check_count(keep, "keep")
 
 
 def check_metrics(values: Any) -> Iterator[tuple[str, float]]:
@@ -46,6 +43,8 @@ def check_metrics(values: Any) -> Iterator[tuple[str, float]]:
         try:
             yield name, float(value.item() if isinstance(value, np.ndarray) else value)
         except OverflowError as error:
-            raise InputError(f"metric {name!r}: expected a number that fits into float64; got {value!r:.40}") from error
+            raise InputError(
+                f"metric {name!r}: expected a number that fits into float64; got {shown(value)}"
+            ) from error
         except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"metric {name!r}: expected a number; got {value!r}") from error
+            raise InputError(f"metric {name!r}: expected a number; got {shown(value)}") from error

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from excite._core.checks import shown
 from excite._core.files import TEMPORARY, read_json, remove_temporary, sync_folder, write_json, writing
 from excite.errors import InputError, RunError, one_line
 from excite.runs import checkpoints
@@ -410,6 +411,8 @@ def new_marker(status: Status, reason: str | None = None) -> dict[str, Any]:
 
 def check_folder_name(path: str | os.PathLike[str]) -> Path:
     """The path, if a folder can have it: file systems take names of at most 255 bytes, and none with a null character."""
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise InputError(f"expected the path of a run folder; got {shown(path)}")
     folder = Path(path)
     for part in folder.parts:
         if len(os.fsencode(part)) > _LONGEST_NAME:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from excite._core.checks import is_whole
 from excite._version import __version__
 from excite.errors import RunError
 
@@ -16,7 +17,7 @@ def check_version(what: object, found: Any, known: int) -> int:
     """The version that `what` says it has, at most `known`."""
     if isinstance(found, str) and found.isdecimal():  # the header of a checkpoint holds text
         found = int(found)
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+    if not is_whole(found) or found < 1:
         raise RunError(f"{what} is damaged: its version is {found!r}")
     if found > known:
         raise NewerVersion(

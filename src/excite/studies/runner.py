@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from excite._core.checks import check_count
 from excite._core.files import write_bytes, write_json, writing
 from excite.errors import InputError
 from excite.jobs.executors import Engine
@@ -177,9 +178,7 @@ def find_scale(study: Study, scale: str) -> Scale:
 
 
 def _count(seeds: object) -> int:
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise InputError(f"seeds: expected a whole number of at least 1; got {seeds!r}")
-    return seeds
+    return check_count(seeds, "seeds")
 
 
 def _which(study: Study, scale: Scale, arms: str | None) -> str:

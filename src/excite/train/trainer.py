@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import check_finite
+from excite._core.checks import check_count, is_whole
 from excite._core.preserve import device_of
 from excite._core.randomness import capture, own_randomness, restore
 from excite.errors import InputError, RunError, TrainingStopped, one_line
@@ -161,7 +162,9 @@ class Training:
         self.device = device_of(model)
         self.x, self.y = data.x_train.to(self.device), data.y_train.to(self.device)
         self.test = (data.x_test.to(self.device), data.y_test.to(self.device))
-        self.predict = predict or (excitation.predict if excitation is not None else decisions(model))
+        # Weights that are no longer finite are measured too: `decide` is `predict` without its checks.
+        own = None if excitation is None else getattr(excitation, "decide", excitation.predict)
+        self.predict = predict or own or decisions(model)
         self.classifies = not data.y_train.is_floating_point()
         self.epochs, self.per_epoch = epochs, -(-len(self.x) // batch)
         self.settings = {"epochs": epochs, "batch": batch, "seed": seed, "points": len(self.x)}
@@ -455,15 +458,14 @@ def parse_every(every: int | str, per_epoch: int) -> int:
     if isinstance(every, str):
         number, _, unit = every.strip().partition(" ")
         count = int(number) if number.isdecimal() else 0
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or unit.rstrip("s") not in ("step", "epoch"):
+    if not is_whole(count) or count < 1 or unit.rstrip("s") not in ("step", "epoch"):
         raise InputError(f"checkpoint_every: expected a number of steps, '10 steps' or '1 epoch'; got {every!r}")
     return count * per_epoch if unit.startswith("epoch") else count
 
 
 def _check(data: Points, epochs: int, batch: int) -> None:
     for name, number in (("epochs", epochs), ("batch", batch)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise InputError(f"{name}: expected a whole number of at least 1; got {number!r}")
+        check_count(number, name)
     if not len(data.x_train):
         raise InputError("expected at least one training point; got none")
     for which, x, y in (("training", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):

@@ -119,11 +119,11 @@ def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
     for node, target in signature.inputs_to_buffers.items():
         value = program.state_dict.get(target, program.constants.get(target))
         if isinstance(value, Tensor):
-            constants[node] = value.detach()
+            constants[node] = value.detach().clone()  # the graph may change it in place
     for node, target in signature.inputs_to_lifted_tensor_constants.items():
         value = program.constants.get(target)
         if isinstance(value, Tensor):
-            constants[node] = value.detach()
+            constants[node] = value.detach().clone()
     parameters = {node: canonical[target] for node, target in signature.inputs_to_parameters.items()}
     return Exported(program.graph, program.graph_module, parameters, constants)
 

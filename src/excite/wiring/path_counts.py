@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from excite._core.calls import Batch, Pick
+from excite._core.calls import Batch, Pick, check_finite
+from excite._core.checks import check_flag, check_model, model_errors
 from excite._core.wrappers import refuse_lazy, unwrap
 from excite.errors import ModelError
 from excite.wiring.channels.moving import REPEATS, SAME, VIEWS
@@ -68,6 +69,7 @@ class _Counts:
         return _Counts(found, power)
 
 
+@model_errors
 def path_count(model: nn.Module, example: Batch, *, biases: bool = False, output: Pick = None) -> PathCount:
     """The number of paths of the computation graph of `model` on one sample of `example`.
 
@@ -76,8 +78,10 @@ def path_count(model: nn.Module, example: Batch, *, biases: bool = False, output
     as in the paper. Normalizations count as one edge per number, as if their statistics were constants. The count covers
     affine layers, (leaky) ReLU, pooling, sums, concatenations and normalizations; anything else is refused by name.
     """
-    model = unwrap(model)
+    model = unwrap(check_model(model))
     refuse_lazy(model)
+    check_flag(biases, "biases")
+    check_finite(example, "values in the example")
     try:
         graph = exported(model, example, output, only_output=True)
     except ExportFailed as failure:
@@ -108,6 +112,10 @@ def _result(found: Any) -> PathCount:
         found = found[0]
     if not isinstance(found, _Counts):
         return PathCount(-math.inf, ())
+    if not found.values.dim():
+        raise ModelError(
+            "paths cannot be counted to one number for the whole batch: pick an output with one row per sample by output="
+        )
     one = found.values[0].reshape(-1)
     offset = found.power * math.log10(2)
     logs = tuple(math.log10(v) + offset if v > 0 else -math.inf for v in one.tolist())

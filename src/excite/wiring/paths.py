@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from excite._core.checks import shown, to_array
 from excite.errors import InputError
 
 Array = NDArray[np.float64]
@@ -121,7 +122,9 @@ class Graph:
 
 def fully_connected(weights: Sequence[Any], slope: tuple[float, float] = RELU) -> Graph:
     """The graph of x ↦ W_L σ(⋯ σ(W_1 x)) with one output; matrices (n_k, n_{k−1}), hidden vertices "layer.unit"."""
-    matrices = [np.asarray(w, dtype=np.float64) for w in weights]
+    if not isinstance(weights, Sequence) or isinstance(weights, str):
+        raise InputError(f"weights: expected a list of matrices; got {shown(weights)}")
+    matrices = [to_array("weights", w) for w in weights]
     good = matrices and all(m.ndim == 2 for m in matrices) and len(matrices[-1]) == 1
     if not good or any(a.shape[0] != b.shape[1] for a, b in pairwise(matrices)):
         raise InputError(f"expected matrices that follow each other to one output; got {[m.shape for m in matrices]}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from excite._core.calls import Batch, Pick, check_finite
+from excite._core.checks import check_model, model_errors
 from excite._core.wrappers import refuse_lazy, unwrap
 from excite.errors import InputError
 from excite.wiring.channels import follow
@@ -71,6 +72,7 @@ class Wiring:
         return graph
 
 
+@model_errors
 def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
     """The wiring of `model`, found by running it on `example`, a batch as the model takes it.
 
@@ -79,8 +81,7 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
     a tuple or a dict, by index, key or function. The model, its mode, its running statistics and the random state are
     left as they were.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"expected a torch.nn.Module to trace; got {type(model).__name__}")
+    check_model(model)
     check_finite(example, "values in the example")
     model = unwrap(model)
     refuse_lazy(model)

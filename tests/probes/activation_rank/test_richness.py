@@ -178,7 +178,7 @@ def test_bad_input(name):
 def test_models_without_anything_to_see():
     with pytest.raises(ModelError, match="no affine layer"):
         richness(nn.ReLU(), torch.randn(3, 2))
-    with pytest.raises(ModelError, match=r"expected a torch.nn.Module"):
+    with pytest.raises(InputError, match=r"expected a torch.nn.Module"):
         richness(lambda x: x, torch.randn(3, 2))
 
 

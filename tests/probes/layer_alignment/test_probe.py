@@ -319,7 +319,7 @@ def test_bad_input() -> None:
         Alignment(exact=0)
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan  # type: ignore[index, union-attr, operator]
-    with pytest.raises(InputError, match="not finite"):
+    with pytest.raises(ModelError, match="finite weights"):
         alignment(model, x)
 
 

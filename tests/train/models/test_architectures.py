@@ -119,5 +119,5 @@ def test_resnets_have_the_sizes_they_say():
     assert sum(p.numel() for p in large.parameters()) == 11_173_962  # ResNet-18 for 32×32 images
     small = build("resnet", channels=1, outputs=3, width=4, stages=2, blocks=1)
     assert small(torch.randn(2, 1, 8, 8)).shape == (2, 3)
-    with pytest.raises(InputError, match="expected width of at least 1"):
+    with pytest.raises(InputError, match="resnet: width: expected a whole number of at least 1"):
         build("resnet", width=0)

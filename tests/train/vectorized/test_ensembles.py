@@ -358,5 +358,5 @@ def test_a_window_that_would_fill_the_memory() -> None:
 
 def test_variance_of_too_many_windows() -> None:
     found = ensemble([mlp((3, 4, 1), **F32)], X, Y, epochs=2)
-    with pytest.raises(InputError, match="from 1 to 2; got 3"):
+    with pytest.raises(InputError, match="at most 2; got 3"):
         found.trajectory.variance(3)

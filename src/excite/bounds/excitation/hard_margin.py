@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog, nnls
-from torch import Tensor
 
+from excite._core.checks import to_array
 from excite.errors import ExciteError, InputError
 
 Array = NDArray[np.float64]
@@ -43,13 +43,8 @@ class Hyperplane:
 
 def array(name: str, values: Any, *dims: int) -> Array:
     """float64 on the CPU from a tensor, an array or numbers; refuses other dimensions and values that are not finite."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().double().numpy()
     expected = " or ".join(map(str, dims))
-    try:
-        out = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name}: expected numbers in {expected} dimension(s); got {type(values).__name__}") from error
+    out = to_array(name, values)
     if out.ndim not in dims:
         raise InputError(f"{name}: expected {expected} dimension(s); got shape {out.shape}")
     if not np.isfinite(out).all():

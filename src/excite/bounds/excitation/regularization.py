@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from excite._core.checks import check_number
 from excite._core.norms import DUAL, Norm, parse_norm
 from excite.bounds.bound import Assumption, Statement
 from excite.bounds.excitation.hard_margin import Array, array
@@ -105,8 +106,6 @@ def _checked(x: Any, y: Any, number: float, what: str, norm: object, power: floa
     points, targets = array("points", x, 2), array("targets", y, 1)
     if len(points) != len(targets) or not points.size:
         raise InputError(f"expected points (N, n) and targets (N,); got {points.shape} and {targets.shape}")
-    if not (math.isfinite(number) and number > 0):
-        raise InputError(f"{what}: expected a positive number; got {number!r}")
-    if not (math.isfinite(power) and power >= 1):
-        raise InputError(f"power: expected a number m ≥ 1; got {power!r}")
+    check_number(number, what, 0, above=True)
+    check_number(power, "power", 1)
     return points, targets, parse_norm(norm)

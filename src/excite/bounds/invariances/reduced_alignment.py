@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick
+from excite._core.checks import check_model, check_norms, check_number, check_weights, model_errors
 from excite._core.intercept.affine import clean_path
 from excite.bounds.bound import Assumption, Bound
 from excite.errors import InputError
@@ -30,6 +31,7 @@ PAPER = "Training invariances"
 Node = int | str  # number of a junction, "input" or "output"
 
 
+@model_errors
 def reduced_alignment(
     model: nn.Module,
     example: Batch,
@@ -50,6 +52,8 @@ def reduced_alignment(
     makes the value a statement about any weights. The drift has to be below `tolerance`. `wiring` is `excite.trace(model,
     example)`, if you have it.
     """
+    check_norms(check_weights(check_model(model)).named_parameters())
+    tolerance = check_number(tolerance, "tolerance", 0)
     wiring = trace(model, example, output=output) if wiring is None else wiring
     now = {path: p.double() for path, p in parameters_of(model).items()}
     start = now if initial is None else _initial(initial, now)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from excite._core.checks import check_number, check_tensor, check_values, shown
 from excite.errors import InputError
 
 
@@ -32,10 +33,11 @@ def covering_number(x: Tensor, radius: float) -> Covering:
 
     From below greedily: the point farthest from all chosen so far, until none is farther than 2r.
     """
-    if not isinstance(x, Tensor) or x.dim() < 1 or not len(x) or not bool(torch.isfinite(x).all()):
-        raise InputError("expected a sample of at least one point with finite numbers")
-    if math.isnan(radius) or radius < 0:
-        raise InputError(f"expected a radius of at least 0; got {radius}")
+    if check_tensor(x, "a sample", floating=False).dim() < 1 or not x.numel() or x.is_complex():
+        raise InputError(f"expected a sample of at least one point of real numbers; got {shown(x)}")
+    check_values([x], "points")
+    if not (isinstance(radius, float) and radius == math.inf):
+        radius = check_number(radius, "radius", 0)
     flat = x.detach().double().cpu().reshape(len(x), -1)
     centred = flat - flat.mean(0)
     axes = torch.linalg.svd(centred, full_matrices=False)

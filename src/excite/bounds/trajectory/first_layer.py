@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from excite._core.checks import check_count
 from excite.bounds.bound import Assumption, Bound
 from excite.bounds.trajectory.steady import PAPER, Floats, Numbers, numbers
 from excite.errors import InputError
@@ -88,8 +89,9 @@ def _moved(
             f"Δb₂ = 0 at {still} of {len(bias)} steps: say with drawn= and points= of which points" if still else ""
         )
         return Assumption(text, False if still else None, detail), ()
-    if points is None or isinstance(points, bool) or not isinstance(points, int) or points < 1:
-        raise InputError(f"points: expected the number of training points with drawn=; got {points!r}")
+    if points is None:
+        raise InputError("points: expected the number of training points with drawn=; got None")
+    points = check_count(points, "points")
     place = np.asarray(drawn.detach().cpu() if isinstance(drawn, Tensor) else drawn)
     if place.shape != bias.shape or place.dtype.kind not in "iu" or place.min() < 0 or place.max() >= points:
         raise InputError(f"drawn: expected {len(bias)} whole numbers from 0 to {points - 1}, one a step")

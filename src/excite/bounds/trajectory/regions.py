@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import check_count, check_number
 from excite.bounds.bound import Assumption, Statement
 from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
 from excite.bounds.trajectory.patterns import Patterns, patterns, slopes, steepest
@@ -106,8 +107,7 @@ def empty_region(
     """
     if form not in ("stated", "point"):
         raise InputError(f"expected form 'stated' or 'point'; got {form!r}")
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST:
-        raise InputError(f"limit: expected a number of patterns from 1 to {MOST}; got {limit!r}")
+    limit = check_count(limit, "limit", 1, MOST)
     network = relu_network(model, x, sigmoid=sigmoid)
     x, new = _points(network, x, "training points"), _points(network, new, "new points")
     at_training = patterns(network, x)
@@ -176,9 +176,7 @@ def _scale(
 
 
 def _number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise InputError(f"{name}: expected a finite number of at least 0; got {value!r}")
-    return float(value)
+    return check_number(value, name, 0)
 
 
 def _phi(phi: Tensor | float, count: int) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from excite._core.checks import check_count, check_number, to_array
 from excite.bounds.bound import Assumption, Bound
 from excite.errors import InputError
 
@@ -20,9 +21,7 @@ PAPER = "What training reveals"
 
 def numbers(name: str, values: Numbers, length: int | None = None) -> Floats:
     """One number a step, finite and not negative; a single number stands for every step."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().double().numpy()
-    found = np.asarray(values, dtype=np.float64)
+    found = to_array(name, values)
     if found.ndim == 0 and length is not None:
         found = np.full(length, found)
     if found.ndim != 1 or not len(found) or (length is not None and len(found) != length):
@@ -64,8 +63,7 @@ def steadiness(updates: Numbers, share: float = 0.5) -> Steadiness:
     φ is the largest update in the last `share` of the run, τ the first step from which it holds.
     """
     found = numbers("updates", updates)
-    if not 0 < share <= 1:
-        raise InputError(f"share: expected a number above 0 and at most 1; got {share!r}")
+    share = check_number(share, "share", 0, 1, above=True)
     tails = np.maximum.accumulate(found[::-1])[::-1]
     phi = float(tails[min(len(found) - 1, int(len(found) * (1 - share)))])
     return Steadiness(int(np.flatnonzero(tails <= phi)[0]), phi, tails)
@@ -100,10 +98,10 @@ def steady_lipschitz(
     that name): with any of them the bound says nothing about the points drawn.
     """
     found = numbers("updates", updates)
-    if not 0 <= tau < len(found):
-        raise InputError(f"tau: expected a step from 0 to {len(found) - 1}; got {tau!r}")
-    if points < 1 or not 0 < confidence < 1 or not sigma >= 0:
-        raise InputError("expected points of at least 1, confidence between 0 and 1, sigma of at least 0")
+    tau, points = check_count(tau, "tau: a step", 0, len(found) - 1), check_count(points, "points")
+    sigma, confidence = check_number(sigma, "sigma", 0), check_number(confidence, "confidence", 0, 1, above=True)
+    if confidence == 1:
+        raise InputError("confidence: expected a number above 0 and below 1; got 1")
     after = found[tau:]
     if gamma is not None:
         phi = float(after.max()) if phi is None else phi
@@ -129,8 +127,8 @@ def steady_lipschitz(
             Assumption("T is longer than N ln(1/δ)", share > 0, detail),
             Assumption("points are drawn with replacement, φ is fixed before T", None),
         )
-    if zero is not None and (isinstance(zero, bool) or not isinstance(zero, int) or zero < 0):
-        raise InputError(f"zero: expected the number of draws without a loss gradient; got {zero!r}")
+    if zero is not None:
+        zero = check_count(zero, "zero", 0)
     assumptions += (
         Assumption(
             "the loss has a gradient at every point drawn from τ on",

@@ -40,6 +40,10 @@ class Covariances:
             at += size * size + 1
         result = []
         for matrix, width, dtype, most in zip(matrices, self._widths, self._dtypes, largest):
+            if math.isfinite(most) and not bool(torch.isfinite(matrix).all()):
+                raise InputError(
+                    f"expected activations whose squares are finite; got values up to {most:.3g}: scale the data"
+                )
             if not math.isfinite(most):
                 raise InputError("expected finite activations; got NaN or infinite ones: clean the data")
             found = torch.linalg.eigvalsh(matrix).flip(0).numpy()

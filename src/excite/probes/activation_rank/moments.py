@@ -121,7 +121,12 @@ class Moments:
             rows = np.zeros((0, self.width)) if around_mean else self._mean.cpu().numpy()[None]
         slack, total = 0.0, float((rows**2).sum())
         if not few and self._scatter is not None:
-            found = np.linalg.eigvalsh(symmetric(self._scatter) / self.count + rows.T @ rows)[::-1]
+            matrix = symmetric(self._scatter) / self.count + rows.T @ rows
+            if not np.isfinite(matrix).all():
+                raise InputError(
+                    f"expected activations whose squares are finite; got values up to {self._size:.3g}: scale the data"
+                )
+            found = np.linalg.eigvalsh(matrix)[::-1]
             total = float(found.sum())
         else:
             if not few:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from excite._core.background import later
+from excite._core.checks import check_tensor, check_values, shown
 from excite._core.wrappers import is_sharded
 from excite.errors import InputError
 from excite.probes.activation_rank.covariance import Covariances
@@ -31,8 +32,9 @@ def effective_rank(rows: Tensor) -> float:
 
     Between 1 (all variance in one direction) and min(N − 1, D) (the same in all of them); 0 if the rows are all equal.
     """
-    if rows.dim() != 2:
-        raise InputError(f"effective_rank: expected rows (N, D); got shape {tuple(rows.shape)}")
+    check_values([check_tensor(rows, "rows (N, D)", 2)], "rows")
+    if not rows.numel():
+        raise InputError(f"expected at least one row and one column; got {shown(rows)}")
     return float(Covariances([rows]).spectra()[0].effective_rank)
 
 
@@ -62,7 +64,7 @@ class Rank(Probe):
     reductions: ClassVar[Mapping[str, Reduction]] = {"unit": "first"}
 
     def __init__(self, schedule: Schedule | None = None, most_rows: int = 1024, units: bool = False):
-        super().__init__(schedule or Every(50))
+        super().__init__(Every(50) if schedule is None else schedule)
         self.most_rows, self.units = most_rows, units
         self._deficient: dict[str, list[int]] = {}  # by layer, when it was measured last
         self._named: dict[str, list[int]] = {}

@@ -9,8 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import (
+    check_count,
+    check_model,
+    check_number,
+    check_seed,
+    check_weights,
+    is_flag,
+    model_errors,
+    shown,
+)
 from excite._core.intercept.affine import AffineCall
-from excite.errors import InputError, ModelError
+from excite.errors import InputError
 from excite.probes.activation_rank.moments import EXACT, SKETCH, Moments
 from excite.probes.activation_rank.result import LayerRichness, Richness, Sampling
 from excite.probes.activation_rank.smallest import Smallest, default_tolerance
@@ -19,6 +29,7 @@ from excite.probes.inspect import Batches, Inputs, look
 from excite.probes.layer_inputs import Patches, Seen
 
 
+@model_errors
 def richness(
     model: nn.Module,
     data: Any,
@@ -52,8 +63,11 @@ def richness(
         batch: how many points go through the model at once where `data` is not a loader.
     """
     _check(model, patches, exact=exact, sketch=sketch, memory=memory)
-    if tolerance is not None and not 0 <= tolerance < 1:
-        raise InputError(f"tolerance: expected a number from 0 up to less than 1; got {tolerance!r}")
+    if tolerance is not None and check_number(tolerance, "tolerance", 0, 1) == 1:
+        raise InputError("tolerance: expected a number from 0 up to less than 1; got 1")
+    accuracy, seed = check_number(accuracy, "accuracy", 0, above=True), check_seed(seed)
+    if not is_flag(units) and not isinstance(units, list | tuple):
+        raise InputError(f"units: expected True, False or a list of layer names; got {shown(units)}")
     batches = Batches(data, batch, inputs)
     layers: dict[str, Layer] = {}
 
@@ -203,11 +217,8 @@ def _chosen(
 
 
 def _check(model: Any, patches: Any, **numbers: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"richness: expected a torch.nn.Module; got {type(model).__name__}")
-    whole = isinstance(patches, int) and not isinstance(patches, bool) and patches >= 1
-    if not whole and patches is not None and patches != "whole":
-        raise InputError(f"patches: expected a whole number of at least 1, None for all or 'whole'; got {patches!r}")
+    check_weights(check_model(model))
+    if patches is not None and not (isinstance(patches, str) and patches == "whole"):
+        check_count(patches, "patches", also="None for all or 'whole'")
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise InputError(f"{name}: expected a whole number of at least 1; got {number!r}")
+        check_count(number, name)

@@ -13,6 +13,7 @@ from scipy.linalg import lapack
 from scipy.linalg.blas import dsymv, dtrsv
 from torch import Tensor
 
+from excite._core.checks import check_number, check_tensor
 from excite._core.lanczos import Array, largest
 from excite.errors import InputError
 
@@ -92,13 +93,15 @@ def smallest_eigenvalue(
     the ratio of the smallest to the largest, from below, makes the shift larger and Lanczos faster; None guesses that
     the matrix is deficient. No guess changes the verdict.
     """
-    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+    if check_tensor(matrix, "a square matrix", 2).shape[0] != matrix.shape[1] or not matrix.numel():
         raise InputError(f"smallest_eigenvalue: expected a square matrix; got shape {tuple(matrix.shape)}")
+    tolerance = None if tolerance is None else check_number(tolerance, "tolerance", 0)
+    accuracy = check_number(accuracy, "accuracy", 0)
     width = matrix.shape[0]
     tolerance = default_tolerance(width) if tolerance is None else tolerance
     # Row by row in memory, seen as columns: the lower triangle is LAPACK's upper one.
     a = matrix.detach().to("cpu", torch.float64).contiguous().numpy().T
-    if not np.isfinite(np.trace(a)):
+    if not np.isfinite(np.tril(a.T)).all():
         raise InputError("smallest_eigenvalue: expected finite values")
     if np.trace(a) <= 0:  # positive semidefinite: all zero
         return Smallest(0.0, 0.0, 0.0, 0, width)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Pick, batch_size, call, pick_output, tensors
+from excite._core.checks import check_tensor, check_values
 from excite._core.intercept.affine import AffineCall, Names
 from excite._core.layout import Layout, find_layout
 from excite.errors import InputError, ModelError
@@ -35,6 +36,8 @@ class Consistent:
 
 def consistency(patterns: Tensor, slopes: Tensor) -> Consistent:
     """From one pattern (or a hash of it) and one slope for each look and point: (looks, N, ...) and (looks, N)."""
+    check_tensor(patterns, "patterns", floating=False)
+    check_values([check_tensor(slopes, "slopes")], "slopes")
     if slopes.dim() != 2 or patterns.shape[:2] != slopes.shape or not slopes.numel():
         raise InputError(
             f"expected patterns (looks, N, ...) and slopes (looks, N); got {tuple(patterns.shape)} and {tuple(slopes.shape)}"
@@ -137,7 +140,7 @@ class Consistency(Probe):
     reduction = "max"
 
     def __init__(self, schedule: Schedule | None = None, *, output: Pick = None):
-        super().__init__(schedule or Every(100))
+        super().__init__(Every(100) if schedule is None else schedule)
         self.output = output
         self._last: Tensor | None = None
         self._layouts: Layouts | None = None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from excite._core.calls import Batch, Pick, call, own_copy, pick_output, tensors
+from excite._core.checks import check_real
 from excite._core.intercept.affine import AffineCall, AffineMode, Names, clean_path
 from excite._core.preserve import RandomState, device_of, untouched
 from excite._core.wrappers import eagerly, without_reentrant_checkpointing
@@ -78,7 +79,7 @@ def labels(model: nn.Module, example: Batch, sites: Sites, output: Pick = None) 
             raise ModelError(
                 f"expected an output with one row per sample, (4, ...); got {tuple(f.shape)}: pick it with output="
             )
-        f = f.reshape(4, -1)
+        f = check_real(f).reshape(4, -1)
         if cut.z is None or not f.requires_grad:
             raise ModelError(_unreachable(sites))
         weights = torch.linspace(1, 2, f.numel(), dtype=f.dtype, device=f.device).view_as(f)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from excite._core.background import later
 from excite._core.calls import Batch, Pick, own_copy
+from excite._core.checks import check_count
 from excite._core.intercept.affine import clean_path
 from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, ModelError
@@ -75,14 +76,14 @@ class Trajectory(Probe):
         most: int | None = None,
         clean: Schedule | None = None,
     ):
-        super().__init__(schedule or Every(10))
+        super().__init__(Every(10) if schedule is None else schedule)
         if link not in ("identity", "sigmoid"):
             raise InputError(f"link: expected 'identity' or 'sigmoid'; got {link!r}")
         if passes not in ("all", "measured"):
             raise InputError(f"passes: expected 'all' or 'measured'; got {passes!r}")
         for name, count in (("sandwich", sandwich), ("most", most)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise InputError(f"{name}: expected a whole number of at least 1, or None; got {count!r}")
+            if count is not None:
+                check_count(count, name, also="or None")
         self.layers, self.output, self.link, self.sandwich, self.clean = layers, output, link, sandwich, clean
         self.passes, self.most = passes, most
         self.labels: tuple[str, ...] = ()

@@ -11,9 +11,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from excite._core.calls import Batch, Pick, batch_size, call, check_finite, own_copy, pick_output, tensors
+from excite._core.checks import (
+    check_count,
+    check_model,
+    check_number,
+    check_tensor,
+    check_weights,
+    first_line,
+    model_errors,
+    shown,
+)
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
 from excite._core.preserve import device_of, evaluating
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap, without_reentrant_checkpointing
@@ -85,6 +95,7 @@ class Catch(AffineMode):
         return output.clone()  # the model may change it in place
 
 
+@model_errors
 def trajectory(
     model: nn.Module,
     x: Batch,
@@ -105,13 +116,15 @@ def trajectory(
         layers: "first", "all", or names; `bias of layer l` then says how steep the part after it is (appendix A.7).
         tolerance: of the largest singular value of a convolution, which comes from Lanczos steps.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"trajectory: expected a torch.nn.Module; got {type(model).__name__}")
+    check_weights(check_model(model))
+    batch, tolerance = check_count(batch, "batch"), check_number(tolerance, "tolerance", 0)
     check_finite(x)
     size, model = batch_size(x), unwrap(model)
     refuse_lazy(model)
-    if y is not None and len(y) != size:
-        raise InputError(f"trajectory: expected one label per sample; got {len(y)} for {size} samples")
+    if y is not None and (check_tensor(y, "labels", floating=False).dim() == 0 or len(y) != size):
+        raise InputError(f"trajectory: expected one label per sample; got {shown(y)} for {size} samples")
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss: expected a function of the output and the labels; got {shown(loss)}")
     device = device_of(model)
     x = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, x)
     with evaluating(model), eagerly(model):
@@ -124,6 +137,12 @@ def trajectory(
             errors, gradients, link = gradients_of(
                 model, part, None if y is None else y[cut].to(device), loss, [s.name for s in sites.chosen], output
             )
+            if not all(
+                bool(torch.isfinite(one).all()) for one in tree_leaves((errors, gradients)) if isinstance(one, Tensor)
+            ):
+                raise ModelError(
+                    "expected finite gradients; the model or the loss has NaN or infinite ones at some of the inputs"
+                )
             if link and "logits" not in known:
                 known.append("logits")
             for site in sites.chosen:
@@ -157,7 +176,14 @@ def gradients_of(
             start = torch.ones_like(f)
         else:
             number = f.grad_fn._sequence_nr() if f.grad_fn is not None else 0
-            value = loss(f) if y is None else loss(f, y)
+            try:
+                value = loss(f) if y is None else loss(f, y)
+            except Exception as error:
+                raise InputError(
+                    f"loss: the function raised {first_line(error)} on outputs {tuple(f.shape)}"
+                ) from error
+            if not isinstance(value, Tensor):
+                raise InputError(f"loss: expected a function that returns a tensor; it returned {shown(value)}")
             if not value.requires_grad:
                 raise InputError("trajectory: the model's output is not connected to the loss: it has no gradient")
             link = applies_link(value.grad_fn, number)

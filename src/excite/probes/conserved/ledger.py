@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick
+from excite._core.checks import check_count, check_model, check_norms, check_number, check_weights, is_flag
 from excite._core.intercept.affine import clean_path
 from excite._core.wrappers import unwrap
 from excite.errors import InputError, ModelError
@@ -315,12 +316,15 @@ def conservation(
         tolerance: flag a step whose rest exceeds this share of the squared weights; by default 1e-12 in float64 and
             1e-4 in float32.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"conservation: expected a torch.nn.Module; got {type(model).__name__}")
+    check_norms(check_weights(check_model(model)).named_parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"conservation: expected a torch.optim.Optimizer; got {type(optimizer).__name__}")
     if wiring is None:
         if example is None:
             raise InputError("conservation: give an example batch or a wiring, to find the laws of the model")
         wiring = trace(model, example, output=output)
+    if not is_flag(off_diagonal):
+        off_diagonal = check_count(off_diagonal, "off_diagonal", also="True or False")
+    if tolerance is not None:
+        tolerance = check_number(tolerance, "tolerance", 0)
     return Ledger(model, optimizer, wiring.groups, off_diagonal, tolerance)

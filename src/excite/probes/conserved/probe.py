@@ -48,7 +48,7 @@ class Conservation(Probe):
         off_diagonal: bool | int = False,
         tolerance: float | None = None,
     ):
-        super().__init__(schedule or Every(10))
+        super().__init__(Every(10) if schedule is None else schedule)
         if off_diagonal and not parts:
             raise InputError("Conservation: off_diagonal needs every step: leave out parts=False")
         self.parts = parts

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from excite._core.background import handed, later, once
 from excite._core.calls import Batch, Pick
+from excite._core.checks import check_count, check_model, check_norms, check_weights, model_errors
 from excite.errors import InputError
 from excite.probes.base import Every, Moment, Probe, Schedule, Values
 from excite.probes.layer_alignment.leading import Leading, Search
@@ -125,6 +126,7 @@ def _fetch(found: Sequence[Leading], dots: Sequence[Tensor]) -> tuple[list[Row],
     return rows, list(numbers)
 
 
+@model_errors
 def alignment(
     model: nn.Module, example: Batch, *, exact: int = EXACT, iterations: int = 10, output: Pick = None
 ) -> Alignments:
@@ -133,9 +135,10 @@ def alignment(
 
     Up to the smaller dimension `exact` from the whole spectrum; beyond by a block Krylov method, in `iterations` rounds.
     """
+    exact, iterations = check_count(exact, "exact"), check_count(iterations, "iterations")
+    check_norms(check_weights(check_model(model)).named_parameters())
     measure = Measure(trace(model, example, output=output), exact, 8)
     parameters = parameters_of(model)
-    _check(parameters)
     for _ in range(max(1, iterations)):
         done, met = measure.begin(parameters)()
         if not measure.bases:  # all of them are exact
@@ -200,7 +203,7 @@ class Alignment(Probe):
     reduction = "first"  # every process holds the same weights
 
     def __init__(self, schedule: Schedule | None = None, exact: int | None = None, block: int = 8, output: Pick = None):
-        super().__init__(schedule or Every(100))
+        super().__init__(Every(100) if schedule is None else schedule)
         if (exact is not None and exact < 1) or block < 2:
             raise InputError(f"Alignment: expected exact of at least 1 and block of at least 2; got {exact}, {block}")
         self.exact, self.block, self.output = exact, block, output
@@ -250,9 +253,3 @@ def _values(done: Mapping[str, Row], met: Mapping[str, Aligned]) -> dict[str, fl
 
 def _once(layers: tuple[Layer, ...]) -> list[Layer]:
     return list({one.weight_name: one for one in reversed(layers)}.values())[::-1]
-
-
-def _check(parameters: Mapping[str, Tensor]) -> None:
-    for path, value in parameters.items():
-        if not bool(torch.isfinite(value).all()):
-            raise InputError(f"parameter {path!r} holds numbers that are not finite")

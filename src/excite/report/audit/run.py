@@ -12,6 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import check_finite, pick_output
+from excite._core.checks import (
+    check_choice,
+    check_count,
+    check_dense,
+    check_flag,
+    check_number,
+    check_output,
+    check_real,
+    check_weights,
+    model_errors,
+    shown,
+)
 from excite._core.preserve import evaluating
 from excite.bounds import Descent
 from excite.bounds.stability import as_descent
@@ -31,9 +43,11 @@ from excite.train.predictions import accuracy, decisions
 
 Progress = Callable[[str, int, int], None]
 NORMS: tuple[Literal["2", "inf"], ...] = ("2", "inf")
+_MOST_CLASSES = 10**6
 STAGES = {"layers and units": 0, "theorems": 20, "steepness": 50, "margins": 60}  # in percent of the time
 
 
+@model_errors
 def audit(
     what: str | Path | SavedModel | nn.Module,
     data: Dataset | tuple[Tensor, Tensor] | None = None,
@@ -63,11 +77,9 @@ def audit(
     tell = progress or (lambda phase, done, total: None)
     name, saved, setting = _subject(what, data, descent, loss, threshold, trust)
     model, set_ = saved.model, saved.data
-    for path, parameter in model.named_parameters():
-        check_weights(path, parameter)
-    for label, value in (("points", points), ("margin_points", margin_points)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{label}: expected a whole number of at least 1; got {value!r}")
+    check_weights(model)
+    points, margin_points = check_count(points, "points"), check_count(margin_points, "margin_points")
+    check_flag(units, "units"), check_flag(with_margins, "with_margins")
     parts = {part: saved.points(part, points) for part in PARTS}
     parts = {part: pair for part, pair in parts.items() if len(pair[0])}
     if "train" not in parts:
@@ -77,6 +89,10 @@ def audit(
         check_finite(inputs, f"{part} points")
         check_finite(labels, f"{part} labels")
     outputs = _outputs(model, x)
+    if set_.classes and (most := max(int(labels.max()) for _, labels in parts.values())) >= max(2, outputs + 1):
+        raise InputError(
+            f"data: expected labels below the number of classes; got {most} for a model with {outputs} outputs"
+        )
 
     def begin(stage: str) -> None:
         tell(stage, STAGES[stage], 100)
@@ -115,19 +131,15 @@ def audit(
     )
 
 
-def check_weights(path: str, parameter: Tensor) -> None:
-    if not bool(torch.isfinite(parameter).all()):
-        raise ModelError(f"expected finite weights; {path} has NaN or infinite ones: audit an earlier checkpoint")
-
-
 def _subject(
     what: Any, data: Any, descent: float | Descent | None, loss: AuditLoss | None, threshold: float, trust: bool
 ) -> tuple[str, SavedModel, Setting]:
     if isinstance(what, nn.Module):
         if data is None:
             raise InputError("expected data with a model: a Dataset, or training points and labels (x, y)")
-        if loss not in (None, "squared", "mse", "cross-entropy"):
-            raise InputError(f"loss: expected 'squared', 'mse' or 'cross-entropy'; got {loss!r}")
+        if loss is not None:
+            check_choice(loss, "loss", ("squared", "mse", "cross-entropy"))
+        threshold = check_number(threshold, "threshold")
         rule = None if descent is None else as_descent(descent)
         absent = [name for name, one in (("loss", loss), ("step size", rule)) if one is None]
         why = (
@@ -148,17 +160,29 @@ def _subject(
 def _dataset(data: Any) -> Dataset:
     if isinstance(data, Dataset):
         return data
-    if not (isinstance(data, tuple) and len(data) == 2 and all(isinstance(t, Tensor) for t in data)):
-        raise InputError(f"data: expected a Dataset or tensors (x, y); got {type(data).__name__}")
-    x, y = data
-    if not len(x) or len(x) != len(y):
+    if not (isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(t, Tensor) for t in data)):
+        raise InputError(f"data: expected a Dataset or tensors (x, y); got {shown(data)}")
+    x, y = (check_dense(part, "data") for part in data)
+    if not x.dim() or not y.dim() or not len(x) or len(x) != len(y):
         raise InputError(
-            f"data: expected a label for each point, at least one; got {len(x)} points and {len(y)} labels"
+            f"data: expected a label for each point, at least one; got {tuple(x.shape)} and {tuple(y.shape)}"
         )
     classes: tuple[str, ...] = ()
     if not y.is_floating_point():
-        classes = tuple(map(str, range(max(2, int(y.max()) + 1))))
+        classes = tuple(map(str, range(_classes(y))))
     return Dataset("data", x, y, x[:0], y[:0], classes, None, "")
+
+
+def _classes(y: Tensor) -> int:
+    """How many classes integer labels stand for: 0 to m − 1."""
+    if y.is_complex() or not y.numel():
+        raise InputError(f"data: expected integer labels or real targets; got {shown(y)}")
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= _MOST_CLASSES:
+        raise InputError(
+            f"data: expected labels from 0 to the number of classes − 1, below {_MOST_CLASSES}; got {low} to {high}: relabel the data"
+        )
+    return max(2, high + 1)
 
 
 def _outputs(model: nn.Module, x: Tensor) -> int:
@@ -171,6 +195,11 @@ def _outputs(model: nn.Module, x: Tensor) -> int:
             raise
         line = (str(error).splitlines() or [""])[0]
         raise ModelError(f"the model does not run on points of shape {tuple(x.shape[1:])}: {line}") from error
+    if output.dim() == 0 or len(output) != len(x[:2]) or not output[0].numel():
+        raise ModelError(
+            f"expected an output with one row per point; got {tuple(output.shape)} for {len(x[:2])} points"
+        )
+    check_output(check_real(output))
     return output[0].numel()
 
 

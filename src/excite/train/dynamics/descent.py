@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from torch import nn
 
+from excite._core.checks import check_count
 from excite.bounds.stability import largest_eigenvalue
 from excite.errors import TrainingStopped
-from excite.train.dynamics.objective import Course, Field, Loss, Quantity, Record, Status, positive, whole
+from excite.train.dynamics.objective import Course, Field, Loss, Quantity, Record, Status, positive
 
 
 def descent(
@@ -33,7 +34,7 @@ def descent(
     Records every `every` steps, at the start and at the end; `quantities` are functions of the model. In float64, on a
     copy of the model.
     """
-    steps, refresh, every = whole("steps", steps), whole("refresh", refresh), whole("every", every)
+    steps, refresh, every = check_count(steps, "steps"), check_count(refresh, "refresh"), check_count(every, "every")
     fixed = None if step is None else positive("step", step)
     tolerance = positive("tolerance", tolerance, zero=True)
     field = Field(model, loss)

@@ -12,9 +12,10 @@ import torch
 from scipy import integrate
 from torch import Tensor, nn
 
+from excite._core.checks import check_count, is_whole
 from excite.errors import InputError, TrainingStopped
 from excite.train.dynamics.kinks import Side, first_crossing, left_side, sides
-from excite.train.dynamics.objective import Array, Course, Field, Loss, Quantity, Record, Status, positive, whole
+from excite.train.dynamics.objective import Array, Course, Field, Loss, Quantity, Record, Status, positive
 from excite.train.dynamics.sliding import MOST, Place, corrected, leaving, mask, released, tangent
 
 METHODS: dict[str, Any] = {name: getattr(integrate, name) for name in ("DOP853", "RK45", "LSODA", "Radau", "BDF")}
@@ -66,7 +67,7 @@ def gradient_flow(
 
     The model is copied to float64 and left as it was; data in `loss` has to be float64 too.
     """
-    end, most = positive("time", time), whole("most", most)
+    end, most = positive("time", time), check_count(most, "most")
     if method not in METHODS:
         raise InputError(f"method: expected one of {', '.join(METHODS)}; got {method!r}")
     if clock not in ("time", "length"):
@@ -287,8 +288,8 @@ class _Walk:
 
 
 def _moments(at: int | Sequence[float] | Array, end: float) -> list[float]:
-    if isinstance(at, int) and not isinstance(at, bool):
-        return [float(t) for t in np.linspace(0.0, end, whole("at", at) + 1)]
+    if is_whole(at):
+        return [float(t) for t in np.linspace(0.0, end, check_count(at, "at") + 1)]
     moments = np.asarray(at, dtype=np.float64)
     good = moments.ndim == 1 and len(moments) and (np.diff(moments) >= 0).all()
     if not good or not 0 <= moments[0] <= moments[-1] <= end:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from excite._core.checks import check_number
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.errors import InputError, ModelError, TrainingStopped
 from excite.train.dynamics.kinks import Kinks, Side
@@ -207,13 +208,4 @@ class Record:
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < 0 or (value == 0 and not zero):
-        raise InputError(f"{name}: expected a finite number {'of at least' if zero else 'above'} 0; got {value!r}")
-    return float(value)
-
-
-def whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name}: expected a whole number of at least 1; got {value!r}")
-    return value
+    return check_number(value, name, 0, above=not zero)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from excite.errors import InputError
+from excite._core.checks import check_count
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class BiasTrajectory:
 
     def variance(self, last: int) -> Tensor:
         """avg ‖b(t) − avg b‖² over the steps of the `last` windows (S,): Corollary 2."""
-        if isinstance(last, bool) or not isinstance(last, int) or not 1 <= last <= len(self.counts):
-            raise InputError(f"last: expected a number of windows from 1 to {len(self.counts)}; got {last!r}")
+        last = check_count(last, "last", 1, len(self.counts))
         share = self.counts[-last:].double() / self.counts[-last:].sum()
         middle = self.middle[:, -last:]
         whole = torch.einsum("t,stn->sn", share, middle)

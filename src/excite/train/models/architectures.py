@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from excite._core.checks import check_count, is_number
 from excite._core.randomness import seeded_weights
 from excite.errors import InputError
 from excite.train.models.resnet import resnet
@@ -31,7 +32,7 @@ def papers_cnn(
     "relu" is the network of figure 1 of the richness paper. With `dropout` above 0 the units of the two fully connected
     hidden layers are dropped with that probability.
     """
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+    if not is_number(dropout) or not 0 <= dropout < 1:
         raise InputError(f"papers-cnn: expected dropout of at least 0 and less than 1; got {dropout!r}")
     if not isinstance(widths, list | tuple) or len(widths) != 4:
         raise InputError(f"papers-cnn: expected widths as a list of four numbers; got {widths!r}")
@@ -124,5 +125,4 @@ def _activation(model: str, name: str) -> Callable[[], nn.Module]:
 
 def _positive(**numbers: Any) -> None:
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise InputError(f"{name}: expected a whole number of at least 1; got {number!r}")
+        check_count(number, name)

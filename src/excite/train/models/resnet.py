@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from excite.errors import InputError
+from excite._core.checks import check_count
 
 
 class Block(nn.Module):
@@ -32,8 +32,7 @@ def resnet(channels: int = 3, outputs: int = 1, width: int = 64, stages: int = 3
     Three stages from width 64 have 2.8 million weights; four are ResNet-18 as it is used on 32×32 images.
     """
     for name, number in {"width": width, "stages": stages, "blocks": blocks}.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise InputError(f"resnet: expected {name} of at least 1; got {number!r}")
+        check_count(number, f"resnet: {name}")
     layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     for stage in range(stages):
         after = width * 2**stage

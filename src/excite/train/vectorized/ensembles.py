@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from excite._core.checks import check_count
 from excite.train.dynamics.trajectories import BiasTrajectory, Piece, Record
 from excite.train.shuffle import Shuffle
-from excite.train.vectorized.inputs import check, check_room, check_seeds, check_whole, take_points, take_rates
+from excite.train.vectorized.inputs import check, check_room, check_seeds, take_points, take_rates
 from excite.train.vectorized.perceptrons import Perceptrons
 from excite.train.vectorized.sgd import Captured, Loss, Rule, Steps, few_threads
 
@@ -102,7 +103,7 @@ def ensemble(
     rule = Rule(loss, take_rates(networks, lr), momentum, weight_decay)
     orders = [Shuffle(points.shape[1], batch, seed) for seed in check_seeds(networks, seeds)]
     total = epochs * -(-points.shape[1] // batch)  # steps
-    width = total // epochs if window is None else min(check_whole("window", window), total)
+    width = total // epochs if window is None else min(check_count(window, "window"), total)
     watched = len(networks.weights) if layers == "all" else 1
     check_room(networks, batch, width, watched)
     steps = Steps(networks, rule, batch, width, watched)

@@ -8,6 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from excite._core.checks import check_count, check_number
 from excite.errors import InputError
 from excite.train.vectorized.perceptrons import Perceptrons
 from excite.train.vectorized.sgd import Loss
@@ -58,8 +59,8 @@ def check_seeds(networks: Perceptrons, seeds: Sequence[int] | None) -> list[int]
 def check(
     networks: Perceptrons, epochs: int, batch: int, loss: str, momentum: float, decay: float, layers: str
 ) -> None:
-    check_whole("epochs", epochs)
-    check_whole("batch", batch)
+    check_count(epochs, "epochs")
+    check_count(batch, "batch")
     if loss not in get_args(Loss):
         raise InputError(f"loss: expected {' or '.join(map(repr, get_args(Loss)))}; got {loss!r}")
     if networks.form.sigmoid and loss != "bce":
@@ -67,8 +68,7 @@ def check(
     if layers not in ("first", "all"):
         raise InputError(f"layers: expected 'first' or 'all'; got {layers!r}")
     for name, value in (("momentum", momentum), ("weight_decay", decay)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise InputError(f"{name}: expected a number of at least 0; got {value!r}")
+        check_number(value, name, 0)
 
 
 def check_room(networks: Perceptrons, batch: int, width: int, watched: int) -> None:
@@ -79,12 +79,6 @@ def check_room(networks: Perceptrons, batch: int, width: int, watched: int) -> N
     if needed > _MOST:
         fits = max(1, int(width * _MOST / needed))
         raise InputError(f"window: {width} steps need {needed / 1e9:.0f} GB; choose at most {fits}")
-
-
-def check_whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name}: expected a whole number of at least 1; got {value!r}")
-    return value
 
 
 def _shape(value: object) -> str:

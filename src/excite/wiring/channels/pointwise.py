@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excite._core.checks import is_number
 from excite.wiring.channels.labels import ZERO, Break
 from excite.wiring.channels.rules import rule
 from excite.wiring.channels.signals import Bench, Signal, shapes_of
@@ -28,7 +29,7 @@ def add(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     x, y = a.self, a.other
     alpha = float(a.alpha if a.alpha is not None else 1) * (-1 if a.op != "add" else 1)
     for one, other in ((x, y), (y, x)):
-        if isinstance(one, int | float) and not isinstance(one, bool):
+        if is_number(one):
             signal = bench.signal(other)
             if one != 0:
                 bench.classes.pin(signal.labels, Break("a constant is added"))
@@ -113,7 +114,7 @@ def _connected(bench: Bench, a: Tensor, b: Tensor) -> Tensor:
 def power(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     """xⁿ for a whole number n ≥ 1 scales by the n-th power."""
     exponent = 2 if a.op == "square" else getattr(a, "exponent", None)
-    whole = isinstance(exponent, int | float) and not isinstance(exponent, bool) and float(exponent).is_integer()
+    whole = is_number(exponent) and float(exponent).is_integer()
     if not whole or not 1 <= float(exponent) <= 16 or not isinstance(a.self, Signal):  # type: ignore[arg-type]
         return bench.unknown(node, [v for v in a.args if isinstance(v, Signal | Held)], a.op)
     count = int(float(exponent))  # type: ignore[arg-type]

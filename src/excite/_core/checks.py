@@ -1,0 +1,307 @@
+"""The gate for what users pass: modules, tensors, weights, labels and numbers, each refused in one line.
+
+A check here either returns the value in the type that the code behind it works with, or raises an `ExciteError` that says
+what was expected, what came and what to do. `check_weights` and `check_values` read tensors and wait for the device: they
+have no place in the training step.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
+from typing import Any, ParamSpec, TypeGuard, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from excite.errors import ExciteError, InputError, ModelError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+LARGEST = 2**31 - 1  # of a count: what the kernels of torch index with
+
+
+def shown(value: object) -> str:
+    """A value in one short line: tensors, arrays and modules by kind and shape, anything else by its repr."""
+    if isinstance(value, Tensor):
+        layout = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+        shape = "nested" if value.is_nested else f"shape {tuple(value.shape)}"
+        return f"a {layout}tensor of {str(value.dtype).removeprefix('torch.')}, {shape}, on {value.device.type}"
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}, shape {value.shape}"
+    if isinstance(value, nn.Module):
+        return f"a {type(value).__name__} module"
+    try:
+        line = " ".join(repr(value).split())
+    except Exception:  # a repr of the user's own, or an integer with too many digits
+        return f"a {type(value).__name__}"
+    return line if len(line) <= 80 else f"{line[:77]}..."
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its message."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+def as_scalar(value: object) -> object:
+    """The number in a tensor or array of one element; anything else as it is. Waits for the device that the tensor is on."""
+    if isinstance(value, Tensor):
+        readable = value.layout is torch.strided and not value.is_nested and value.device.type != "meta"
+        return value.item() if readable and value.numel() == 1 else value
+    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number of Python or numpy; True and False are none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a real number of Python or numpy; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_count(value: object, name: str, least: int = 1, most: int = LARGEST, *, also: str = "") -> int:
+    """A whole number from `least` to `most`; `also` says what else the caller takes, such as "or None"."""
+    number = as_scalar(value)
+    if not is_whole(number) or number < least:
+        raise InputError(
+            f"{name}: expected a whole number of at least {least}{also and f', {also}'}; got {shown(value)}"
+        )
+    if number > most:
+        raise InputError(f"{name}: expected a whole number of at most {most}; got {shown(value)}: choose a smaller one")
+    return int(number)
+
+
+def check_seed(value: object, name: str = "seed") -> int:
+    """A whole number that torch's generators take."""
+    return check_count(value, name, 0, 2**64 - 1)
+
+
+def check_number(
+    value: object, name: str, least: float = -math.inf, most: float = math.inf, *, above: bool = False
+) -> float:
+    """A finite number from `least` (`above`: greater than it) to `most`."""
+    given, number = as_scalar(value), math.nan
+    if is_number(given):
+        try:
+            number = float(given)
+        except OverflowError:
+            number = math.inf
+    if not math.isfinite(number) or not least <= number <= most or (above and number == least):
+        low = "" if least == -math.inf else f" above {least:g}" if above else f" of at least {least:g}"
+        high = "" if most == math.inf else f"{' and' if low else ''} at most {most:g}"
+        raise InputError(f"{name}: expected a finite number{low}{high}; got {shown(value)}")
+    return number
+
+
+def check_numbers(values: object, name: str, least: float = -math.inf) -> list[float]:
+    """Finite numbers of at least `least`, in a list, a tuple or anything else that has an order, or in a tensor or array of one axis."""
+    whole = isinstance(values, Tensor | np.ndarray) and values.ndim == 1
+    if not whole and (not isinstance(values, Sequence) or isinstance(values, str | bytes)):
+        raise InputError(f"{name}: expected a list of numbers, such as [0.1, 0.2]; got {shown(values)}")
+    return [check_number(value, name, least) for value in (to_array(name, values) if whole else values)]  # type: ignore[attr-defined]
+
+
+def is_flag(value: object) -> TypeGuard[bool]:
+    """Whether it is True or False, of Python or numpy."""
+    return isinstance(value, bool | np.bool_)
+
+
+def check_flag(value: object, name: str) -> bool:
+    """True or False."""
+    given = as_scalar(value)
+    if not is_flag(given):
+        raise InputError(f"{name}: expected True or False; got {shown(value)}")
+    return bool(given)
+
+
+def check_choice(value: object, name: str, choices: Iterable[str]) -> str:
+    """One of a few words."""
+    words = list(choices)
+    if not isinstance(value, str) or value not in words:
+        raise InputError(f"{name}: expected {', '.join(map(repr, words[:-1]))} or {words[-1]!r}; got {shown(value)}")
+    return value
+
+
+def check_pair(value: object, name: str) -> tuple[float, float]:
+    """(low, high), finite numbers with low < high."""
+    one_axis = isinstance(value, Tensor | np.ndarray) and value.ndim == 1
+    if not (one_axis or isinstance(value, tuple | list)) or len(value) != 2:  # type: ignore[arg-type]
+        raise InputError(f"{name}: expected (low, high) with low < high; got {shown(value)}")
+    low, high = (check_number(one, name) for one in value)  # type: ignore[attr-defined]
+    if not low < high:
+        raise InputError(f"{name}: expected (low, high) with low < high; got {shown(value)}")
+    return low, high
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+def check_dense(tensor: Tensor, what: str = "inputs") -> Tensor:
+    """A tensor whose values can be read: strided, on a device with memory. Reads none of them."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise InputError(f"expected dense {what}; got {shown(tensor)}: convert with .to_dense() or .dequantize()")
+    if tensor.device.type == "meta":
+        raise InputError(f"expected {what} with values; got {shown(tensor)}: move them to a device that has memory")
+    return tensor
+
+
+def check_tensor(value: object, what: str, *dims: int, floating: bool = True) -> Tensor:
+    """A dense tensor with one of these numbers of axes, of floating-point numbers unless said otherwise."""
+    if not isinstance(value, Tensor):
+        raise InputError(f"expected {what} as a tensor; got {shown(value)}: convert with torch.as_tensor")
+    check_dense(value, what)
+    if floating and not value.is_floating_point():
+        raise InputError(f"expected {what} as floating-point numbers; got {shown(value)}: convert with .double()")
+    if dims and value.dim() not in dims:
+        raise InputError(f"expected {what} with {' or '.join(map(str, dims))} axes; got {shown(value)}")
+    return value
+
+
+def check_tensors(values: object, what: str) -> list[Tensor]:
+    """A list of at least one dense tensor of real numbers, all of them finite."""
+    if isinstance(values, Tensor | str | bytes | dict) or not isinstance(values, Iterable):
+        raise InputError(f"expected {what} as a list of tensors; got {shown(values)}")
+    found = [check_tensor(one, what, floating=False) for one in values]
+    if not found:
+        raise InputError(f"expected {what} as a list of at least one tensor; got none")
+    for one in found:
+        if one.is_complex():
+            raise InputError(f"expected {what} as real numbers; got {shown(one)}")
+    check_values(found, what)
+    return found
+
+
+def same_shapes(one: object, other: object, what: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Two lists of finite tensors, the shapes of one as those of the other. Waits for the device."""
+    first, second = check_tensors(one, what), check_tensors(other, what)
+    if [t.shape for t in first] != [t.shape for t in second]:
+        shapes = " and ".join(shown([tuple(t.shape) for t in side]) for side in (first, second))
+        raise InputError(f"expected two lists of {what} of the same shapes; got {shapes}")
+    return first, second
+
+
+def check_values(tensors: Iterable[Tensor], what: str) -> None:
+    """Refuse NaN and infinite values. Waits for the device."""
+    for tensor in tensors:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise InputError(
+                f"expected finite {what}; {bad} of {tensor.numel()} values are NaN or infinite: clean them"
+            )
+
+
+def to_array(name: str, values: Any) -> npt.NDArray[np.float64]:
+    """Real numbers in a tensor, an array or nested lists, as a new float64 array on the CPU."""
+    if isinstance(values, Tensor):
+        values = check_dense(values, name).detach().cpu()
+        if values.is_complex():
+            raise InputError(f"{name}: expected real numbers; got {shown(values)}")
+        values = values.double().numpy()
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InputError(f"{name}: expected real numbers; got {shown(values)}") from error
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+def check_model(model: object, name: str = "model") -> nn.Module:
+    """A module. Reads none of its weights."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{name}: expected a torch.nn.Module; got {shown(model)}")
+    return model
+
+
+def check_weights(model: nn.Module) -> nn.Module:
+    """The module, if all its parameters have finite values; the first that has not is named. Waits for the device once.
+
+    Buffers may hold infinities: masks of attention do.
+    """
+    check_model(model)
+    named = list(model.named_parameters())
+    for path, parameter in named:
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ModelError(f"parameter {path!r} is not initialized yet: run the model once on a batch first")
+        if parameter.device.type == "meta":
+            raise ModelError(f"expected weights with values; {path} is on the meta device: load the weights first")
+    # Of weights that FSDP2 shards each process has a part: one that refuses alone would leave the others waiting.
+    named = [
+        (path, p)
+        for path, p in named
+        if p.is_floating_point() and p.layout is torch.strided and not hasattr(p, "to_local")
+    ]
+    if not named:
+        return model
+    device = named[0][1].device
+    with torch.no_grad():
+        good = torch.stack([torch.isfinite(p).all().to(device) for _, p in named]).tolist()
+    for (path, _), fine in zip(named, good):
+        if not fine:
+            raise ModelError(
+                f"expected finite weights; {path} has NaN or infinite values: load a checkpoint from before training diverged"
+            )
+    return model
+
+
+def check_norms(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse weights without elements, and those whose squares overflow float64. Waits for the device."""
+    for name, weight in named:
+        if not weight.numel():
+            raise ModelError(f"expected weights with at least one element; {name} has the shape {tuple(weight.shape)}")
+        if hasattr(weight, "to_local") or not weight.is_floating_point():
+            continue
+        if not math.isfinite(float(weight.detach().double().square().sum())):
+            raise ModelError(
+                f"expected weights whose squares are finite in float64; those of {name} are not: scale them"
+            )
+
+
+def check_output(output: Tensor) -> Tensor:
+    """The output of a model, if it is finite. Waits for the device."""
+    if output.is_floating_point() and not bool(torch.isfinite(output).all()):
+        raise ModelError("expected finite outputs; the model returns NaN or infinite values at some of the inputs")
+    return output
+
+
+def check_real(output: Tensor) -> Tensor:
+    """The output of a model, if it is not complex. Reads no value."""
+    if output.is_complex():
+        raise ModelError(
+            f"expected outputs of real numbers; got {output.dtype}: return their real part or absolute value"
+        )
+    return output
+
+
+def raised_in_module(error: BaseException) -> bool:
+    """Whether a module was running when the error was raised."""
+    code = nn.Module._call_impl.__code__
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def model_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a public function that runs the user's model.
+
+    What the model raises becomes a `ModelError` in one line, with the original error as its cause. Running out of GPU memory
+    stays as it is, for callers that then take smaller batches.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (ExciteError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if not raised_in_module(error):
+                raise
+            raise ModelError(
+                f"the model raised {first_line(error)}: check that it takes inputs of this shape, dtype and device"
+            ) from error
+
+    return wrapped
