@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import excite
-from excite.cli.app import app as cli
+from excite.cli import app as cli
 from excite.data import load
 from excite.jobs.executors import Workers
 from excite.jobs.scheduler import Task
