@@ -247,6 +247,39 @@ class Written(nn.Module):
         return h @ self.last
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer by hand, from a state of zeros; x (batch, time, features)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Parameter(torch.randn(3, 4) / 2)
+        self.again = nn.Parameter(torch.randn(4, 4) / 2)
+        self.bias = nn.Parameter(torch.randn(4) / 4)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros(len(x), 4, dtype=x.dtype, device=x.device)
+        for step in x.unbind(1):
+            state = torch.tanh(step @ self.enter + state @ self.again + self.bias)
+        return self.head(state)
+
+
+class InPlace(nn.Module):
+    """Layers that are written with operations in place, and a division."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(5, 4) / 2)
+        self.second = nn.Parameter(torch.rand(3, 4) + 0.5)
+        self.last = nn.Parameter(torch.randn(3) / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), 4, dtype=x.dtype, device=x.device).addmm_(x, self.first)
+        h = torch.tanh((torch.tanh(h)[:, None] / self.second).sum(-1)).clone()
+        h *= self.last
+        return h.sum(-1)
+
+
 def padded_network(mode: str, axes: int = 2, outputs: int = 1) -> nn.Sequential:
     """Two convolutions whose padding is not zero, on signals of 4 entries along each axis."""
     conv = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[axes]
@@ -305,6 +338,8 @@ CASES: dict[str, Case] = {
     "functional": Case(Functional, (5,)),
     "products": Case(Products, (5,)),
     "written": Case(Written, (5,), layers=3),
+    "recurrent": Case(Recurrent, (2, 3), layers=5),
+    "in-place": Case(InPlace, (5,), layers=3),
     "padding-circular": Case(lambda: padded_network("circular"), (2, 4, 4), layers=3),
     "padding-reflect": Case(lambda: padded_network("reflect"), (2, 4, 4), layers=3),
     "patches": Case(Patches, (2, 4, 4)),
@@ -421,6 +456,12 @@ def _filled(x: Tensor, w: Tensor) -> Tensor:
     return x @ weight.T
 
 
+def _scaled_in_place(x: Tensor, w: Tensor) -> Tensor:
+    scaled = x + 0
+    scaled *= w
+    return scaled
+
+
 _W, _V, _WT = {"w": (6, 5)}, {"w": (5,)}, {"w": (5, 6)}
 WAYS: dict[str, Way] = {
     "F.linear": Way(_W, lambda m, x: F.linear(x, m.w), lambda m: m.w),
@@ -442,6 +483,9 @@ WAYS: dict[str, Way] = {
     "tensordot": Way(_W, lambda m, x: torch.tensordot(x, m.w, dims=([1], [1])), lambda m: m.w),
     "tensordot over one axis": Way(_WT, lambda m, x: torch.tensordot(x, m.w, 1), lambda m: m.w.T),
     "addmm": Way(_WT, lambda m, x: torch.addmm(torch.zeros(6, dtype=x.dtype), x, m.w), lambda m: m.w.T),
+    "addmm to zeros": Way(
+        _WT, lambda m, x: torch.addmm(torch.zeros(len(x), 6, dtype=x.dtype), x, m.w), lambda m: m.w.T
+    ),
     "addmm, scaled": Way(
         _WT, lambda m, x: torch.addmm(torch.ones(6, dtype=x.dtype), x, m.w, beta=0, alpha=3), lambda m: 3 * m.w.T
     ),
@@ -475,6 +519,25 @@ WAYS: dict[str, Way] = {
     "(x · v).sum": Way(_V, lambda m, x: (x * m.w).sum(-1), lambda m: m.w[None]),
     "(v · x).mean": Way(_V, lambda m, x: torch.mean(torch.mul(m.w, x), 1), lambda m: m.w[None] / 5),
     "(x · W).sum": Way(_W, lambda m, x: (x[:, None] * m.w).sum(dim=-1), lambda m: m.w, in_shape=(1, 5)),
+    "x.mul_(v).sum": Way(_V, lambda m, x: x.clone().mul_(m.w).sum(-1), lambda m: m.w[None]),
+    "x *= v, sum": Way(_V, lambda m, x: _scaled_in_place(x, m.w).sum(-1), lambda m: m.w[None]),
+    "(x / v).sum": Way(_V, lambda m, x: (x / m.w).sum(-1), lambda m: 1 / m.w[None]),
+    "(x / W).mean": Way(_W, lambda m, x: torch.div(x[:, None], m.w).mean(-1), lambda m: 0.2 / m.w, in_shape=(1, 5)),
+    "x.div_(v).sum": Way(_V, lambda m, x: x.clone().div_(m.w).sum(-1), lambda m: 1 / m.w[None]),
+    "addmm_": Way(_WT, lambda m, x: x.new_zeros(len(x), 6).addmm_(x, m.w), lambda m: m.w.T),
+    "addmm_, scaled": Way(
+        _WT,
+        lambda m, x: torch.ones(len(x), 6, dtype=x.dtype).addmm_(x, m.w, beta=0, alpha=3),
+        lambda m: 3 * m.w.T,
+    ),
+    "addmv_": Way(_V, lambda m, x: x.new_zeros(len(x)).addmv_(x, m.w), lambda m: m.w[None]),
+    "baddbmm_": Way(
+        _WT,
+        lambda m, x: x.new_zeros(1, len(x), 6).baddbmm_(x[None], m.w[None])[0],
+        lambda m: m.w.T,
+        in_shape=(1, 5),
+    ),
+    "x @ (W + 0 · x)": Way(_WT, lambda m, x: x @ (m.w + 0 * x.mean()), lambda m: m.w.T),
     "a 1×1 convolution": Way(
         _W, lambda m, x: F.conv1d(x[..., None], m.w[..., None])[..., 0], lambda m: m.w, in_shape=(5, 1)
     ),

@@ -19,7 +19,7 @@ HOOKABLE = [
     name
     for name, case in CASES.items()
     if case.outputs == 1
-    and name not in ("functional", "products", "written", "patches", "shared", "dict", "tuple")
+    and name not in ("functional", "products", "written", "recurrent", "in-place", "patches", "shared", "dict", "tuple")
     and "transformer" not in name
 ]
 SCALAR = [name for name, case in CASES.items() if case.outputs == 1]

@@ -15,7 +15,8 @@ from excite.lipschitz.signatures import signatures
 from models import CASES, build, same_state, state_of
 
 SMOOTH = {"tanh": "tanh", "layernorm": "layer_norm", "groupnorm": "group_norm", "transformer": "transformer",
-          "transformer-dropout": "transformer", "transformer-time-first": "attention", "heads": "attention", "gated": "mul"}  # fmt: skip
+          "transformer-dropout": "transformer", "transformer-time-first": "attention", "heads": "attention", "gated": "mul",
+          "recurrent": "tanh", "in-place": "tanh"}  # fmt: skip
 LINEAR = [n for n, case in CASES.items() if not case.tokens and n not in {*SMOOTH, "papers"}]
 # Of these no bound is known: see test_lipschitz.
 SMALL = [n for n in LINEAR if not n.startswith(("resnet", "instancenorm", "written", "patches"))]
@@ -323,3 +324,40 @@ def test_one_number_is_the_median_of_the_others_in_several_ways(taken: object) -
     found = along(Model(), torch.zeros(1, 1).double(), torch.ones(1, 1).double())
     assert torch.allclose(found.breaks[0], torch.tensor([0, 0.25, 0.5, 0.75, 1]).double())
     assert found.slopes[0].tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+class Rounding(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.enter, self.function, self.head = nn.Linear(3, 4), function, nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.function(torch.relu(self.enter(x))))
+
+
+FLOOR = {
+    "//": lambda h: h + h // 0.5,
+    "floor_divide": lambda h: h + torch.floor_divide(h, 0.5),
+    "by a tensor": lambda h: h + h.floor_divide(torch.full((), 0.5, dtype=h.dtype)),
+}
+
+
+@pytest.mark.parametrize("name", FLOOR)
+def test_floor_division_is_the_division_that_rounds_down(name: str) -> None:
+    torch.manual_seed(0)
+    model = Rounding(FLOOR[name]).double()
+    same = Rounding(lambda h: h + torch.div(h, 0.5, rounding_mode="floor")).double()
+    same.load_state_dict(model.state_dict())
+    start, end = torch.randn(2, 3, 3, dtype=torch.float64)
+    found, expected = along(model, start, end), along(same, start, end)
+    assert torch.equal(found.values, expected.values)
+    assert all(torch.equal(a, b) for a, b in zip(found.breaks, expected.breaks))
+    assert torch.equal(local(model, start), local(same, start))
+
+
+def test_functions_without_a_derivative_are_refused_in_one_line() -> None:
+    model = Rounding(lambda h: torch.add(h, 1.0, out=torch.empty_like(h))).requires_grad_(False)
+    for measure in (lambda x: along(model, x, -x), lambda x: local(model, x)):
+        with pytest.raises(ModelError, match=r"that PyTorch can differentiate.*out=") as raised:
+            measure(torch.ones(2, 3))
+        assert "\n" not in str(raised.value)

@@ -1,11 +1,12 @@
 """How a model is called on a batch, and which tensor of what it returns is *the* output.
 
-A batch is a tensor, a tuple of positional arguments or a dict of keyword arguments; the first axis of every tensor in
-it is the batch axis.
+A batch is a tensor, a tuple of positional arguments or a dict of keyword arguments (or the dict that a model takes as its
+only argument); the first axis of every tensor in it is the batch axis.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from excite._core.checks import check_dense, first_line, shown
+from excite._core.wrappers import unwrap
 from excite.errors import ExciteError, InputError, ModelError
 
 Batch = Tensor | tuple[Any, ...] | dict[str, Any]
@@ -22,11 +24,26 @@ Pick = str | int | Callable[[Any], Tensor] | None
 
 def call(model: nn.Module, batch: Batch) -> Any:
     """`model(batch)`, `model(*batch)` or `model(**batch)`."""
+    args, kwargs = arguments(model, batch)
+    return model(*args, **kwargs)
+
+
+def arguments(model: nn.Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments of a batch. A dict has the keyword arguments, or is the only argument of a model
+    that does not take its keys."""
     if isinstance(batch, tuple):
-        return model(*batch)
-    if isinstance(batch, dict):
-        return model(**batch)
-    return model(batch)
+        return batch, {}
+    if isinstance(batch, dict) and (_takes(model, **batch) or not _takes(model, batch)):
+        return (), batch
+    return (batch,), {}
+
+
+def _takes(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
+    try:
+        inspect.signature(unwrap(model).forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def tensors(batch: Batch) -> list[Tensor]:

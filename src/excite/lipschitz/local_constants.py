@@ -11,6 +11,7 @@ from excite._core.norms import Norm, parse_norm
 from excite._core.preserve import evaluating
 from excite._core.wrappers import eagerly
 from excite.errors import InputError, ModelError
+from excite.lipschitz.differentiating import differentiable
 
 _MOST = 2**25  # numbers of all Jacobians held at once: 256 MB in double precision
 
@@ -33,7 +34,7 @@ def local(model: nn.Module, x: Tensor, norm: object = "2", *, output: Pick = Non
     check_finite(x)
     if not len(x):
         return x.new_zeros(0)
-    with evaluating(model), eagerly(model), torch.enable_grad():
+    with evaluating(model), eagerly(model), torch.enable_grad(), differentiable():
         first, outputs = _forward(model, x[:1], output)
         size = max(1, _MOST // max(1, outputs.shape[1] * first[0].numel())) if name == "2" else len(x)
         found = torch.cat([_norms(*_forward(model, part, output), name) for part in x.split(size)])

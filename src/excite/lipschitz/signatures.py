@@ -23,6 +23,7 @@ from excite._core.calls import Pick, check_finite, pick_output
 from excite._core.preserve import evaluating
 from excite._core.wrappers import eagerly, unwrap
 from excite.errors import InputError, ModelError
+from excite.lipschitz.differentiating import differentiable
 from excite.wiring.channels.rules import bind, is_inplace, name_of
 from excite.wiring.operators import OPERATORS, Operator
 
@@ -102,7 +103,7 @@ def check_gradient(
     weights = torch.randn(change.shape[1], generator=generator, dtype=torch.float64).to(change)
     expected = change @ weights
     size = max(1, min(_MOST_POINTS, _AT_ONCE // x[:1].numel()))
-    with evaluating(model), eagerly(model), torch.enable_grad():
+    with evaluating(model), eagerly(model), torch.enable_grad(), differentiable():
         for part, along, target in zip(x.split(size), step.split(size), expected.split(size)):
             leaf = part.detach().clone().requires_grad_()
             outputs = pick_output(model(leaf), output).reshape(len(part), -1)

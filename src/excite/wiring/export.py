@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from excite._core.calls import Batch, Pick, batch_size, call, pick_output
+from excite._core.calls import Batch, Pick, arguments, batch_size, call, pick_output
 from excite._core.intercept.affine import clean_path
 from excite._core.preserve import untouched
 from excite._core.wrappers import eagerly, unwrap, without_reentrant_checkpointing
@@ -94,8 +94,7 @@ def exported(model: nn.Module, batch: Batch, output: Pick = None, *, only_output
 
 def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
     two = resized(batch, 2)
-    args = two if isinstance(two, tuple) else () if isinstance(two, dict) else (two,)
-    kwargs = two if isinstance(two, dict) else None
+    args, kwargs = arguments(model, two)
     try:
         # Under grad mode, because without it transformer layers take a fused path that hides their parts.
         with untouched(model), _quiet(), torch.enable_grad(), without_reentrant_checkpointing():
@@ -105,6 +104,8 @@ def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
         raise ExportFailed(line.strip()) from error
 
     for one in program.graph.nodes:
+        if str(getattr(one.target, "__module__", "")).startswith("torch._functorch"):
+            raise ExportFailed("the model uses torch.vmap or torch.func, inside which layers are not followed")
         value = one.meta.get("val")
         if isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape):
             raise ExportFailed(f"the shape of the output of {one.name} depends on the values in the batch")

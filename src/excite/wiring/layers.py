@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, pick_output
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
-from excite._core.intercept.parameters import Roles, sentence
+from excite._core.intercept.parameters import TRANSFORMED, Roles, sentence
 from excite.errors import ExciteError, ModelError
 from excite.wiring.export import resized, run
 
@@ -74,7 +74,7 @@ def record(model: nn.Module, batch: Batch, output: Pick) -> tuple[tuple[Layer, .
     pick_output(returned, output)
     notes = [f"{name} holds affine maps inside one kernel: they are not listed" for name in dict.fromkeys(first.hidden)]
     if not first.seen:
-        hint = f" ({notes[0]})" if notes else ""
+        hint = f" ({notes[0]})" if notes else f" (parameters are {TRANSFORMED})" if roles.inside_transforms else ""
         raise ModelError(
             "the model has no affine layer that Excite can see: expected at least one linear layer, convolution or "
             f"product with a parameter in its forward pass{hint}"

@@ -89,13 +89,15 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
     try:
         groups = assemble(follow(model, exported(model, example, output)))
     except ExportFailed as failure:
-        groups = tuple(_lonely(layer, f"torch.export failed: {failure}") for layer in layers)
+        # A weight that is computed on the fly (weight normalization) is no parameter that a group could hold.
+        alone = [layer for layer in layers if layer.weight_name is not None]
+        groups = tuple(_lonely(layer, f"torch.export failed: {failure}") for layer in alone)
     return Wiring(layers, groups, notes, parameters)
 
 
 def _lonely(layer: Layer, why: str) -> Group:
     """A layer about whose surroundings nothing is known."""
-    path = layer.weight_name or layer.name
+    path = str(layer.weight_name)
     shape = tuple(layer.weight.shape)
     count = shape[0] if shape else 1
     slot = Slot(Held(path, shape), (1, count, max(layer.weight.numel() // count, 1), 1))

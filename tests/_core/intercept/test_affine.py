@@ -192,6 +192,7 @@ def test_parameters_without_a_role_are_named_once_per_model() -> None:
     pe = PersistentExcitation(model, 0.1)
     with pytest.warns(UserWarning, match="centres") as caught:
         pe.extremes(x)
+    assert [one.filename for one in caught] == [__file__]  # the user's line
     (warning,) = [str(one.message) for one in caught]
     assert all(name in warning for name in MISSING)
     assert "scale" not in warning.replace("scaling", "")
@@ -207,8 +208,9 @@ def test_parameters_without_a_role_are_named_once_per_model() -> None:
 
 def test_margins_of_all_layers_name_them_too() -> None:
     model, x = Everything(), torch.randn(3, 2, 4)
-    with pytest.warns(UserWarning, match="centres"):
+    with pytest.warns(UserWarning, match="centres") as caught:
         margins(model, x, (model(x) > 0.5).long().flatten(), layers="all", steps=2)
+    assert [one.filename for one in caught] == [__file__]
 
 
 @pytest.mark.slow
@@ -356,26 +358,200 @@ def test_a_weight_that_is_kept_from_one_pass_to_the_next_stays_one() -> None:
     assert model.w.grad is not None
 
 
+STATES = {
+    "torch.zeros": lambda m, x: torch.zeros(len(x), 4, dtype=x.dtype),
+    "torch.zeros, expanded": lambda m, x: torch.zeros(1, 4, dtype=x.dtype).expand(len(x), -1),
+    "a slice of torch.zeros": lambda m, x: torch.zeros(2, len(x), 4, dtype=x.dtype)[0],
+    "torch.full": lambda m, x: torch.full((len(x), 4), 0.5, dtype=x.dtype),
+    "zeros plus one": lambda m, x: torch.zeros(len(x), 4, dtype=x.dtype) + 1,
+    "x.new_zeros": lambda m, x: x.new_zeros(len(x), 4),
+    "W.new_zeros": lambda m, x: m.w.new_zeros(len(x), 4),
+    "torch.zeros_like": lambda m, x: torch.zeros_like(x[:, :4]),
+    "learned, expanded": lambda m, x: m.state.expand(len(x), -1),
+    "learned, repeated": lambda m, x: m.state.repeat(len(x), 1),
+    "learned, added to zeros": lambda m, x: torch.zeros(len(x), 4, dtype=x.dtype) + m.state,
+}
+PRODUCTS = {
+    "F.linear": lambda h, w: F.linear(h, w),
+    "@": lambda h, w: h @ w.T,
+    "W @": lambda h, w: (w @ h.T).T,
+    "einsum": lambda h, w: torch.einsum("bi,oi->bo", h, w),
+    "addmm_": lambda h, w: torch.zeros(len(h), 4, dtype=h.dtype).addmm_(h, w.T),
+}
+
+
+class Stateful(nn.Module):
+    """One step of a recurrent layer from an initial state, which comes about in one of many ways."""
+
+    def __init__(self, state: str, product: str) -> None:
+        super().__init__()
+        self.make, self.product = STATES[state], PRODUCTS[product]
+        self.enter, self.head = nn.Linear(5, 4), nn.Linear(4, 1)
+        self.w = nn.Parameter(torch.randn(4, 4))
+        if state.startswith("learned"):
+            self.state = nn.Parameter(torch.randn(1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.enter(x) + self.product(self.make(self, x), self.w)))
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("state", STATES)
+def test_an_initial_state_is_an_input_however_it_is_made(state: str, product: str) -> None:
+    torch.manual_seed(0)
+    model, x = Stateful(state, product).double(), torch.randn(3, 5, dtype=torch.float64)
+    wiring = trace(model, x)
+    assert [(layer.name, layer.in_shape) for layer in wiring.layers] == [("enter", (5,)), ("w", (4,)), ("head", (4,))]
+    assert wiring.notes == ()
+    other = Stateful(state, "F.linear").double()
+    other.load_state_dict(model.state_dict())
+    assert torch.allclose(extremes(model, x), extremes(other, x), rtol=1e-10, atol=1e-11)
+
+
+CONSTANTS = {
+    "eye @ W": lambda m, x: x @ (torch.eye(5, dtype=x.dtype) @ m.w),
+    "triu @ W": lambda m, x: x @ (torch.ones(5, 5, dtype=x.dtype).triu() @ m.w),
+    "mask @ W": lambda m, x: x @ ((torch.arange(25).reshape(5, 5) % 3 > 0).to(x) @ m.w),
+    "new_zeros, written to": lambda m, x: x @ _written(x.new_zeros(5, 4), m.w),
+    "new_zeros, written to, @ W": lambda m, x: x @ (_written(x.new_zeros(5, 5), torch.eye(5).to(x)) @ m.w),
+    "zeros + W": lambda m, x: x @ (torch.zeros(5, 4, dtype=x.dtype) + m.w),
+}
+
+
+def _written(memory: Tensor, values: Tensor) -> Tensor:
+    memory[:] = values
+    return memory
+
+
+class Multiplying(nn.Module):
+    def __init__(self, apply) -> None:
+        super().__init__()
+        self.apply_to = apply
+        self.w, self.make, self.head = nn.Parameter(torch.randn(5, 4)), nn.Linear(5, 20), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.apply_to(self, x)))
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_times_a_weight_is_a_weight(name: str) -> None:
+    wiring = trace(Multiplying(CONSTANTS[name]), torch.randn(3, 5))
+    assert [(layer.name, layer.in_shape) for layer in wiring.layers] == [("w", (5,)), ("head", (4,))]
+
+
+def test_a_weight_that_is_normalized_by_a_product_with_ones_stays_one() -> None:
+    wiring = trace(Multiplying(lambda m, x: x @ (m.w / (torch.ones(1, 5) @ m.w.abs()))), torch.randn(3, 5))
+    assert [(layer.name, layer.in_shape) for layer in wiring.layers] == [("w", (1, 5)), ("w#2", (5,)), ("head", (4,))]
+
+
+IN_PART_DATA = {
+    "W + d(x)": lambda m, x: m.w + m.make(x).mean(0).reshape(5, 4),
+    "d(x) - W": lambda m, x: m.make(x).mean(0).reshape(5, 4) - m.w,
+    "d(x), W added in place": lambda m, x: m.make(x).mean(0).reshape(5, 4).add_(m.w),
+    "W · d(x)": lambda m, x: m.w * m.make(x).mean(0).reshape(5, 4),
+    "(W · number of x) + d(x)": lambda m, x: (m.w * x.mean()) + m.make(x).mean(),
+    "half of W + d(x)": lambda m, x: 0.5 * (m.w.T + m.make(x).mean(0).reshape(4, 5)).T,
+}
+
+
+@pytest.mark.parametrize("name", IN_PART_DATA)
+def test_a_weight_that_is_in_part_data_is_recognised_by_its_parameter(name: str) -> None:
+    make = IN_PART_DATA[name]
+    torch.manual_seed(0)
+    model = Multiplying(lambda m, x: x @ make(m, x)).double()
+    same = Multiplying(lambda m, x: F.linear(x, make(m, x).T)).double()
+    same.load_state_dict(model.state_dict())
+    x = torch.randn(3, 5, dtype=torch.float64)
+    for one in (model, same):
+        wiring = trace(one, x)
+        assert [layer.name for layer in wiring.layers] == ["make", "w", "head"]
+        assert wiring.parameters["w"] == "weight of w"
+    assert torch.allclose(extremes(model, x), extremes(same, x), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("mix", [torch.add, torch.mul], ids=["added", "multiplied"])
+def test_a_weight_for_every_sample_that_is_in_part_data_is_named(mix) -> None:
+    model = Multiplying(lambda m, x: torch.bmm(x[:, None], mix(m.w, m.make(x).reshape(-1, 5, 4)))[:, 0])
+    wiring = trace(model, torch.randn(3, 5))
+    assert [layer.name for layer in wiring.layers] == ["make", "head"]
+    (note,) = wiring.notes
+    assert "w (part of a matrix of each sample's own" in note
+    with pytest.warns(UserWarning, match="each sample's own"):
+        PersistentExcitation(model, 0.1).extremes(torch.randn(3, 5))
+
+
+class Scores(nn.Module):
+    """Attention by hand: a bias that is added to a signal is no weight of what the sum is multiplied by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+        self.bias, self.relative = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(3, 3))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = x @ self.query + self.bias, x @ self.key
+        return self.head((torch.softmax(q @ k.mT + self.relative, -1) @ x).mean(1))
+
+
+def test_biases_inside_attention_stay_biases() -> None:
+    wiring = trace(Scores(), torch.randn(2, 3, 4))
+    assert [layer.name for layer in wiring.layers] == ["query", "key", "head"]
+    assert (wiring.parameters["bias"], wiring.parameters["relative"]) == ("bias", "bias")
+
+
+EXPANDED = {
+    "mul": lambda m, x: (x[:, None].expand(-1, 4, -1).clone() * m.w.T).sum(-1),
+    "mul_": lambda m, x: x[:, None].expand(-1, 4, -1).clone().mul_(m.w.T).sum(-1),
+    "div": lambda m, x: (x[:, None].expand(-1, 4, -1).clone() / m.w.T.reciprocal()).sum(-1),
+    "div_": lambda m, x: x[:, None].expand(-1, 4, -1).clone().div_(m.w.T.reciprocal()).sum(-1),
+}
+
+
+def test_products_in_place_and_divisions_are_like_products() -> None:
+    x, first, state = torch.randn(3, 5, dtype=torch.float64), None, Multiplying(None).double().state_dict()
+    for apply in EXPANDED.values():
+        model = Multiplying(apply).double()
+        model.load_state_dict(state)
+        assert [(one.name, one.in_shape) for one in trace(model, x).layers] == [("w", (4, 5)), ("head", (4,))]
+        del model.make  # used by none of them
+        found = extremes(model, x)
+        first = found if first is None else first
+        assert torch.allclose(found, first, rtol=1e-10, atol=1e-11)
+
+
+class Into(nn.Module):
+    """A frozen layer that writes into memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.head = nn.Parameter(torch.randn(5, 4), requires_grad=False), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(torch.mm(x, self.w, out=x.new_empty(0))))
+
+
+def test_a_product_with_out_is_recognised() -> None:
+    model, x = Into(), torch.randn(3, 5)
+    before = model(x)
+    assert [layer.name for layer in trace(model, x).layers] == ["w", "head"]
+    assert torch.equal(before, Moment(model, 0, example=x).output)
+
+
 class Odd(nn.Module):
     """Products that are not followed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_place = nn.Parameter(torch.randn(4, 4))
-        self.modulated = nn.Parameter(torch.randn(4, 4))
         self.low_level = nn.Parameter(torch.randn(4, 4))
         self.head = nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = torch.zeros_like(x).addmm_(x, self.in_place)
-        h = torch.tanh(h) @ (self.modulated * x.mean())
-        return self.head(torch.ops.aten.mm(torch.tanh(h), self.low_level))
+        return self.head(torch.ops.aten.mm(torch.tanh(x), self.low_level))
 
 
 def test_products_that_are_not_followed_are_named() -> None:
     (note,) = trace(Odd(), torch.randn(3, 4)).notes
-    assert "in_place (used by addmm)" in note
-    assert "modulated (used by mul)" in note
     assert "low_level (used by mm)" in note
 
 

@@ -19,7 +19,7 @@ from models import CASES, build, same_state, state_of
 # The folded ones are refused: samples have no axis of their own.
 SCALAR = [name for name, case in CASES.items() if case.outputs == 1 and not case.tokens and "folded" not in name]
 THROUGH = [
-    name for name in SCALAR if "transformer" not in name and name not in ("heads", "gated")
+    name for name in SCALAR if "transformer" not in name and name not in ("heads", "gated", "recurrent")
 ]  # every path passes the first layer
 
 

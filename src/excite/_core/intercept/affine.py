@@ -17,11 +17,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
 from excite._core.intercept.names import Names, Sources, clean_path, layer_name
 from excite._core.intercept.parameters import Roles
 from excite._core.intercept.products import (
+    OUT_OF_PLACE,
     PRODUCTS,
     At,
     Product,
@@ -59,6 +61,13 @@ _FACTORIES = {
     "zeros", "ones", "empty", "full", "arange", "range", "linspace", "logspace", "eye", "tensor", "scalar_tensor",
     "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window",
 }  # fmt: skip
+# Those among them, with `new_zeros` and the like, whose entries are equal: an initial state is made with these, or is a
+# parameter that is repeated for every sample. Multiplied by a weight it is an input, as with F.linear; any other constant
+# (eye, arange, a buffer) times a weight is a weight.
+_FILLED = {"zeros", "ones", "empty", "full"}
+_UNEQUAL = {"tril", "triu", "diag", "diag_embed", "diagonal_scatter", "one_hot", "cumsum"}
+_RANDOM = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_"}
+_SUMS = {"add", "radd", "sub", "rsub", "subtract"}
 
 
 _TENSORS = (Tensor, tuple, list)
@@ -130,7 +139,7 @@ class AffineCall:
     def run(
         self, input: Tensor, *, frozen: bool = False, bias: bool = True, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """The call with another input; without its bias, if `bias` is False.
+        """The call with another input; without its bias or whatever else is added, if `bias` is False.
 
         `frozen` detaches what does not depend on the data (weight and bias), so that no graph is kept for it; `dtype`
         computes in another precision.
@@ -141,8 +150,13 @@ class AffineCall:
                 changes[at] = self._argument(at).detach()
         if dtype is not None:
             changes.update((at, self._argument(at).detach().to(dtype)) for at in self._places())
-        if not bias and self.bias_at is not None:
-            changes[self.bias_at] = torch.zeros_like(changes.get(self.bias_at, self._argument(self.bias_at)))
+        added = self.bias_at
+        if self.product is not None and self.function is not F.bilinear:
+            added = self.product.added(self.args, self.kwargs)
+        if not bias and added is not None:
+            zeros = torch.zeros_like(changes.get(added, self._argument(added)))
+            # What addmm adds may have a row for every sample, of which the other input has another number.
+            changes[added] = zeros if self.product is None else zeros[(slice(1),) * zeros.dim()]
         args, kwargs = replaced(self.args, self.kwargs, changes)
         return self.function(*args, **kwargs)  # type: ignore[no-any-return]
 
@@ -211,6 +225,18 @@ class _Sum:
         return self._total(self._multiply(input, weight), *self._args, **self._kwargs)
 
 
+class _Division:
+    """x / w as a product of x and 1 / w; with the rounding of the division for this very 1 / w."""
+
+    __name__ = "division"
+
+    def __init__(self, divisor: Tensor):
+        self._divisor, self.reciprocal = divisor, divisor.reciprocal()
+
+    def __call__(self, input: Tensor, weight: Tensor) -> Tensor:
+        return input / self._divisor if weight is self.reciprocal else input * weight
+
+
 @dataclass(frozen=True)
 class _Trace:
     """How a tensor was made of a signal: by a step that belongs to the affine call that follows, or by a product with a
@@ -225,6 +251,22 @@ class _Trace:
     def of(self, tensor: Tensor) -> bool:
         """Whether it is still about this tensor, and neither it nor the signal has been written to."""
         return self.result() is tensor and self.versions == (_version(tensor), _version(self.signal))
+
+
+@dataclass(frozen=True)
+class _Mixed:
+    """A sum or product of a signal and a matrix of parameters, and these. `whole`: there is no more of it than of the matrix, so
+    that it is a weight; a matrix that is added to each of many samples may be one, or a bias such as a table of positions."""
+
+    result: weakref.ref[Tensor]
+    sources: Sources
+    whole: bool
+
+
+def _transform_level() -> int:
+    """How many transforms of torch.func are active."""
+    innermost = peek_interpreter_stack()
+    return 0 if innermost is None else innermost.level()
 
 
 def _version(tensor: Tensor) -> int:
@@ -260,6 +302,7 @@ class AffineMode(TorchFunctionMode):
         super().__init__()
         self.names = names
         self.roles: Roles | None = None
+        self._level = _transform_level()
         self._count: dict[str, int] = {}
         self._known = names.sources
         # By identity: what a tensor is computed from, None once data was written to it. No tensor is kept alive. The model may
@@ -267,6 +310,9 @@ class AffineMode(TorchFunctionMode):
         before = names.computed.items()
         self._static = names.computed = {k: one for k, one in before if one[0] is not None and one[1]() is not None}
         self._traces: dict[int, _Trace] = {}
+        # What an initial state is made of: constants with equal entries, and parameters that were repeated.
+        self._states: dict[int, weakref.ref[Tensor]] = {}
+        self._mixed: dict[int, _Mixed] = {}
 
     def visit(self, call: AffineCall) -> Tensor:
         return call.run(call.input)
@@ -281,6 +327,8 @@ class AffineMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if peek_interpreter_stack() is not None and _transform_level() > self._level:
+            return self._transformed(func, args, kwargs or {})
         handler: Callable[..., Any] = _HANDLERS.get(func, AffineMode._plain)
         return handler(self, func, args, kwargs or {})
 
@@ -288,6 +336,8 @@ class AffineMode(TorchFunctionMode):
     def _plain(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self.other(func, args, kwargs)
         first = args[0] if args else None
+        if self._mixed and func in _REARRANGING:
+            self._keep_mixed(result, self._mixed_of(first))
         if (
             type(first) is Tensor
             and self.roles is None
@@ -301,6 +351,13 @@ class AffineMode(TorchFunctionMode):
         if result is None or isinstance(result, _TENSORS):  # not a shape, a device, a number
             self._follow(func, args, kwargs, result)
         return result
+
+    def _transformed(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call inside `torch.vmap`, `torch.func.grad` and their kin, whose tensors cannot be perturbed or kept."""
+        if self.roles is not None:
+            for tensor in _tensors((*args, *kwargs.values())):
+                self.roles.transformed(self._sources(tensor) or ())
+        return func(*args, **kwargs)
 
     def _hidden(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self.opaque(func, args, kwargs)
@@ -318,30 +375,80 @@ class AffineMode(TorchFunctionMode):
         if input_at is None or weight_at is None:
             return self._plain(func, args, kwargs)
         # A weight that depends on the data makes an affine call of its input as well, but is no constant in a search.
-        sources = self._factor(argument(args, kwargs, weight_at))
+        weight = argument(args, kwargs, weight_at)
+        sources = self._factor(weight)
         fixed = [] if sources is None else [weight_at]
+        mixed = self._mixed_of(weight) if sources is None else None
+        if mixed is not None:
+            sources = mixed.sources
         if bias_at is not None and self._factor(argument(args, kwargs, bias_at)) is not None:
             fixed.append(bias_at)
         return self._visit(_LAYERS[func], func, args, kwargs, (input_at, weight_at, bias_at), fixed, sources or ())
 
     def _product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        product = PRODUCTS[func]
+        if kwargs.get("out") is not None:
+            return self._written(func, args, kwargs)
+        recognised = self._recognise(PRODUCTS[func], args, kwargs)
+        if recognised is None:
+            return self._plain(func, args, kwargs)
+        result = self._visit("linear", func, args, kwargs, *recognised, PRODUCTS[func])
+        places, _, sources = recognised
+        state = self._sources(argument(args, kwargs, places[0]))
+        if state is not None:  # computed without the data: it may turn out to be a weight
+            paths = tuple(dict.fromkeys((*sources, *state)))
+            self._keep_mixed(result, _Mixed(weakref.ref(result), paths, True))
+        return result
+
+    def _written(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A product that is written into a tensor, as by `addmm_` and `out=`: computed out of place, then copied."""
+        out_of_place = OUT_OF_PLACE.get(func, func)
+        target = kwargs.get("out", args[0] if args else None)
+        named = {key: value for key, value in kwargs.items() if key != "out"}
+        recognised = self._recognise(PRODUCTS[out_of_place], args, named)
+        if recognised is None or not isinstance(target, Tensor):
+            return self._plain(func, args, kwargs)
+        result = self._visit("linear", out_of_place, args, named, *recognised, PRODUCTS[out_of_place])
+        if "out" in kwargs and target.shape != result.shape:
+            target.resize_(result.shape)
+        target.copy_(result)
+        if self._sources(target) is not None:
+            self._spoil(target)
+        return target
+
+    def _recognise(
+        self, product: Product, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[At, At, At | None], list[At], Sources] | None:
+        """Where input, weight and bias of an affine call stand, what does not depend on the data, and the parameters of the
+        weight; None if it is none."""
         places = product.factors(args, kwargs)
         if places is None:
-            return self._plain(func, args, kwargs)
-        found = [(at, self._factor(argument(args, kwargs, at))) for at in places]
-        signals = [at for at, sources in found if sources is None]
-        weights = [at for at, sources in found if sources]
+            return None
+        factors = {at: argument(args, kwargs, at) for at in places}
+        found = {at: self._factor(factor) for at, factor in factors.items()}
+        signals = [at for at in places if found[at] is None]
+        if not signals:
+            signals = [at for at in places if self._is_state(factors[at])]
+            signals = [at for at in signals if not found[at]] or signals  # zeros rather than a repeated weight
+        both = {at: self._mixed_of(factors[at]) for at in signals} if self._mixed and len(signals) == 2 else {}
+        mixed = [at for at, one in both.items() if one is not None]
+        if len(mixed) == 1 and len(places) == 2:
+            part = both[mixed[0]]
+            if part is not None and part.whole:
+                signals.remove(mixed[0])
+                found[mixed[0]] = part.sources
+            elif part is not None and self.roles is not None:
+                self.roles.multiplied(part.sources)
+        weights = [at for at in places if found[at] and at not in signals]
         if len(signals) != 1 or not weights:
-            return self._plain(func, args, kwargs)
-        fixed = [at for at in places if at not in signals]
+            return None
+        fixed = [at for at in places if at not in signals and at not in mixed]
         bias_at = product.added(args, kwargs)
-        if bias_at is not None and self._factor(argument(args, kwargs, bias_at)) is None:
-            bias_at = None  # another signal, such as a skip connection
+        if bias_at is not None and self._is_signal(argument(args, kwargs, bias_at)):
+            bias_at = None  # such as a skip connection, or zeros that the product is added to in place
         if bias_at is not None:
             fixed.append(bias_at)
-        sources = tuple(dict.fromkeys(path for _, one in found for path in one or ()))
-        return self._visit("linear", func, args, kwargs, (signals[0], weights[0], bias_at), fixed, sources, product)
+        sources = tuple(dict.fromkeys(path for at in weights for path in found[at] or ()))
+        return (signals[0], weights[0], bias_at), fixed, sources
 
     def _copy(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function that copies entries of its input: padding, unfolding."""
@@ -350,13 +457,45 @@ class AffineMode(TorchFunctionMode):
         return result
 
     def _multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = self._plain(func, args, kwargs)
         first, second = find(args, kwargs, 0, "input"), find(args, kwargs, 1, "other")
-        if first is not None and second is not None:
-            for at, other in ((first, second), (second, first)):
-                weight = argument(args, kwargs, other)
-                if self._sources(weight) and weight.dim():
-                    self._keep_trace(func, args, kwargs, result, at, other)
+        if first is None or second is None:
+            return self._combine(func, args, kwargs)
+        pairs = [(first, second), (second, first)]
+        given, divides = args, func in _DIVISIONS
+        if divides or func in _SCALINGS_IN_PLACE:
+            pairs = pairs[:1]
+        pairs = [(at, other) for at, other in pairs if self._weighs(argument(args, kwargs, other))]
+        if divides and kwargs.get("rounding_mode") is not None:
+            pairs = []
+        if pairs and func in _SCALINGS_IN_PLACE and self._sources(args[0]) is None:
+            given = (args[0].clone(), *args[1:])  # the signal, before the product is written into it
+        result = self._combine(func, args, kwargs)
+        for at, other in pairs:
+            signal, weight = argument(given, kwargs, at), argument(given, kwargs, other)
+            multiply: Callable[..., Any] = torch.mul
+            if divides:
+                sources, multiply = self._sources(weight), _Division(weight)
+                weight = multiply.reciprocal
+                self._mark(weight, sources or ())
+            self._keep_trace(multiply, (signal, weight), {}, result, (0,), (1,))
+        return result
+
+    def _weighs(self, factor: Tensor) -> bool:
+        return factor.dim() > 0 and bool(self._sources(factor))
+
+    def _combine(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A sum or product of two tensors: of a matrix of parameters and a signal it is a weight that is in part data."""
+        result = self._plain(func, args, kwargs)
+        parts = [part for part in (*args[:2], kwargs.get("other")) if isinstance(part, Tensor)]
+        signals = [part for part in parts if self._sources(part) is None]
+        if signals and isinstance(result, Tensor) and result.dim() > 1:
+            for part in parts:
+                mixed = self._sources(part) if len(signals) == 1 else None
+                if mixed and part.dim() > 1 and min(part.shape[-2:]) > 1:
+                    whole = part.shape == result.shape and len(part) > 1
+                    self._keep_mixed(result, _Mixed(weakref.ref(result), mixed, whole))
+                elif self._mixed and (known := self._mixed_of(part)) is not None and part.shape == result.shape:
+                    self._keep_mixed(result, known)
         return result
 
     def _total(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -382,10 +521,13 @@ class AffineMode(TorchFunctionMode):
         )
 
     def _like(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A constant of the type and device of another tensor: a number, or something of the shape of a signal."""
+        """A constant of the type and device of another tensor."""
         result = self._plain(func, args, kwargs)
-        if isinstance(result, Tensor) and result.dim() == 0:
+        name = func.__name__
+        if isinstance(result, Tensor) and (name.startswith("new_") or self._sources(result) is None):
             self._mark(result, ())
+            if name != "new_tensor":
+                self._states[id(result)] = weakref.ref(result)
         return result
 
     def _attention(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -394,6 +536,12 @@ class AffineMode(TorchFunctionMode):
         if self.roles is not None and at is not None:
             self.roles.meets("add", self._sources(argument(args, kwargs, at)) or (), (), None)
         return self._plain(func, args, kwargs)
+
+    def _require_grad(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`x.requires_grad = True` on the model's input, which may be no leaf here but a copy of one."""
+        if args[1] is True and args[0].requires_grad:
+            return None
+        return self.other(func, args, kwargs)
 
     def _iterate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parts = list(self.other(func, args, kwargs))
@@ -449,12 +597,18 @@ class AffineMode(TorchFunctionMode):
         if not tensors:
             if name in _FACTORIES:
                 self._mark(result, ())
+                if name in _FILLED and isinstance(result, Tensor):
+                    self._states[id(result)] = weakref.ref(result)
             return
         if self._traces and func in _MOVING and self._trace_of(tensors[0]) is not None:
             self._keep_trace(func, args, kwargs, result)
         found = [self._sources(tensor) for tensor in tensors]
         target = tensors[0] if _writes(name) else kwargs.get("out")
+        if name in _RANDOM:
+            self._spoil(tensors[0])
+            return
         if None not in found:
+            self._follow_state(name, tensors, result)
             sources = tuple(dict.fromkeys(path for one in found for path in one or ()))
             self._mark(result if target is None else target, sources)
             return
@@ -470,6 +624,35 @@ class AffineMode(TorchFunctionMode):
         for tensor in _tensors((result,)):
             if self._known.get(id(tensor)) != sources or id(tensor) in self._static:
                 self._static[id(tensor)] = (sources, weakref.ref(tensor))
+
+    def _follow_state(self, name: str, tensors: Sequence[Tensor], result: Any) -> None:
+        states = [self._is_state(tensor) for tensor in tensors]
+        if _writes(name):
+            if name not in ("zero_", "fill_"):
+                self._states.pop(id(tensors[0]), None)
+            return
+        if any(states):
+            kept = name not in _UNEQUAL and (all(states) or name.strip("_") in _SUMS)
+        else:
+            kept = name in _REPEATING and bool(self._sources(tensors[0])) and result.numel() > tensors[0].numel()
+        if kept:
+            self._states.update((id(tensor), weakref.ref(tensor)) for tensor in _tensors((result,)))
+
+    def _is_signal(self, added: Tensor) -> bool:
+        return self._factor(added) is None or (self._is_state(added) and added.shape[:-1].numel() > 1)
+
+    def _is_state(self, tensor: Tensor) -> bool:
+        entry = self._states.get(id(tensor))
+        return entry is not None and entry() is tensor
+
+    def _keep_mixed(self, result: Any, mixed: _Mixed | None) -> None:
+        if mixed is not None and isinstance(result, Tensor):
+            self._mixed = {key: one for key, one in self._mixed.items() if one.result() is not None}
+            self._mixed[id(result)] = replace(mixed, result=weakref.ref(result))
+
+    def _mixed_of(self, tensor: Any) -> _Mixed | None:
+        entry = self._mixed.get(id(tensor))
+        return entry if entry is not None and entry.result() is tensor else None
 
     def _spoil(self, target: Tensor) -> None:
         """Data was written into a tensor: everything that shares its memory depends on the data from now on."""
@@ -569,16 +752,30 @@ _MOVING = {
     ),
     *(getattr(Tensor, name).__get__ for name in ("T", "mT")),
 }  # fmt: skip
-_LIKE = _methods("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor")
+_REPEATING = {"expand", "expand_as", "broadcast_to", "repeat", "tile"}
+_REARRANGING = _MOVING | set(_methods(*_REPEATING))
+_LIKE = _methods(
+    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"
+)
+_DIVISIONS = {*_methods("div", "divide", "true_divide", "div_", "divide_", "true_divide_"), Tensor.__itruediv__}
+_SCALINGS_IN_PLACE = {
+    *_methods("mul_", "multiply_", "div_", "divide_", "true_divide_"), Tensor.__imul__, Tensor.__itruediv__,
+}  # fmt: skip
 _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys(_OPENED, AffineMode._opened),
     **dict.fromkeys(_LAYERS, AffineMode._layer),
     **dict.fromkeys(PRODUCTS, AffineMode._product),
     **dict.fromkeys(_OPAQUE, AffineMode._hidden),
     **dict.fromkeys((F.pad, torch.constant_pad_nd, F.unfold, Tensor.unfold), AffineMode._copy),
-    **dict.fromkeys(_methods("mul", "multiply"), AffineMode._multiply),
+    **dict.fromkeys(OUT_OF_PLACE, AffineMode._written),
+    **dict.fromkeys(
+        (*_methods("add", "sub", "subtract", "add_", "sub_", "subtract_"), Tensor.__iadd__, Tensor.__isub__),
+        AffineMode._combine,
+    ),
+    **dict.fromkeys((*_methods("mul", "multiply"), *_DIVISIONS, *_SCALINGS_IN_PLACE), AffineMode._multiply),
     **dict.fromkeys(_methods("sum", "mean"), AffineMode._total),
     **dict.fromkeys(_LIKE, AffineMode._like),
     Tensor.__iter__: AffineMode._iterate,
+    Tensor.requires_grad.__set__: AffineMode._require_grad,  # type: ignore[attr-defined]
     F.scaled_dot_product_attention: AffineMode._attention,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from excite._core.intercept.names import Sources, clean_path
+from excite._core.warn import warn_user
 
 _ADDED = {"add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "addcmul", "addcdiv"}
 _SCALED = {"mul", "rmul", "imul", "multiply", "div", "truediv", "rtruediv", "itruediv", "divide", "true_divide"}
@@ -27,6 +27,8 @@ _ROLES = {
     **dict.fromkeys(_INSERTED, "learned signal"),
     "prelu": "slope of an activation",
 }
+_PER_SAMPLE = "part of a matrix of each sample's own that another signal is multiplied by"
+TRANSFORMED = "used inside torch.vmap or torch.func"
 ABSENT = "not used with data in the forward pass"
 
 
@@ -36,6 +38,7 @@ class Roles:
     def __init__(self) -> None:
         self.known: dict[str, str] = {}
         self.unknown: dict[str, str] = {}  # path -> the function that takes it
+        self._multiplied: set[str] = set()
 
     def layer(self, name: str, weight: Iterable[str], bias: Iterable[str], input: Iterable[str]) -> None:
         """An affine call."""
@@ -45,6 +48,19 @@ class Roles:
             self.known.setdefault(path, f"bias of {name.split('#')[0]}")
         for path in input:
             self.known.setdefault(path, "learned signal")
+
+    def multiplied(self, sources: Sources) -> None:
+        """A product of the data with a sum of each sample's own matrix and of one that is computed from these parameters."""
+        self._multiplied.update(sources)
+
+    def transformed(self, sources: Sources) -> None:
+        """A call inside `torch.vmap` or `torch.func`."""
+        for path in sources:
+            self.unknown.setdefault(path, TRANSFORMED)
+
+    @property
+    def inside_transforms(self) -> bool:
+        return TRANSFORMED in self.unknown.values()
 
     def meets(self, function: str, sources: Sources, signals: Sequence[Tensor], result: Any) -> None:
         """Another function of the data and of something that is computed from these parameters."""
@@ -61,6 +77,10 @@ class Roles:
     def of(self, model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
         """The roles of the parameters of `model`, and for each that has none, the reason."""
         paths = [clean_path(path) for path, _ in model.named_parameters()]
+        for path in self._multiplied:
+            if self.known.get(path) in ("bias", "scaling"):
+                del self.known[path]
+                self.unknown[path] = _PER_SAMPLE
         roles = {path: self.known[path] for path in paths if path in self.known}
         return roles, {path: self.unknown.get(path, ABSENT) for path in paths if path not in roles}
 
@@ -95,4 +115,4 @@ def report(model: nn.Module, roles: Roles | None) -> None:
     _warned.add(model)
     missing = roles.of(model)[1]
     if missing:
-        warnings.warn(sentence(missing, most=8), stacklevel=2)
+        warn_user(sentence(missing, most=8))

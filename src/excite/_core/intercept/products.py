@@ -225,6 +225,13 @@ def _products() -> dict[Callable[..., Any], Product]:
 
 
 PRODUCTS = _products()
+# Products that are added to their first argument in place, and what they are out of place.
+OUT_OF_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
+    getattr(owner, f"{name}_"): getattr(owner, name)
+    for name in ("addmm", "addmv", "addr", "baddbmm", "addbmm")
+    for owner in (torch, Tensor)
+    if hasattr(owner, f"{name}_")
+}
 
 
 def linear_terms(input: Tensor, weight: Tensor) -> Terms | None:
