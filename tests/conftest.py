@@ -76,7 +76,7 @@ def browser_page():
 @pytest.fixture
 def excite(monkeypatch, capsys, tmp_path):
     """Runs the command in an empty folder; returns (exit status, standard output, standard error)."""
-    from excite.cli.app import app as cli
+    from excite.cli import app as cli
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "140")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from excite import __version__
-from excite.cli.app import doctor
+from excite.cli import doctor
 from excite.data.sources import SOURCES
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from excite import studies
-from excite.cli.app import app as cli
+from excite.cli import app as cli
 from excite.errors import DataError, InputError, TrainingStopped
 from excite.jobs import scheduler as tasks
 from excite.runs import load_run
