@@ -23,6 +23,7 @@ from excite.train import fit
 from excite.train.config import parse_config
 from excite.train.from_config import train, train_together
 from excite.train.stopping import stop_signals
+from excite.train.trainer import Training
 
 CONFIG: dict[str, Any] = {
     "data": {"name": "moons", "train": 60, "test": 30},
@@ -85,6 +86,30 @@ def test_a_signal_at_the_last_step_leaves_a_run_that_is_done(tmp_path: Path, who
         train(CONFIG, tmp_path / "run", send(9, signal.SIGTERM))
     assert load_run(tmp_path / "run").status == "done"
     same(whole, tmp_path / "run")
+
+
+@pytest.mark.parametrize("networks", [1, 2])
+def test_a_signal_before_the_final_checkpoint_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, networks: int
+) -> None:
+    save = Training._save
+
+    def signalled(training: Training, state: dict[str, Any], final: bool) -> None:
+        if final:
+            os.kill(os.getpid(), signal.SIGTERM)
+        save(training, state, final)
+
+    monkeypatch.setattr(Training, "_save", signalled)
+    configs = [parse_config({**CONFIG, "seed": seed}) for seed in range(networks)]
+    paths = [tmp_path / f"run-{seed}" for seed in range(networks)]
+    with pytest.raises(KeyboardInterrupt), stop_signals(insist=False):
+        if networks == 1:
+            train(configs[0], paths[0])
+        else:
+            train_together(configs, paths)
+    for path in paths:
+        assert load_run(path).status == "done"
+        assert [c.step for c in load_run(path).checkpoints()][-1] == 9
 
 
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:

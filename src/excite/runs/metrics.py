@@ -14,8 +14,9 @@ import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -294,11 +295,13 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _read_only(path: Path, patience: float = _PATIENCE) -> sqlite3.Connection:
+def _read_only(path: Path, patience: float = _PATIENCE, connect: Callable[[str], Any] | None = None) -> Any:
+    """A connection for reading; `connect` makes one from an address."""
     address = path.absolute().as_uri()
-    connection = sqlite3.connect(
-        f"{address}?mode=ro", uri=True, timeout=patience, isolation_level=None, check_same_thread=False
+    connect = connect or partial(
+        sqlite3.connect, uri=True, timeout=patience, isolation_level=None, check_same_thread=False
     )
+    connection = connect(f"{address}?mode=ro")
     try:
         connection.execute("SELECT count(*) FROM sqlite_master")
     except sqlite3.OperationalError:
@@ -308,7 +311,7 @@ def _read_only(path: Path, patience: float = _PATIENCE) -> sqlite3.Connection:
         wal = path.with_name(path.name + "-wal")
         if wal.exists() and wal.stat().st_size:
             raise
-        connection = sqlite3.connect(f"{address}?immutable=1", uri=True, isolation_level=None, check_same_thread=False)
+        connection = connect(f"{address}?immutable=1")
     except BaseException:
         connection.close()
         raise

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from excite._core.files import open_regular, read_json
 from excite.errors import RunError
 from excite.runs.lock import held
 from excite.runs.metrics import APPLICATION, _read_only
+from excite.runs.readers import AVAILABLE, MAX_TEXT, ROW, Crashed, ReadElsewhere, Reader, Rows
 from excite.runs.run import _STATUSES, FORMAT, VERSION
 from excite.runs.versions import check_version
 
@@ -43,14 +44,12 @@ _LAST = f"""
 """
 _LATEST = "SELECT value FROM metrics WHERE name = ? ORDER BY step DESC LIMIT 1"
 _COLUMNS = [("name", 1, 0), ("step", 2, 0), ("value", 0, 0), ("time", 0, 0)]  # (name, place in the primary key, hidden)
-_ROW = np.dtype([("step", np.int64), ("value", np.float64), ("missing", np.bool_)])
 _LONG = 50_000  # points
 _MAX_SERIES = 16_000_000  # points
 _BUSY_SECONDS = 2.0  # a page would rather say that the database is busy than wait
 _QUERY_SECONDS = 5.0  # for all queries of one call
 _RETRY_SECONDS = 60.0  # a database that took too long is not asked again for so long
 _CHECK_EVERY = 10_000  # instructions of SQLite between two looks at the clock
-_MAX_TEXT = 65_536  # bytes of a name
 _YEAR_10000 = 253_402_300_800  # seconds since 1970; browsers cannot write later dates
 _MAX_MARKER = 1_000_000  # bytes of run.json
 
@@ -74,20 +73,25 @@ class Follower:
         path: The run folder.
         below: A folder above it. With it, nothing that is reached from there through a symbolic link is opened.
         seconds: Time limit for the queries of one call. Afterwards every call fails at once for a minute.
+        reader: A process that reads the database instead of this one, which a run of others could crash; see
+            `excite.runs.readers`. After a crash every call fails at once for a minute.
 
     Raises:
         RunError: By every method: the database is damaged, holds something else than numbers, or took too long.
     """
 
-    def __init__(self, path: Path, below: Path | None = None, seconds: float = _QUERY_SECONDS) -> None:
+    def __init__(
+        self, path: Path, below: Path | None = None, seconds: float = _QUERY_SECONDS, reader: Reader | None = None
+    ) -> None:
         self.path, self.below, self.seconds = path, below, seconds
+        self._reader = reader if AVAILABLE else None
         self._deadline = math.inf
-        self._retry = -math.inf
+        self._retry, self._refusal = -math.inf, ""
         self._lock = threading.RLock()
         self._kept: dict[str, _Kept] = {}
         self._names: list[str] = []
         self._last: tuple[int, float] | None = None
-        self._connection: sqlite3.Connection | None = None
+        self._connection: sqlite3.Connection | ReadElsewhere | None = None
         self._data_version: int | None = None
         self._file: tuple[int, int] | None = None
         self.version = 0
@@ -130,7 +134,7 @@ class Follower:
                 "SELECT step, ifnull(value, 0.0), value IS NULL FROM metrics WHERE name = ? AND step > ? ORDER BY step"
                 f" LIMIT {_MAX_SERIES}"
             )
-            rows = np.fromiter(self._ask(query, (name, -1 if kept is None else int(kept.steps[-1]))), _ROW)
+            rows = self._array(query, (name, -1 if kept is None else int(kept.steps[-1])))
             steps, values = rows["step"].copy(), np.where(rows["missing"], np.nan, rows["value"])
             if kept is not None:
                 if not len(rows):
@@ -203,8 +207,10 @@ class Follower:
     def _open(self) -> None:
         path = self.path / "metrics.db"
         self._file = _regular(path, self.below)
-        self._connection = _read_only(path, _BUSY_SECONDS)
-        self._connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _CHECK_EVERY)
+        self._connection = _read_only(path, _BUSY_SECONDS, None if self._reader is None else self._connect)
+        if isinstance(self._connection, sqlite3.Connection):
+            self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_TEXT)
+            self._connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _CHECK_EVERY)
         try:
             _check(self._connection, path)
         except BaseException:
@@ -212,17 +218,32 @@ class Follower:
             raise
         self._data_version = None
 
+    def _connect(self, address: str) -> ReadElsewhere:
+        assert self._reader is not None
+        return ReadElsewhere(self._reader, address, _BUSY_SECONDS, self._deadline - time.monotonic())
+
     def _close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(sqlite3.Error):
                 connection.close()
 
-    def _ask(self, query: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+    def _opened(self) -> sqlite3.Connection | ReadElsewhere:
         if self._connection is None:
             self._open()
         assert self._connection is not None
-        return self._connection.execute(query, values)
+        if isinstance(self._connection, ReadElsewhere):
+            self._connection.seconds = self._deadline - time.monotonic()
+        return self._connection
+
+    def _ask(self, query: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor | Rows:
+        return self._opened().execute(query, values)
+
+    def _array(self, query: str, values: tuple[Any, ...]) -> npt.NDArray[Any]:
+        connection = self._opened()
+        if isinstance(connection, ReadElsewhere):
+            return connection.array(query, values)
+        return np.fromiter(connection.execute(query, values), ROW)
 
     def _one(self, query: str) -> Any:
         return self._ask(query).fetchone()
@@ -237,29 +258,39 @@ class Follower:
         self._ask("BEGIN")
         try:
             yield
-        finally:
-            if self._connection is not None:
-                self._connection.execute("COMMIT")
+        except BaseException:
+            self._close()
+            raise
+        self._ask("COMMIT")
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
         path = self.path / "metrics.db"
         try:
-            with self._lock:
+            with self._lock, nullcontext() if self._reader is None else self._reader.lock:
                 now = time.monotonic()
                 if now < self._retry:
-                    raise RunError(f"{path} took longer than {self.seconds:g} s to read")
+                    raise RunError(self._refusal)
                 self._deadline = now + self.seconds
+                if isinstance(self._connection, ReadElsewhere) and self._connection.lost:  # by another run
+                    self._connection = None
                 yield
+        except Crashed as error:
+            self._close()
+            raise self._refuse(f"cannot read {path}: {error}") from error
         except (sqlite3.Error, OSError) as error:
             self._close()
             if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
                 raise RunError(f"cannot read {path}: {error}") from error
-            self._retry = time.monotonic() + _RETRY_SECONDS
-            raise RunError(f"{path} took longer than {self.seconds:g} s to read") from error
+            raise self._refuse(f"{path} took longer than {self.seconds:g} s to read") from error
         except (TypeError, ValueError, OverflowError) as error:
             self._close()
             raise RunError(f"{path} is damaged: it holds something else than numbers ({error})") from error
+
+    def _refuse(self, why: str) -> RunError:
+        """The error of this call and of every call for a minute."""
+        self._retry, self._refusal = time.monotonic() + _RETRY_SECONDS, why
+        return RunError(why)
 
 
 def standing(path: Path, below: Path | None = None) -> tuple[str, str | None]:
@@ -279,7 +310,7 @@ def standing(path: Path, below: Path | None = None) -> tuple[str, str | None]:
 
 
 def read_last(
-    path: Path, name: str, below: Path | None = None, seconds: float = _QUERY_SECONDS
+    path: Path, name: str, below: Path | None = None, seconds: float = _QUERY_SECONDS, reader: Reader | None = None
 ) -> tuple[int | None, float | None, float | None]:
     """The last step, when it was written, and the last value of one metric, read once: faster than a `Follower`.
 
@@ -289,7 +320,7 @@ def read_last(
     database = path / "metrics.db"
     written = any(_size(path / f"metrics.db{suffix}") for suffix in ("-wal", "-journal"))
     if written:
-        with closing(Follower(path, below, seconds)) as follower:
+        with closing(Follower(path, below, seconds, reader)) as follower:
             follower.refresh()
             step, when = follower.last() or (None, None)
             return step, when, follower.latest(name)
@@ -298,6 +329,7 @@ def read_last(
         _regular(database, below)
         address = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_TEXT)
             connection.set_progress_handler(lambda: time.monotonic() > deadline, _CHECK_EVERY)
             _check(connection, database)
             step, when = _last(connection.execute(_LAST).fetchone()) or (None, None)
@@ -326,9 +358,8 @@ def _regular(path: Path, below: Path | None) -> tuple[int, int]:
     return identity.st_dev, identity.st_ino
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
+def _check(connection: sqlite3.Connection | ReadElsewhere, path: Path) -> None:
     """Whether this is a database of Excite whose metrics are a plain table: a view can compute for ever."""
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_TEXT)
     connection.execute("PRAGMA trusted_schema = OFF")
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
         raise RunError(f"{path} is not a metrics database of Excite")

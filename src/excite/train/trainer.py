@@ -195,7 +195,7 @@ class Training:
                     stop_where_asked([self])
                 self.close_epoch()
                 stop_where_asked([self])
-        return self.finish(step.why_not)
+            return self.finish(step.why_not)  # a signal that comes now waits for the final checkpoint
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:

@@ -116,9 +116,6 @@ def damage(rng, run):
         action = rng.choice(
             (flip, cut, replace, edit if path.suffix == ".json" else query if path.suffix == ".db" else flip)
         )
-        # SQLite maps this file into memory: to shorten or overwrite it in place ends the process that reads (docs/serve.md).
-        if path.name.endswith("-shm") and path.exists():
-            path.unlink()
         if action is replace or (path.is_file() and not path.is_symlink()):
             action(rng, path)
 

@@ -18,6 +18,7 @@ from excite._core.files import read_json
 from excite.errors import ExciteError, InputError, RunError
 from excite.report.view import Shown
 from excite.runs.reader import Follower, read_last, standing
+from excite.runs.readers import Readers
 
 MOST_RUNS, _DEPTH, _LONGEST = 2000, 6, 1000
 _MAX_FOLDERS = 20_000  # looked into for runs
@@ -30,6 +31,7 @@ ROW_SECONDS, QUERY_SECONDS = 1.0, 5.0  # for the queries of one row, and of one 
 _SETTLED = 2_000_000_000  # nanoseconds: a file written later than this ago may change without another time
 _MAX_WIRING = 64_000_000  # bytes
 _MAX_REASON, _MAX_LOGGED = 500, 1000
+_READERS = Readers()  # for runs that others can write
 _log = logging.getLogger("excite.serve")
 Stamp = tuple[tuple[int, int, int, int, int] | None, ...]
 
@@ -130,7 +132,7 @@ class Runs:
             with self.reading(name):
                 path = self.path(name)
                 status, reason = standing(path, self._real)
-                step, updated, loss = read_last(path, "loss/step", self._real, ROW_SECONDS)
+                step, updated, loss = read_last(path, "loss/step", self._real, ROW_SECONDS, _READERS.assign())
                 if self._stamp(name)[-2:] != before[-2:]:  # somebody writes: again, with all of SQLite's locks
                     follower = self.follower(name)
                     (step, updated), loss = follower.last() or (None, None), follower.latest("loss/step")
@@ -203,7 +205,7 @@ class Runs:
         """The run's metrics as of now."""
         path = self.path(name)
         # Opening may take long: not while others wait for the lock.
-        found = self._open.get(name) or Follower(path, self._real, QUERY_SECONDS)
+        found = self._open.get(name) or Follower(path, self._real, QUERY_SECONDS, _READERS.assign())
         with self._lock:
             other = self._open.pop(name, None)  # opened by somebody else meanwhile
             if other is not None and other is not found:

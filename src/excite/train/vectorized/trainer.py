@@ -61,7 +61,7 @@ def fit_together(trainings: Sequence[Training], losses: Callable[[nn.Module], Lo
                 stop_where_asked(trainings)
             _for_each(trainings, Training.close_epoch)
             stop_where_asked(trainings)
-    return [t.finish(step.why_not, count) for t in trainings]
+        return [t.finish(step.why_not, count) for t in trainings]
 
 
 def stack_optimizers(stacked: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
