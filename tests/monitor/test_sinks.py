@@ -9,7 +9,7 @@ import torch
 
 import excite
 from excite import InputError
-from excite._core.optional import MissingPackage
+from excite._core.checks import MissingPackage
 from excite.monitor.sinks import MLflow, TensorBoard, WandB
 from excite.probes import Distance, Every, Loss
 from models import build

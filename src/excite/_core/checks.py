@@ -8,11 +8,12 @@ have no place in the training step.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -305,3 +306,40 @@ def model_errors(function: Callable[P, R]) -> Callable[P, R]:
             ) from error
 
     return wrapped
+
+
+# -- norms -------------------------------------------------------------------------------------------------------------
+Norm = Literal["inf", "2", "1"]
+_NAMES: dict[object, Norm] = {
+    "inf": "inf", "Inf": "inf", "linf": "inf", math.inf: "inf",
+    "2": "2", "l2": "2", 2: "2",
+    "1": "1", "l1": "1", 1: "1",
+}  # fmt: skip
+DUAL: dict[Norm, Norm] = {"inf": "1", "2": "2", "1": "inf"}
+
+
+def parse_norm(norm: object, allowed: tuple[Norm, ...] = ("inf", "2", "1")) -> Norm:
+    """ "inf", "2" or "1" from a name or a number; anything else is refused."""
+    try:
+        name = None if isinstance(norm, bool) else _NAMES.get(norm)
+    except TypeError:
+        name = None
+    if name is None or name not in allowed:
+        raise InputError(f"unknown norm {norm!r}: expected one of {', '.join(repr(a) for a in allowed)}")
+    return name
+
+
+# -- packages ----------------------------------------------------------------------------------------------------------
+class MissingPackage(ExciteError, ImportError):
+    """A package that this integration needs is not installed."""
+
+
+def need(module: str, extra: str) -> Any:
+    """The module, or one line that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        if error.name is not None and error.name.partition(".")[0] != package:
+            raise MissingPackage(f"{package} does not import: {error}") from error
+        raise MissingPackage(f"{package} is not installed: pip install 'excite[{extra}]'") from error

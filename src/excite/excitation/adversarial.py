@@ -21,10 +21,10 @@ from excite._core.checks import (
     check_real,
     check_weights,
     model_errors,
+    parse_norm,
 )
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
-from excite._core.norms import parse_norm
 from excite._core.preserve import Buffers, evaluating, untouched
 from excite._core.replay import Tape
 from excite._core.wrappers import eagerly, unwrap

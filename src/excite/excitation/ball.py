@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from excite._core.norms import Norm
+from excite._core.checks import Norm
 
 
 def project(rows: Tensor, norm: Norm, radius: float) -> Tensor:

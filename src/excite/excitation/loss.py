@@ -10,11 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, batch_size, call, pick_output
-from excite._core.checks import check_count, check_model, check_output, check_real, check_weights, model_errors
+from excite._core.checks import (
+    check_count,
+    check_model,
+    check_output,
+    check_real,
+    check_weights,
+    model_errors,
+    parse_norm,
+)
 from excite._core.distributed import gathered
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
-from excite._core.norms import parse_norm
 from excite._core.preserve import device_of, evaluating, untouched
 from excite._core.wrappers import eagerly, is_shared, unwrap
 from excite.errors import InputError

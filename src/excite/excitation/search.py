@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from excite._core.calibration import resolve_layouts
 from excite._core.calls import Batch, batch_size, call, doubled, own_copy, tensors
+from excite._core.checks import Norm
 from excite._core.distributed import anyone
 from excite._core.intercept.affine import AffineCall, Names
 from excite._core.intercept.parameters import account, report
 from excite._core.layout import Layout
-from excite._core.norms import Norm
 from excite._core.preserve import Buffers, RandomState, aside, device_of
 from excite._core.replay import Pass, Tape
 from excite._core.wrappers import eagerly, is_sharded

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from excite._core.checks import Norm
 from excite._core.layout import Layout
-from excite._core.norms import Norm
 
 
 def steepest(gradient: Tensor, norm: Norm, layout: Layout, samples: int) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from excite._core.calls import Batch
-from excite._core.optional import MissingPackage, need
+from excite._core.checks import MissingPackage, need
 from excite.errors import InputError
 from excite.excitation import PersistentExcitation
 from excite.integrations.callback import Following, few

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite._core.optional import need
+from excite._core.checks import need
 from excite._core.preserve import is_aside
 from excite._core.wrappers import unwrap
 from excite.errors import InputError

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Pick, check_finite, pick_output
-from excite._core.checks import check_dense, check_model, check_tensor, check_weights, model_errors
-from excite._core.norms import Norm, parse_norm
+from excite._core.checks import Norm, check_dense, check_model, check_tensor, check_weights, model_errors, parse_norm
 from excite._core.preserve import evaluating
 from excite._core.wrappers import eagerly
 from excite.errors import InputError, ModelError

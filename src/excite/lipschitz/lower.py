@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import Pick, check_finite
 from excite._core.checks import (
+    Norm,
     check_count,
     check_model,
     check_number,
@@ -16,9 +17,9 @@ from excite._core.checks import (
     check_seed,
     check_tensor,
     model_errors,
+    parse_norm,
     shown,
 )
-from excite._core.norms import Norm, parse_norm
 from excite.errors import InputError
 from excite.lipschitz.local_constants import local
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, batch_size, check_finite, pick_output, tensors
-from excite._core.checks import check_model, check_weights, model_errors
+from excite._core.checks import check_model, check_weights, model_errors, parse_norm
 from excite._core.intercept.affine import clean_path
-from excite._core.norms import parse_norm
 from excite._core.preserve import evaluating
 from excite._core.wrappers import unwrap
 from excite.errors import InputError, ModelError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Pick
-from excite._core.norms import Norm
+from excite._core.checks import Norm
 from excite.errors import ExciteError, InputError
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from excite._core.norms import Norm
+from excite._core.checks import Norm
 
 
 def column(values: Tensor, like: Tensor) -> Tensor:

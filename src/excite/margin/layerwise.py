@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from excite._core.calls import pick_output
-from excite._core.norms import Norm
+from excite._core.checks import Norm
 from excite.margin.batches import Task, batch_size
 from excite.margin.constraints import Room, make_room
 from excite.margin.decision import Decision

@@ -17,8 +17,8 @@ from excite._core.checks import (
     check_seed,
     check_weights,
     model_errors,
+    parse_norm,
 )
-from excite._core.norms import parse_norm
 from excite._core.preserve import evaluating
 from excite.errors import InputError, ModelError
 from excite.margin.batches import Task, batch_size, default_restarts

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from excite._core.norms import Norm
+from excite._core.checks import Norm
 from excite.errors import InputError
 from excite.margin.evidence import Evidence
 from excite.margin.gap import Gap, ks_gap

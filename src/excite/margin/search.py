@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from excite._core.norms import Norm
+from excite._core.checks import Norm
 from excite.margin.constraints import Room, column
 from excite.margin.decision import Decision
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from excite.errors import InputError
-from excite.runs.metric_names import is_name
+from excite.runs.checks import is_name
 
 
 class Measured:

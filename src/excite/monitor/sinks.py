@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from excite._core.optional import need
+from excite._core.checks import need
 from excite.errors import InputError
 from excite.monitor.writer import Sink
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from excite._core.files import write_bytes
 from excite.errors import InputError, RunError
+from excite.runs.checks import check_version
 from excite.runs.state import flatten, unflatten
-from excite.runs.versions import check_version
 
 FORMAT = "excite-checkpoint"
 VERSION = 2  # 2: the header says how far the metrics had come

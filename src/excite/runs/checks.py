@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from excite._core.checks import check_count, shown
-from excite.errors import InputError
-from excite.runs.metric_names import is_name
+from excite._version import __version__
+from excite.errors import InputError, RunError
 
 MAX_STEP = 2**63 - 1  # the largest integer of SQLite
 
@@ -48,3 +49,26 @@ def check_metrics(values: Any) -> Iterator[tuple[str, float]]:
             ) from error
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"metric {name!r}: expected a number; got {shown(value)}") from error
+
+
+@lru_cache(maxsize=1 << 14)  # the same few names at every step
+def is_name(name: object) -> bool:
+    """Whether this is a name such as 'norm' or 'rank/effective/conv1'."""
+    return isinstance(name, str) and bool(name) and name.isprintable() and name == name.strip("/ ")
+
+
+class NewerVersion(RunError):
+    """Written by a newer Excite than this one."""
+
+
+def check_version(what: object, found: Any, known: int) -> int:
+    """The version that `what` says it has, at most `known`."""
+    if isinstance(found, str) and found.isdecimal():  # the header of a checkpoint holds text
+        found = int(found)
+    if not is_whole(found) or found < 1:
+        raise RunError(f"{what} is damaged: its version is {found!r}")
+    if found > known:
+        raise NewerVersion(
+            f"{what} has format version {found}; Excite {__version__} reads versions up to {known}: upgrade Excite to open it"
+        )
+    return found

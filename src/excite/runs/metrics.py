@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from excite.errors import RunError
-from excite.runs.checks import MAX_STEP, check_metrics, check_step
-from excite.runs.versions import check_version
+from excite.runs.checks import MAX_STEP, check_metrics, check_step, check_version
 
 APPLICATION = 0x45584354  # "EXCT" in the header of the file: this is ours
 VERSION = 1

@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from excite._core.files import open_regular, read_json
 from excite.errors import RunError
+from excite.runs.checks import check_version
 from excite.runs.lock import held
 from excite.runs.metrics import APPLICATION, _read_only
-from excite.runs.readers import AVAILABLE, MAX_TEXT, ROW, Crashed, ReadElsewhere, Reader, Rows
+from excite.runs.reader_processes import AVAILABLE, MAX_TEXT, ROW, Crashed, ReadElsewhere, Reader, Rows
 from excite.runs.run import _STATUSES, FORMAT, VERSION
-from excite.runs.versions import check_version
 
 Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
@@ -74,7 +74,7 @@ class Follower:
         below: A folder above it. With it, nothing that is reached from there through a symbolic link is opened.
         seconds: Time limit for the queries of one call. Afterwards every call fails at once for a minute.
         reader: A process that reads the database instead of this one, which a run of others could crash; see
-            `excite.runs.readers`. After a crash every call fails at once for a minute.
+            `excite.runs.reader_processes`. After a crash every call fails at once for a minute.
 
     Raises:
         RunError: By every method: the database is damaged, holds something else than numbers, or took too long.

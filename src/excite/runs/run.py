@@ -34,12 +34,11 @@ from excite._core.files import TEMPORARY, read_json, remove_temporary, sync_fold
 from excite.errors import InputError, RunError, one_line
 from excite.runs import checkpoints
 from excite.runs.checkpoints import Checkpoint
-from excite.runs.checks import check_keep, check_step
+from excite.runs.checks import check_keep, check_step, check_version
 from excite.runs.environment import environment
 from excite.runs.lock import Lock, held
 from excite.runs.metrics import Metrics
 from excite.runs.store import is_url
-from excite.runs.versions import check_version
 
 if TYPE_CHECKING:
     import pandas as pd

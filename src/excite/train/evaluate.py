@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from excite._core.norms import parse_norm
+from excite._core.checks import parse_norm
 from excite.data import Dataset
 from excite.errors import InputError, RunError, one_line
 from excite.margin import Margins, margins

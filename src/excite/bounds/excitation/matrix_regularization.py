@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from excite._core.norms import Norm, parse_norm
+from excite._core.checks import Norm, parse_norm
 from excite.bounds.bound import Assumption
 from excite.bounds.excitation.hard_margin import Array, array
 from excite.bounds.excitation.regularization import PAPER, SOLVED, Equivalence

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.optimize import brentq, nnls
 
-from excite._core.norms import DUAL, Norm
+from excite._core.checks import DUAL, Norm
 from excite.bounds.excitation.hard_margin import Array
 from excite.errors import ExciteError
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from excite._core.checks import check_number
-from excite._core.norms import DUAL, Norm, parse_norm
+from excite._core.checks import DUAL, Norm, check_number, parse_norm
 from excite.bounds.bound import Assumption, Statement
 from excite.bounds.excitation.hard_margin import Array, array
 from excite.bounds.excitation.penalized import duality_gap, penalized, penalized_squared, size

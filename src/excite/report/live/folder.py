@@ -18,7 +18,7 @@ from excite._core.files import read_json
 from excite.errors import ExciteError, InputError, RunError
 from excite.report.view import Shown
 from excite.runs.reader import Follower, read_last, standing
-from excite.runs.readers import Readers
+from excite.runs.reader_processes import Readers
 
 MOST_RUNS, _DEPTH, _LONGEST = 2000, 6, 1000
 _MAX_FOLDERS = 20_000  # looked into for runs

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from excite._core.norms import DUAL, parse_norm
+from excite._core.checks import DUAL, parse_norm
 from excite.bounds import radius_of_penalty
 from excite.bounds.excitation.hard_margin import least_norm
 from excite.studies.computed import Outcome, Report

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from excite.errors import RunError
-from excite.runs import reading_process
+from excite.runs import reader_script
 
 ROW = np.dtype([("step", np.int64), ("value", np.float64), ("missing", np.bool_)])
 _GRACE = 5.0  # seconds after the time limit of a query in which its process has to answer
@@ -79,7 +79,7 @@ class Reader:
     def _start(self) -> Connection[Any, Any]:
         ours, theirs = socket.socketpair()
         with theirs:
-            script = Path(reading_process.__file__)
+            script = Path(reader_script.__file__)
             command = [sys.executable, "-I", "-S", str(script), str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._pipe = Connection(ours.detach())
