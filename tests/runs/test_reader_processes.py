@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from excite import RunError
-from excite.runs import Run, readers
+from excite.runs import Run
+from excite.runs import reader_processes as readers
 from excite.runs.reader import Follower, read_last
 from excite.runs.reader_processes import Crashed, ReadElsewhere, Reader
 

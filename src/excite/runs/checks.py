@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from excite._core.checks import check_count, shown
+from excite._core.checks import check_count, is_whole, shown
 from excite._version import __version__
 from excite.errors import InputError, RunError
 
