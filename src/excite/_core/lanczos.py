@@ -30,8 +30,8 @@ _INDEPENDENT = 0.5  # what the last pass leaves of a vector that is more than ro
 def krylov_space(product: Callable[[Tensor], Tensor], start: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Orthonormal rows V (count, n) that span start, A start, A² start, …, and their images V A, by `count` products.
 
-    Nothing is read back from the device: rows after the Krylov space is exhausted are zero, as are their images, and
-    V A V' has the eigenvalue 0 for them.
+    Nothing is read back from the device. Rows after the Krylov space is exhausted are zero, as are their images, and
+    V A V' has the eigenvalue 0 for them; where rounding leaves a direction orthogonal to the rows before, it may become a row.
 
     Args:
         product: x ↦ A x for a positive semidefinite A, (n,) -> (n,).
