@@ -4,10 +4,12 @@ Hypothesis draws the same examples everywhere. `pytest --hypothesis-profile rand
 """
 
 import os
+import random
 import shutil
 import signal
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -42,6 +44,14 @@ def pytest_collection_modifyitems(items):
 def pytest_terminal_summary(terminalreporter):
     if CHROMIUM is None:
         terminalreporter.write_line(NO_BROWSER, yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Random numbers of a test do not depend on which tests ran before it in the same process."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - what libraries draw from
+    torch.manual_seed(0)
 
 
 @pytest.fixture
