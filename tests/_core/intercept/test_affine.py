@@ -487,17 +487,22 @@ class Scores(nn.Module):
         super().__init__()
         self.query, self.key = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
         self.bias, self.relative = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(3, 3))
+        self.per_head = nn.Parameter(torch.randn(2, 2))
         self.head = nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k = x @ self.query + self.bias, x @ self.key
-        return self.head((torch.softmax(q @ k.mT + self.relative, -1) @ x).mean(1))
+        heads = q.unflatten(-1, (2, 2)) + self.per_head  # as in Transformer-XL
+        scores = torch.einsum("bind,bjnd->bij", heads, k.unflatten(-1, (2, 2)))
+        scores = scores + torch.einsum("bind,bjnd->bnij", heads, k.unflatten(-1, (2, 2))).mean(1)
+        return self.head((torch.softmax(scores + self.relative, -1) @ x).mean(1))
 
 
 def test_biases_inside_attention_stay_biases() -> None:
     wiring = trace(Scores(), torch.randn(2, 3, 4))
     assert [layer.name for layer in wiring.layers] == ["query", "key", "head"]
-    assert (wiring.parameters["bias"], wiring.parameters["relative"]) == ("bias", "bias")
+    assert {wiring.parameters[name] for name in ("bias", "relative", "per_head")} == {"bias"}
+    assert wiring.notes == ()
 
 
 EXPANDED = {
@@ -536,6 +541,19 @@ def test_a_product_with_out_is_recognised() -> None:
     before = model(x)
     assert [layer.name for layer in trace(model, x).layers] == ["w", "head"]
     assert torch.equal(before, Moment(model, 0, example=x).output)
+
+
+@pytest.mark.parametrize("name", ["addmm_", "x.mul_(v).sum", "x *= v, sum", "x.div_(v).sum", "(x / v).sum"])
+@pytest.mark.parametrize("low", ["autocast", "input"])
+def test_calls_in_place_keep_the_numbers_of_the_model_in_low_precision(name: str, low: str) -> None:
+    model, _, x = build_way(name)
+    model, x = model.float(), x.float()
+    if low == "input" and name != "addmm_":
+        model.head, x = model.head.bfloat16(), x.bfloat16()
+        if name == "(x / v).sum":
+            model.head = model.head.float()
+    with torch.autocast("cpu", torch.bfloat16, enabled=low == "autocast"):
+        assert torch.equal(model(x), Moment(model, 0, example=x).output)
 
 
 class Odd(nn.Module):

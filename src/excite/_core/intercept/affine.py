@@ -237,6 +237,10 @@ class _Division:
         return input / self._divisor if weight is self.reciprocal else input * weight
 
 
+def _rounded(function: Callable[..., Tensor], dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda input, weight: function(input, weight).to(dtype)
+
+
 @dataclass(frozen=True)
 class _Trace:
     """How a tensor was made of a signal: by a step that belongs to the affine call that follows, or by a product with a
@@ -256,11 +260,19 @@ class _Trace:
 @dataclass(frozen=True)
 class _Mixed:
     """A sum or product of a signal and a matrix of parameters, and these. `whole`: there is no more of it than of the matrix, so
-    that it is a weight; a matrix that is added to each of many samples may be one, or a bias such as a table of positions."""
+    that it is a weight; a matrix that is added to each of many samples may be one, or a bias such as a table of positions.
+    `varies`: along which axes the matrix does, as long as they have not been moved."""
 
     result: weakref.ref[Tensor]
     sources: Sources
     whole: bool
+    varies: tuple[bool, ...] | None = None
+
+    def weighs(self, mine: str, other: str, result: str) -> bool:
+        """Whether it is a matrix for the other factor of a product, given in the letters of einsum: it varies along an axis
+        that is summed, and along one that only it has. A bias for every head of attention does not."""
+        along = {letter for letter, varies in zip(mine, self.varies or (True,) * len(mine)) if varies}
+        return any(k in other and k not in result for k in along) and any(k not in other and k in result for k in along)
 
 
 def _transform_level() -> int:
@@ -337,7 +349,8 @@ class AffineMode(TorchFunctionMode):
         result = self.other(func, args, kwargs)
         first = args[0] if args else None
         if self._mixed and func in _REARRANGING:
-            self._keep_mixed(result, self._mixed_of(first))
+            mixed = self._mixed_of(first)
+            self._keep_mixed(result, None if mixed is None else replace(mixed, varies=None))
         if (
             type(first) is Tensor
             and self.roles is None
@@ -407,7 +420,8 @@ class AffineMode(TorchFunctionMode):
         recognised = self._recognise(PRODUCTS[out_of_place], args, named)
         if recognised is None or not isinstance(target, Tensor):
             return self._plain(func, args, kwargs)
-        result = self._visit("linear", out_of_place, args, named, *recognised, PRODUCTS[out_of_place])
+        with torch.autocast(target.device.type, enabled=False):  # which leaves functions in place and with out= alone
+            result = self._visit("linear", out_of_place, args, named, *recognised, PRODUCTS[out_of_place])
         if "out" in kwargs and target.shape != result.shape:
             target.resize_(result.shape)
         target.copy_(result)
@@ -432,11 +446,14 @@ class AffineMode(TorchFunctionMode):
         both = {at: self._mixed_of(factors[at]) for at in signals} if self._mixed and len(signals) == 2 else {}
         mixed = [at for at, one in both.items() if one is not None]
         if len(mixed) == 1 and len(places) == 2:
-            part = both[mixed[0]]
-            if part is not None and part.whole:
+            part, at = both[mixed[0]], places.index(mixed[0])
+            terms = product.terms(list(factors.values()), args, kwargs)
+            if part is None or (terms is not None and not part.weighs(terms[0][at], terms[0][1 - at], terms[1])):
+                pass
+            elif part.whole:
                 signals.remove(mixed[0])
                 found[mixed[0]] = part.sources
-            elif part is not None and self.roles is not None:
+            elif self.roles is not None:
                 self.roles.multiplied(part.sources)
         weights = [at for at in places if found[at] and at not in signals]
         if len(signals) != 1 or not weights:
@@ -457,6 +474,8 @@ class AffineMode(TorchFunctionMode):
         return result
 
     def _multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._of_data(args):
+            return self._plain(func, args, kwargs)
         first, second = find(args, kwargs, 0, "input"), find(args, kwargs, 1, "other")
         if first is None or second is None:
             return self._combine(func, args, kwargs)
@@ -477,8 +496,20 @@ class AffineMode(TorchFunctionMode):
                 sources, multiply = self._sources(weight), _Division(weight)
                 weight = multiply.reciprocal
                 self._mark(weight, sources or ())
+            if torch.result_type(signal, weight) != result.dtype:  # in place, the type is that of the signal
+                multiply = _rounded(multiply, result.dtype)
             self._keep_trace(multiply, (signal, weight), {}, result, (0,), (1,))
         return result
+
+    def _of_data(self, args: tuple[Any, ...]) -> bool:
+        """Whether a sum or product is certainly one of signals and numbers, the most frequent case."""
+        if self._mixed or len(args) != 2:
+            return False
+        static, known = self._static, self._known
+        return all(
+            type(part) is float or (type(part) is Tensor and id(part) not in static and id(part) not in known)
+            for part in args
+        )
 
     def _weighs(self, factor: Tensor) -> bool:
         return factor.dim() > 0 and bool(self._sources(factor))
@@ -486,6 +517,8 @@ class AffineMode(TorchFunctionMode):
     def _combine(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A sum or product of two tensors: of a matrix of parameters and a signal it is a weight that is in part data."""
         result = self._plain(func, args, kwargs)
+        if self._of_data(args):
+            return result
         parts = [part for part in (*args[:2], kwargs.get("other")) if isinstance(part, Tensor)]
         signals = [part for part in parts if self._sources(part) is None]
         if signals and isinstance(result, Tensor) and result.dim() > 1:
@@ -493,7 +526,8 @@ class AffineMode(TorchFunctionMode):
                 mixed = self._sources(part) if len(signals) == 1 else None
                 if mixed and part.dim() > 1 and min(part.shape[-2:]) > 1:
                     whole = part.shape == result.shape and len(part) > 1
-                    self._keep_mixed(result, _Mixed(weakref.ref(result), mixed, whole))
+                    varies = (*(False,) * (result.dim() - part.dim()), *(size > 1 for size in part.shape))
+                    self._keep_mixed(result, _Mixed(weakref.ref(result), mixed, whole, varies))
                 elif self._mixed and (known := self._mixed_of(part)) is not None and part.shape == result.shape:
                     self._keep_mixed(result, known)
         return result
