@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_jobs import Job, jobs, tries_of
 
+from engine_jobs import Job, jobs, tries_of
 from excite.errors import InputError, TrainingStopped
 from excite.jobs.executors import Workers, find_engine
 from excite.jobs.scheduler import complete

@@ -6,8 +6,8 @@ import platform
 from pathlib import Path
 
 import pytest
-from engine_jobs import Job
 
+from engine_jobs import Job
 from excite._version import __version__
 from excite.errors import InputError
 from excite.jobs import local as workers

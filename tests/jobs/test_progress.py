@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_jobs import jobs
 from rich.console import Console
 
+from engine_jobs import jobs
 from excite.errors import TrainingStopped
 from excite.jobs.progress import Noted, Tally
 from excite.jobs.scheduler import complete

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_jobs import Job, jobs, tries_of
 
 import excite
+from engine_jobs import Job, jobs, tries_of
 from excite.errors import InputError, RunError, TrainingStopped
 from excite.jobs.executors import find_engine
 from excite.jobs.ray import OnRay

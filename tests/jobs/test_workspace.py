@@ -16,8 +16,8 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from engine_jobs import Job, jobs, settings
 
+from engine_jobs import Job, jobs, settings
 from excite.errors import InputError, RunError, TrainingStopped
 from excite.jobs.executors import Workers
 from excite.jobs.job import Tell
