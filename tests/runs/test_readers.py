@@ -76,7 +76,8 @@ def test_shared_memory_that_is_shortened_in_place_does_not_end_this_process(run,
         with pytest.raises(RunError, match=f"ended by signal {signal.SIGBUS.value}") as error:
             follower.refresh()
             follower.series("loss/step")
-        assert "metrics.db" in str(error.value) and "\n" not in str(error.value)
+        assert "metrics.db" in str(error.value)
+        assert "\n" not in str(error.value)
     log(run, range(300, 309))
     innocent.refresh()
     assert innocent.series("loss/step")[0].tolist() == list(range(309))
@@ -107,7 +108,7 @@ def test_errors_of_the_database_come_as_they_are(run):
         elsewhere.execute(endless)
     assert error.value.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT
     with pytest.raises(TypeError):
-        elsewhere.array("SELECT name, 0.0, 0 FROM metrics", ())
+        elsewhere.execute_together(("SELECT name, 0.0, 0 FROM metrics", ()), array=0)
     elsewhere.close()
 
 
