@@ -143,3 +143,16 @@ def test_as_many_calls_as_names(form):
         return made
 
     assert calls(2000) < 8 * calls(500) + 1000
+
+
+def test_sentences_from_some_of_many_metrics_say_so(tmp_path):
+    with Run.create(tmp_path / "run", {}) as run:
+        for step in range(3):
+            run.log(step, {"loss/step": 1.0, **{f"rank/effective/fc{i}": 9.0 - 4 * step for i in range(30)}})
+        run.flush()
+        follower = Follower(run.path)
+        follower.refresh()
+        whole, some = (remarks([Shown(follower, "run", 0)], limit) for limit in (None, 11))
+        assert some[-1]["text"] == "This is from 11 of 31 metrics, a share of every quantity."
+        assert remarks([Shown(follower, "run", 0)], 31) == whole
+        assert {one["text"] for one in whole} - {one["text"] for one in some}  # 27 more layers, and 7

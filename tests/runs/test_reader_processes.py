@@ -109,7 +109,7 @@ def test_errors_of_the_database_come_as_they_are(run):
         elsewhere.execute(endless)
     assert error.value.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT
     with pytest.raises(TypeError):
-        elsewhere.array("SELECT name, 0.0, 0 FROM metrics", ())
+        elsewhere.execute_together(("SELECT name, 0.0, 0 FROM metrics", ()), array=0)
     elsewhere.close()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from excite.report.curves import smooth
 from excite.report.measured import Metrics
-from excite.report.narrative import words
+from excite.report.narrative import Remark, words
 from excite.report.panels import KINDS, WHOLE, Panel, Quantity, panels
 from excite.report.panels import select as select_names
 from excite.report.subsample import Series, between, extremes, grid, plain, within
@@ -170,13 +170,24 @@ def _smooth(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np
     return found
 
 
-def remarks(runs: Sequence[Shown]) -> list[dict[str, str]]:
-    """What changed in each run, in words."""
+def remarks(runs: Sequence[Shown], limit: int | None = None) -> list[dict[str, str]]:
+    """What changed in each run, in words. With `limit`, from at most so many metrics of a run: a last sentence says so."""
     return [
-        {"run": run.label, "kind": remark.kind, "text": remark.text}
-        for run in runs
-        for remark in words(Metrics(run.follower.names(), run.follower.series, run.order))
+        {"run": run.label, "kind": remark.kind, "text": remark.text} for run in runs for remark in _remarks(run, limit)
     ]
+
+
+def _remarks(run: Shown, limit: int | None) -> list[Remark]:
+    names: Collection[str] = run.follower.names()
+    count, left_out = len(names), 0
+    if limit is not None and count > limit:
+        names, left_out = select_names(names, limit, run.order)
+    stated = words(Metrics(sorted(names), run.follower.series, run.order))
+    if left_out:
+        stated.append(
+            Remark("note", f"This is from {count - left_out:,} of {count:,} metrics, a share of every quantity.")
+        )
+    return stated
 
 
 def _order(runs: Sequence[Shown]) -> tuple[str, ...]:

@@ -43,9 +43,15 @@ _LAST = f"""
 ) SELECT max(step), max((SELECT time FROM metrics AS row WHERE row.name = ends.name AND row.step = ends.step)) FROM ends
 """
 _LATEST = "SELECT value FROM metrics WHERE name = ? ORDER BY step DESC LIMIT 1"
+_TIME = "SELECT time FROM metrics WHERE name = ? AND step = ?"
+_LAST_TIME = "SELECT time FROM metrics WHERE name = ? ORDER BY step DESC LIMIT 1"
 _COLUMNS = [("name", 1, 0), ("step", 2, 0), ("value", 0, 0), ("time", 0, 0)]  # (name, place in the primary key, hidden)
 _LONG = 50_000  # points
 _MAX_SERIES = 16_000_000  # points
+_AFTER = (
+    "SELECT step, ifnull(value, 0.0), value IS NULL FROM metrics WHERE name = ? AND step > ? ORDER BY step"
+    f" LIMIT {_MAX_SERIES}"
+)
 _BUSY_SECONDS = 2.0  # a page would rather say that the database is busy than wait
 _QUERY_SECONDS = 5.0  # for all queries of one call
 _RETRY_SECONDS = 60.0  # a database that took too long is not asked again for so long
@@ -126,25 +132,35 @@ class Follower:
 
     def series(self, name: str) -> tuple[Steps, Values]:
         """Steps and values of one metric, as of now; empty if there is none. Not to be changed."""
-        with self._guard(), self._snapshot():
+        with self._guard():
             kept = self._kept.get(name)
-            if kept is not None and self._time(name, kept.steps[-1]) != kept.time:
+            written, rows, now = self._read_after(name, kept)
+            if kept is not None and written != kept.time:
                 kept = None
-            query = (
-                "SELECT step, ifnull(value, 0.0), value IS NULL FROM metrics WHERE name = ? AND step > ? ORDER BY step"
-                f" LIMIT {_MAX_SERIES}"
-            )
-            rows = self._array(query, (name, -1 if kept is None else int(kept.steps[-1])))
+                _, rows, now = self._read_after(name, kept)
             steps, values = rows["step"].copy(), np.where(rows["missing"], np.nan, rows["value"])
             if kept is not None:
                 if not len(rows):
                     return kept.steps, kept.values
                 steps, values = np.concatenate([kept.steps, steps]), np.concatenate([kept.values, values])
             if len(steps):
-                self._kept[name] = _Kept(steps, values, self._time(name, steps[-1]))
+                self._kept[name] = _Kept(steps, values, now)
             else:
                 self._kept.pop(name, None)
             return steps, values
+
+    def _read_after(self, name: str, kept: _Kept | None) -> tuple[float | None, npt.NDArray[Any], float | None]:
+        """When the last step that is kept was written, what follows it, and when the last of that was written."""
+        last = -1 if kept is None else int(kept.steps[-1])
+        queries = ((_TIME, (name, last)), (_AFTER, (name, last)), (_LAST_TIME, (name,)))
+        connection = self._opened()
+        if isinstance(connection, ReadElsewhere):
+            written, rows, now = connection.execute_together(*queries, array=1)
+        else:
+            with self._snapshot():
+                written, now = (self._ask(*queries[at]).fetchall() for at in (0, 2))
+                rows = np.fromiter(self._ask(*queries[1]), ROW)
+        return written[0][0] if written else None, rows, now[0][0] if now else None
 
     def sketch(self, name: str, most: int = 1000) -> tuple[Steps, Values]:
         """About `most` points of a long series that was not read yet, at even distances: fast, but peaks are missed."""
@@ -239,18 +255,8 @@ class Follower:
     def _ask(self, query: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor | Rows:
         return self._opened().execute(query, values)
 
-    def _array(self, query: str, values: tuple[Any, ...]) -> npt.NDArray[Any]:
-        connection = self._opened()
-        if isinstance(connection, ReadElsewhere):
-            return connection.array(query, values)
-        return np.fromiter(connection.execute(query, values), ROW)
-
     def _one(self, query: str) -> Any:
         return self._ask(query).fetchone()
-
-    def _time(self, name: str, step: Any) -> float | None:
-        row = self._ask("SELECT time FROM metrics WHERE name = ? AND step = ?", (name, int(step))).fetchone()
-        return None if row is None else row[0]
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:

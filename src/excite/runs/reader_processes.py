@@ -125,18 +125,12 @@ class ReadElsewhere:
         return self._start != self._reader.starts or not self._reader.running
 
     def execute(self, query: str, values: tuple[Any, ...] = ()) -> Rows:
-        return Rows(self._ask("rows", (query, values))[0])
+        return Rows(self._ask("read", [(query, values, False)])[-1][0])
 
-    def array(self, query: str, values: tuple[Any, ...]) -> npt.NDArray[Any]:
-        """Rows of (step, value, missing)."""
-        parts = self._ask("columns", (query, values))
-        rows = np.empty(sum(len(part[2]) for part in parts), ROW)
-        at = 0
-        for part in parts:
-            for name, kind, content in zip(ROW.names or (), (np.int64, np.float64, np.bool_), part):
-                rows[name][at : at + len(part[2])] = np.frombuffer(content, kind)
-            at += len(part[2])
-        return rows
+    def execute_together(self, *queries: tuple[str, tuple[Any, ...]], array: int) -> list[Any]:
+        """Rows of several queries as of one moment, asked for at once; those of number `array` are (step, value, missing)."""
+        *parts, last = self._ask("read", [(*query, at == array) for at, query in enumerate(queries)])
+        return [_joined([*parts, rows]) if at == array else rows for at, rows in enumerate(last)]
 
     def close(self) -> None:
         with self._reader.lock:
@@ -148,6 +142,13 @@ class ReadElsewhere:
         if self.lost:
             raise Crashed("the process that read it has ended")
         return self._reader.ask(self._key, self.seconds, action, arguments)
+
+
+def _joined(parts: list[tuple[bytes, bytes, bytes]]) -> npt.NDArray[Any]:
+    rows = np.empty(sum(len(part[2]) for part in parts), ROW)
+    for name, kind, contents in zip(ROW.names or (), (np.int64, np.float64, np.bool_), zip(*parts)):
+        rows[name] = np.frombuffer(b"".join(contents), kind)
+    return rows
 
 
 class Rows(list[Any]):

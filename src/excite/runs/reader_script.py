@@ -38,16 +38,23 @@ def serve(pipe: "Connection[Any, Any]") -> None:
             elif action == "close":
                 databases.pop(key).close()
                 answer = None
-            elif action == "rows":
-                answer = databases[key].execute(*arguments).fetchall()
-            else:
-                cursor = databases[key].execute(*arguments)
-                while len(rows := cursor.fetchmany(_CHUNK)) == _CHUNK:
-                    pipe.send(("part", columns(rows)))
-                answer = columns(rows)
+            else:  # queries, as of one moment if there are several; one of them at most wants columns
+                answer = []
+                if len(arguments) > 1:
+                    databases[key].execute("BEGIN")
+                for query, values, wants_columns in arguments:
+                    cursor = databases[key].execute(query, values)
+                    if wants_columns:
+                        while len(rows := cursor.fetchmany(_CHUNK)) == _CHUNK:
+                            pipe.send(("part", columns(rows)))
+                        answer.append(columns(rows))
+                    else:
+                        answer.append(cursor.fetchall())
+                if len(arguments) > 1:
+                    databases[key].execute("COMMIT")
             pipe.send(("end", answer))
         except (sqlite3.Error, TypeError, ValueError, OverflowError, MemoryError) as error:
-            pipe.send(("error", error))
+            pipe.send(("error", error))  # whoever asked closes the database then
 
 
 def columns(rows: list[tuple[int, float, int]]) -> tuple[bytes, bytes, bytes]:

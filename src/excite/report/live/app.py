@@ -159,7 +159,7 @@ def _seen(
 def _words_data(runs: Runs, request: Request) -> Response:
     chosen = _chosen(runs, request)
     with runs.reading(*chosen):
-        return _json({"words": remarks(runs.shown(chosen))})
+        return _json({"words": remarks(runs.shown(chosen), MAX_METRICS)})
 
 
 def _details_data(runs: Runs, request: Request) -> Response:
