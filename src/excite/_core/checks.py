@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import os
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
@@ -124,6 +126,27 @@ def check_flag(value: object, name: str) -> bool:
     return bool(given)
 
 
+def check_maybe(value: object, name: str) -> bool | None:
+    """True, False, or None for what is not known."""
+    if value is not None and not is_flag(as_scalar(value)):
+        raise InputError(f"{name}: expected True, False or None for not known; got {shown(value)}")
+    return None if value is None else bool(value)
+
+
+def check_text(value: object, name: str) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise InputError(f"{name}: expected a string; got {shown(value)}")
+    return value
+
+
+def check_path(value: object, name: str = "path") -> Path:
+    """A path, from a string or an object of pathlib."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or "\0" in os.fspath(value):
+        raise InputError(f"{name}: expected a path, a string or a pathlib.Path; got {shown(value)}")
+    return Path(value)
+
+
 def check_choice(value: object, name: str, choices: Iterable[str]) -> str:
     """One of a few words."""
     words = list(choices)
@@ -219,18 +242,22 @@ def check_model(model: object, name: str = "model") -> nn.Module:
     return model
 
 
+def check_placed(model: nn.Module) -> nn.Module:
+    """The module, if all its parameters have values. Reads none of them."""
+    for path, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ModelError(f"parameter {path!r} is not initialized yet: run the model once on a batch first")
+        if parameter.device.type == "meta":
+            raise ModelError(f"expected weights with values; {path} is on the meta device: load the weights first")
+    return model
+
+
 def check_weights(model: nn.Module) -> nn.Module:
     """The module, if all its parameters have finite values; the first that has not is named. Waits for the device once.
 
     Buffers may hold infinities: masks of attention do.
     """
-    check_model(model)
-    named = list(model.named_parameters())
-    for path, parameter in named:
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ModelError(f"parameter {path!r} is not initialized yet: run the model once on a batch first")
-        if parameter.device.type == "meta":
-            raise ModelError(f"expected weights with values; {path} is on the meta device: load the weights first")
+    named = list(check_placed(check_model(model)).named_parameters())
     # Of weights that FSDP2 shards each process has a part: one that refuses alone would leave the others waiting.
     named = [
         (path, p)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from excite._core.calls import check_finite, pick_output
-from excite._core.checks import check_weights, model_errors, shown
+from excite._core.checks import check_maybe, check_weights, model_errors, shown
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
 from excite._core.preserve import device_of, evaluating
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
@@ -56,6 +56,7 @@ def relu_network(model: nn.Module | Pairs, x: Tensor, *, sigmoid: bool | None = 
     layer with a weight of its own that gets the ReLU of what the one before gave, and nothing may follow the last, or a
     `sigmoid` must (None: either; pairs then mean none). Anything else is refused.
     """
+    sigmoid = check_maybe(sigmoid, "sigmoid")
     check_finite(x)
     if not isinstance(x, Tensor) or x.dim() < 2 or not x.numel():
         shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -68,8 +69,13 @@ def relu_network(model: nn.Module | Pairs, x: Tensor, *, sigmoid: bool | None = 
         pairs, ends = list(model), bool(sigmoid)
     width = x[0].numel()
     for j, pair in enumerate(pairs):
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], Tensor):
-            raise InputError(f"expected pairs (weight, bias or None); layer {j + 1} is {type(pair).__name__}")
+        if (
+            not isinstance(pair, list | tuple)
+            or len(pair) != 2
+            or not isinstance(pair[0], Tensor)
+            or not isinstance(pair[1], Tensor | None)
+        ):
+            raise InputError(f"expected pairs (weight, bias or None); layer {j + 1} is {shown(pair)}")
         weight, bias = pair
         if weight.dim() != 2 or weight.shape[1] != width:
             raise InputError(f"expected a weight (units, {width}) in layer {j + 1}; got {tuple(weight.shape)}")

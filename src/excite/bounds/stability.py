@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from excite._core.checks import (
     check_count,
     check_dense,
+    check_flag,
     check_model,
     check_number,
     check_seed,
@@ -47,10 +48,12 @@ class Descent:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.step) and self.step > 0):
-            raise InputError(f"expected a positive step size; got {self.step}")
-        if not (0 <= self.momentum < 1 and 0 <= self.dampening < 1):
-            raise InputError(f"expected momentum and dampening in [0, 1); got {self.momentum} and {self.dampening}")
+        object.__setattr__(self, "step", check_number(self.step, "step size", 0, above=True))
+        for name in ("momentum", "dampening"):
+            object.__setattr__(self, name, check_number(getattr(self, name), name, 0, 1))
+            if getattr(self, name) == 1:
+                raise InputError(f"{name}: expected a number from 0 up to less than 1; got 1")
+        object.__setattr__(self, "nesterov", check_flag(self.nesterov, "nesterov"))
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise InputError("Nesterov's momentum needs momentum > 0 and no dampening, as in torch.optim.SGD")
 
@@ -106,6 +109,7 @@ def sharpness(
     if not callable(loss):
         raise InputError(f"loss: expected a function of the model; got {shown(loss)}")
     most, seed = check_count(most, "most"), check_seed(seed)
+    tolerance = None if tolerance is None else check_number(tolerance, "tolerance", 0)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ModelError("the model has no parameter that asks for a gradient: the loss has no Hessian")

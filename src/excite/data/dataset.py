@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from excite._core.checks import as_scalar, check_count, is_whole, shown
+from excite._core.checks import as_scalar, check_count, check_pair, is_whole, shown
 from excite.errors import DataError, InputError
 
 Scale = tuple[float, float]
@@ -107,13 +107,7 @@ def choose_classes(name: str, known: tuple[str, ...], classes: object) -> tuple[
 
 
 def check_scale(scale: Scale) -> Scale:
-    try:
-        low, high = (float(s) for s in scale)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"scale: expected (low, high); got {scale!r}") from error
-    if not (np.isfinite(low) and np.isfinite(high) and low < high):
-        raise InputError(f"scale: expected two finite numbers, low < high; got {scale!r}")
-    return low, high
+    return check_pair(scale, "scale")
 
 
 def check_size(size: int | None, which: str, smallest: int = 1) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from excite._core.checks import check_path
 from excite._core.files import writing
 from excite.data.sources import SOURCES, Archive, File, Source
 from excite.data.unpacking import CHUNK, unpack
@@ -22,7 +23,7 @@ Progress = Callable[[str, int, int], None]
 def cache_folder(root: str | os.PathLike[str] | None = None) -> Path:
     """`root`, or what EXCITE_DATA names, or the platform's cache folder."""
     if root is not None:
-        return Path(root)
+        return check_path(root, "root")
     if named := os.environ.get("EXCITE_DATA"):
         return Path(named).expanduser()
     if sys.platform == "darwin":

@@ -60,12 +60,12 @@ def check_layers(layers: object) -> str | tuple[str, ...]:
 def check_bounds(bounds: object) -> Bounds | None:
     if bounds is None:
         return None
-    if not isinstance(bounds, tuple | list | np.ndarray) or np.shape(bounds)[:1] == () or len(bounds) != 2:
+    if not isinstance(bounds, tuple | list | np.ndarray) or getattr(bounds, "ndim", 1) == 0 or len(bounds) != 2:
         raise InputError(f"bounds: expected (low, high); got {shown(bounds)}")
     if not all(isinstance(b, Tensor) or is_number(b) for b in bounds):
         raise InputError(f"bounds: expected numbers or tensors; got {shown(bounds)}")
-    low, high = (check_dense(b, "bounds") if isinstance(b, Tensor) else float(b) for b in bounds)
     try:
+        low, high = (check_dense(b, "bounds") if isinstance(b, Tensor) else float(b) for b in bounds)
         ordered = bool((torch.as_tensor(low) < torch.as_tensor(high)).all())
     except (RuntimeError, OverflowError) as error:
         raise InputError(

@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from excite._core.calls import Batch, batch_size, check_finite, repeated
-from excite._core.checks import check_tensor, is_whole, shown
+from excite._core.checks import check_count, check_tensor, is_whole, shown
 from excite.errors import InputError, ModelError
 from excite.excitation.targets import (
     Excite,
     Loss,
     Target,
     binary_errors,
-    check_classes,
     check_loss,
     check_threshold,
     class_labels,
 )
 
+_MOST = 100_000  # classes
 Groups = int | Sequence[Any]  # a class, or groups of groups
 
 
@@ -61,7 +61,7 @@ class Hierarchy:
     @classmethod
     def balanced(cls, classes: int) -> Hierarchy:
         """Halves of the classes in their order: ⌈log2 m⌉ decisions at most."""
-        return cls(list(range(check_classes(classes))))
+        return cls(list(range(check_count(classes, "classes", 2, _MOST))))
 
     @classmethod
     def by_means(cls, x: Tensor, y: Tensor, classes: int) -> Hierarchy:
@@ -70,13 +70,13 @@ class Hierarchy:
         Each group is ordered along the first principal axis of its class means and cut where the sum of squared distances
         to the means of the two parts is smallest. x (N, ...), y (N,): training data.
         """
-        classes = check_classes(classes)
+        classes = check_count(classes, "classes", 2, _MOST)
         check_finite(check_tensor(x, "the points x", floating=False), "points")
-        if not x.dim() or not len(x):
+        if not x.dim() or not x.numel():
             raise InputError(f"expected points of shape (N, ...), at least one; got {shown(x)}")
         labels = class_labels(y, len(x), classes)
         flat = x.detach().reshape(len(x), -1).double()
-        absent = [c for c in range(classes) if not bool((labels == c).any())]
+        absent = sorted(set(range(classes)) - set(labels.unique().tolist()))
         if absent:
             raise InputError(f"hierarchy: no sample of class {absent[0]} in the data: give samples of every class")
         return cls(_cut(torch.stack([flat[labels == c].mean(0) for c in range(classes)]), list(range(classes))))
@@ -92,7 +92,11 @@ class Hierarchy:
 
     def descend(self, right: Tensor) -> Tensor:
         """Classes, (B,), from the decisions of all nodes, (B, m − 1) of bool: True goes right."""
-        if right.dim() != 2 or right.shape[1] != self.classes - 1 or right.dtype != torch.bool:
+        if (
+            check_tensor(right, "decisions", floating=False).dim() != 2
+            or right.shape[1] != self.classes - 1
+            or right.dtype != torch.bool
+        ):
             raise InputError(f"descend: expected decisions (B, {self.classes - 1}) of bool; got {shown(right)}")
         children = torch.tensor(self._children, device=right.device)  # (m − 1, 2)
         at = right.new_zeros(len(right), dtype=torch.long)

@@ -58,7 +58,7 @@ def broken_at(
     if not radii or any(a > b for a, b in pairwise(radii)):
         raise InputError(f"radii: expected numbers in ascending order; got {shown(radii)}")
     check_tensor(x, "points"), check_tensor(y, "labels", 1, 2, floating=False)
-    if x.dim() == 0 or not len(x) or len(x) != len(y):
+    if x.dim() == 0 or not len(x) or y.shape not in ((len(x),), (len(x), 1)):
         raise InputError(f"expected as many labels as points, at least one; got {tuple(x.shape)} and {tuple(y.shape)}")
     device = device_of(model)
     attacks = [

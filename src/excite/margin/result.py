@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from excite._core.checks import Norm
+from excite._core.checks import Norm, check_count, check_number, check_seed, first_line, shown, to_array
+from excite._core.norms import Norm
 from excite.errors import InputError
 from excite.margin.evidence import Evidence
 from excite.margin.gap import Gap, ks_gap
@@ -63,6 +64,7 @@ class Margins:
 
     def quantile(self, q: float) -> float:
         """The smallest ε within which at least a fraction q is misclassified; the median of an even number is the mean of two."""
+        q = check_number(q, "q", 0, 1)
         ordered = np.sort(self._array())
         if q == 0.5:
             return float(np.median(ordered))
@@ -73,9 +75,9 @@ class Margins:
 
         A number for a number, an array for an array of any shape.
         """
-        at = np.asarray(eps.detach().cpu() if isinstance(eps, Tensor) else eps, dtype=np.float64)
+        at = to_array("eps", eps)
         if np.isnan(at).any() or (at < 0).any():
-            raise InputError(f"expected distances of at least 0; got {eps!r}")
+            raise InputError(f"eps: expected distances of at least 0; got {shown(eps)}")
         values = self._array()
         counts = np.searchsorted(np.sort(values[np.isfinite(values)]), at, side="right") / len(values)
         return float(counts) if at.ndim == 0 else counts
@@ -83,11 +85,16 @@ class Margins:
     def gap(self, other: Margins, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> Gap:
         """The largest vertical distance between the two margin curves; see `Gap` and `ks_gap` for its interval."""
         if not isinstance(other, Margins):
-            raise InputError(f"expected other Margins; got {type(other).__name__}")
+            raise InputError(f"expected other Margins; got {shown(other)}")
         if other.norm != self.norm:
             raise InputError(f"expected margins in the same norm; got {self.norm!r} and {other.norm!r}")
         if ((other.layers == "input"), other.relative) != ((self.layers == "input"), self.relative):
             raise InputError(f"expected margins of the same kind; got margins {self._where()} and {other._where()}")
+        level, resamples, seed = (
+            check_number(level, "level", 0, 1),
+            check_count(resamples, "resamples"),
+            check_seed(seed),
+        )
         return ks_gap(self._array(), other._array(), level, resamples, seed)
 
     def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
@@ -134,6 +141,16 @@ class Margins:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Margins:
+        """The margins that `to_dict` made a dict of."""
+        try:
+            return cls._from_dict(stored)
+        except (KeyError, AttributeError, TypeError, ValueError) as error:
+            raise InputError(
+                f"expected what Margins.to_dict returns; got {shown(stored)}: {first_line(error)}"
+            ) from error
+
+    @classmethod
+    def _from_dict(cls, stored: dict[str, Any]) -> Margins:
         def tensor(values: list[float | None]) -> Tensor:
             return torch.tensor([math.inf if v is None else v for v in values], dtype=torch.float64)
 

@@ -19,9 +19,11 @@ from typing import Any, Literal
 
 import torch
 
+from excite._core.checks import check_count, check_number, check_text, shown
 from excite.errors import ExciteError, InputError
 
 log = logging.getLogger("excite")
+_COUNTS, _NUMBERS = ("looks", "window"), ("limit", "share", "least", "factor", "flat")  # fields of the rules below
 _KEPT = 1024  # values of a name that rules can look back on
 
 
@@ -96,8 +98,12 @@ class Rule:
     then: Action = "log"
 
     def __post_init__(self) -> None:
+        for name in ("names", "loss", *_COUNTS, *_NUMBERS) if type(self).__module__ == __name__ else ("names",):
+            if hasattr(self, name):
+                check = check_count if name in _COUNTS else check_number if name in _NUMBERS else check_text
+                object.__setattr__(self, name, check(getattr(self, name), f"alerts: {name}"))
         if self.then not in ("log", "raise") and not callable(self.then):
-            raise InputError(f"alerts: expected then='log', 'raise' or a function; got {self.then!r}")
+            raise InputError(f"alerts: expected then='log', 'raise' or a function; got {shown(self.then)}")
 
     @property
     def key(self) -> str:

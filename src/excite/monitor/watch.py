@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from excite._core.calls import Batch, Pick
-from excite._core.checks import check_flag, check_model
+from excite._core.calls import Batch, Pick, tensors
+from excite._core.checks import check_dense, check_flag, check_model, check_placed
 from excite._core.distributed import rank_and_size
-from excite._core.wrappers import refuse_compiled, unwrap
+from excite._core.wrappers import refuse_compiled, refuse_lazy, unwrap
 from excite.errors import InputError, RunError
 from excite.monitor.alerts import Alerts, Rule, default_alerts
 from excite.monitor.defaults import Every, chosen_probes
@@ -59,7 +59,11 @@ def watch(
         sinks: "tensorboard", "wandb", "mlflow", or objects with `log` and `close`.
         strict: let an exception in a probe, or a value that cannot be written, end the training; otherwise it is reported.
     """
-    check_model(model), check_flag(strict, "strict")
+    check_flag(strict, "strict")
+    refuse_lazy(check_model(model))
+    check_placed(model)
+    for leaf in () if example is None else tensors(example):
+        check_dense(leaf, "an example batch")
     if not isinstance(run, Run | str | os.PathLike | None):
         raise InputError(f"watch: expected a folder or an open Run; got {run!r}")
     chosen = chosen_probes(probes, every, example, optimizer, output, margin_batch)

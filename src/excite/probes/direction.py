@@ -52,6 +52,9 @@ class Direction(Probe):
 
     def measure(self, now: Moment) -> Values:
         weights = {clean_path(path): p.detach() for path, p in now.model.named_parameters() if p.requires_grad}
+        if not any(w.numel() for w in weights.values()):
+            raise ModelError("direction: no parameter has requires_grad=True and elements")
+        weights = {path: w for path, w in weights.items() if w.numel()}
         norm = torch.stack([w.double().square().sum() for w in weights.values()]).sum().sqrt()
         if not math.isfinite(float(norm)):
             raise ModelError(f"direction: a weight is not finite at step {now.step}")

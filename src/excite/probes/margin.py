@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from excite._core.checks import check_dense
 from excite._core.preserve import device_of
 from excite.errors import InputError
 from excite.probes.base import Moment, Probe, Values
@@ -25,6 +26,9 @@ class Margin(Probe):
 
     def __init__(self, x: Tensor, y: Tensor, schedule: Schedule | None = None, **options: Any):
         super().__init__(Every(500) if schedule is None else schedule)
+        for one in (x, y):
+            if isinstance(one, Tensor):
+                check_dense(one, "margin_batch")
         if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.dim() and len(x) == y.numel() > 0):
             shapes = [tuple(one.shape) if isinstance(one, Tensor) else type(one).__name__ for one in (x, y)]
             raise InputError(

@@ -53,7 +53,9 @@ class Signs(Probe):
         self._start = 0
 
     def measure(self, now: Moment) -> Values | Future[Values]:
-        weights = {clean_path(path): p.detach() for path, p in now.model.named_parameters() if p.requires_grad}
+        weights = {
+            clean_path(path): p.detach() for path, p in now.model.named_parameters() if p.requires_grad and p.numel()
+        }
         if not weights:
             return {}
         if not self._positive:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from excite._core.checks import shown
 from excite._core.files import read_json
 from excite.errors import InputError, RunError
 from excite.margin import Margins
@@ -19,6 +20,7 @@ from excite.report.curves import widest_gap
 from excite.runs import load_run
 from excite.runs.copies import local_copy
 from excite.runs.reader import standing
+from excite.runs.run import check_folder_name
 from excite.runs.store import is_url
 
 PARTS = ("train", "test")
@@ -101,8 +103,10 @@ def collect(paths: Iterable[str | Path], below: Path | None = None) -> list[Arm]
     With `below`, a folder above all of them, no symbolic link from there on is followed, large files are refused, and
     metrics are not checked.
     """
+    if isinstance(paths, str | Path) or not isinstance(paths, Iterable):
+        raise InputError(f"paths: expected a list of run folders; got {shown(paths)}")
     runs: list[Path] = []
-    for given in (local_copy(str(path)) if is_url(path) else Path(path) for path in paths):
+    for given in (local_copy(str(path)) if is_url(path) else check_folder_name(path) for path in paths):
         inside = sorted(folder.parent for folder in given.glob("*/run.json")) if given.is_dir() else []
         runs += [given] if (given / "run.json").exists() or not inside else inside
     if not runs:

@@ -116,6 +116,8 @@ def _fallback(path: Path) -> str:
 def _plain(name: str, tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise InputError(f"state {name!r}: only dense tensors can be stored; got {tensor.layout}")
+    if tensor.device.type == "meta":
+        raise InputError(f"state {name!r}: only tensors with values can be stored; got one on the meta device")
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 

@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from excite._core.checks import shown
+from excite._core.checks import check_count, check_flag, check_number, check_text, shown
 from excite._core.files import TEMPORARY, read_json, remove_temporary, sync_folder, write_json, writing
 from excite.errors import InputError, RunError, one_line
 from excite.runs import checkpoints
 from excite.runs.checkpoints import Checkpoint
-from excite.runs.checks import check_keep, check_step, check_version
+from excite.runs.checks import MAX_STEP, check_keep, check_step, check_version
 from excite.runs.environment import environment
 from excite.runs.lock import Lock, held
 from excite.runs.metrics import Metrics
@@ -91,7 +91,7 @@ class Run:
                 f"{path}: a training writes to a folder of this machine; sweeps and studies take a URL as --out"
             )
         check_keep(keep)
-        if resume and (target / "run.json").exists():
+        if check_flag(resume, "resume") and (target / "run.json").exists():
             run = cls.open(target, "a", keep=keep)
             try:
                 run._check_config(config)
@@ -216,21 +216,19 @@ class Run:
 
     def patience(self, seconds: float) -> contextlib.AbstractContextManager[None]:
         """A context in which `log` and `flush` wait for a locked database for so long only, not for half a minute."""
-        return self._metrics.patience(seconds)
+        return self._metrics.patience(check_number(seconds, "seconds", 0, 1e6))
 
     def rewind(self, step: int) -> None:
         """Forget what was measured after `step`: a killed process logs past its last checkpoint."""
         self._writable()
-        self._metrics.rewind(step)
+        self._metrics.rewind(check_count(step, "step", -1, 2**128))
 
     def thin(self, before: int, every: int) -> int:
         """Make the metrics of old steps fewer, and metrics.db smaller: of what was measured before step `before`, each metric
         keeps its first value of every `every` steps. Returns the number of values removed; they are gone for good.
         """
         self._writable()
-        check_step(before)
-        if check_step(every) < 1:
-            raise InputError(f"every: expected at least 1 step; got {every!r}")
+        check_count(before, "before", 0, MAX_STEP), check_count(every, "every", 1, MAX_STEP)
         return self._metrics.thin(int(before), int(every))
 
     def names(self) -> list[str]:
@@ -238,7 +236,7 @@ class Run:
 
     def series(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Steps and values of one metric."""
-        steps, values = self._metrics.series(name)
+        steps, values = self._metrics.series(check_text(name, "name"))
         if not len(steps):
             near = difflib.get_close_matches(name, self.names(), 1)
             hint = f": did you mean {near[0]!r}?" if near else ": run.names() lists what there is"
@@ -280,7 +278,7 @@ class Run:
             self._checkpoint_folder,
             number,
             dict(state),
-            final=final,
+            final=check_flag(final, "final"),
             keep=check_keep(self.keep),
             commits=self._metrics.commits,
         )

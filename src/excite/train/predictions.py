@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import pick_output
+from excite._core.checks import check_count, check_model, check_tensor, shown
 from excite._core.preserve import evaluating
+from excite.errors import InputError, ModelError
 
 Predict = Callable[[Tensor], Tensor]
 _BATCH = 1000
@@ -19,6 +21,8 @@ def decisions(model: nn.Module, threshold: float = 0.5) -> Predict:
 
     def predict(x: Tensor) -> Tensor:
         f = pick_output(model(x))
+        if not f.dim() or len(f) != len(x) or not f.numel():
+            raise ModelError(f"expected one row of outputs per point, ({len(x)}, ...); got {tuple(f.shape)}")
         return (f.reshape(-1) > threshold).long() if f.dim() == 1 or f.shape[1] == 1 else f.argmax(1)
 
     return predict
@@ -26,7 +30,13 @@ def decisions(model: nn.Module, threshold: float = 0.5) -> Predict:
 
 def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, most: int | None = None) -> float:
     """Share of right labels, with the model in evaluation mode and left as it was; of `most` points, spread evenly."""
-    x, y = spread_evenly(x, y, most)
+    check_model(model)
+    check_tensor(x, "points", floating=False), check_tensor(y, "labels", 1, 2, floating=False)
+    if not x.dim() or not len(x) or len(x) != y.numel():
+        raise InputError(f"expected one label per point, at least one; got {tuple(x.shape)} and {tuple(y.shape)}")
+    if not callable(predict):
+        raise InputError(f"predict: expected a function of the points that returns labels; got {shown(predict)}")
+    x, y = spread_evenly(x, y, None if most is None else check_count(most, "most"))
     return correct(model, predict, x, y) / len(x)
 
 
@@ -45,5 +55,8 @@ def correct(model: nn.Module, predict: Predict, x: Tensor, y: Tensor) -> int:
     right = 0
     with evaluating(model):
         for part, labels in zip(x.split(_BATCH), y.split(_BATCH)):
-            right += int((predict(part) == labels.reshape(-1)).sum())
+            decided = predict(part)
+            if not isinstance(decided, Tensor) or decided.numel() != len(part):
+                raise InputError(f"predict: expected one label for each of {len(part)} points; got {shown(decided)}")
+            right += int((decided.reshape(-1) == labels.reshape(-1)).sum())
     return right

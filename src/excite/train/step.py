@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from excite._core.checks import shown
 from excite.errors import InputError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -33,6 +34,8 @@ class Step:
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimizer.zero_grad()
         loss = self.loss(x, y)
+        if not isinstance(loss, Tensor):
+            raise InputError(f"expected a loss that is a tensor with a gradient; got {shown(loss)}")
         if loss.numel() != self.networks or not loss.requires_grad:
             wanted = "one number" if self.networks == 1 else f"{self.networks} numbers"
             raise InputError(f"expected a loss of {wanted} with a gradient; got shape {tuple(loss.shape)}")

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import check_finite
-from excite._core.checks import check_count, is_whole
+from excite._core.checks import check_count, check_dense, check_flag, check_model, check_seed, is_whole, shown
 from excite._core.preserve import device_of
 from excite._core.randomness import capture, own_randomness, restore
+from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, RunError, TrainingStopped, one_line
 from excite.runs.metrics import Busy
 from excite.runs.run import Run
@@ -120,7 +121,7 @@ def fit(
     training = make_training(
         model, data, loss, optimizer, epochs, batch, seed, run, excitation, watch, predict, progress
     )
-    training.capture = capture and training.processes == 1
+    training.capture = check_flag(capture, "capture") and training.processes == 1
     training.every = parse_every(checkpoint_every, training.per_epoch)
     with training.ending(), own_randomness(seed, training.device):
         training.begin()
@@ -156,7 +157,13 @@ class Training:
         predict: Predict | None,
         progress: Progress | None,
     ) -> None:
-        _check(data, epochs, batch)
+        epochs, batch, seed = check_count(epochs, "epochs"), check_count(batch, "batch"), check_seed(seed)
+        refuse_lazy(check_model(model))
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError(f"optimizer: expected a torch.optim.Optimizer; got {shown(optimizer)}")
+        if not callable(loss):
+            raise InputError(f"loss: expected a function of x and y; got {shown(loss)}")
+        _check(data)
         self.model, self.loss, self.optimizer, self.run = model, loss, optimizer, run
         self.excitation, self.watch, self.progress = excitation, watch, progress
         self.device = device_of(model)
@@ -463,9 +470,12 @@ def parse_every(every: int | str, per_epoch: int) -> int:
     return count * per_epoch if unit.startswith("epoch") else count
 
 
-def _check(data: Points, epochs: int, batch: int) -> None:
-    for name, number in (("epochs", epochs), ("batch", batch)):
-        check_count(number, name)
+def _check(data: Points) -> None:
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        if not isinstance(part := getattr(data, name, None), Tensor) or not check_dense(part, name).dim():
+            raise InputError(
+                f"data: expected points with tensors such as {name}, as of excite.data.load; got {shown(data)}"
+            )
     if not len(data.x_train):
         raise InputError("expected at least one training point; got none")
     for which, x, y in (("training", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):

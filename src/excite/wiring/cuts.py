@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from excite._core.checks import shown
+from excite.errors import InputError
 from excite.wiring.groups import Group
 
 
@@ -48,6 +50,8 @@ def cuts(groups: Sequence[Group]) -> tuple[Cut, ...]:
     """
     import networkx
 
+    if not isinstance(groups, Sequence) or not all(isinstance(g, Group) for g in groups):
+        raise InputError(f"groups: expected the groups of a wiring, excite.trace(model, x).groups; got {shown(groups)}")
     kept = [
         i
         for i, g in enumerate(groups)

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from excite._core.checks import check_count, shown
 from excite.errors import InputError
 from excite.wiring.paths import LIMIT, Array, Edge, Graph, Path, activate, point, sign
 
@@ -148,7 +149,9 @@ class Decomposition:
 
 def decompose(graph: Graph, limit: int = LIMIT) -> Decomposition:
     """ν = μ ∘ h (Lemma 2) for a network with at most `limit` paths."""
-    paths = graph.paths(limit)
+    if not isinstance(graph, Graph):
+        raise InputError(f"graph: expected a Graph, such as fully_connected(weights); got {shown(graph)}")
+    paths = graph.paths(check_count(limit, "limit"))
     if not paths:
         raise InputError("no path leads from an input to the output")
     return Decomposition(graph, tuple(paths))

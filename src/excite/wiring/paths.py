@@ -7,7 +7,6 @@ are exponentially many paths. `Graph.count` and `path_count` count them in netwo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from excite._core.checks import shown, to_array
+from excite._core.checks import check_number, shown, to_array
 from excite.errors import InputError
 
 Array = NDArray[np.float64]
@@ -42,16 +41,32 @@ class Graph:
     slopes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in (*self.inputs, self.output, *self.slopes):
+        given: Any
+        for what, given, kind in (
+            ("inputs", self.inputs, Sequence),
+            ("weights", self.weights, Mapping),
+            ("slopes", self.slopes, Mapping),
+        ):
+            if not isinstance(given, kind) or isinstance(given, str):
+                wanted = "a tuple of vertices" if kind is Sequence else "a dict"
+                raise InputError(f"{what}: expected {wanted}; got {shown(given)}")
+        for edge in self.weights:
+            if not isinstance(edge, tuple) or len(edge) != 2:
+                raise InputError(f"weights: expected edges (from, to) as keys; got {shown(edge)}")
+        for name in (*self.inputs, self.output, *self.slopes, *(vertex for edge in self.weights for vertex in edge)):
             if not isinstance(name, str):
-                raise InputError(f"vertices: expected strings; got {name!r}")
+                raise InputError(f"vertices: expected strings; got {shown(name)}")
+        for name, pair in self.slopes.items():
+            if not isinstance(pair, Sequence) or len(pair) != 2:
+                raise InputError(f"slopes of {name!r}: expected two numbers; got {shown(pair)}")
+            for slope in pair:
+                check_number(slope, f"slopes of {name!r}")
         if len(set(self.inputs)) != len(self.inputs) or not self.inputs:
             raise InputError("inputs: expected at least one vertex, each once")
         for edge, weight in self.weights.items():
             if edge[1] in self.inputs or edge[0] == self.output:
                 raise InputError(f"edge {edge}: no edge may enter an input or leave the output")
-            if not math.isfinite(weight):
-                raise InputError(f"edge {edge}: expected a finite weight; got {weight}")
+            check_number(weight, f"edge {edge}")
         self.order  # noqa: B018  # raises for a cycle
 
     @cached_property

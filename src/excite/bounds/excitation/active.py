@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
+from excite._core.checks import check_number, to_array
 from excite.errors import InputError
 
 _STRICT = 1e-9  # of a normalized row: a region that leaves less room than this is not told from an empty one
@@ -38,14 +39,16 @@ def most_active(
     condition has an open region; a linear program looks for a point inside, and if there is none its dual names
     units that exclude each other, which the next program is told.
     """
-    if V.ndim != 2 or b.shape != V.shape[:1] or (weights is not None and np.shape(weights) != b.shape):
+    V, b, seconds = to_array("V", V), to_array("b", b), check_number(seconds, "seconds", 0)
+    weights = None if weights is None else to_array("weights", weights)
+    if V.ndim != 2 or not V.shape[1] or b.shape != V.shape[:1] or (weights is not None and weights.shape != b.shape):
         raise InputError(f"expected V (units, inputs) and one bias and weight a unit; got {V.shape} and {b.shape}")
     if not (np.isfinite(V).all() and np.isfinite(b).all()) or (
-        weights is not None and not (np.asarray(weights) >= 0).all()
+        weights is not None and not ((weights >= 0) & np.isfinite(weights)).all()
     ):
-        raise InputError("expected finite V and b, and weights that are not negative")
+        raise InputError("expected finite V and b, and finite weights that are not negative")
     r, n = V.shape
-    c = np.ones(r) if weights is None else np.asarray(weights, float)
+    c = np.ones(r) if weights is None else weights
     # Constant units are on everywhere or nowhere.
     constant = ~V.any(axis=1)
     base = float(c[constant & (b > 0)].sum())

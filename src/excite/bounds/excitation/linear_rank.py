@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excite._core.checks import as_scalar, check_number, is_number
 from excite.bounds.bound import Assumption, Bound
 from excite.bounds.excitation.hard_margin import SEPARABLE, Array, array, separation, signed
 from excite.errors import InputError
@@ -47,7 +48,8 @@ def decay_rank(
     targets = array("labels", y, 1, 2).reshape(-1)
     if len(targets) != len(points):
         raise InputError(f"expected a label for each of {len(points)} points; got {len(targets)}")
-    mu = np.full(len(matrices), float(decay)) if isinstance(decay, (int, float)) else array("decay", decay, 1)
+    single = is_number(as_scalar(decay)) and not isinstance(decay, list | tuple)
+    mu = np.full(len(matrices), check_number(decay, "decay")) if single else array("decay", decay, 1)
     if len(mu) != len(matrices):
         raise InputError(f"decay: expected one number, or one for each of {len(matrices)} layers; got {len(mu)}")
     checks = [
@@ -135,6 +137,7 @@ def alignment(weights: Sequence[Any]) -> Array:
 
 def _measured(matrices: list[Array], spectra: list[Array], tolerance: float, *, each: bool = False) -> dict[str, Any]:
     """Ranks above a tolerance relative to each layer's largest singular value (`each`) or to that of all layers."""
+    tolerance = check_number(tolerance, "tolerance", 0)
     largest = max(1.0, max(float(s[0]) for s in spectra))
     ranks = [int((s > tolerance * (float(s[0]) if each else largest)).sum()) for s in spectra]
     second = [float(s[1]) if len(s) > 1 else 0.0 for s in spectra]

@@ -105,6 +105,6 @@ def _checked(x: Any, y: Any, number: float, what: str, norm: object, power: floa
     points, targets = array("points", x, 2), array("targets", y, 1)
     if len(points) != len(targets) or not points.size:
         raise InputError(f"expected points (N, n) and targets (N,); got {points.shape} and {targets.shape}")
-    check_number(number, what, 0, above=True)
-    check_number(power, "power", 1)
+    check_number(number, what, 0, 1e100, above=True)  # its square must not overflow
+    check_number(power, "power", 1, 100)
     return points, targets, parse_norm(norm)

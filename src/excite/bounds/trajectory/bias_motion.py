@@ -13,12 +13,14 @@ from typing import Literal
 
 import numpy as np
 
+from excite._core.checks import check_maybe
 from excite.bounds.bound import Assumption, Bound
 from excite.bounds.trajectory.steady import PAPER, Floats, Numbers, numbers
 from excite.errors import InputError
 
 
 def _sgd(held: bool | None) -> Assumption:
+    held = check_maybe(held, "sgd")
     return Assumption("plain SGD, one sample a step, a bias that is not shared", held)
 
 

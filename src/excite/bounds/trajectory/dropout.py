@@ -23,11 +23,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import check_count, check_number, shown
 from excite.bounds.bound import Assumption, Statement
 from excite.bounds.relu_network import ReluNetwork, as_module, relu_network
 from excite.bounds.trajectory.covering import Covering, covering_number
 from excite.bounds.trajectory.patterns import Patterns, patterns, slopes, steepest
-from excite.bounds.trajectory.regions import LIMIT, EmptyRegions, among, pursue_some
+from excite.bounds.trajectory.regions import LIMIT, MOST, EmptyRegions, among, check_points, pursue_some
 from excite.errors import InputError
 from excite.lipschitz import largest
 
@@ -133,10 +134,13 @@ def dropout_generalization(
     "mu", "gamma", "beta", "p_min", "p_avg", "steps needed" (p_avg Σ n_l / p_min², without the constant and the logarithms that
     the lemma leaves open) and "units".
     """
-    if not 0 < delta < 1:
-        raise InputError(f"expected delta between 0 and 1; got {delta!r}")
+    if not isinstance(run, DropoutRun):
+        raise InputError(f"run: expected a DropoutRun, of excite.train.train_with_dropout; got {shown(run)}")
+    if check_number(delta, "delta", 0, 1, above=True) == 1:
+        raise InputError("delta: expected a number between 0 and 1; got 1")
+    limit = check_count(limit, "limit", 1, MOST)
     network = relu_network(run.pairs, x, sigmoid=True)
-    x, new = (points.detach().double().cpu().flatten(1) for points in (x, new))
+    x, new = check_points(network, x, "training points"), check_points(network, new, "new points")
     units = sum(len(weight) for weight in network.weights[:-1])
     mu = min(run.least, float(torch.minimum(run.outputs, 1 - run.outputs).min()))
     phi = float(run.phi.max())

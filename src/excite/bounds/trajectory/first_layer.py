@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from excite._core.checks import check_count
+from excite._core.checks import check_count, check_maybe, check_number
 from excite.bounds.bound import Assumption, Bound
 from excite.bounds.trajectory.steady import PAPER, Floats, Numbers, numbers
 from excite.errors import InputError
@@ -56,8 +56,8 @@ def first_layer_lipschitz(
     """
     weight = numbers("weight_updates", weight_updates)
     bias, offset = (numbers(n, v, len(weight)) for n, v in (("bias_updates", bias_updates), ("biases", biases)))
-    if beta < 0 or delta < 0:
-        raise InputError(f"expected beta and delta of at least 0; got {beta} and {delta}")
+    beta, delta = check_number(beta, "beta", 0), check_number(delta, "delta", 0)
+    unit, sgd = check_maybe(unit, "unit"), check_maybe(sgd, "sgd")
     kept = bias > 0
     moved, unmoved = _moved(bias, drawn, points)
     theta = float((weight[kept] / bias[kept] + offset[kept]).max()) if kept.any() else math.nan

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from excite._core.checks import check_count, check_number
+from excite._core.checks import check_count, check_dense, check_number, check_values, shown, to_array
 from excite.bounds.bound import Assumption, Statement
 from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
 from excite.bounds.trajectory.patterns import Patterns, patterns, slopes, steepest
@@ -109,7 +109,7 @@ def empty_region(
         raise InputError(f"expected form 'stated' or 'point'; got {form!r}")
     limit = check_count(limit, "limit", 1, MOST)
     network = relu_network(model, x, sigmoid=sigmoid)
-    x, new = _points(network, x, "training points"), _points(network, new, "new points")
+    x, new = check_points(network, x, "training points"), check_points(network, new, "new points")
     at_training = patterns(network, x)
     scale, assumptions, terms = _scale(network, x, at_training, phi, beta, gamma, mu, form)
     at_new = patterns(network, new)
@@ -121,13 +121,13 @@ def empty_region(
     return EmptyRegions(_NAME, values, torch.from_numpy(found.reached), ~same, terms, assumptions)
 
 
-def _points(network: ReluNetwork, x: Tensor, what: str) -> Tensor:
+def check_points(network: ReluNetwork, x: Tensor, what: str) -> Tensor:
     width = network.weights[0].shape[1]
-    if not isinstance(x, Tensor) or x.dim() < 2 or x.flatten(1).shape[1] != width:
-        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise InputError(f"expected {what} (N, {width}); got {shape}")
-    if not bool(torch.isfinite(x).all()):
-        raise InputError(f"expected finite {what}: some are NaN or infinite")
+    if not isinstance(x, Tensor) or check_dense(x, what).dim() < 2 or not len(x) or x.flatten(1).shape[1] != width:
+        raise InputError(f"expected {what} (N, {width}), at least one; got {shown(x)}")
+    if x.is_complex():
+        raise InputError(f"expected {what} as real numbers; got {shown(x)}")
+    check_values([x], what)
     return x.detach().double().cpu().flatten(1)
 
 
@@ -180,7 +180,7 @@ def _number(value: object, name: str) -> float:
 
 
 def _phi(phi: Tensor | float, count: int) -> Tensor:
-    found = torch.as_tensor(phi, dtype=torch.float64).detach().cpu()
+    found = torch.from_numpy(to_array("phi", phi))
     if found.dim() == 0:
         found = found.expand(count)
     if found.shape != (count,):
@@ -207,7 +207,7 @@ def pursue_some(
     found = replace(whole, values=whole.values[:count], same=whole.same[:count])
     reached = whole.reached[count:]
     ratios = whole.values[count:][reached] / np.where(cost[out] > 0, cost[out], np.nan)[reached]
-    ratio = float(np.nanmedian(ratios)) if np.isfinite(ratios).any() else math.nan
+    ratio = float(np.nanmedian(ratios)) if np.isfinite(ratios).any() else math.inf  # no point was reached
     return found, {
         "kept": int(kept.sum()),
         "left out": len(out),

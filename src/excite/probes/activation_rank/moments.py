@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excite._core.checks import check_count, check_tensor
 from excite.errors import InputError
 from excite.probes.activation_rank.sketch import FrequentDirections
 from excite.probes.activation_rank.smallest import default_tolerance
@@ -35,6 +36,8 @@ class Moments:
         device: torch.device | None = None,
         block: int | None = None,
     ):
+        width, exact, sketch = check_count(width, "width"), check_count(exact, "exact"), check_count(sketch, "sketch")
+        block = None if block is None else check_count(block, "block")
         self.device = device = home(device or torch.device("cpu"))
         self.width, self.count = width, 0
         self.exact = width <= exact
@@ -50,7 +53,7 @@ class Moments:
         self._dtype = torch.float64
 
     def add(self, rows: Tensor) -> None:
-        if rows.dim() != 2 or rows.shape[1] != self.width:
+        if check_tensor(rows, "rows").dim() != 2 or rows.shape[1] != self.width:
             raise InputError(f"expected rows of shape (R, {self.width}); got {tuple(rows.shape)}")
         if rows.dtype in (torch.float32, torch.float16, torch.bfloat16):
             self._dtype = torch.float32

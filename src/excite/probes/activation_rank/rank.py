@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from excite._core.background import later
-from excite._core.checks import check_tensor, check_values, shown
+from excite._core.checks import check_count, check_flag, check_tensor, check_values, shown
 from excite._core.wrappers import is_sharded
 from excite.errors import InputError
 from excite.probes.activation_rank.covariance import Covariances
@@ -65,6 +65,7 @@ class Rank(Probe):
 
     def __init__(self, schedule: Schedule | None = None, most_rows: int = 1024, units: bool = False):
         super().__init__(Every(50) if schedule is None else schedule)
+        most_rows, units = check_count(most_rows, "Rank: most_rows"), check_flag(units, "Rank: units")
         self.most_rows, self.units = most_rows, units
         self._deficient: dict[str, list[int]] = {}  # by layer, when it was measured last
         self._named: dict[str, list[int]] = {}

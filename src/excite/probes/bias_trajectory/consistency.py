@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Pick, batch_size, call, pick_output, tensors
-from excite._core.checks import check_tensor, check_values
+from excite._core.checks import check_real, check_tensor, check_values
 from excite._core.intercept.affine import AffineCall, Names
 from excite._core.layout import Layout, find_layout
 from excite.errors import InputError, ModelError
@@ -95,9 +95,13 @@ def _measured(
     with torch.enable_grad(), as_trained(model, x) as statistics:
         leaf = x.detach().clone().requires_grad_()
         with _Pieces(Names(model)) as pieces:
-            f = pick_output(call(model, leaf.clone()), output)
+            f = check_real(pick_output(call(model, leaf.clone()), output))
         if f.numel() != len(x):
             raise ModelError(f"expected a model with one output; got outputs of shape {tuple(f.shape)}")
+        if not f.requires_grad:
+            raise ModelError(
+                "the output does not depend on the inputs by a differentiable path: return it without detach()"
+            )
         (gradient,) = torch.autograd.grad(f.sum(), leaf, materialize_grads=True)
         found = pieces.hidden()
         if layouts is None or len(layouts) != len(found):

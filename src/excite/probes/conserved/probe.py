@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from excite._core.calls import Pick
+from excite._core.checks import check_count, check_flag, check_number, is_flag
 from excite.errors import InputError
 from excite.probes.base import Every, Moment, Probe, Schedule, Values
 from excite.probes.batched import Batched
@@ -49,6 +50,10 @@ class Conservation(Probe):
         tolerance: float | None = None,
     ):
         super().__init__(Every(10) if schedule is None else schedule)
+        parts = check_flag(parts, "Conservation: parts")
+        if not is_flag(off_diagonal):
+            off_diagonal = check_count(off_diagonal, "Conservation: off_diagonal", also="True or False")
+        tolerance = None if tolerance is None else check_number(tolerance, "Conservation: tolerance", 0)
         if off_diagonal and not parts:
             raise InputError("Conservation: off_diagonal needs every step: leave out parts=False")
         self.parts = parts

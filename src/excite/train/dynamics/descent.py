@@ -67,7 +67,7 @@ def descent(
         if number % every == 0:
             record.add(float(number), point)
         point = after
-        slack += size**2 * square
+        slack += size * (size * square)
         taken += 1
     record.add(float(taken), point)
     return record.course(point, status, taken, slack)

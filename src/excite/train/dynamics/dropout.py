@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import check_count, check_number, check_seed, check_tensor
 from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
 from excite.bounds.trajectory.dropout import DropoutRun, Where
 from excite.errors import InputError, TrainingStopped
@@ -49,10 +50,9 @@ def train_with_dropout(
     """
     learner = _Learner(relu_network(model, x, sigmoid=None), where)
     labels = _labels(y, len(x))
-    if not 1 <= tail <= steps or looks < 1 or not 0 < decay <= 1 or not lr > 0:
-        raise InputError(
-            f"expected 1 ≤ tail ≤ steps, looks ≥ 1, 0 < decay ≤ 1, lr > 0; got {tail}, {steps}, {looks}, {decay}, {lr}"
-        )
+    steps, looks, seed = check_count(steps, "steps"), check_count(looks, "looks"), check_seed(seed)
+    tail = check_count(tail, "tail", 1, steps)
+    lr, decay = check_number(lr, "lr", 0, above=True), check_number(decay, "decay", 0, 1, above=True)
     points = x.detach().double().cpu().flatten(1).numpy()
     draws = np.random.default_rng(seed)
     order = draws.integers(0, len(points), steps)
@@ -75,6 +75,7 @@ def train_with_dropout(
 
 
 def _labels(y: Tensor, count: int) -> Array:
+    check_tensor(y, "labels", floating=False)
     labels = y.detach().double().cpu().reshape(-1).numpy()
     if labels.shape != (count,) or not np.isin(labels, (0, 1)).all():
         raise InputError(f"expected labels 0 and 1, one for each of {count} points; got {tuple(y.shape)}")

@@ -12,7 +12,7 @@ import torch
 from scipy import integrate
 from torch import Tensor, nn
 
-from excite._core.checks import check_count, is_whole
+from excite._core.checks import check_count, is_whole, shown, to_array
 from excite.errors import InputError, TrainingStopped
 from excite.train.dynamics.kinks import Side, first_crossing, left_side, sides
 from excite.train.dynamics.objective import Array, Course, Field, Loss, Quantity, Record, Status, positive
@@ -73,6 +73,7 @@ def gradient_flow(
     if clock not in ("time", "length"):
         raise InputError(f"clock: expected 'time' or 'length'; got {clock!r}")
     tolerance = positive("tolerance", tolerance, zero=True)
+    rtol, atol = positive("rtol", rtol), positive("atol", atol, zero=True)
     field = Field(model, loss)
     walk = _Walk(
         field=field,
@@ -290,8 +291,8 @@ class _Walk:
 def _moments(at: int | Sequence[float] | Array, end: float) -> list[float]:
     if is_whole(at):
         return [float(t) for t in np.linspace(0.0, end, check_count(at, "at") + 1)]
-    moments = np.asarray(at, dtype=np.float64)
+    moments = to_array("at", at)
     good = moments.ndim == 1 and len(moments) and (np.diff(moments) >= 0).all()
     if not good or not 0 <= moments[0] <= moments[-1] <= end:
-        raise InputError(f"at: expected how many, or growing times from 0 to {end:g}; got {at!r}")
+        raise InputError(f"at: expected how many, or growing times from 0 to {end:g}; got {shown(at)}")
     return [float(t) for t in moments]

@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from excite._core.checks import check_number
+from excite._core.checks import check_dense, check_model, check_number, check_real, check_weights, first_line, shown
+from excite._core.preserve import untouched
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
-from excite.errors import InputError, ModelError, TrainingStopped
+from excite.errors import ExciteError, InputError, ModelError, TrainingStopped
 from excite.train.dynamics.kinks import Kinks, Side
 
 Array = NDArray[np.float64]
@@ -69,9 +70,8 @@ class Field:
     """`loss(model)` and its gradient as functions of one vector of all parameters that ask for a gradient."""
 
     def __init__(self, model: nn.Module, loss: Loss):
-        if not isinstance(model, nn.Module):
-            raise InputError(f"expected a torch.nn.Module; got {type(model).__name__}")
-        refuse_lazy(model)
+        refuse_lazy(check_model(model))
+        check_weights(model)
         self.model = copy.deepcopy(unwrap(model)).double()
         self._loss = loss
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -82,7 +82,8 @@ class Field:
         self.start = torch.cat([p.detach().reshape(-1) for p in self._parameters]).cpu().numpy().copy()
         if not np.isfinite(self.start).all():
             raise InputError("expected finite weights to start from")
-        first, again = self.value(self.start), self.value(self.start)
+        with untouched(self.model):  # also the random state, which dropout moves
+            first, again = self.value(self.start), self.value(self.start)
         if not math.isfinite(first):
             raise InputError(f"expected a finite loss at the start; got {first}")
         if first != again:
@@ -134,12 +135,15 @@ class Field:
         try:
             with torch.enable_grad(), eagerly(self.model), kinks or nullcontext():
                 value = self._loss(self.model)
-        except RuntimeError as error:
-            line = (str(error).splitlines() or [""])[0]
-            raise ModelError(f"the loss does not run on the model in float64 (give data as doubles): {line}") from error
+        except ExciteError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"the loss does not run on the model in float64 (give data as doubles): {first_line(error)}"
+            ) from error
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise InputError(f"expected a loss that is one number with a gradient; got {what}")
+            raise InputError(f"expected a loss that is one number with a gradient; got {shown(value)}")
+        check_real(check_dense(value, "a loss"))
         return value.reshape(())
 
     def value(self, point: Array) -> float:

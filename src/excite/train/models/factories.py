@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from excite._core.checks import check_text
 from excite._core.randomness import seeded_weights
 from excite.errors import ExciteError, InputError, one_line
 from excite.train.models.architectures import ARCHITECTURES, build
@@ -15,7 +16,7 @@ from excite.train.models.architectures import ARCHITECTURES, build
 
 def make_model(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
     """A new model, its weights drawn from `seed`; the global random state is not touched."""
-    if ":" not in name:
+    if ":" not in check_text(name, "model"):
         if name not in ARCHITECTURES and "." in name:
             raise InputError(f"model {name!r}: expected a built-in name or 'module:factory'")
         return build(name, seed=seed, **options)
@@ -34,7 +35,7 @@ def make_model(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
 
 def import_factory(name: str) -> Any:
     """The object that "module:factory" names; modules in the current folder are found too."""
-    module_name, _, path = name.partition(":")
+    module_name, _, path = check_text(name, "model").partition(":")
     if not module_name or not path:
         raise InputError(f"expected 'module:factory'; got {name!r}")
     added = "" not in sys.path

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 import torch
 from torch import Tensor
 
-from excite._core.checks import check_count, check_number
+from excite._core.checks import check_count, check_dense, check_number, check_seed, shown, to_array
 from excite.errors import InputError
 from excite.train.vectorized.perceptrons import Perceptrons
 from excite.train.vectorized.sgd import Loss
@@ -25,7 +25,8 @@ def take_points(networks: Perceptrons, x: Tensor, y: Tensor, loss: Loss) -> tupl
     for name, value, single in (("x", x, 2), ("y", y, 1)):
         if value.dim() == single + 1 and len(value) != count:
             raise InputError(f"{name}: expected one set for each of the {count} networks; got {tuple(value.shape)}")
-        if not value.is_floating_point() and name == "x":
+        check_dense(value, name)
+        if value.is_complex() or (not value.is_floating_point() and name == "x"):
             raise InputError(f"x: expected floating point numbers; got {value.dtype}")
         if not value.isfinite().all():
             raise InputError(f"{name} has values that are not finite")
@@ -41,16 +42,18 @@ def take_points(networks: Perceptrons, x: Tensor, y: Tensor, loss: Loss) -> tupl
 
 
 def take_rates(networks: Perceptrons, lr: float | Sequence[float] | Tensor) -> Tensor:
-    rates = torch.as_tensor(lr, dtype=networks.form.dtype, device=networks.form.device)
+    rates = torch.from_numpy(to_array("lr", lr)).to(networks.form.device, networks.form.dtype)
     if rates.shape not in ((), (networks.count,)) or not (rates.isfinite() & (rates > 0)).all():
         raise InputError(
-            f"lr: expected a positive number, or one for each of the {networks.count} networks; got {lr!r}"
+            f"lr: expected a positive number, or one for each of the {networks.count} networks; got {shown(lr)}"
         )
     return rates.expand(networks.count)
 
 
 def check_seeds(networks: Perceptrons, seeds: Sequence[int] | None) -> list[int]:
-    chosen = list(range(networks.count)) if seeds is None else list(seeds)
+    if seeds is not None and not isinstance(seeds, Iterable):
+        raise InputError(f"seeds: expected a list of whole numbers; got {shown(seeds)}")
+    chosen = list(range(networks.count)) if seeds is None else [check_seed(seed) for seed in seeds]
     if len(chosen) != networks.count:
         raise InputError(f"seeds: expected one for each of the {networks.count} networks; got {len(chosen)}")
     return chosen

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
+from excite._core.checks import check_model, check_placed
 from excite.errors import InputError, ModelError
 from excite.train.vectorized.activations import NAMES, Activation
 
@@ -82,7 +83,7 @@ class Perceptrons:
     def __init__(self, models: Sequence[nn.Module]):
         if not models:
             raise InputError("expected at least one network; got none")
-        read_all = [read(model) for model in models]
+        read_all = [read(check_placed(check_model(model, "models"))) for model in models]
         self.form = read_all[0][0]
         for number, (form, _) in enumerate(read_all):
             for field in fields(form):
