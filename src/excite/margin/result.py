@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from excite._core.checks import Norm, check_count, check_number, check_seed, first_line, shown, to_array
-from excite._core.norms import Norm
 from excite.errors import InputError
 from excite.margin.evidence import Evidence
 from excite.margin.gap import Gap, ks_gap
