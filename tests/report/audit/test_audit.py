@@ -238,7 +238,7 @@ def test_bad_input_is_refused_in_one_line(folder, tmp_path):
         (ModelError, "1.weight has NaN", lambda: audit(bad, (x, y))),
         (ModelError, "no affine layer", lambda: audit(nn.Flatten(), (x, y), **QUICK)),
         (InputError, "expected data with a model", lambda: audit(model)),
-        (InputError, "Dataset or tensors", lambda: audit(model, [x, y])),
+        (InputError, "Dataset or tensors", lambda: audit(model, {"x": x, "y": y})),
         (InputError, "a label for each point", lambda: audit(model, (x, y[:2]))),
         (InputError, "at least one", lambda: audit(model, (x[:0], y[:0]))),
         (InputError, "finite", lambda: audit(model, (x * math.nan, y))),
