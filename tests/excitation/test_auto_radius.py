@@ -74,7 +74,7 @@ def test_it_trains_where_a_radius_too_large_collapses() -> None:
             optimizer.zero_grad()
             pe.loss(x[at], y[at]).backward()
             optimizer.step()
-        accuracies[radius] = float((pe.predict(x) == y).float().mean())
+        accuracies[radius] = float((pe.decide(x) == y).float().mean())
         if radius == "auto":
             assert float(pe.radius.factor) > 5 * START  # type: ignore[union-attr]
             assert set(pe.radii()) == {"0", "2", "4"}
