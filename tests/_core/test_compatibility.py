@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import excite
+from excite._core import compatibility
 from excite._core.compatibility import MODULES
 
 
@@ -39,3 +40,28 @@ def test_the_warning_points_at_the_caller(tmp_path):
     script.write_text("import excite\nfrom excite.fit import ensemble\n")
     done = subprocess.run([sys.executable, "-W", "always", script], capture_output=True, text=True, check=True)
     assert "old.py:2: DeprecationWarning: excite.fit is deprecated" in done.stderr
+
+
+def test_renamed_keywords_pass_on_with_a_warning() -> None:
+    @compatibility.renamed_keywords(arms="variants")
+    def run(name: str, *, variants: str | None = None) -> tuple[str, str | None]:
+        return name, variants
+
+    with pytest.warns(DeprecationWarning, match=r"run\(arms=...\) is deprecated: use variants"):
+        assert run("x", arms="all") == ("x", "all")
+    with pytest.raises(TypeError, match="both 'arms' and 'variants'"):
+        run("x", arms="all", variants="all")
+
+
+def test_renamed_attributes_and_names() -> None:
+    class Study:
+        variants = (1, 2)
+        arms = compatibility.renamed_attribute("arms", "variants")
+
+    with pytest.warns(DeprecationWarning, match="Study.variants"):
+        assert Study().arms == (1, 2)
+    get = compatibility.renamed_names(__name__, {"earlier": "test_renamed_keywords_pass_on_with_a_warning"})
+    with pytest.warns(DeprecationWarning, match="earlier is deprecated"):
+        assert get("earlier") is test_renamed_keywords_pass_on_with_a_warning
+    with pytest.raises(AttributeError, match="nothing"):
+        get("nothing")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 # Import paths that were documented. Modules below a renamed package that are not listed are refused by name.
 MODULES = {
@@ -59,3 +63,61 @@ def install() -> None:
     """Makes earlier import paths work in this process."""
     if not any(isinstance(finder, RenamedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, RenamedModules())  # before the file system: `excite.fit.X` must not be a second copy
+
+
+def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
+    """Issues the DeprecationWarning for the name `old`, as seen from the caller of the calling function."""
+    warnings.warn(f"{old} is deprecated: use {new} instead", DeprecationWarning, stacklevel=stacklevel)
+
+
+def renamed_keywords(**new_names: str) -> Callable[[_F], _F]:
+    """Decorator: lets a function still be called with the earlier names of its keywords.
+
+    Args:
+        **new_names: The present name of each earlier keyword, as in ``@renamed_keywords(arms="variants")``.
+
+    Returns:
+        A decorator. The decorated function raises TypeError where a keyword is passed under both names.
+    """
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for old, new in new_names.items():
+                if old in kwargs:
+                    if new in kwargs:
+                        raise TypeError(f"{function.__name__}() got both {old!r} and {new!r}, its present name")
+                    warn_renamed(f"{function.__name__}({old}=...)", f"{new}=...")
+                    kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def renamed_attribute(old: str, new: str) -> Any:
+    """A read-only property that returns the attribute `new` under its earlier name, as in ``arms = renamed_attribute("arms", "variants")``."""
+
+    def get(self: Any) -> Any:
+        warn_renamed(f"{type(self).__name__}.{old}", f"{type(self).__name__}.{new}")
+        return getattr(self, new)
+
+    return property(get)
+
+
+def renamed_names(module: str, new_names: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module's ``__getattr__`` that still finds objects under their earlier names.
+
+    Args:
+        module: ``__name__`` of the module.
+        new_names: The present name of each earlier name.
+    """
+
+    def get(name: str) -> Any:
+        if name in new_names:
+            warn_renamed(f"{module}.{name}", f"{module}.{new_names[name]}")
+            return getattr(sys.modules[module], new_names[name])
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return get
