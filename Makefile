@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site lock clean
+.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site architecture lock clean
 
 venv: $(READY)
 
@@ -66,6 +66,10 @@ studies: venv
 # The documentation as a site, in build/site.
 site: venv
 	$(BIN)/mkdocs build --strict
+
+# The drawing of docs/development/architecture.md, from the import graph.
+architecture: venv
+	$(BIN)/python tools/architecture.py
 
 # Exact versions of what is installed now; local suffixes such as +cpu are dropped.
 lock: venv

@@ -1,0 +1,37 @@
+"""The drawing of docs/development/architecture.md is that of the imports as they are."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def architecture():
+    spec = importlib.util.spec_from_file_location("architecture", ROOT / "tools/architecture.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_drawing_is_current(architecture):
+    drawing = architecture.draw(architecture.imports(), architecture.storeys())
+    assert architecture.DRAWING.read_text() == drawing, "run make architecture"
+
+
+def test_the_page_names_every_package(architecture):
+    page = (ROOT / "docs/development/architecture.md").read_text()
+    named = set(re.findall(r"^\| `(\w+)` \|", page, re.M))
+    assert named == {name for layer in architecture.storeys() for name in layer}
+
+
+def test_arrows_lead_down_and_none_is_implied(architecture):
+    graph = nx.DiGraph([("top", "middle"), ("top", "low"), ("middle", "low"), ("low", "_core"), ("_core", "errors")])
+    drawing = architecture.draw(graph, [["top"], ["middle", "low"], ["_core"], ["errors"]])
+    assert drawing.count('<path d="M') == 2 + 1  # top > middle > low, and the head of an arrow
+    assert architecture.rows_of(["low", "middle"], graph) == [["middle"], ["low"]]
+    assert all(f">{name}</text>" in drawing for name in ("top", "middle", "low", "_core"))
