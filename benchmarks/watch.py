@@ -24,7 +24,7 @@ from torch import nn
 import excite
 from benchmarks.ledger import make
 from benchmarks.timing import machine, race, ratio
-from excite._core.background import settle
+from excite._core.background import drain
 from excite.probes import Conservation, Every, Loss, Trajectory, default_probes
 from excite.probes.base import Moment
 
@@ -42,7 +42,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any, wa
             watch.step(loss)
     if x.is_cuda:
         torch.cuda.synchronize()
-    settle()  # what another thread still does belongs to these steps, not to those of the next turn
+    drain()  # what another thread still does belongs to these steps, not to those of the next turn
 
 
 def _cases() -> list[tuple[str, float, Callable[[], Any] | None, str]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from excite._core.background import aside, once
+from excite._core.background import memoize, submit
 from excite.probes import Alignment, Conservation, Every, Probe, Rank, Signs, Trajectory
 from excite.probes.base import Moment, Values
 from excite.probes.batched import Batched, Promise
@@ -110,7 +110,7 @@ def test_work_is_done_once_and_let_go() -> None:
         calls.append(what.__class__)
         return 3
 
-    get = once(work)
+    get = memoize(work)
     del big, work
     assert held() is not None
     assert [get(), get()] == [3, 3]
@@ -129,7 +129,7 @@ def test_what_waits_to_be_written_does_not_hold_the_moment(probe: type[Probe], m
     model(x).sum().backward()
     optimizer.step()
     now = Moment(model, 1, torch.ones(()), x, optimizer)
-    before = aside(go.wait)  # nothing promised is computed yet
+    before = submit(go.wait)  # nothing promised is computed yet
     try:
         with monkeypatch.context() as pretend:  # as on a GPU
             pretend.setattr(torch.Tensor, "is_cuda", property(lambda self: True))

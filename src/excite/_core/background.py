@@ -1,4 +1,4 @@
-"""Work of probes that the training loop need not wait for: one thread beside it."""
+"""One background thread for work that the training loop does not wait for."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _NAME = "excite"
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    """Its matrices are small: spread over 16 cores they took many times as long,
-    and cores that wait for the next one are missing where the training runs."""
+    """The executor: a single thread that uses a single core.
+
+    Its matrices are small: spread over 16 cores they took many times as long, and cores that wait for the next matrix are
+    missing where the training runs.
+    """
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=_NAME)
     cores = torch.get_num_threads()
     pool.submit(_take_one_core).result()
@@ -34,7 +37,7 @@ def _take_one_core() -> None:
 
 
 def _before_fork() -> None:
-    """In a child the thread is not there: what it was doing would never be done, nor its locks let go."""
+    """Waits for the thread before a fork: a child process does not have it, and its locks would never be released."""
     if _thread.cache_info().currsize and not current_thread().name.startswith(_NAME):
         with suppress(TimeoutError, RuntimeError):
             _thread().submit(lambda: None).result(timeout=5)
@@ -43,9 +46,17 @@ def _before_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_child=_thread.cache_clear)
 
 
-def aside(work: Callable[[], T]) -> Future[T]:
-    """Its result, when it is there. For what does not touch a GPU. At the very end of a program, when no thread can be given work
-    any more, it is done at once."""
+def submit(work: Callable[[], T]) -> Future[T]:
+    """Runs `work` on the background thread. For work that does not touch a GPU.
+
+    During interpreter shutdown, when threads accept no more work, it runs immediately.
+
+    Args:
+        work: Function without arguments.
+
+    Returns:
+        Future of its result.
+    """
     try:
         return _thread().submit(work)
     except RuntimeError:
@@ -62,54 +73,69 @@ def _stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def later(work: Callable[[], T]) -> Future[T]:
-    """Its result, when it is there. For what has to wait for a GPU, and for computations on the CPU while one trains: numpy and
-    torch let go of Python's lock.
+def submit_after_gpu(work: Callable[[], T]) -> Future[T]:
+    """Runs `work` on the background thread, after everything that has been launched on the GPU so far.
 
-    On a GPU it begins when all that was asked for before is done, and on a stream of its own: to wait for a transfer behind
-    the kernels of the steps to come would hold up the thread that launches them. A tensor that it leaves behind is for `handed`
-    before it is used elsewhere.
+    For transfers from a GPU, and for computations on the CPU while the model trains (numpy and torch release the GIL). On a
+    GPU the work runs on a stream of its own, because a transfer queued behind the kernels of later steps would block the
+    thread that launches them. Pass tensors that it returns through `record_stream` before using them on another stream.
+
+    Args:
+        work: Function without arguments.
+
+    Returns:
+        Future of its result.
     """
     if not torch.cuda.is_initialized():
-        return aside(work)
+        return submit(work)
     device = torch.cuda.current_device()
     before = torch.cuda.Event(blocking=True)
     before.record(torch.cuda.current_stream(device))
 
-    def there() -> T:
+    def on_own_stream() -> T:
         before.synchronize()
         with torch.cuda.stream(_stream(device)):
             try:
                 return work()
             finally:
-                _stream(device).synchronize()  # what it read may be given back now
+                _stream(device).synchronize()  # so that the memory it read can be reused
 
-    return aside(there)
+    return submit(on_own_stream)
 
 
-def handed(tensor: Tensor) -> Tensor:
-    """The same, made by work done later, for use here: its memory is not used again before that is done."""
+def record_stream(tensor: Tensor) -> Tensor:
+    """Marks a tensor made on the background stream as used by the current stream, so that its memory is not reused too early.
+
+    Args:
+        tensor: Tensor on any device; nothing is done on the CPU.
+
+    Returns:
+        The same tensor.
+    """
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return tensor
 
 
-def once(work: Callable[[], T]) -> Callable[[], T]:
-    """Does the work when it is first called, from whichever thread; others wait for it. Then only its result is kept."""
+def memoize(work: Callable[[], T]) -> Callable[[], T]:
+    """A function that calls `work` the first time it is called, from whichever thread, and returns that result afterwards.
+
+    Concurrent callers wait for the first. `work` and what it refers to are released after the call.
+    """
     lock = Lock()
-    todo, result = [work], list[T]()
+    pending, result = [work], list[T]()
     del work
 
     def get() -> T:
         with lock:
             if not result:
-                result.append(todo[0]())
-                todo.clear()
+                result.append(pending[0]())
+                pending.clear()
             return result[0]
 
     return get
 
 
-def settle() -> None:
-    """Wait until all of it is done: a CUDA graph cannot be captured while another thread waits for the device."""
-    aside(lambda: None).result()
+def drain() -> None:
+    """Waits for all submitted work. A CUDA graph cannot be captured while another thread waits for the device."""
+    submit(lambda: None).result()

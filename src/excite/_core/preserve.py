@@ -1,4 +1,4 @@
-"""Run a model without leaving a trace in it."""
+"""Run a model and restore its state: buffers, modes, random state."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _local = threading.local()
 
 
 @contextmanager
-def aside() -> Iterator[None]:
-    """Passes that run inside are no part of the user's training: probes that watch training look away."""
+def ignore_probes() -> Iterator[None]:
+    """Disables probe hooks during internal forward passes."""
     _local.depth = getattr(_local, "depth", 0) + 1
     try:
         yield
@@ -22,12 +22,13 @@ def aside() -> Iterator[None]:
         _local.depth -= 1
 
 
-def is_aside() -> bool:
+def probes_ignored() -> bool:
+    """Whether the current thread is inside `ignore_probes`."""
     return getattr(_local, "depth", 0) > 0
 
 
 class Buffers:
-    """The buffers of a model (running statistics, counters, power-iteration vectors) as they were, to be put back."""
+    """A copy of a model's buffers (running statistics, counters, power-iteration vectors) that can be restored."""
 
     def __init__(self, model: nn.Module):
         self._owners = [
@@ -40,10 +41,10 @@ class Buffers:
         self._versions = [buffer._version for _, _, buffer in self._owners]
 
     def restore(self, *, thorough: bool = True) -> None:
-        """Put back what changed; not `thorough`: only what autograd knows to have changed.
+        """Restores the buffers; with `thorough=False` only those whose autograd version changed.
 
-        Normalizations update their running statistics behind autograd's back. Values are written the same way, so that a
-        tensor that somebody saved for a backward pass keeps its version: it has its old value again.
+        Normalizations update their running statistics without a change of version. Values are written the same way, so that
+        a tensor saved for a backward pass keeps its version: it has its old value again.
         """
         for i, (module, name, buffer) in enumerate(self._owners):
             module._buffers[name] = buffer
@@ -53,7 +54,7 @@ class Buffers:
 
 
 def capturing() -> bool:
-    """Whether what runs now is being captured into a CUDA graph: then no value can be looked at, only computed with."""
+    """Whether a CUDA graph is being captured, so that no value can be read on the host."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
@@ -69,7 +70,7 @@ class RandomState:
         self._cuda_state = torch.cuda.get_rng_state(device) if self._cuda else None
 
     def moved(self) -> bool:
-        """Whether somebody drew random numbers since."""
+        """Whether random numbers have been drawn since."""
         cuda = self._cuda_state is not None and not torch.equal(torch.cuda.get_rng_state(self._cuda), self._cuda_state)  # type: ignore[arg-type]
         return cuda or not torch.equal(torch.get_rng_state(), self._cpu_state)
 
@@ -80,17 +81,18 @@ class RandomState:
 
 
 def device_of(model: nn.Module) -> torch.device:
+    """The device of the first parameter; the CPU for a model without parameters."""
     first = next(model.parameters(), None)
     return first.device if first is not None else torch.device("cpu")
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Whatever runs inside, afterwards the model's buffers, its modes and the global random state are as before."""
+def preserve_state(model: nn.Module) -> Iterator[None]:
+    """Restores the model's buffers, its training modes and the global random state on exit, and disables probe hooks."""
     buffers, random = Buffers(model), RandomState(device_of(model))
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with aside():
+        with ignore_probes():
             yield
     finally:
         buffers.restore()
@@ -100,8 +102,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """`untouched`, with the model in evaluation mode: no dropout, running statistics for normalizations."""
-    with untouched(model):
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """`preserve_state` with the model in evaluation mode: no dropout, running statistics for normalizations."""
+    with preserve_state(model):
         model.eval()
         yield

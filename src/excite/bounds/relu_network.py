@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from excite._core.calls import check_finite, pick_output
 from excite._core.checks import check_maybe, check_weights, model_errors, shown
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
-from excite._core.preserve import device_of, evaluating
+from excite._core.preserve import device_of, eval_mode
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.errors import InputError, ModelError
 
@@ -132,7 +132,7 @@ def _record(model: nn.Module, x: Tensor, sigmoid: bool | None) -> tuple[list[tup
     x = x.detach().to(device_of(model), first.dtype if first is not None else x.dtype)
     points = torch.cat([x, FAR * x, -FAR * x])
     try:
-        with evaluating(model), eagerly(model), torch.no_grad(), recorder:
+        with eval_mode(model), eagerly(model), torch.no_grad(), recorder:
             returned = model(points.clone())
     except (RuntimeError, TypeError, ValueError) as error:
         line = (str(error).splitlines() or [""])[0]

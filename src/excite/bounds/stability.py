@@ -27,7 +27,7 @@ from excite._core.checks import (
     first_line,
     shown,
 )
-from excite._core.preserve import untouched
+from excite._core.preserve import preserve_state
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.bounds.bound import Assumption, Bound
 from excite.errors import ExciteError, InputError, ModelError
@@ -114,7 +114,7 @@ def sharpness(
     if not parameters:
         raise ModelError("the model has no parameter that asks for a gradient: the loss has no Hessian")
     # Fused attention has no second derivative; the plain one has.
-    with untouched(model), eagerly(model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+    with preserve_state(model), eagerly(model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         try:
             value = loss(model)
         except ExciteError:

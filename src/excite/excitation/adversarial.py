@@ -25,7 +25,7 @@ from excite._core.checks import (
 )
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
-from excite._core.preserve import Buffers, evaluating, untouched
+from excite._core.preserve import Buffers, eval_mode, preserve_state
 from excite._core.replay import Tape
 from excite._core.wrappers import eagerly, unwrap
 from excite.errors import InputError
@@ -122,7 +122,7 @@ class AdversarialTraining:
         if self._radius() == 0:
             return torch.zeros_like(x)
         start = self._start(x)
-        with untouched(unwrap(self.model)):
+        with preserve_state(unwrap(self.model)):
             return self._search(x, labels, start).values[INPUT]
 
     @model_errors
@@ -137,7 +137,7 @@ class AdversarialTraining:
     def decide(self, x: Tensor, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
         """`predict` without checks: a training that has diverged is measured like any other, and stops by its loss."""
         model = unwrap(self.model)
-        with evaluating(model):
+        with eval_mode(model):
             return self.target.decide(checked(self._read(call(model, x), batch_size(x))))
 
     def advance(self, fraction: float) -> None:

@@ -22,7 +22,7 @@ from excite._core.checks import (
 from excite._core.distributed import gathered
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
-from excite._core.preserve import device_of, evaluating, untouched
+from excite._core.preserve import device_of, eval_mode, preserve_state
 from excite._core.wrappers import eagerly, is_shared, unwrap
 from excite.errors import InputError
 from excite.excitation.auto_radius import Auto
@@ -147,7 +147,7 @@ class PersistentExcitation:
         extremes, (B, m − 1). Differentiable in the weights where gradients are enabled, for losses of your own.
         """
         self._check_input(x)
-        with untouched(unwrap(self.model)):
+        with preserve_state(unwrap(self.model)):
             if not self._perturbs():
                 low = high = self._read(call(self.model, x), batch_size(x))
             else:
@@ -164,7 +164,7 @@ class PersistentExcitation:
                 "perturbations: every node of a hierarchy has its own; pick one node's output with output="
             )
         self._check_input(x)
-        with untouched(unwrap(self.model)):
+        with preserve_state(unwrap(self.model)):
             found = self._search(x) if self._perturbs() else None
         return {} if found is None else {layer: found.halves(layer) for layer in found.values}
 
@@ -180,7 +180,7 @@ class PersistentExcitation:
     def decide(self, x: Batch, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
         """`predict` without checks: a training that has diverged is measured like any other, and stops by its loss."""
         model = unwrap(self.model)
-        with evaluating(model):
+        with eval_mode(model):
             return self.target.decide(checked(self._read(call(model, x), batch_size(x))))
 
     def advance(self, fraction: float) -> None:

@@ -23,7 +23,7 @@ from excite._core.distributed import anyone
 from excite._core.intercept.affine import AffineCall, Names
 from excite._core.intercept.parameters import account, report
 from excite._core.layout import Layout
-from excite._core.preserve import Buffers, RandomState, aside, device_of
+from excite._core.preserve import Buffers, RandomState, device_of, ignore_probes
 from excite._core.replay import Pass, Tape
 from excite._core.wrappers import eagerly, is_sharded
 from excite.errors import InputError, ModelError
@@ -192,7 +192,7 @@ def search(
     batch, tape, buffers = batch_size(x), Tape(batch_size(x)), Buffers(model)
     norm, steps = setting.norm, setting.steps
     try:
-        with aside(), torch.inference_mode(False), torch.enable_grad(), eagerly(model):
+        with ignore_probes(), torch.inference_mode(False), torch.enable_grad(), eagerly(model):
             clean = record(model, names, x, setting, tape, buffers)
             found, gradients, v = _first_gradients(model, names, x, setting, clean, buffers, known_layouts, direction)
             del clean

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.checks import need
-from excite._core.preserve import is_aside
+from excite._core.preserve import probes_ignored
 from excite._core.wrappers import unwrap
 from excite.errors import InputError
 from excite.excitation import PersistentExcitation
@@ -61,7 +61,7 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
 
         def returned(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             loss = output.get("loss") if hasattr(output, "get") else None
-            if isinstance(loss, Tensor) and module.training and torch.is_grad_enabled() and not is_aside():
+            if isinstance(loss, Tensor) and module.training and torch.is_grad_enabled() and not probes_ignored():
                 # With num_items_in_batch the parts are shares of the step's loss already.
                 self._following.add(loss if "num_items_in_batch" in named else loss / self._parts)
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import Pick, check_finite, pick_output
 from excite._core.checks import Norm, check_dense, check_model, check_tensor, check_weights, model_errors, parse_norm
-from excite._core.preserve import evaluating
+from excite._core.preserve import eval_mode
 from excite._core.wrappers import eagerly
 from excite.errors import InputError, ModelError
 from excite.lipschitz.differentiating import differentiable
@@ -33,7 +33,7 @@ def local(model: nn.Module, x: Tensor, norm: object = "2", *, output: Pick = Non
     check_finite(x)
     if not len(x):
         return x.new_zeros(0)
-    with evaluating(model), eagerly(model), torch.enable_grad(), differentiable():
+    with eval_mode(model), eagerly(model), torch.enable_grad(), differentiable():
         first, outputs = _forward(model, x[:1], output)
         size = max(1, _MOST // max(1, outputs.shape[1] * first[0].numel())) if name == "2" else len(x)
         found = torch.cat([_norms(*_forward(model, part, output), name) for part in x.split(size)])

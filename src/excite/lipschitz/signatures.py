@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from excite._core.calls import Pick, check_finite, pick_output
-from excite._core.preserve import evaluating
+from excite._core.preserve import eval_mode
 from excite._core.wrappers import eagerly, unwrap
 from excite.errors import InputError, ModelError
 from excite.lipschitz.differentiating import differentiable
@@ -53,7 +53,7 @@ def signatures(
     at_once = points_at_once(model, x, output=output) if at_once is None else at_once
     size = max(1, min(at_once, _AT_ONCE // max(1, x[:1].numel())))
     found, outputs, eps = [], [], torch.finfo(x.dtype).eps
-    with evaluating(model), eagerly(model), torch.no_grad():
+    with eval_mode(model), eagerly(model), torch.no_grad():
         for part in x.detach().split(size) if len(x) else [x.detach()]:
             pieces = _Pieces(part.clone())
             with pieces:
@@ -103,7 +103,7 @@ def check_gradient(
     weights = torch.randn(change.shape[1], generator=generator, dtype=torch.float64).to(change)
     expected = change @ weights
     size = max(1, min(_MOST_POINTS, _AT_ONCE // x[:1].numel()))
-    with evaluating(model), eagerly(model), torch.enable_grad(), differentiable():
+    with eval_mode(model), eagerly(model), torch.enable_grad(), differentiable():
         for part, along, target in zip(x.split(size), step.split(size), expected.split(size)):
             leaf = part.detach().clone().requires_grad_()
             outputs = pick_output(model(leaf), output).reshape(len(part), -1)

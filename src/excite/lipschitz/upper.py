@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from excite._core.calls import Batch, Pick, batch_size, check_finite, pick_output, tensors
 from excite._core.checks import check_model, check_weights, model_errors, parse_norm
 from excite._core.intercept.affine import clean_path
-from excite._core.preserve import evaluating
+from excite._core.preserve import eval_mode
 from excite._core.wrappers import unwrap
 from excite.errors import InputError, ModelError
 from excite.lipschitz.propagation import Kind, Reach, interpret
@@ -59,7 +59,7 @@ def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pic
     if not any(leaf.is_floating_point() for leaf in tensors(example)):
         raise InputError("expected floating-point inputs; integer inputs have no Lipschitz constant")
     model = unwrap(model)
-    with evaluating(model):
+    with eval_mode(model):
         try:
             graph = exported(model, example, output, only_output=True)
         except ExportFailed as failure:

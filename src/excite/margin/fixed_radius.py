@@ -22,7 +22,7 @@ from excite._core.checks import (
     model_errors,
     shown,
 )
-from excite._core.preserve import device_of, evaluating
+from excite._core.preserve import device_of, eval_mode
 from excite._core.randomness import own_randomness
 from excite.errors import InputError
 from excite.excitation import AdversarialTraining
@@ -66,7 +66,7 @@ def broken_at(
     ]
     found = torch.full((len(x),), -torch.inf, dtype=torch.float64)
     parts = list(zip(x.split(batch), y.split(batch), torch.arange(len(x)).split(batch)))
-    with evaluating(model), own_randomness(seed, device):
+    with eval_mode(model), own_randomness(seed, device):
         for done, (points, labels, at) in enumerate(parts, 1):
             points, labels = points.to(device), labels.to(device).reshape(-1)
             stands = attacks[0].predict(points) == labels

@@ -19,7 +19,7 @@ from excite._core.checks import (
     model_errors,
     parse_norm,
 )
-from excite._core.preserve import evaluating
+from excite._core.preserve import eval_mode
 from excite.errors import InputError, ModelError
 from excite.margin.batches import Task, batch_size, default_restarts
 from excite.margin.certify import certified_radii, check_against, known_constant
@@ -98,7 +98,7 @@ def margins(
         raise InputError(
             f"lipschitz={lipschitz:g} bounds changes of the input only: leave it out, or choose layers='input'"
         )
-    with evaluating(model), torch.inference_mode(False), torch.enable_grad():
+    with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
         x = checked_points(x, integers=wanted != "input")
         limits = checked_bounds(bounds, x)
         size = batch_size(x) if batch is None else checked_count("batch", batch, 1)

@@ -6,7 +6,7 @@ import math
 import time
 from concurrent.futures import Future
 
-from excite._core.background import later
+from excite._core.background import submit_after_gpu
 from excite._core.distributed import rank_and_size
 from excite.monitor.device_scalars import Measured
 from excite.probes import Probe
@@ -61,7 +61,7 @@ class Pending:
             if isinstance(measured, Promise):
                 measured.begin()
         if not all(getattr(measured, "here", False) for _, _, measured in waiting):
-            self._coming = later(lambda: _numbers(waiting))
+            self._coming = submit_after_gpu(lambda: _numbers(waiting))
             return
         self._coming = Future()
         self._coming.set_result(_numbers(waiting))

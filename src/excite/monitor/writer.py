@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
 
-from excite._core.background import aside
+from excite._core.background import submit
 from excite.errors import RunError, one_line
 from excite.runs import Run
 
@@ -99,7 +99,7 @@ class Recorder:
 
     def _send(self) -> None:
         self._going, self._waiting = list(self._waiting), deque()
-        self._result = aside(partial(self._put, self._going, again=self._pause > 0))
+        self._result = submit(partial(self._put, self._going, again=self._pause > 0))
 
     def _put(self, rows: list[Row], again: bool) -> Exception | None:
         assert self.run is not None

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from excite._core.calls import Batch, batch_size, call, check_finite, own_copy, tensors
 from excite._core.checks import check_count
 from excite._core.intercept.affine import AffineCall, Names
-from excite._core.preserve import device_of, evaluating
+from excite._core.preserve import device_of, eval_mode
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.errors import ExciteError, InputError, ModelError
 from excite.probes.layer_inputs import Patches, Seen, seen, unit_rows
@@ -92,7 +92,7 @@ def look(
     refuse_lazy(model)
     names, counts, points, device = Names(model), {}, 0, device_of(model)  # type: ignore[var-annotated]
     zero = Live(model)
-    with torch.no_grad(), evaluating(model), eagerly(model):
+    with torch.no_grad(), eval_mode(model), eagerly(model):
         for batch in data:
             points += batch_size(batch)
             check_finite(batch)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excite._core.background import later
+from excite._core.background import submit_after_gpu
 from excite._core.checks import check_count, same_shapes
 from excite._core.intercept.affine import clean_path
 from excite.errors import ModelError
@@ -75,7 +75,9 @@ class Signs(Probe):
         sizes = {path: w.numel() for path, w in weights.items()}
         found = [_together(column) for column in (latest, changed, torch._foreach_norm(list(weights.values())))]
         if found[0].is_cuda:  # nothing here may wait for it
-            return later(partial(self._values, now.step, sizes, found))  # without the moment and what it holds
+            return submit_after_gpu(
+                partial(self._values, now.step, sizes, found)
+            )  # without the moment and what it holds
         return self._values(now.step, sizes, found)
 
     def _values(self, step: int, sizes: Mapping[str, int], found: Sequence[Tensor]) -> Values:

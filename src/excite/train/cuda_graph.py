@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from excite._core.background import settle
+from excite._core.background import drain
 from excite.train.step import Loss, Step
 
 _WARM = 3  # plain steps before a capture: libraries choose their algorithms, optimizers make their state
@@ -68,7 +68,7 @@ class CapturedStep(Step):
         return loss
 
     def _capture(self, x: Tensor, y: Tensor) -> _Graph | None:
-        settle()
+        drain()
         try:
             return _Graph(super().__call__, x, y, self._stream)
         except RuntimeError as error:  # whatever the model does that a graph cannot hold

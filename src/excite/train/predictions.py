@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import pick_output
 from excite._core.checks import check_count, check_model, check_tensor, shown
-from excite._core.preserve import evaluating
+from excite._core.preserve import eval_mode
 from excite.errors import InputError, ModelError
 
 Predict = Callable[[Tensor], Tensor]
@@ -53,7 +53,7 @@ def spread_evenly(x: Tensor, y: Tensor, most: int | None) -> tuple[Tensor, Tenso
 def correct(model: nn.Module, predict: Predict, x: Tensor, y: Tensor) -> int:
     """How many labels are right."""
     right = 0
-    with evaluating(model):
+    with eval_mode(model):
         for part, labels in zip(x.split(_BATCH), y.split(_BATCH)):
             decided = predict(part)
             if not isinstance(decided, Tensor) or decided.numel() != len(part):

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from excite._core.calls import Batch, Pick, arguments, batch_size, call, pick_output
 from excite._core.intercept.affine import clean_path
-from excite._core.preserve import untouched
+from excite._core.preserve import preserve_state
 from excite._core.wrappers import eagerly, unwrap, without_reentrant_checkpointing
 
 
@@ -97,7 +97,7 @@ def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
     args, kwargs = arguments(model, two)
     try:
         # Under grad mode, because without it transformer layers take a fused path that hides their parts.
-        with untouched(model), _quiet(), torch.enable_grad(), without_reentrant_checkpointing():
+        with preserve_state(model), _quiet(), torch.enable_grad(), without_reentrant_checkpointing():
             program = torch.export.export(root, args, kwargs, strict=False)
     except Exception as error:  # whatever torch.export meets: the model has no graph, which is an answer
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -131,5 +131,5 @@ def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
 
 def run(model: nn.Module, batch: Batch) -> Any:
     """One forward pass without gradients and without a trace; compiled parts run eagerly, so that modes see them."""
-    with untouched(model), torch.no_grad(), eagerly(model), without_reentrant_checkpointing():
+    with preserve_state(model), torch.no_grad(), eagerly(model), without_reentrant_checkpointing():
         return call(model, batch)

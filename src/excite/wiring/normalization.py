@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from excite._core.calls import Batch, call, own_copy
 from excite._core.intercept.affine import clean_path
-from excite._core.preserve import evaluating, untouched
+from excite._core.preserve import eval_mode, preserve_state
 
 # "example": mean and variance of the measured batch; "running": running statistics, because the normalization is in
 # evaluation mode (frozen); "few": running statistics, because the batch has one value per channel.
@@ -133,7 +133,7 @@ def as_trained(model: nn.Module, batch: Batch) -> Iterator[TrainingStatistics]:
     statistics = TrainingStatistics(model, trained)
     # Without gradients, statistics that need not be replaced need no mode.
     needed = torch.is_grad_enabled() or any(map(_may_normalize, model.modules()))
-    with evaluating(model), statistics if needed else nullcontext():
+    with eval_mode(model), statistics if needed else nullcontext():
         yield statistics
 
 
@@ -159,7 +159,7 @@ def _tried_out(model: nn.Module, batch: Batch) -> frozenset[str]:
     if modes not in by_modes:
         calls = _Calls()
         try:
-            with untouched(model), torch.no_grad(), calls:
+            with preserve_state(model), torch.no_grad(), calls:
                 call(model, own_copy(batch))
         except (RuntimeError, ValueError, TypeError, IndexError):
             calls.trained.clear()  # such a model does not train on this batch

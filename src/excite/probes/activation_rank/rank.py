@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from excite._core.background import later
+from excite._core.background import submit_after_gpu
 from excite._core.checks import check_count, check_flag, check_tensor, check_values, shown
 from excite._core.wrappers import is_sharded
 from excite.errors import InputError
@@ -79,7 +79,7 @@ class Rank(Probe):
         known = counted(now.statistics)
         self._warn(now.statistics)
         if covariances.apart and not self.units:
-            return later(lambda: _values(layers, covariances) | known)
+            return submit_after_gpu(lambda: _values(layers, covariances) | known)
         values = _values(layers, covariances) | known
         if not self.units:
             return values

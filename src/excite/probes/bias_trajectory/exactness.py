@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from excite._core.calls import Batch, Pick, call, own_copy, pick_output, tensors
 from excite._core.checks import check_real
 from excite._core.intercept.affine import AffineCall, AffineMode, Names, clean_path
-from excite._core.preserve import RandomState, device_of, untouched
+from excite._core.preserve import RandomState, device_of, preserve_state
 from excite._core.wrappers import eagerly, without_reentrant_checkpointing
 from excite.errors import ModelError
 from excite.probes.bias_trajectory.sites import Sites
@@ -70,7 +70,7 @@ def labels(model: nn.Module, example: Batch, sites: Sites, output: Pick = None) 
     batch = tree_map(leaf, own_copy(resized(example, 4)))
     # What the model makes of the leaves may be changed in place; the leaves themselves may not.
     inputs = tree_map(lambda v: v.clone() if isinstance(v, Tensor) and v.requires_grad else v, batch)
-    with untouched(model), torch.enable_grad(), eagerly(model), without_reentrant_checkpointing():
+    with preserve_state(model), torch.enable_grad(), eagerly(model), without_reentrant_checkpointing():
         state = RandomState(device_of(model))
         with cut:
             f = pick_output(call(model, inputs), output)

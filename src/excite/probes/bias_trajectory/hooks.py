@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from excite._core.calls import Pick, pick_output
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
-from excite._core.preserve import is_aside
+from excite._core.preserve import probes_ignored
 from excite._core.wrappers import is_sharded
 from excite.errors import ExciteError, ModelError
 from excite.probes.bias_trajectory.sites import Site
@@ -166,7 +166,7 @@ class Hooks:
     # -- forward -------------------------------------------------------------------------------------------------
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._leave()
-        if self.resting or not (self._live and torch.is_grad_enabled()) or self.failure is not None or is_aside():
+        if self.resting or not (self._live and torch.is_grad_enabled()) or self.failure is not None or probes_ignored():
             return
         swapped = self._owner is not None and self._owner[0]._parameters.get(self._owner[1]) is not self._first
         parameters = tuple(self.model.parameters()) if swapped else None

@@ -11,7 +11,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from excite._core.background import handed
+from excite._core.background import record_stream
 from excite._core.lanczos import krylov_space
 from excite.probes.bias_trajectory.sites import Site
 
@@ -49,7 +49,7 @@ class Estimate:
         """The Ritz vector (inputs,)."""
         self.found()
         assert self._space is not None
-        return handed(self._space)[0]
+        return record_stream(self._space)[0]
 
     def _solve(self) -> tuple[float, float]:
         if not bool(self._inner.isfinite().all()):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from excite._core.background import later
+from excite._core.background import submit_after_gpu
 from excite._core.calls import Batch, Pick, own_copy
 from excite._core.checks import check_count
 from excite._core.intercept.affine import clean_path
@@ -210,7 +210,7 @@ class Trajectory(Probe):
             return values | more | {f"label/{label}": 1.0 for label in self.labels}
 
         if any(one.steep.is_cuda for one in sandwiches.values()):  # nothing here may wait for it
-            return later(finish)
+            return submit_after_gpu(finish)
         return finish()
 
     def _warn(self, known: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import Batch, call
 from excite._core.intercept.affine import AffineCall, AffineMode, Names, clean_path
-from excite._core.preserve import untouched
+from excite._core.preserve import preserve_state
 from excite._core.wrappers import eagerly, in_reentrant_checkpoint, without_reentrant_checkpointing
 from excite.errors import ExciteError, InputError, ModelError
 from excite.wiring.export import resized
@@ -132,7 +132,7 @@ def _run(model: nn.Module, batch: Batch) -> Finder:
         for path, module in model.named_modules()
     ]
     try:
-        with untouched(model), torch.enable_grad(), eagerly(model), without_reentrant_checkpointing(), finder:
+        with preserve_state(model), torch.enable_grad(), eagerly(model), without_reentrant_checkpointing(), finder:
             call(model, batch)
     except ExciteError:
         raise

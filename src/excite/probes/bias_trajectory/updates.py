@@ -25,7 +25,7 @@ from excite._core.checks import (
     shown,
 )
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
-from excite._core.preserve import device_of, evaluating
+from excite._core.preserve import device_of, eval_mode
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap, without_reentrant_checkpointing
 from excite.errors import InputError, ModelError
 from excite.probes.bias_trajectory.exactness import LABELS, applies_link, labels
@@ -127,7 +127,7 @@ def trajectory(
         raise InputError(f"loss: expected a function of the output and the labels; got {shown(loss)}")
     device = device_of(model)
     x = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, x)
-    with evaluating(model), eagerly(model):
+    with eval_mode(model), eagerly(model):
         sites = find(model, x, layers)
         known = list(labels(model, x, sites, output))
         parts: dict[str, list[tuple[Tensor, ...]]] = {site.name: [] for site in sites.chosen}

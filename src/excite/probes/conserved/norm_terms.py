@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from excite._core.distributed import rank_and_size
 from excite._core.intercept.affine import clean_path
-from excite._core.preserve import is_aside
+from excite._core.preserve import probes_ignored
 from excite.probes.conserved.laws import NamedLaw
 from excite.probes.conserved.unchecked import Reason
 
@@ -131,7 +131,7 @@ class _Norm:
         ]
 
     def _forward(self, x: Tensor, output: Tensor) -> None:
-        if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and output.requires_grad) or is_aside():
+        if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and output.requires_grad) or probes_ignored():
             return
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         where = "" if hooks is None else getattr(hooks[0], "__qualname__", "")

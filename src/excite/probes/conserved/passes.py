@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from excite._core.preserve import is_aside
+from excite._core.preserve import probes_ignored
 
 
 class _Inert:
@@ -46,7 +46,7 @@ class PassPrecision:
     def note(self) -> None:
         if torch.compiler.is_compiling() or not torch.is_autocast_enabled(self._device):
             return
-        if torch.is_grad_enabled() and not is_aside():
+        if torch.is_grad_enabled() and not probes_ignored():
             self.eps = max(self.eps, torch.finfo(torch.get_autocast_dtype(self._device)).eps)
 
     def take(self) -> float:

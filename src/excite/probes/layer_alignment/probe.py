@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite._core.background import handed, later, once
+from excite._core.background import memoize, record_stream, submit_after_gpu
 from excite._core.calls import Batch, Pick
 from excite._core.checks import check_count, check_model, check_norms, check_weights, model_errors
 from excite.errors import InputError
@@ -43,7 +43,7 @@ class Measure:
         """By matrix, where the next search can start. Waits for the last one: finished long since, if looks are some steps apart."""
         if self._last is not None:
             self._last()
-        return {key: handed(basis) for key, basis in self._bases.items()}
+        return {key: record_stream(basis) for key, basis in self._bases.items()}
 
     def go_on(self, bases: Mapping[str, Tensor]) -> None:
         """From those of a checkpoint."""
@@ -86,7 +86,7 @@ class Measure:
             met = {name: Aligned(value, by_key[key]) for (name, key), value in zip(made.items(), values)}
             return {name: by_key[name] for name in layers}, met
 
-        self._last = once(finish)
+        self._last = memoize(finish)
         return self._last
 
 
@@ -225,7 +225,7 @@ class Alignment(Probe):
         with torch.no_grad():
             finish = self._measure.begin(parameters)
         if any(p.is_cuda for p in parameters.values()):  # nothing here may wait for it
-            return later(lambda: _values(*finish()))
+            return submit_after_gpu(lambda: _values(*finish()))
         return _values(*finish())
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import pick_output
 from excite._core.intercept.affine import Names
-from excite._core.preserve import evaluating
+from excite._core.preserve import eval_mode
 from excite._core.wrappers import eagerly, unwrap
 from excite.bounds.relu_network import FAR, Recorder, need_real
 from excite.errors import ModelError
@@ -21,7 +21,7 @@ def linear_chain(model: nn.Module, x: Tensor) -> Pairs:
     need_real(x)
     recorder = Recorder(Names(model))
     x = torch.cat([x, FAR * x, -FAR * x])
-    with evaluating(model), eagerly(model), torch.no_grad(), recorder:
+    with eval_mode(model), eagerly(model), torch.no_grad(), recorder:
         returned = pick_output(model(x.clone()))
     flowing = x.flatten(1)
     pairs: Pairs = []

@@ -24,7 +24,7 @@ from excite._core.checks import (
     model_errors,
     shown,
 )
-from excite._core.preserve import evaluating
+from excite._core.preserve import eval_mode
 from excite.bounds import Descent
 from excite.bounds.stability import as_descent
 from excite.data import Dataset
@@ -188,7 +188,7 @@ def _classes(y: Tensor) -> int:
 def _outputs(model: nn.Module, x: Tensor) -> int:
     """How many numbers the model gives for a point; says in one line if it does not take these points."""
     try:
-        with evaluating(model), torch.no_grad():
+        with eval_mode(model), torch.no_grad():
             output = pick_output(model(x[:2].clone()))
     except (RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, ExciteError):

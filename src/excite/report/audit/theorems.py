@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from excite import bounds
 from excite._core.calls import pick_output
-from excite._core.preserve import evaluating
+from excite._core.preserve import eval_mode
 from excite.bounds import Bound
 from excite.errors import ExciteError, ModelError
 from excite.lipschitz import local
@@ -42,7 +42,7 @@ def stability(subject: Subject) -> list[Promise]:
     def loss(model: nn.Module) -> Tensor:
         return mean_loss(model, subject.x, subject.y, subject.classes, subject.setting)
 
-    with evaluating(subject.model):
+    with eval_mode(subject.model):
         found = bounds.descent_stability(subject.model, loss, descent)
     part = "" if subject.complete else f", of the loss on {len(subject.x)} of {subject.of} training points"
     return [Promise(found, found.terms["sharpness"], f"by Lanczos{part}")]
@@ -139,7 +139,7 @@ THEOREMS: dict[str, Callable[[Subject], list[Promise]]] = {
 def _squared_arguments(subject: Subject) -> dict[str, Any]:
     """Our loss is a mean over points of ‖f − target‖²: m times `F.mse_loss`, which is the theorems' "mean"; if `averaged`, it
     is that one."""
-    with evaluating(subject.model), torch.no_grad():
+    with eval_mode(subject.model), torch.no_grad():
         output = pick_output(subject.model(subject.x))
     y = targets(output, subject.y, subject.classes)
     descent = known_descent(subject)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from excite._core.preserve import evaluating
+from excite._core.preserve import eval_mode
 from excite.errors import RunError
 from excite.jobs.job import Work
 from excite.jobs.scheduler import Task
@@ -67,7 +67,7 @@ def spectra(model: nn.Sequential, x: Tensor, batch: int = 250) -> dict[str, dict
     are those of the matrix of their inner products; beyond, their covariance is summed.
     """
     moments: dict[str, Moments] = {}
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         for part in x.split(batch):
             for name, signal in signals(model, part).items():
                 if name not in moments:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from excite._core.checks import check_dense, check_model, check_number, check_real, check_weights, first_line, shown
-from excite._core.preserve import untouched
+from excite._core.preserve import preserve_state
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.errors import ExciteError, InputError, ModelError, TrainingStopped
 from excite.train.dynamics.kinks import Kinks, Side
@@ -82,7 +82,7 @@ class Field:
         self.start = torch.cat([p.detach().reshape(-1) for p in self._parameters]).cpu().numpy().copy()
         if not np.isfinite(self.start).all():
             raise InputError("expected finite weights to start from")
-        with untouched(self.model):  # also the random state, which dropout moves
+        with preserve_state(self.model):  # also the random state, which dropout moves
             first, again = self.value(self.start), self.value(self.start)
         if not math.isfinite(first):
             raise InputError(f"expected a finite loss at the start; got {first}")
