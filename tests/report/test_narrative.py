@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from excite.report.changes import Change, calmed, fall, first_broken, rise
-from excite.report.measured import Metrics
-from excite.report.narrative import Remark, number, words
+from excite.report.history import MetricHistory
+from excite.report.narrative import Finding, findings, number
+from excite.report.trends import Change, binned_median, fall, first_nonfinite, rise
 
 STEPS = np.arange(0, 4001, 100)
 
 
-def remarks(curves, order=()):
+def find(curves, order=()):
     curves = {name: (STEPS, np.broadcast_to(np.asarray(v, float), STEPS.shape)) for name, v in curves.items()}
-    return words(Metrics(curves, curves.__getitem__, order))
+    return findings(MetricHistory(curves, curves.__getitem__, order))
 
 
 def texts(curves, kind=None):
-    return [one.text for one in remarks(curves) if kind is None or one.kind == kind]
+    return [one.text for one in find(curves) if kind is None or one.kind == kind]
 
 
 def test_a_layer_that_loses_rank_is_named_with_the_step():
@@ -115,15 +115,15 @@ def test_balance_alignment_signs_margin_and_distance():
 
 
 def test_nothing_measured_says_nothing():
-    assert remarks({}) == []
+    assert find({}) == []
     empty = (np.empty(0, np.int64), np.empty(0))
     names = ["loss/step", "rank/effective/a", "rank/share/a", "trajectory/mean/a", "signs/stable", "signs/since", "distance/relative",
              "conservation/rest/a", "margin/median", "rank/deficient/a", "alignment/aligned/a"]  # fmt: skip
-    assert words(Metrics(names, lambda name: empty)) == []
+    assert findings(MetricHistory(names, lambda name: empty)) == []
     one = (np.array([0]), np.array([1.0]))
-    assert all(isinstance(found, Remark) for found in words(Metrics(names, lambda name: one)))
+    assert all(isinstance(found, Finding) for found in findings(MetricHistory(names, lambda name: one)))
     broken = (STEPS, np.full(len(STEPS), np.nan))
-    assert len(words(Metrics(names, lambda name: broken))) == 1
+    assert len(findings(MetricHistory(names, lambda name: broken))) == 1
 
 
 def test_noise_is_no_change():
@@ -131,9 +131,9 @@ def test_noise_is_no_change():
     steps = np.arange(20_000)
     noisy = (steps, 10 + rng.standard_normal(len(steps)))
     noisy[1][777] = 1000
-    assert fall(noisy).share < 0.1
-    assert rise(noisy).share < 0.1
-    assert len(calmed(noisy)[0]) <= 51
+    assert fall(noisy).fraction < 0.1
+    assert rise(noisy).fraction < 0.1
+    assert len(binned_median(noisy)[0]) <= 51
 
 
 def test_changes():
@@ -141,8 +141,8 @@ def test_changes():
     assert fall(series) == Change(5.0, 1.0, 2)
     assert rise(series) == Change(1.0, 1.0, 4)
     assert fall((np.arange(1), np.ones(1))) is None
-    assert first_broken((np.arange(3), np.array([1, np.inf, np.nan]))) == 1
-    assert Change(0.0, 0.0, 0).share == 0
+    assert first_nonfinite((np.arange(3), np.array([1, np.inf, np.nan]))) == 1
+    assert Change(0.0, 0.0, 0).fraction == 0
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_numbers_are_short(value, text):
 
 
 def test_which_statistics_normalizations_used():
-    (one,) = remarks({"rank/statistics/example": 20, "rank/statistics/running": 3})
-    assert one == Remark(
+    (one,) = find({"rank/statistics/example": 20, "rank/statistics/running": 3})
+    assert one == Finding(
         "note",
         "Statistics of the normalizations when layers were measured: 20 with those of the example, as in training; 3 with "
         "running statistics, because they are in evaluation mode.",

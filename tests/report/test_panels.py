@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from excite.report import make_report
-from excite.report.panels import KINDS, in_order, natural, panels, select, split
-from excite.report.view import Shown, describe, draw, remarks
+from excite.report.panels import PANELS, in_order, make_panels, natural, select, split
+from excite.report.view import Shown, describe, draw, findings
 from excite.runs import Run
 from excite.runs.reader import Follower
 
@@ -17,18 +17,18 @@ from excite.runs.reader import Follower
 def test_every_metric_has_one_place():
     names = ["loss/step", "rank/share/fc1", "rank/effective/fc1", "trajectory/mean/0", "trajectory/label/vector", "signs/changed",
              "signs/changed/0.weight", "mine/a/b/c", "alone", "direction/norm", "alignment/aligned/0>2", "margin/median"]  # fmt: skip
-    found = panels(names)
-    ids = [panel.kind.id for panel in found]
+    found = make_panels(names)
+    ids = [panel.panel.id for panel in found]
     assert ids == ["losses", "margin", "steepness", "ranks", "alignment", "signs", "other-alone", "other-mine"]
     placed = [q.metric(layer) for panel in found for q in panel.quantities for layer in q.layers]
     assert sorted(placed) == sorted(set(names) - {"trajectory/label/vector"})
     assert [q.key for q in found[ids.index("ranks")].quantities] == ["rank/share", "rank/effective"]
     assert found[ids.index("signs")].quantities[0].layers == ("", "0.weight")
-    assert panels([]) == []
+    assert make_panels([]) == []
 
 
 def test_quantities_of_two_probes_in_one_panel_keep_apart():
-    (panel,) = panels(["trajectory/mean/0", "lipschitz/mean", "lipschitz/max"])
+    (panel,) = make_panels(["trajectory/mean/0", "lipschitz/mean", "lipschitz/max"])
     assert [(q.key, q.name) for q in panel.quantities] == [
         ("trajectory/mean", "steepness at training points (trajectory)"),
         ("lipschitz/mean", "steepness at training points (lipschitz)"),
@@ -37,7 +37,7 @@ def test_quantities_of_two_probes_in_one_panel_keep_apart():
 
 
 def test_a_step_has_no_axis_in_common_with_a_steepness():
-    (panel,) = panels(["trajectory/tau/0", "trajectory/phi/0", "trajectory/max/0"])
+    (panel,) = make_panels(["trajectory/tau/0", "trajectory/phi/0", "trajectory/max/0"])
     assert [(q.key, q.layers) for q in panel.quantities] == [
         ("trajectory/max", ("0",)),
         ("trajectory/phi", ("0",)),
@@ -53,8 +53,8 @@ def test_layers_are_in_the_order_of_execution_then_of_numbers():
 
 
 def test_ids_are_unique():
-    assert len({kind.id for kind in KINDS}) == len(KINDS)
-    probes = [probe for kind in KINDS for probe in kind.probes]
+    assert len({panel.id for panel in PANELS}) == len(PANELS)
+    probes = [probe for panel in PANELS for probe in panel.probes]
     assert len(set(probes)) == len(probes)
 
 
@@ -87,7 +87,7 @@ def test_what_is_drawn(shown):
     assert sum(len(c["x"]) for c in few) <= 400
     rough = draw(shown, ["loss/step"], rough=True)["loss/step"]["curves"][0]
     assert (rough["x"][0], rough["x"][-1]) == (0, 2999)
-    assert {one["run"] for one in remarks(shown)} == {"run0", "run1"}
+    assert {one["run"] for one in findings(shown)} == {"run0", "run1"}
     json.dumps([found, few, rough], allow_nan=False)
 
 
@@ -136,8 +136,8 @@ def test_as_many_calls_as_names(form):
         names = [form.format(i) for i in range(count)]
         sys.setprofile(counted)
         try:
-            panels(names)
-            panels(select(names, 200)[0])
+            make_panels(names)
+            make_panels(select(names, 200)[0])
         finally:
             sys.setprofile(None)
         return made
@@ -152,7 +152,7 @@ def test_sentences_from_some_of_many_metrics_say_so(tmp_path):
         run.flush()
         follower = Follower(run.path)
         follower.refresh()
-        whole, some = (remarks([Shown(follower, "run", 0)], limit) for limit in (None, 11))
+        whole, some = (findings([Shown(follower, "run", 0)], limit) for limit in (None, 11))
         assert some[-1]["text"] == "This is from 11 of 31 metrics, a share of every quantity."
-        assert remarks([Shown(follower, "run", 0)], 31) == whole
+        assert findings([Shown(follower, "run", 0)], 31) == whole
         assert {one["text"] for one in whole} - {one["text"] for one in some}  # 27 more layers, and 7

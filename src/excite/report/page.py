@@ -21,7 +21,7 @@ from excite.report import figures
 from excite.report.collect import Arm, collect, differing, flat
 from excite.report.panels import WHOLE
 from excite.report.verdict import verdict
-from excite.report.view import Shown, describe, draw, remarks
+from excite.report.view import Shown, describe, draw, findings
 from excite.runs.reader import Follower
 
 ASSETS = ("plotly.js", "page.css", "view.js", "list.js", "tasks.js")
@@ -70,7 +70,7 @@ def _render(report: Report, title: str) -> str:
         runs = [{"label": one.label, "group": one.group} for one in shown]
         named = [replace(one, label=one.follower.path.name) for one in shown]
         data = draw(shown, keys, FROZEN_POINTS, budget=FROZEN_BUDGET)
-        frozen = {"runs": runs, "panels": panels, "data": data, "words": remarks(named)}
+        frozen = {"runs": runs, "panels": panels, "data": data, "findings": findings(named)}
     finally:
         for one in shown:
             one.follower.close()

@@ -16,27 +16,27 @@ WHOLE = ""  # the "layer" of a value for the whole network
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A panel that Excite knows. `first` are the quantities worth seeing first, with their names in words."""
+class Panel:
+    """How the metrics of some probes are drawn. `labels` are the quantities shown first, with their labels."""
 
     id: str
     probes: tuple[str, ...]
     title: str
     about: str
-    first: tuple[tuple[str, str], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
     log: bool = False
-    map: bool = False  # also as a heat map over layers and time
+    heatmap: bool = False  # also as a heat map over layers and time
 
 
-KINDS = (
-    Kind(
+PANELS = (
+    Panel(
         "losses", ("loss",), "Loss",
         "The loss handed in after each step, averaged over the last 2 % of steps; the faint line of a single run is every "
         "step, at its highest and lowest. Losses of different ways of training are not comparable: excited ones are "
         "worst-case errors and stay higher.",
         (("step", "loss"),), log=True,
     ),
-    Kind(
+    Panel(
         "margin", ("margin", "margins"), "Margin",
         "How far an input has to be changed before the decision changes, found by attack on a fixed small batch. Larger is "
         "more robust.",
@@ -45,7 +45,7 @@ KINDS = (
             ("misclassified", "share misclassified"), ("censored", "share never broken"),
         ),
     ),
-    Kind(
+    Panel(
         "steepness", ("trajectory", "lipschitz"), "Steepness of the function",
         "How strongly the output answers to the input at the points being trained on. A function that keeps getting steeper "
         "while the loss stands still fits details, which costs margin.",
@@ -57,12 +57,12 @@ KINDS = (
             ("sigma", "norm of the first layer"),
         ),
     ),
-    Kind(
+    Panel(
         "distances", ("distance",), "Distance to initialization",
         "How far the weights have moved from where they started.",
         (("relative", "‖θ − θ₀‖ / ‖θ₀‖"), ("absolute", "‖θ − θ₀‖")),
     ),
-    Kind(
+    Panel(
         "ranks", ("rank",), "How many directions each layer's input uses",
         "Effective rank of what enters each affine layer (patches, for convolutions), over the layer's input width. Where "
         "it falls, the layer sees ever fewer directions, and its weights along the others are not excited: nothing in "
@@ -73,9 +73,9 @@ KINDS = (
             ("participation", "participation ratio"), ("numerical", "numerical rank"),
             ("smallest", "smallest eigenvalue / largest"), ("deficient", "share of units not excited"),
         ),
-        map=True,
+        heatmap=True,
     ),
-    Kind(
+    Panel(
         "balance", ("conservation",), "Balance of the layers",
         "What gradient flow would conserve between layers (squared weights that make a channel minus those that read it). "
         "“Moved” is the change since the start, “unexplained” what step size, momentum and decay do not account for: it "
@@ -85,7 +85,7 @@ KINDS = (
             ("unchecked", "share of the steps that were not checked"),
         ),
     ),
-    Kind(
+    Panel(
         "alignment", ("alignment", "direction"), "Alignment",
         "How far neighbouring layers point the same way, and whether the weights still turn. Networks that learn by the "
         "same few directions align and lose rank.",
@@ -95,14 +95,14 @@ KINDS = (
             ("angle", "turned lately, radians"), ("total", "turned since the start, radians"), ("norm", "norm of the weights"),
         ),
     ),
-    Kind(
+    Panel(
         "signs", ("signs",), "Signs of the weights",
         "The share of weights whose sign changed lately. Once no sign changes, the network is in the stable sign regime that "
         "the theory of late training speaks about.",
         (("changed", "share that changed lately"), ("since", "steps since any changed"), ("stable", "stable (1) or not (0)")),
     ),
 )  # fmt: skip
-_BY_PROBE = {probe: kind for kind in KINDS for probe in kind.probes}
+_BY_PROBE = {probe: panel for panel in PANELS for probe in panel.probes}
 _MAX_OTHERS = 100  # panels of probes that are not known here, where not everything can be shown
 _HIDDEN = {
     "trajectory/label",
@@ -126,8 +126,8 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Panel:
-    kind: Kind
+class PanelView:
+    panel: Panel
     quantities: tuple[Quantity, ...]
 
 
@@ -138,21 +138,21 @@ def split(name: str) -> tuple[str, str, str]:
     return probe, quantity, layer
 
 
-def panels(names: Iterable[str], order: Sequence[str] = ()) -> list[Panel]:
+def make_panels(names: Iterable[str], order: Sequence[str] = ()) -> list[PanelView]:
     """The panels for these metrics; `order` are the layers in the order of execution, as far as it is known."""
     found: dict[str, dict[str, set[str]]] = {}
-    kinds: dict[str, Kind] = {}
+    chosen: dict[str, Panel] = {}
     for name in names:
         probe, quantity, layer = split(name)
         key = f"{probe}/{quantity}" if quantity else probe
         if key in _HIDDEN:
             continue
-        kind = _BY_PROBE.get(probe) or Kind(f"other-{probe}", (probe,), probe, "")
-        kinds[kind.id] = kind
-        found.setdefault(kind.id, {}).setdefault(key, set()).add(layer)
-    known = {kind.id: i for i, kind in enumerate(KINDS)}
-    ids = sorted(kinds, key=lambda i: (known.get(i, len(known)), natural(i)))
-    return [_panel(kinds[i], found[i], order) for i in ids]
+        panel = _BY_PROBE.get(probe) or Panel(f"other-{probe}", (probe,), probe, "")
+        chosen[panel.id] = panel
+        found.setdefault(panel.id, {}).setdefault(key, set()).add(layer)
+    known = {panel.id: i for i, panel in enumerate(PANELS)}
+    ids = sorted(chosen, key=lambda i: (known.get(i, len(known)), natural(i)))
+    return [_panel(chosen[i], found[i], order) for i in ids]
 
 
 def select(names: Iterable[str], limit: int, order: Sequence[str] = (), part: str = "") -> tuple[set[str], int]:
@@ -191,27 +191,27 @@ def select(names: Iterable[str], limit: int, order: Sequence[str] = (), part: st
     return chosen, total - len(chosen)
 
 
-def _panel(kind: Kind, keys: dict[str, set[str]], order: Sequence[str]) -> Panel:
-    words = dict(kind.first)
-    wanted = list(words)
+def _panel(panel: Panel, keys: dict[str, set[str]], order: Sequence[str]) -> PanelView:
+    labels = dict(panel.labels)
+    wanted = list(labels)
     counts = Counter(split(key)[1] for key in keys)
 
     def place(key: str) -> tuple[int, int, list[tuple[int, str]]]:
         probe, quantity, _ = split(key)
         return (
             wanted.index(quantity) if quantity in wanted else len(wanted),
-            kind.probes.index(probe),
+            panel.probes.index(probe),
             natural(key),
         )
 
     quantities = []
     for key in sorted(keys, key=place):
         probe, quantity, _ = split(key)
-        name = words.get(quantity, quantity or probe)
+        name = labels.get(quantity, quantity or probe)
         # Two probes of one panel may call different things the same.
         twice = counts[quantity] > 1
         quantities.append(Quantity(key, f"{name} ({probe})" if twice else name, in_order(keys[key], order)))
-    return Panel(kind, tuple(quantities))
+    return PanelView(panel, tuple(quantities))
 
 
 def in_order(layers: Iterable[str], order: Sequence[str] = ()) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from excite.report.curves import smooth
-from excite.report.measured import Metrics
-from excite.report.narrative import Remark, words
-from excite.report.panels import KINDS, WHOLE, Panel, Quantity, panels
+from excite.report.history import MetricHistory
+from excite.report.narrative import Finding
+from excite.report.narrative import findings as run_findings
+from excite.report.panels import PANELS, WHOLE, PanelView, Quantity, make_panels
 from excite.report.panels import select as select_names
 from excite.report.subsample import Series, between, extremes, grid, plain, within
 from excite.runs.reader import Follower
@@ -40,22 +41,21 @@ def select(runs: Sequence[Shown], limit: int, part: str = "") -> tuple[set[str],
 
 def describe(runs: Sequence[Shown], names: Collection[str] | None = None) -> list[dict[str, Any]]:
     """The panels of a page: their quantities and layers, over all runs. `names`: only of these metrics."""
-    return [_described(panel) for panel in panels(_names(runs) if names is None else names, _order(runs))]
+    return [_described(panel) for panel in make_panels(_names(runs) if names is None else names, _order(runs))]
 
 
 def _names(runs: Sequence[Shown]) -> set[str]:
     return {name for run in runs for name in run.follower.names()}
 
 
-def _described(panel: Panel) -> dict[str, Any]:
-    kind = panel.kind
+def _described(panel: PanelView) -> dict[str, Any]:
     return {
-        "id": kind.id,
-        "title": kind.title,
-        "about": kind.about,
-        "log": kind.log,
-        "map": kind.map,
-        "known": kind in KINDS,
+        "id": panel.panel.id,
+        "title": panel.panel.title,
+        "about": panel.panel.about,
+        "log": panel.panel.log,
+        "map": panel.panel.heatmap,
+        "known": panel.panel in PANELS,
         "quantities": [{"key": q.key, "name": q.name, "layers": list(q.layers)} for q in panel.quantities],
     }
 
@@ -76,7 +76,7 @@ def draw(
     """
     there = [set(run.follower.names()) for run in runs]
     found: dict[str, Any] = {}
-    for panel in panels(set().union(*there) if names is None else names, _order(runs)):
+    for panel in make_panels(set().union(*there) if names is None else names, _order(runs)):
         for quantity in panel.quantities:
             if quantity.key in keys:
                 chosen = _Chosen(runs, there, panel, quantity, points, low, high, rough, budget)
@@ -90,7 +90,7 @@ class _Chosen:
 
     runs: Sequence[Shown]
     names: Sequence[Collection[str]]  # of each run
-    panel: Panel
+    panel: PanelView
     quantity: Quantity
     points: int
     low: float | None
@@ -105,14 +105,14 @@ class _Chosen:
             for layer in self._layers(i, run):
                 every, means = self._series(run, layer)
                 one: dict[str, Any] = {"run": i, "layer": layer}
-                if self.panel.kind.id == "losses":
+                if self.panel.panel.id == "losses":
                     one["raw"] = _listed(extremes(*every, self._most))
                     every = means[0], _smooth(means[1])
                 found.append(one | _listed(extremes(*every, self._most)))
         return found
 
     def maps(self) -> list[dict[str, Any]]:
-        if not self.panel.kind.map:
+        if not self.panel.panel.heatmap:
             return []
         found = []
         for i, run in enumerate(self.runs):
@@ -170,22 +170,24 @@ def _smooth(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np
     return found
 
 
-def remarks(runs: Sequence[Shown], limit: int | None = None) -> list[dict[str, str]]:
+def findings(runs: Sequence[Shown], limit: int | None = None) -> list[dict[str, str]]:
     """What changed in each run, in words. With `limit`, from at most so many metrics of a run: a last sentence says so."""
     return [
-        {"run": run.label, "kind": remark.kind, "text": remark.text} for run in runs for remark in _remarks(run, limit)
+        {"run": run.label, "kind": finding.kind, "text": finding.text}
+        for run in runs
+        for finding in _findings(run, limit)
     ]
 
 
-def _remarks(run: Shown, limit: int | None) -> list[Remark]:
+def _findings(run: Shown, limit: int | None) -> list[Finding]:
     names: Collection[str] = run.follower.names()
     count, left_out = len(names), 0
     if limit is not None and count > limit:
         names, left_out = select_names(names, limit, run.order)
-    stated = words(Metrics(sorted(names), run.follower.series, run.order))
+    stated = run_findings(MetricHistory(sorted(names), run.follower.series, run.order))
     if left_out:
         stated.append(
-            Remark("note", f"This is from {count - left_out:,} of {count:,} metrics, a share of every quantity.")
+            Finding("note", f"This is from {count - left_out:,} of {count:,} metrics, a share of every quantity.")
         )
     return stated
 

@@ -98,8 +98,8 @@ def test_curves_grow_while_a_training_goes_on_and_the_page_outlives_it(training,
     wait(lambda: page.evaluate(COLUMNS)[0] > columns)  # the heat map grows as well
     rows = page.evaluate("() => document.getElementById('chart-map-ranks').data[0].y")
     assert rows == ["0", "2", "4"]
-    page.wait_for_selector("#words li")
-    assert "The loss went from" in page.locator("#words").inner_text()
+    page.wait_for_selector("#findings li")
+    assert "The loss went from" in page.locator("#findings").inner_text()
     keep(page, "live-training")
 
     os.kill(process.pid, signal.SIGKILL)
@@ -185,7 +185,7 @@ def test_curves_are_drawn_before_plotly_is_there(tmp_path, serve, browser_page):
     path = page.locator("#chart-losses svg.preview path").last.get_attribute("d")
     assert len(path.split("L")) == 200
     assert "NaN" not in path
-    page.wait_for_selector("#words li")
+    page.wait_for_selector("#findings li")
 
 
 @pytest.mark.slow

@@ -122,7 +122,7 @@ def damage(rng, run):
 
 def target(rng, names):
     path = rng.choice(
-        ("/view", "/api/view", "/api/words", "/api/details", "/api/runs", "/api/tasks", "/", "/assets/view.js", "/x")
+        ("/view", "/api/view", "/api/findings", "/api/details", "/api/runs", "/api/tasks", "/", "/assets/view.js", "/x")
     )
     values = [
         *names,
@@ -200,7 +200,7 @@ def fuzz(tmp_path, page, seed, rounds):
         assert listed["good"]["status"] == "done", seed
         assert listed["good"]["step"] == 4, seed
         for name in names[:2]:
-            ask(f"{rng.choice(('/view', '/api/view', '/api/words', '/api/details'))}?run={name}&key=*")
+            ask(f"{rng.choice(('/view', '/api/view', '/api/findings', '/api/details'))}?run={name}&key=*")
         for _ in range(3):
             ask(target(rng, names))
         noise(rng, page)

@@ -101,7 +101,7 @@ def test_nothing_of_a_hostile_run_becomes_markup_in_a_browser(root, serve, brows
     page.wait_for_selector("#chart-map-ranks .heatmaplayer")
     page.get_by_text("Everything else that was measured").press("Enter")
     page.wait_for_selector("#other-panels .scatterlayer .trace")
-    assert page.locator("img, b:not(#words b), [onerror]").count() == 0
+    assert page.locator("img, b:not(#findings b), [onerror]").count() == 0
     titles = page.locator("#chart-margins .annotation-text").all_text_contents()
     assert any("<img src=x onerror=alert(1)>" in title for title in titles)
     assert page.locator("#summary .name").all_text_contents()[0] == MARKUP

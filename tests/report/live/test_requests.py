@@ -89,7 +89,7 @@ def test_the_list_and_one_run(page):
     assert "data" not in again  # nothing new
     part = json.loads(page.ask("/api/view?run=a&key=loss/step&low=10&high=20")[2])["data"]["loss/step"]["curves"][0]
     assert part["raw"]["x"] == list(range(9, 22))
-    assert "The loss went from 1 to 0.02" in page.ask("/api/words?run=a")[2]
+    assert "The loss went from 1 to 0.02" in page.ask("/api/findings?run=a")[2]
     assert page.ask("/assets/page.css")[0] == 200
 
 
@@ -120,7 +120,7 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("name", OUTSIDE, ids=lambda name: repr(name)[:30])
 def test_runs_outside_the_folder_are_not_there(page, name):
-    for target in ("/view", "/api/view", "/api/words", "/api/details"):
+    for target in ("/view", "/api/view", "/api/findings", "/api/details"):
         refused(page.ask(f"{target}?run={quote(name, safe='')}"))
         if isinstance(name, str) and name.isprintable() and " " not in name and "\\" not in name:
             refused(
@@ -190,10 +190,10 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path, serve):
     for name, (file, content) in cases.items():
         unreadable = file in ("run.json", "metrics.db")
         assert listed[name] == ("unreadable" if unreadable else "done"), content
-        for target in ("/api/view", "/api/words", "/api/details"):
+        for target in ("/api/view", "/api/findings", "/api/details"):
             status, headers, text = page.ask(f"{target}?run={name}&key=loss/step")
             # Words come from the metrics alone; settings, wiring and margins are only read for the details.
-            if target == "/api/details" or (unreadable and (file, target) != ("run.json", "/api/words")):
+            if target == "/api/details" or (unreadable and (file, target) != ("run.json", "/api/findings")):
                 refused((status, headers, text), 422)
                 assert str(tmp_path) not in text
             else:
@@ -215,7 +215,7 @@ def test_values_that_are_not_finite_are_valid_json(tmp_path, serve):
     assert curve["raw"]["y"][11:] == [None] * 19
     (run,) = json.loads(page.ask("/api/runs")[2], parse_constant=refuse)["runs"]
     assert run["loss"] is None
-    assert "not a finite number at step 11" in page.ask("/api/words?run=a")[2]
+    assert "not a finite number at step 11" in page.ask("/api/findings?run=a")[2]
 
 
 def test_without_the_token_nothing_is_shown(root, serve):

@@ -23,7 +23,7 @@ from excite.report.live.guard import Guard
 from excite.report.live.sharing import Sharing
 from excite.report.live.tasks import sweeps
 from excite.report.page import ASSETS, asset, details, render
-from excite.report.view import MAX_METRICS, POINTS, describe, draw, remarks, select
+from excite.report.view import MAX_METRICS, POINTS, describe, draw, findings, select
 from excite.runs.reader import standing
 
 MOST_COMPARED, _MOST_KEYS, _FIRST = 12, 64, 3
@@ -68,7 +68,7 @@ def make_app(root: str | os.PathLike[str], token: str | None = None, host: str =
             route("/api/runs", _list_data),
             route("/api/tasks", _tasks_data),
             route("/api/view", _view_data),
-            route("/api/words", _words_data),
+            route("/api/findings", _findings_data),
             route("/api/details", _details_data),
             route("/assets/{name}", _asset),
         ],
@@ -156,10 +156,10 @@ def _seen(
     return answer
 
 
-def _words_data(runs: Runs, request: Request) -> Response:
+def _findings_data(runs: Runs, request: Request) -> Response:
     chosen = _chosen(runs, request)
     with runs.reading(*chosen):
-        return _json({"words": remarks(runs.shown(chosen), MAX_METRICS)})
+        return _json({"findings": findings(runs.shown(chosen), MAX_METRICS)})
 
 
 def _details_data(runs: Runs, request: Request) -> Response:

@@ -333,12 +333,12 @@
       if (answer.data[panel.quantity]) { panel.take(answer.data); panel.draw(); }
   }
 
-  function say(remarks) {
+  function showFindings(findings) {
     const marks = { warning: "Look:", good: "Good:" };
-    const runs = [...new Set(remarks.map((one) => one.run))];
+    const runs = [...new Set(findings.map((one) => one.run))];
     const lists = runs.map((run) => {
       const list = element("ul");
-      for (const { kind, text } of remarks.filter((one) => one.run === run)) {
+      for (const { kind, text } of findings.filter((one) => one.run === run)) {
         const item = element("li", { class: kind });
         if (marks[kind]) item.append(element("b", {}, marks[kind]));
         item.append(text);
@@ -349,9 +349,9 @@
       head.textContent = run;
       return element("div", {}, head, list);
     });
-    byId("words").hidden = remarks.length === 0;
+    byId("findings").hidden = findings.length === 0;
     const many = lists.length > 3 && element("details", {}, element("summary", {}, `Show what changed in ${lists.length} runs`), ...lists);
-    byId("words-list").replaceChildren(...(many ? [many] : lists));
+    byId("findings-list").replaceChildren(...(many ? [many] : lists));
   }
 
   function drawFigures() {
@@ -378,7 +378,7 @@
     state.figures = frozen.figures;
     update(frozen);
     drawFigures();
-    say(frozen.words);
+    showFindings(frozen.findings);
     return;
   }
 
@@ -452,7 +452,7 @@
     const started = performance.now();
     if (state.version !== saidVersion && started > sayAgain) {
       saidVersion = state.version;
-      say((await ask("/api/words")).words);
+      showFindings((await ask("/api/findings")).findings);
       sayAgain = performance.now() + Math.max(WORDS_WAIT, 5 * (performance.now() - started));
     }
     if (statuses !== state.statuses) {

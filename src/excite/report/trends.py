@@ -19,13 +19,13 @@ class Change:
     since: int
 
     @property
-    def share(self) -> float:
+    def fraction(self) -> float:
         """The change over the larger of the two sizes: between 0 and 1 for values of one sign."""
         size = max(abs(self.before), abs(self.now))
         return abs(self.now - self.before) / size if size > 0 else 0.0
 
     @property
-    def times(self) -> float:
+    def ratio(self) -> float:
         return self.now / self.before if self.before else float("inf")
 
 
@@ -34,7 +34,7 @@ def finite(series: Series) -> Series:
     return series[0][fine], series[1][fine]
 
 
-def calmed(series: Series) -> Series:
+def binned_median(series: Series) -> Series:
     """Medians of up to 50 stretches of equal length: one outlier changes nothing. Steps are the last of each stretch."""
     steps, values = finite(series)
     width = len(steps) // 50
@@ -47,7 +47,7 @@ def calmed(series: Series) -> Series:
 
 def fall(series: Series) -> Change | None:
     """From the highest value to now; None without two values."""
-    steps, values = calmed(series)
+    steps, values = binned_median(series)
     if len(steps) < 2:
         return None
     peak, now = float(values.max()), float(values[-1])
@@ -60,12 +60,12 @@ def rise(series: Series) -> Change | None:
     return None if found is None else Change(-found.before, -found.now, found.since)
 
 
-def first_broken(series: Series) -> int | None:
+def first_nonfinite(series: Series) -> int | None:
     """The first step whose value is not a finite number."""
     broken = np.flatnonzero(~np.isfinite(series[1]))
     return int(series[0][broken[0]]) if len(broken) else None
 
 
-def after(series: Series, step: int) -> Series:
+def since_step(series: Series, step: int) -> Series:
     kept = series[0] >= step
     return series[0][kept], series[1][kept]

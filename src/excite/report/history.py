@@ -10,7 +10,7 @@ from excite.report.panels import in_order
 from excite.report.subsample import Series
 
 
-class Metrics:
+class MetricHistory:
     """What was measured: names, and series read when they are needed."""
 
     def __init__(self, names: Iterable[str], series: Callable[[str], Series], order: Sequence[str] = ()):
