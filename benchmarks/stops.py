@@ -86,14 +86,16 @@ def shrink_study() -> None:
     study = STUDIES[STUDY]
     tiny = dataclasses.replace(study.scales["quick"], epochs=3, points=4)
 
-    def arms(scale: Any) -> list[Any]:
+    def variants(scale: Any) -> list[Any]:
         changes = {
             "data": {"name": "digits", "classes": [8, 9], "train": 40, "test": 10},
             "checkpoint_every": "2 steps",
         }
-        return [dataclasses.replace(arm, config={**arm.config, **changes}) for arm in study.arms(scale)[:2]]
+        return [
+            dataclasses.replace(variant, config={**variant.config, **changes}) for variant in study.variants(scale)[:2]
+        ]
 
-    STUDIES[STUDY] = dataclasses.replace(study, scales={"quick": tiny}, arms=arms)
+    STUDIES[STUDY] = dataclasses.replace(study, scales={"quick": tiny}, variants=variants)
 
 
 def preload() -> None:

@@ -40,8 +40,8 @@ def run_tiny(name: str, tiny: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(folder)
     result = studies.run(name, workers=1, docs="pages")
     stored = json.loads((result.folder / "numbers.json").read_text())
-    arms = [arm.name for arm in study.arms(tiny)]
-    assert {(n["arm"], n["seed"]) for n in stored["numbers"]} == {(a, s) for a in arms for s in range(tiny.seeds)}
+    variants = [variant.name for variant in study.variants(tiny)]
+    assert {(n["arm"], n["seed"]) for n in stored["numbers"]} == {(a, s) for a in variants for s in range(tiny.seeds)}
     claims = [claim.text for claim in study.claims(tiny)]
     assert [verdict["text"] for verdict in stored["verdicts"]] == claims
     page = (folder / f"pages/{name}.md").read_text()
@@ -51,6 +51,6 @@ def run_tiny(name: str, tiny: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
         assert f"images/{image.name}" in page
         assert image.stat().st_size < 300_000
     todo = running.tasks(study, tiny, tiny.seeds, result.folder, extra=True)
-    assert len(todo) == len(arms) * tiny.seeds
+    assert len(todo) == len(variants) * tiny.seeds
     assert all(task.finished() for task in todo)
     return result

@@ -23,8 +23,7 @@ from excite.studies import runner
 from excite.studies.beyond import ten_classes
 from excite.studies.computed import Computed, Outcome
 from excite.studies.excitation.planes_and_horses import SCALES
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
 from excite.studies.verdicts import judge, t_interval
 from excite.train import from_config as training
 from excite.train.evaluate import measure
@@ -52,14 +51,14 @@ def test_a_study_writes_its_runs_figure_numbers_and_page(tiny: Path) -> None:
     assert result.folder == Path("runs/studies/margin-layers-quick")
     assert len(made(folder)) == 6
     assert told[-1][1:] == (6, 6)
-    assert [v.claim.arms for v in result.verdicts] == [
+    assert [v.claim.variants for v in result.verdicts] == [
         ("plain", "input excited"), ("plain", "input excited"),
         ("input excited", "every layer excited"), ("plain", "every layer excited"),
     ]  # fmt: skip
     assert (folder / "figure.svg").exists()
     stored = json.loads((folder / "numbers.json").read_text())
     assert {(n["arm"], n["seed"]) for n in stored["numbers"]} == {
-        (arm, seed) for arm in ("plain", "input excited", "every layer excited") for seed in (0, 1)
+        (variant, seed) for variant in ("plain", "input excited", "every layer excited") for seed in (0, 1)
     }
     assert stored["settings"]["arms"]["input excited"]["excitation"]["layers"] == "input"
     assert {"excite", "torch"} <= stored["versions"].keys()
@@ -86,9 +85,9 @@ def test_what_is_finished_is_not_done_again(tiny: Path, monkeypatch: pytest.Monk
     assert math.isnan(more.numbers[0].suspect_test)  # measured without evidence the first time, and left like that
     assert 0 <= more.numbers[1].suspect_test <= 1
     for found in more.numbers:
-        with load_run(more.folder / f"{found.arm.replace(' ', '-')}-{found.seed}") as run:
+        with load_run(more.folder / f"{found.variant.replace(' ', '-')}-{found.seed}") as run:
             outputs = run.load_checkpoint()[1]["model"]["11.weight"].shape[0]
-            assert outputs == (2 if found.arm == "cross-entropy" else 1)
+            assert outputs == (2 if found.variant == "cross-entropy" else 1)
             assert found.accuracy_test == run.series("accuracy/test")[1][-1]
 
 
@@ -104,7 +103,7 @@ def test_what_another_study_trained_is_taken_over(tiny: Path, monkeypatch: pytes
 
     monkeypatch.setattr(training, "train", noting)
     second = studies.run("margin-radii", seeds=1, workers=1)
-    assert trained == ["radius-0.005-0", "radius-0.010-0", "radius-0.020-0"]  # plain is the arm "squared error"
+    assert trained == ["radius-0.005-0", "radius-0.010-0", "radius-0.020-0"]  # plain is the variant "squared error"
     assert second.numbers[0].plain() == {**first.numbers[0].plain(), "arm": "plain"}
 
 
@@ -174,17 +173,17 @@ def test_a_failed_training_leaves_the_others_and_is_tried_again(tiny: Path, monk
 
 
 @pytest.mark.slow
-def test_extra_arms_train_and_have_claims(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_variants_train_and_have_claims(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCALES, "quick", replace(SCALES["quick"], epochs=1))
-    result = studies.run("margin-layers", seeds=1, workers=1, arms="all", out=tiny / "all", docs=tiny / "docs")
-    arms = [n.arm for n in result.numbers]
-    assert arms[3:] == [
+    result = studies.run("margin-layers", seeds=1, workers=1, variants="all", out=tiny / "all", docs=tiny / "docs")
+    variants = [n.variant for n in result.numbers]
+    assert variants[3:] == [
         "hidden layers excited", "dropout", "augmented data", "half the data", "twice the data", "adaptive optimizer"
     ]  # fmt: skip
     assert len(result.verdicts) == 9
     assert all(v.word == "undecided" for v in result.verdicts)  # one seed has no interval
     assert "--seeds 1 --arms all" in result.command
-    assert (tiny / "docs/images/margin-layers-arms.png").exists()
+    assert (tiny / "docs/images/margin-layers-variants.png").exists()
     assert len(load_run(tiny / "all/half-the-data-0").series("loss/step")[0]) == 2
     assert len(load_run(tiny / "all/twice-the-data-0").series("loss/step")[0]) == 8
 
@@ -213,8 +212,8 @@ def test_ten_classes_compares_methods_under_attack(tiny: Path, monkeypatch: pyte
     assert made(result.folder) == before
 
 
-def halves(settings: Mapping[str, Any], seed: int, report: Callable[[float], None]) -> Outcome:
-    report(0.5)
+def halves(settings: Mapping[str, Any], seed: int, on_progress: Callable[[float], None]) -> Outcome:
+    on_progress(0.5)
     value = settings["start"] / 2 + seed
     return Outcome({"half": value}, [value], ("odd",) if seed else ())
 
@@ -242,7 +241,7 @@ def test_a_computed_study_goes_the_same_way(tmp_path: Path, monkeypatch: pytest.
     ]
     study = Study(
         "halves", "Halves", "no figure", "numbers", method, scales,
-        lambda scale: [Arm("one", {"start": 1}), Arm("two", {"start": 2})], lambda scale: claims,
+        lambda scale: [Variant("one", {"start": 1}), Variant("two", {"start": 2})], lambda scale: claims,
     )  # fmt: skip
     monkeypatch.setitem(studies.STUDIES, "halves", study)
     monkeypatch.chdir(tmp_path)
@@ -259,7 +258,7 @@ def test_a_computed_study_goes_the_same_way(tmp_path: Path, monkeypatch: pytest.
     assert [n.half for n in studies.run("halves", workers=1).numbers] == [0.5, 1.5, 1.0, 2.0]
 
 
-def test_on_a_gpu_the_seeds_of_an_arm_are_trained_together(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_seeds_of_an_variant_are_trained_together(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 
     def together(configs: Any, paths: Any, progress: Any = None) -> list[Any]:
@@ -282,7 +281,7 @@ def test_on_a_gpu_the_seeds_of_an_arm_are_trained_together(tiny: Path, monkeypat
         ({"name": "zzz"}, "expected one of margin-losses"),
         ({"name": "margin-layers", "scale": "huge"}, "expected 'quick' or 'paper'; got 'huge'"),
         ({"name": "margin-layers", "seeds": 0}, "seeds: expected a whole number"),
-        ({"name": "margin-layers", "arms": "some"}, "expected 'figure' or 'all'"),
+        ({"name": "margin-layers", "variants": "some"}, "expected 'figure' or 'all'"),
         pytest.param(
             {"name": "margin-layers", "device": "cuda"}, "device 'cuda' is not there",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
@@ -328,8 +327,12 @@ def test_hidden_layers_are_all_but_the_first() -> None:
     assert names[1:] == HIDDEN
 
 
-def numbers(arm: str, seed: int, margin: float, accuracy: float = 0.9, flags: tuple[str, ...] = ()) -> Numbers:
-    return Numbers(arm, seed, {"margin_train": margin, "margin_test": margin}, flags, by_chance=accuracy < 0.6)
+def numbers(
+    variant: str, seed: int, margin: float, accuracy: float = 0.9, flags: tuple[str, ...] = ()
+) -> VariantResult:
+    return VariantResult(
+        variant, seed, {"margin_train": margin, "margin_test": margin}, flags, by_chance=accuracy < 0.6
+    )
 
 
 def claim(**limit: float) -> Claim:
@@ -376,3 +379,12 @@ def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
     rng = np.random.default_rng(0)
     inside = [low <= 1 <= high for low, high in (t_interval(rng.normal(1, 2, 5)) for _ in range(2000))]
     assert 0.93 < np.mean(inside) < 0.97
+
+
+def test_the_earlier_words_for_variants_still_work() -> None:
+    with pytest.warns(DeprecationWarning, match="use variants"), pytest.raises(InputError, match="'figure' or 'all'"):
+        studies.run("margin-layers", arms="some")  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="Variant"):
+        assert studies.Arm is studies.Variant
+    with pytest.warns(DeprecationWarning, match="variant"):
+        assert numbers("plain", 0, 1.0).arm == "plain"

@@ -401,7 +401,17 @@ def study_run(
     engine = find_engine(on, workers, gpus_per_task, retries)
     with stop_signals(), TaskView(console) as show:
         result = run(
-            name, scale, seeds, out, device, workers, arms=arms, docs=docs, engine=engine, show=show, retries=retries
+            name,
+            scale,
+            seeds,
+            out,
+            device,
+            workers,
+            variants=arms,
+            docs=docs,
+            engine=engine,
+            show=show,
+            retries=retries,
         )
     print(result)
     where = out if is_url(out) else result.folder

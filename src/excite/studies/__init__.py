@@ -1,7 +1,11 @@
 """Experiments of the papers as commands, each with its claims and an honest verdict."""
 
-from excite.studies.runner import STUDIES, StudyResult, run
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite._core.compatibility import renamed_names
+from excite.studies.registry import STUDIES
+from excite.studies.runner import StudyResult, run
+from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
 from excite.studies.verdicts import Verdict
 
-__all__ = ["STUDIES", "Arm", "Claim", "Scale", "Study", "StudyResult", "Verdict", "run"]
+__all__ = ["STUDIES", "Claim", "Scale", "Study", "StudyResult", "Variant", "VariantResult", "Verdict", "run"]
+
+__getattr__ = renamed_names(__name__, {"Arm": "Variant"})

@@ -16,8 +16,7 @@ from excite.jobs.scheduler import MarginsTaken, Task
 from excite.margin import Margins
 from excite.runs import Run, load_run
 from excite.studies.figures import gap_figure, margin_figure
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Scale, Study
+from excite.studies.study import Scale, Study, Variant, VariantResult
 from excite.train.config import parse_config
 from excite.train.evaluate import PARTS, artifact_name
 from excite.train.from_config import load_data
@@ -38,7 +37,7 @@ class TrainingScale(Scale):
     batch: int
     lr: float
     points: int
-    sizes: Mapping[str, int]  # arms with other numbers of training images
+    sizes: Mapping[str, int]  # variants with other numbers of training images
 
 
 @dataclass(frozen=True)
@@ -76,19 +75,19 @@ class ByMargins:
             "Margins are found by a minimum-norm search in the infinity norm within [−1, 1]; see [Margins](../margins.md).",
         )
 
-    def work(self, study: str, arm: Arm, scale: TrainingScale, seed: int, folder: Path, device: str) -> Task:
-        settings = {**arm.config, "seed": seed, "device": device}
+    def work(self, study: str, variant: Variant, scale: TrainingScale, seed: int, folder: Path, device: str) -> Task:
+        settings = {**variant.config, "seed": seed, "device": device}
         if self.splits:
             settings["data"] = {**settings["data"], "seed": seed}
-        config = parse_config(settings, f"{study}, {arm.name}")
+        config = parse_config(settings, f"{study}, {variant.name}")
         # Not certified: the figures show what was found, and bounds would cost as much again.
-        return Task(arm.name, seed, folder, config, MarginsTaken(scale.points, certify=False))
+        return Task(variant.name, seed, folder, config, MarginsTaken(scale.points, certify=False))
 
     def check(self, work: Sequence[Work]) -> None:
         assert isinstance(work[0], Task)
         load_data(work[0].config.data)  # says how to fetch them
 
-    def read(self, work: Work) -> tuple[Numbers, dict[str, Margins]]:
+    def read(self, work: Work) -> tuple[VariantResult, dict[str, Margins]]:
         """The numbers, and the margins by part. Accuracies are of all images, the rest of those that were measured."""
         with load_run(work.folder) as run:
             try:
@@ -114,17 +113,17 @@ class ByMargins:
             "suspect_test": _share(test.suspect),
         }
         flags = tuple(f"{part}: {flag}" for part in PARTS for flag in margins[part].flags)
-        return Numbers(work.arm, work.seed, values, flags, right["test"] < CHANCE), margins
+        return VariantResult(work.arm, work.seed, values, flags, right["test"] < CHANCE), margins
 
     def figures(
-        self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+        self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
     ) -> dict[str, tuple[str, Figure]]:
-        extra = {arm.name for arm in study.arms(scale) if arm.extra}
-        shown = {arm: seeds for arm, seeds in details.items() if arm not in extra}
+        extra = {variant.name for variant in study.variants(scale) if variant.extra}
+        shown = {variant: seeds for variant, seeds in details.items() if variant not in extra}
         curves = margin_figure(shown, study.title, f"{study.task}, scale {scale.name}")
         found = {"figure": (f"Margin curves: {study.title}", curves)}
         if len(shown) < len(details):
-            found["arms"] = ("Gap and test margin of all arms", gap_figure(numbers, study.title))
+            found["variants"] = ("Gap and test margin of all variants", gap_figure(numbers, study.title))
         return found
 
     def below_table(self, scale: TrainingScale) -> str:

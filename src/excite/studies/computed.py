@@ -1,4 +1,4 @@
-"""Studies whose arms are functions: settings and a seed in, numbers out. Small experiments that need no run folder."""
+"""Studies whose variants are functions: settings and a seed in, numbers out. Small experiments that need no run folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from excite.data import load
 from excite.errors import RunError
 from excite.jobs.job import Tell, Work
 from excite.runs.environment import environment
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Scale, Study
+from excite.studies.study import Scale, Study, Variant, VariantResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,37 +25,37 @@ class StepsScale(Scale):
     steps: int
 
 
-Report = Callable[[float], None]  # the share that is done
+OnProgress = Callable[[float], None]  # called with the fraction that is done
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one arm gave for one seed. `detail` is what figures need, ready for JSON."""
+    """What one variant gave for one seed. `detail` is what figures need, ready for JSON."""
 
     values: Mapping[str, float]
     detail: Any = None
     flags: tuple[str, ...] = ()
 
 
-# (settings of the arm, seed, progress) -> outcome; a function of a module, so that worker processes find it
-Compute = Callable[[Mapping[str, Any], int, Report], Outcome]
+# (settings of the variant, seed, progress) -> outcome; a function of a module, so that worker processes find it
+Compute = Callable[[Mapping[str, Any], int, OnProgress], Outcome]
 # The same for several pairs of settings and seed at once, on a device; outcomes in their order.
-ComputeAll = Callable[[Sequence[tuple[Mapping[str, Any], int]], str, Report], Sequence[Outcome]]
+ComputeAll = Callable[[Sequence[tuple[Mapping[str, Any], int]], str, OnProgress], Sequence[Outcome]]
 # (settings, seed, device, folder for what is kept between calls, progress) -> outcome
-ComputeLong = Callable[[Mapping[str, Any], int, str, Path, Report], Outcome]
-Draw = Callable[[Study, Any, Mapping[str, list[Any]], Sequence[Numbers]], "dict[str, tuple[str, Figure]]"]
+ComputeLong = Callable[[Mapping[str, Any], int, str, Path, OnProgress], Outcome]
+Draw = Callable[[Study, Any, Mapping[str, list[Any]], Sequence[VariantResult]], "dict[str, tuple[str, Figure]]"]
 
 
 @dataclass(frozen=True)
 class Jointly:
-    """Arms and seeds that are computed at once, such as networks of one ensemble."""
+    """Variants and seeds that are computed at once, such as networks of one ensemble."""
 
     compute: ComputeAll
 
 
 @dataclass(frozen=True)
 class Resumable:
-    """Arms that take long: they keep what they have in their folder, and go on from there."""
+    """Variants that take long: they keep what they have in their folder, and go on from there."""
 
     compute: ComputeLong
 
@@ -113,11 +112,11 @@ class JointComputation(Stored):
     def perform_with(self, others: Sequence[JointComputation], tell: Tell) -> None:
         parts = [self, *others]
 
-        def report(share: float) -> None:
+        def on_progress(share: float) -> None:
             for part in parts:
                 tell(part.folder.name, "computing", share)
 
-        outcomes = self.compute([(part.settings, part.seed) for part in parts], self.device, report)
+        outcomes = self.compute([(part.settings, part.seed) for part in parts], self.device, on_progress)
         for part, found in zip(parts, outcomes, strict=True):
             part.write(found)
             tell(part.folder.name, "done", 1.0)
@@ -130,8 +129,8 @@ class LongComputation(Stored):
 
     def perform(self, tell: Tell) -> None:
         name = self.folder.name
-        report = partial(tell, name, "computing")
-        self.write(self.compute(self.settings, self.seed, self.device, self.folder, report))
+        on_progress = partial(tell, name, "computing")
+        self.write(self.compute(self.settings, self.seed, self.device, self.folder, on_progress))
         tell(name, "done", 1.0)
 
 
@@ -147,29 +146,29 @@ class Computed:
     settings: tuple[str, ...] = ()
     data: tuple[str, ...] = field(default=())
 
-    def work(self, study: str, arm: Arm, scale: Any, seed: int, folder: Path, device: str) -> Work:
+    def work(self, study: str, variant: Variant, scale: Any, seed: int, folder: Path, device: str) -> Work:
         if isinstance(self.compute, Jointly):
-            return JointComputation(arm.name, seed, folder, arm.config, self.compute.compute, device)
+            return JointComputation(variant.name, seed, folder, variant.config, self.compute.compute, device)
         if isinstance(self.compute, Resumable):
-            return LongComputation(arm.name, seed, folder, arm.config, self.compute.compute, device)
-        return Computation(arm.name, seed, folder, arm.config, self.compute)
+            return LongComputation(variant.name, seed, folder, variant.config, self.compute.compute, device)
+        return Computation(variant.name, seed, folder, variant.config, self.compute)
 
     def check(self, work: Sequence[Work]) -> None:
         for name in self.data:
             load(name, classes=(0, 1), train=2, test=2)  # says how to fetch what is not there
 
-    def read(self, work: Work) -> tuple[Numbers, Any]:
+    def read(self, work: Work) -> tuple[VariantResult, Any]:
         try:
             stored = json.loads((work.folder / "result.json").read_text())
             values = {name: float("nan") if value is None else float(value) for name, value in stored["values"].items()}
-            return Numbers(work.arm, work.seed, values, tuple(stored["flags"])), stored["detail"]
+            return VariantResult(work.arm, work.seed, values, tuple(stored["flags"])), stored["detail"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"{work.folder / 'result.json'} is damaged ({error!r}): delete it and start again"
             ) from error
 
     def figures(
-        self, study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+        self, study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
     ) -> dict[str, tuple[str, Figure]]:
         return self.draw(study, scale, details, numbers)
 

@@ -15,7 +15,7 @@ from excite.train.config import parse_config
 
 CLASSES = (8, 9)
 RADIUS = 0.03
-ARMS: dict[str, dict[str, Any] | None] = {
+VARIANTS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "input excited": {"radius": RADIUS, "layers": "input", "stages": 4, "bounds": [-1, 1]},
     "every layer excited": {"radius": RADIUS, "layers": "all", "stages": 4, "bounds": [-1, 1]},
@@ -24,7 +24,7 @@ ARMS: dict[str, dict[str, Any] | None] = {
 
 def tasks(out: Path, seeds: int, epochs: int) -> list[Task]:
     found = []
-    for number, (arm, excitation) in enumerate(ARMS.items(), 1):
+    for number, (variant, excitation) in enumerate(VARIANTS.items(), 1):
         for seed in range(seeds):
             settings = {
                 "data": {"name": "digits", "classes": list(CLASSES), "seed": seed},
@@ -36,6 +36,6 @@ def tasks(out: Path, seeds: int, epochs: int) -> list[Task]:
                 "seed": seed,
                 "watch": 20,
             }
-            folder = out / f"{number}-{arm.replace(' ', '-')}-{seed}"
-            found.append(Task(arm, seed, folder, parse_config(settings)))
+            folder = out / f"{number}-{variant.replace(' ', '-')}-{seed}"
+            found.append(Task(variant, seed, folder, parse_config(settings)))
     return found

@@ -1,4 +1,4 @@
-"""Figures of a study: margin curves in the papers' form, and the gap of every arm."""
+"""Figures of a study: margin curves in the papers' form, and the gap of every variant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from excite._core.files import writing
 from excite.margin import Margins
-from excite.studies.numbers import Numbers
+from excite.studies.study import VariantResult
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), ":")
 PARTS = {"train": "training images", "test": "test images"}
-Curves = Mapping[str, Sequence[Mapping[str, Margins]]]  # by arm, one entry a seed, by part
+Curves = Mapping[str, Sequence[Mapping[str, Margins]]]  # by variant, one entry per seed, by part
 
 
 def margin_figure(curves: Curves, title: str, task: str) -> Figure:
-    """The percentage misclassified within ε against ε: left training images, right test images, one curve an arm.
+    """The percentage misclassified within ε against ε: left training images, right test images, one curve per variant.
 
     Lines are means over seeds, bands reach from the lowest to the highest seed.
     """
@@ -34,10 +34,10 @@ def margin_figure(curves: Curves, title: str, task: str) -> Figure:
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for axis, (part, words) in zip(axes, PARTS.items()):
-        for number, (arm, seeds) in enumerate(curves.items()):
+        for number, (variant, seeds) in enumerate(curves.items()):
             share = 100 * np.stack([margins[part].within(at) for margins in seeds])  # (seeds, places)
             colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-            axis.plot(at, share.mean(0), color=colour, linestyle=dashes, linewidth=2, label=arm)
+            axis.plot(at, share.mean(0), color=colour, linestyle=dashes, linewidth=2, label=variant)
             axis.fill_between(at, share.min(0), share.max(0), color=colour, alpha=0.15, linewidth=0)
         axis.set(title=words, xlabel="size ε of the perturbation (infinity norm)", xlim=(0, at[-1]), ylim=(0, 100))
         axis.grid(alpha=0.3)
@@ -57,25 +57,25 @@ def margin_figure(curves: Curves, title: str, task: str) -> Figure:
     return figure
 
 
-def gap_figure(numbers: Sequence[Numbers], title: str) -> Figure:
-    """For every arm the gap and the median test margin: a dot a seed, a bar at the mean."""
+def gap_figure(numbers: Sequence[VariantResult], title: str) -> Figure:
+    """For every variant the gap and the median test margin: one dot per seed, a bar at the mean."""
     from matplotlib.figure import Figure
 
-    arms = list(dict.fromkeys(found.arm for found in numbers))
-    figure = Figure(figsize=(10, 1.4 + 0.42 * len(arms)), layout="constrained")
+    variants = list(dict.fromkeys(found.variant for found in numbers))
+    figure = Figure(figsize=(10, 1.4 + 0.42 * len(variants)), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     panels = (("gap", "gap between training and test curves\n(smaller: training tells more about test)"),
               ("margin_test", "median margin of test images\n(larger is more robust)"))  # fmt: skip
     for axis, (name, words) in zip(axes, panels):
-        for row, arm in enumerate(arms):
-            values = [float(getattr(found, name)) for found in numbers if found.arm == arm]
+        for row, variant in enumerate(variants):
+            values = [float(getattr(found, name)) for found in numbers if found.variant == variant]
             axis.plot(values, [row] * len(values), "o", color=COLOURS[2], alpha=0.5, markeredgewidth=0)
             axis.plot([float(np.mean(values))], [row], "|", color=COLOURS[0], markersize=16, markeredgewidth=2)
         axis.set(xlabel=words, xlim=(0, None))
         axis.grid(axis="x", alpha=0.3)
-    axes[0].set_yticks(range(len(arms)), arms)
+    axes[0].set_yticks(range(len(variants)), variants)
     axes[0].invert_yaxis()
-    figure.suptitle(f"{title}: a dot a seed, the bar is the mean", fontsize=12)
+    figure.suptitle(f"{title}: one dot per seed, the bar is the mean", fontsize=12)
     return figure
 
 
@@ -99,7 +99,7 @@ def save(figure: Figure, path: Path, *kinds: str) -> None:
 
 
 def _widest(curves: Curves) -> float:
-    """Where the curves end: nine points of ten are misclassified in every arm, as far as they can be."""
+    """Where the curves end: nine points of ten are misclassified in every variant, as far as they can be."""
     ends = [0.0]
     for seeds in curves.values():
         for part in PARTS:

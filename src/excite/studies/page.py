@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from excite.studies.numbers import Numbers
+from excite.studies.study import VariantResult
 
 if TYPE_CHECKING:
     from excite.studies.runner import StudyResult
 
 
-def table(numbers: Sequence[Numbers], columns: Mapping[str, tuple[str, str]]) -> list[list[str]]:
-    """Headings, then one row an arm: means over seeds, with the range where there are several. Empty columns are left out."""
+def table(numbers: Sequence[VariantResult], columns: Mapping[str, tuple[str, str]]) -> list[list[str]]:
+    """Headings, then one row per variant: means over seeds, with the range where there are several. Empty columns are left out."""
     columns = {name: words for name, words in columns.items() if any(name in found.values for found in numbers)}
     rows = [["", *(heading for heading, _ in columns.values()), "trusted"]]
-    for arm in dict.fromkeys(found.arm for found in numbers):
-        runs = [found for found in numbers if found.arm == arm]
+    for variant in dict.fromkeys(found.variant for found in numbers):
+        runs = [found for found in numbers if found.variant == variant]
         cells = [_mean([run.values.get(name) for run in runs], form) for name, (_, form) in columns.items()]
-        rows.append([arm, *cells, f"{sum(not run.flags for run in runs)} of {len(runs)}"])
+        rows.append([variant, *cells, f"{sum(not run.flags for run in runs)} of {len(runs)}"])
     return rows
 
 
@@ -59,7 +59,7 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     notes = list(dict.fromkeys(note for v in result.verdicts for note in v.notes))
     lines += [*(f"- {note}" for note in notes), *([""] if notes else [])]
     rows = table(result.numbers, method.columns)
-    lines += ["## Numbers", "", "| " + " | ".join(rows[0]) + " |", "| --- |" + " ---: |" * (len(rows[0]) - 1)]
+    lines += ["## VariantResult", "", "| " + " | ".join(rows[0]) + " |", "| --- |" + " ---: |" * (len(rows[0]) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in rows[1:]]
     lines += ["", method.below_table(scale), ""]
     for sentence, image in others:

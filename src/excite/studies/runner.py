@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from excite._core.checks import check_count
+from excite._core.compatibility import renamed_keywords
 from excite._core.files import write_bytes, write_json, writing
 from excite.errors import InputError
 from excite.jobs.executors import Engine
@@ -22,37 +23,13 @@ from excite.jobs.job import Work
 from excite.jobs.progress import Tally
 from excite.jobs.scheduler import Task, complete
 from excite.jobs.workspace import find_place
-from excite.studies.beyond import digits_auto, margin_auto, optimizers, ten_classes
-from excite.studies.excitation import (
-    boundaries,
-    excitation_basics,
-    linear_margin,
-    linear_rank,
-    margin_layers,
-    margin_losses,
-    margin_radii,
-    regularization,
-)
 from excite.studies.figures import save
-from excite.studies.invariances import conservation as seven_cases
-from excite.studies.invariances import conservation_real, decomposition, low_rank, reduced_alignment
-from excite.studies.numbers import Numbers
 from excite.studies.page import page, table
-from excite.studies.richness import hidden_rank
-from excite.studies.study import Scale, Study
-from excite.studies.trajectory import all_biases, architecture, batch_size, corruption, frequency, regions
+from excite.studies.registry import STUDIES
+from excite.studies.study import Scale, Study, VariantResult
 from excite.studies.verdicts import Verdict, judge
 from excite.train.from_config import find_device
 
-STUDIES: dict[str, Study] = {
-    study.STUDY.name: study.STUDY
-    for study in (
-        margin_losses, margin_radii, margin_layers, margin_auto, digits_auto, ten_classes,
-        boundaries, linear_margin, linear_rank, regularization, hidden_rank, excitation_basics,
-        frequency, corruption, regions, architecture, batch_size, all_biases, optimizers,
-        seven_cases, low_rank, reduced_alignment, decomposition, conservation_real,
-    )
-}  # fmt: skip
 Progress = Callable[[str, float, float], None]
 _VERSIONS = ("excite", "python", "torch", "numpy")
 
@@ -64,7 +41,7 @@ class StudyResult:
     study: Study
     scale: str
     seeds: tuple[int, ...]
-    numbers: tuple[Numbers, ...]
+    numbers: tuple[VariantResult, ...]
     verdicts: tuple[Verdict, ...]
     folder: Path
     command: str
@@ -76,8 +53,8 @@ class StudyResult:
 
     @property
     def flags(self) -> list[str]:
-        """What speaks against margins, by arm; one line for each kind of evidence."""
-        return sorted({f"{found.arm}, {flag}" for found in self.numbers for flag in found.flags})
+        """What speaks against margins, by variant; one line for each kind of evidence."""
+        return sorted({f"{found.variant}, {flag}" for found in self.numbers for flag in found.flags})
 
     def __str__(self) -> str:
         rows = table(self.numbers, self.study.method.columns)
@@ -86,6 +63,7 @@ class StudyResult:
         return "\n".join([*lines, *map(str, self.verdicts)])
 
 
+@renamed_keywords(arms="variants")
 def run(
     name: str,
     scale: str = "quick",
@@ -95,7 +73,7 @@ def run(
     workers: int = 2,
     progress: Progress | None = None,
     *,
-    arms: str | None = None,
+    variants: str | None = None,
     docs: str | os.PathLike[str] | None = None,
     engine: Engine | None = None,
     show: Callable[[Tally], None] | None = None,
@@ -112,7 +90,7 @@ def run(
         device: "cpu", "cuda"; by default the GPU for scale "paper" if there is one.
         workers: trainings side by side on the CPU.
         progress: called as progress(what is going on, tasks done, tasks in all).
-        arms: "figure" for the curves of the papers' figure, "all" for the others too; by default all at scale "paper".
+        variants: "figure" for the curves of the papers' figure, "all" for the others too; by default all at scale "paper".
         docs: also write the results page and its images into this folder.
         engine: who does the work, from `excite.jobs.executors.find_engine`; by default this process and its workers.
         show: called with the state of all tasks whenever it changes.
@@ -121,7 +99,7 @@ def run(
     study = find_study(name)
     size = find_scale(study, scale)
     count = size.seeds if seeds is None else _count(seeds)
-    chosen = _which(study, size, arms)
+    chosen = _which(study, size, variants)
     place = find_place(out if out is not None else Path("runs/studies") / f"{study.name}-{size.name}")
     folder = place.folder
     if device is None:
@@ -141,17 +119,17 @@ def run(
 
 
 def tasks(study: Study, scale: Scale, seeds: int, folder: Path, device: str = "cpu", extra: bool = False) -> list[Work]:
-    """Everything a study has to do, arm by arm."""
+    """Everything a study has to do, variant by variant."""
     return [
-        study.method.work(study.name, arm, scale, seed, folder / f"{arm.slug}-{seed}", device)
-        for arm in study.arms(scale)
-        if extra or not arm.extra
+        study.method.work(study.name, variant, scale, seed, folder / f"{variant.slug}-{seed}", device)
+        for variant in study.variants(scale)
+        if extra or not variant.extra
         for seed in range(seeds)
     ]
 
 
 def _take_over(todo: list[Work], studies: Iterable[Path]) -> None:
-    """Copy what another study has trained and measured in the same way: arms such as plain training stand in several."""
+    """Copy what another study has trained and measured in the same way: variants such as plain training stand in several."""
     others = [path for study in studies for path in study.iterdir() if (path / "run.json").exists()]
     for task in todo:
         if isinstance(task, Task) and not task.folder.exists():
@@ -181,17 +159,17 @@ def _count(seeds: object) -> int:
     return check_count(seeds, "seeds")
 
 
-def _which(study: Study, scale: Scale, arms: str | None) -> str:
-    if arms not in (None, "figure", "all"):
-        raise InputError(f"arms: expected 'figure' or 'all'; got {arms!r}")
-    extra = any(arm.extra for arm in study.arms(scale))
-    return arms or ("all" if extra and scale.every_arm else "figure")
+def _which(study: Study, scale: Scale, variants: str | None) -> str:
+    if variants not in (None, "figure", "all"):
+        raise InputError(f"variants: expected 'figure' or 'all'; got {variants!r}")
+    extra = any(variant.extra for variant in study.variants(scale))
+    return variants or ("all" if extra and scale.every_variant else "figure")
 
 
 def _gather(
     study: Study, scale: Scale, todo: list[Work], folder: Path, command: str
 ) -> tuple[StudyResult, dict[str, list[Any]]]:
-    numbers: list[Numbers] = []
+    numbers: list[VariantResult] = []
     details: dict[str, list[Any]] = {}
     for task in todo:
         found, detail = study.method.read(task)
@@ -232,7 +210,7 @@ def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None
         with writing(place):
             place.mkdir(parents=True, exist_ok=True)
         write_bytes(place / text, page(result, images, place == docs).encode())
-    settings = {arm.name: arm.config for arm in study.arms(scale) if arm.name in details}
+    settings = {variant.name: variant.config for variant in study.variants(scale) if variant.name in details}
     write_json(
         folder / "numbers.json",
         {
@@ -242,16 +220,16 @@ def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None
             "command": result.command,
             "verdicts": [verdict.plain() for verdict in result.verdicts],
             "numbers": [found.plain() for found in result.numbers],
-            "settings": {"scale": dataclasses.asdict(scale), "seeds": result.seeds, "arms": settings},
+            "settings": {"scale": scale.plain(), "seeds": result.seeds, "arms": settings},
             "versions": result.versions,
         },
     )
 
 
-def _command(study: Study, scale: Scale, seeds: int, arms: str) -> str:
+def _command(study: Study, scale: Scale, seeds: int, variants: str) -> str:
     words = ["excite study run", study.name, "--scale", scale.name]
     if seeds != scale.seeds:
         words += ["--seeds", str(seeds)]
-    if arms != _which(study, scale, None):
-        words += ["--arms", arms]
+    if variants != _which(study, scale, None):
+        words += ["--arms", variants]
     return " ".join(words)

@@ -1,81 +1,129 @@
-"""What a study is: ways of doing something (arms), at two scales, and claims that comparing them can settle."""
+"""A study: variants of an experiment, the scales it runs at, and the claims that comparing the variants settles."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from excite._core.compatibility import renamed_attribute
 from excite.jobs.job import Work
-from excite.studies.numbers import Numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One way, and its settings; for a training those of a `TrainConfig` without seed and device."""
+class Variant:
+    """One way of running the experiment of a study.
+
+    Args:
+        name: As it stands in tables and figures.
+        config: Its settings; for a training those of a `TrainConfig` without seed and device.
+        extra: Whether it is left out unless all variants are requested: not a curve of the paper's figure.
+    """
 
     name: str
     config: Mapping[str, Any]
-    extra: bool = False  # not a curve of the papers' figure
+    extra: bool = False
 
     @property
     def slug(self) -> str:
+        """The name as part of a folder's name."""
         return re.sub(r"[^\w.]+", "-", self.name)
+
+
+@dataclass(frozen=True)
+class VariantResult:
+    """The numbers of one variant for one seed.
+
+    Args:
+        variant: Name of the variant.
+        seed: The seed.
+        values: Numbers by name, also readable as attributes: ``result.gap``.
+        flags: Reasons not to trust the numbers; empty if there are none.
+        by_chance: Whether the network decides hardly better than by chance, so that its other numbers mean little.
+    """
+
+    variant: str
+    seed: int
+    values: Mapping[str, float] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    by_chance: bool = False
+
+    arm = renamed_attribute("arm", "variant")
+
+    def __getattr__(self, name: str) -> float:
+        values: Mapping[str, float] = self.__dict__.get("values", {})
+        if name in values:
+            return values[name]
+        raise AttributeError(f"no number {name!r}; expected one of {', '.join(values)}")
+
+    def plain(self) -> dict[str, Any]:
+        """The entry of numbers.json: values that are not finite are None."""
+        values = {name: value if math.isfinite(value) else None for name, value in self.values.items()}
+        return {"arm": self.variant, "seed": self.seed, **values, "flags": self.flags}
 
 
 @dataclass(frozen=True)
 class Claim:
     """A sentence, and a number per seed that has to lie above `above`, or below `below`, for it to hold.
 
-    effect(arms) takes the numbers of one seed by arm, so that arms are compared in pairs: the same initial weights and
-    the same order of the data wherever they agree in shape.
+    Args:
+        text: The sentence.
+        source: Paper and figure or section, or "not in the papers".
+        measure: What the effect is, in words.
+        variants: Names of the variants that are compared.
+        effect: Maps the results of one seed, by variant, to the number. Variants are so compared in pairs: the same
+            initial weights and the same order of the data wherever they agree in shape.
+        above: The claim holds if the effect lies above this number.
+        below: The claim holds if the effect lies below this number.
     """
 
     text: str
-    source: str  # paper and figure or section
-    measure: str  # what the effect is, in words
-    arms: tuple[str, ...]
-    effect: Callable[[Mapping[str, Numbers]], float]
+    source: str
+    measure: str
+    variants: tuple[str, ...]
+    effect: Callable[[Mapping[str, VariantResult]], float]
     above: float | None = None
     below: float | None = None
 
+    arms = renamed_attribute("arms", "variants")
 
-def gap_claim(text: str, source: str, arm: str, than: str, *, wider: bool = False) -> Claim:
-    """The gap between training and test curves is smaller in one arm than in another, or `wider`."""
+
+def gap_claim(text: str, source: str, variant: str, than: str, *, wider: bool = False) -> Claim:
+    """The claim that the gap between training and test curves is smaller in `variant` than in the variant `than`, or `wider`."""
     bounds = {"above": 0.0} if wider else {"below": 0.0}
-    measure = f"gap of the curves, {arm} minus {than}"
-    return Claim(text, source, measure, (than, arm), lambda n: n[arm].gap - n[than].gap, **bounds)
+    measure = f"gap of the curves, {variant} minus {than}"
+    return Claim(text, source, measure, (than, variant), lambda n: n[variant].gap - n[than].gap, **bounds)
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """Arms from the simplest task to the most complex, and claims that a number grows along them."""
+    """Variants from the simplest task to the most complex, and claims that a number grows along them."""
 
-    arms: tuple[str, ...]
+    variants: tuple[str, ...]
     rung: str  # what distinguishes one from the next, in words
 
     def each(self, text: str, source: str, name: str, words: str) -> Claim:
-        """The number `name` grows from every arm to the next."""
+        """The number `name` grows from every variant to the next."""
 
-        def effect(n: Mapping[str, Numbers]) -> float:
-            logs = [math.log10(getattr(n[arm], name)) for arm in self.arms]
+        def effect(n: Mapping[str, VariantResult]) -> float:
+            logs = [math.log10(getattr(n[variant], name)) for variant in self.variants]
             return min(after - before for before, after in pairwise(logs))
 
         measure = f"{words}, log10 of the smallest ratio of a {self.rung} to the one below"
-        return Claim(text, source, measure, self.arms, effect, above=0.0)
+        return Claim(text, source, measure, self.variants, effect, above=0.0)
 
     def ends(self, text: str, source: str, name: str, words: str) -> Claim:
-        """The number `name` is larger in the last arm than in the first."""
-        low, high = self.arms[0], self.arms[-1]
+        """The number `name` is larger in the last variant than in the first."""
+        low, high = self.variants[0], self.variants[-1]
 
-        def effect(n: Mapping[str, Numbers]) -> float:
+        def effect(n: Mapping[str, VariantResult]) -> float:
             return math.log10(getattr(n[high], name) / getattr(n[low], name))
 
         return Claim(text, source, f"{words}, log10 of the ratio of {high} to {low}", (low, high), effect, above=0.0)
@@ -83,54 +131,87 @@ class Ladder:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large a study is. Each kind of study adds what it needs."""
+    """The size of a study. Subclasses add what their experiment needs.
+
+    Args:
+        name: "quick", "paper", ...
+        seeds: Number of seeds.
+        words: What distinguishes the scale, for the results page.
+        every_variant: Whether extra variants belong to it without being requested.
+    """
 
     name: str
     seeds: int
     words: str
-    every_arm: bool = False  # whether extra arms belong to it without being asked for
+    every_variant: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        """The entry of numbers.json."""
+        settings = asdict(self)
+        return {"every_arm" if name == "every_variant" else name: value for name, value in settings.items()}
 
 
 class Method(Protocol):
-    """How the arms of a study become numbers, and numbers a page."""
+    """How the variants of a study become numbers, and numbers a page."""
 
     @property
     def data(self) -> tuple[str, ...]:
-        """Data sets to fetch first."""
+        """Names of the data sets to fetch first."""
 
     @property
     def columns(self) -> Mapping[str, tuple[str, str]]:
-        """Of the table: heading and format, by name of the number."""
+        """Heading and format of each column of the table, by name of the number."""
 
     @property
-    def below_figure(self) -> str: ...
+    def below_figure(self) -> str:
+        """Text below the first figure."""
+
     @property
     def settings(self) -> tuple[str, ...]:
-        """Lines for the page."""
+        """Items of the page's section on settings."""
 
-    def work(self, study: str, arm: Arm, scale: Any, seed: int, folder: Path, device: str) -> Work: ...
+    def work(self, study: str, variant: Variant, scale: Any, seed: int, folder: Path, device: str) -> Work:
+        """The job of one variant and seed."""
+
     def check(self, work: Sequence[Work]) -> None:
-        """Say what is missing (data), before anything starts."""
+        """Raises before anything starts if data are missing."""
 
-    def read(self, work: Work) -> tuple[Numbers, Any]:
-        """The numbers of finished work, and what figures need beyond them."""
+    def read(self, work: Work) -> tuple[VariantResult, Any]:
+        """The numbers of a finished job, and what figures need beyond them."""
 
     def figures(
-        self, study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+        self, study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
     ) -> dict[str, tuple[str, Figure]]:
-        """By short name, a sentence and the figure; the first is the study's own. `details` by arm, one a seed."""
+        """A sentence and the figure, by short name; the first is the study's own. `details`: by variant, one per seed."""
 
-    def below_table(self, scale: Any) -> str: ...
+    def below_table(self, scale: Any) -> str:
+        """Text below the table."""
 
 
 @dataclass(frozen=True)
 class Study:
+    """An experiment with its claims.
+
+    Args:
+        name: As on the command line: ``excite study run NAME``.
+        title: Heading of the results page.
+        figure: Which figure of which paper it remakes.
+        task: The data and networks, in a few words.
+        method: How variants become numbers, and numbers a page.
+        scales: The scales by name.
+        variants: Function from a scale to the variants.
+        claims: Function from a scale to the claims.
+        notes: Differences from the paper, for the results page.
+    """
+
     name: str
     title: str
-    figure: str  # which figure of which paper it remakes
-    task: str  # on what
+    figure: str
+    task: str
     method: Method
-    scales: Mapping[str, Any]  # name -> Scale
-    arms: Callable[[Any], list[Arm]]
+    scales: Mapping[str, Any]
+    variants: Callable[[Any], list[Variant]]
     claims: Callable[[Any], list[Claim]]
     notes: tuple[str, ...] = ()
+
+    arms = renamed_attribute("arms", "variants")

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from excite.studies.numbers import Numbers
-from excite.studies.study import Claim
+from excite.studies.study import Claim, VariantResult
 
 Word = Literal["holds", "fails", "undecided"]
 
@@ -45,28 +44,32 @@ class Verdict:
         return f"{self.word}: {self.claim.text} [{self.claim.measure}: {self.numbers}, claimed {self.wanted}]{notes}"
 
     def plain(self) -> dict[str, Any]:
-        claim = {k: getattr(self.claim, k) for k in ("text", "source", "measure", "arms", "above", "below")}
+        """The entry of numbers.json: numbers that are not finite are None."""
+        claim = self.claim
         numbers = {k: v if math.isfinite(v) else None for k in ("effect", "low", "high") for v in [getattr(self, k)]}
-        return {"verdict": self.word, **claim, **numbers, "seeds": self.seeds, "notes": self.notes}
+        return {
+            "verdict": self.word, "text": claim.text, "source": claim.source, "measure": claim.measure, "arms": claim.variants,
+            "above": claim.above, "below": claim.below, **numbers, "seeds": self.seeds, "notes": self.notes,
+        }  # fmt: skip
 
 
-def judge(claim: Claim, numbers: Sequence[Numbers]) -> Verdict | None:
-    """The verdict on a claim; None if one of its arms was not trained.
+def judge(claim: Claim, numbers: Sequence[VariantResult]) -> Verdict | None:
+    """The verdict on a claim; None if one of its variants was not trained.
 
     Effects are paired by seed. With the interval [low, high] wholly on the claimed side of the threshold the claim
-    holds, wholly on the other side it fails, else it is undecided. It is also undecided where an arm decides by chance:
+    holds, wholly on the other side it fails, else it is undecided. It is also undecided where a variant decides by chance:
     the margins of such a network say nothing.
     """
-    by_seed: dict[int, dict[str, Numbers]] = {}
+    by_seed: dict[int, dict[str, VariantResult]] = {}
     for found in numbers:
-        by_seed.setdefault(found.seed, {})[found.arm] = found
-    pairs = [arms for arms in by_seed.values() if set(claim.arms) <= arms.keys()]
+        by_seed.setdefault(found.seed, {})[found.variant] = found
+    pairs = [variants for variants in by_seed.values() if set(claim.variants) <= variants.keys()]
     if not pairs:
         return None
-    effects = np.array([claim.effect(arms) for arms in pairs])
+    effects = np.array([claim.effect(variants) for variants in pairs])
     low, high = t_interval(effects)
     notes = _notes(claim, pairs)
-    by_chance = any(arms[name].by_chance for arms in pairs for name in claim.arms)
+    by_chance = any(variants[name].by_chance for variants in pairs for name in claim.variants)
     word: Word = "undecided" if by_chance else _word(claim, low, high)
     return Verdict(claim, word, float(effects.mean()), low, high, len(pairs), notes)
 
@@ -87,10 +90,10 @@ def _word(claim: Claim, low: float, high: float) -> Word:
     return "holds" if high < below else "fails" if low > below else "undecided"
 
 
-def _notes(claim: Claim, pairs: Sequence[Mapping[str, Numbers]]) -> tuple[str, ...]:
+def _notes(claim: Claim, pairs: Sequence[Mapping[str, VariantResult]]) -> tuple[str, ...]:
     notes = []
-    for name in claim.arms:
-        runs = [arms[name] for arms in pairs]
+    for name in claim.variants:
+        runs = [variants[name] for variants in pairs]
         chance = sum(run.by_chance for run in runs)
         if chance:
             notes.append(f"{name}: {chance} of {len(runs)} networks decide hardly better than by chance.")

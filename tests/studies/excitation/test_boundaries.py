@@ -55,12 +55,12 @@ def test_training_is_that_of_pytorch(loss: str) -> None:
     np.testing.assert_allclose(model(points).detach().numpy()[:, 0], network(x), rtol=1e-9)
 
 
-def test_arms_share_data_and_first_weights_but_where_they_say_otherwise() -> None:
-    arms = {arm.name: arm.config for arm in STUDY.arms(SCALES["paper"])}
-    x, _, first = points_and_weights(1, arms[ENTROPY])
-    same, _, also = points_and_weights(1, arms[SQUARED])
-    other, _, weights = points_and_weights(1, arms["squared error, other first weights"])
-    centred = points_and_weights(1, arms["cross-entropy, centred data"])[0]
+def test_variants_share_data_and_first_weights_but_where_they_say_otherwise() -> None:
+    variants = {variant.name: variant.config for variant in STUDY.variants(SCALES["paper"])}
+    x, _, first = points_and_weights(1, variants[ENTROPY])
+    same, _, also = points_and_weights(1, variants[SQUARED])
+    other, _, weights = points_and_weights(1, variants["squared error, other first weights"])
+    centred = points_and_weights(1, variants["cross-entropy, centred data"])[0]
     assert (x == same).all()
     assert all((a == b).all() for a, b in zip(first, also))
     assert (x == other).all()

@@ -143,7 +143,9 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = {**dict.fromkeys(SCALES["quick"].steps, 50), "node": 3}
     monkeypatch.setitem(SCALES, "quick", replace(SCALES["quick"], steps=steps, bandits=5, seeds=2))
     result = studies.run("excitation-basics", workers=1, out=tmp_path / "out")
-    assert {found.arm for found in result.numbers} == {arm.name for arm in excitation_basics.arms(SCALES["quick"])}
+    assert {found.variant for found in result.numbers} == {
+        variant.name for variant in excitation_basics.variants(SCALES["quick"])
+    }
     assert len(result.verdicts) == len(excitation_basics.claims(SCALES["quick"]))
     assert (tmp_path / "out/figure.png").stat().st_size < 300_000
     stored = json.loads((tmp_path / "out/numbers.json").read_text())

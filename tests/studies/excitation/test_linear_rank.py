@@ -18,13 +18,13 @@ from excite.studies.excitation.linear_rank import (
     SCALES,
     SLOPES,
     STRONG,
-    arms,
     compute,
     data_and_weights,
     descend,
     gradients,
     grow,
     outputs,
+    variants,
 )  # fmt: skip
 from studies.small import run_tiny
 
@@ -88,6 +88,6 @@ def test_bounds_are_counted_where_they_are_passed(monkeypatch: pytest.MonkeyPatc
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(SCALES["quick"], steps=400, seeds=2, widths=(3, 3), points=6)
     result = run_tiny("linear-rank", tiny, tmp_path, monkeypatch)
-    assert {n.arm for n in result.numbers} >= {*DECAY.values(), STRONG, GROWING}
+    assert {n.variant for n in result.numbers} >= {*DECAY.values(), STRONG, GROWING}
     assert all(n.passed == 0 for n in result.numbers)
-    assert len(arms(tiny)) == 8
+    assert len(variants(tiny)) == 8

@@ -22,7 +22,7 @@ from excite.studies.invariances.ledger_measures import (
     shares,
     sizes,
 )
-from excite.studies.numbers import Numbers
+from excite.studies.study import VariantResult
 from excite.studies.verdicts import judge
 from studies.small import run_tiny
 
@@ -73,7 +73,7 @@ def test_claims_are_judged_as_they_should() -> None:
                     "flow_off": off,
                     "printed": 0.1 + 0.01 * seed,
                 }
-                numbers.append(Numbers(name(number, kind), seed, values))
+                numbers.append(VariantResult(name(number, kind), seed, values))
     words = [verdict.word for claim in claims(tiny) if (verdict := judge(claim, numbers)) is not None]
     assert words[:3] == ["holds"] * 3
     assert words[4:7] == ["holds"] * 3
@@ -81,12 +81,12 @@ def test_claims_are_judged_as_they_should() -> None:
     assert words[8] == "fails"
 
 
-def test_one_arm_of_the_real_study(tmp_path: Path) -> None:
+def test_one_variant_of_the_real_study(tmp_path: Path) -> None:
     tiny = conservation_real.RealScale(
         name="quick", seeds=1, steps=4, data="digits", width=4, stages=1, batch=8, images=40, words=""
     )
-    (arm,) = [arm for arm in conservation_real.arms(tiny) if arm.name == "transformer, AdamW"]
-    outcome = conservation_real.compute(arm.config, 0, "cpu", tmp_path, nothing)
+    (variant,) = [variant for variant in conservation_real.variants(tiny) if variant.name == "transformer, AdamW"]
+    outcome = conservation_real.compute(variant.config, 0, "cpu", tmp_path, nothing)
     assert outcome.values["rest"] < 1e-5 < outcome.values["drift"]
     assert outcome.values["rescaling"] > 0.5
     assert {law["law"] for law in outcome.detail["laws"]} == {"matrix", "channel", "norm"}

@@ -53,8 +53,8 @@ def test_slopes_do_not_vanish_however_large_the_outputs() -> None:
 
 
 def test_the_two_points_keep_their_ratio() -> None:
-    arm = next(arm for arm in low_rank.arms(low_rank.SCALES["quick"]) if arm.name == low_rank.TWO)
-    found = low_rank.compute({**arm.config, "steps": 2500}, 0, lambda share: None).values
+    variant = next(variant for variant in low_rank.variants(low_rank.SCALES["quick"]) if variant.name == low_rank.TWO)
+    found = low_rank.compute({**variant.config, "steps": 2500}, 0, lambda share: None).values
     assert found["ratio"] == pytest.approx((1 + abs(np.cos(np.deg2rad(100)))) / 2, abs=0.02)
     assert found["settled"] == 0
     assert found["on"] < 1e-4 < 0.3 < found["off"]
@@ -65,7 +65,7 @@ def test_low_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(low_rank, "LOOKS", 6)
     tiny = replace(low_rank.SCALES["quick"], steps=60, seeds=2, widths=(3, 4, 4), points=6)
     result = run_tiny("low-rank", tiny, tmp_path, monkeypatch)
-    assert len(low_rank.arms(tiny)) == 11
+    assert len(low_rank.variants(tiny)) == 11
     assert all(0 < n.ratio <= 1 for n in result.numbers)
 
 
@@ -74,19 +74,21 @@ def test_reduced_alignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(reduced_alignment, "LOOKS", 3)
     tiny = replace(reduced_alignment.SCALES["quick"], steps=20, seeds=1)
     result = run_tiny("reduced-alignment", tiny, tmp_path, monkeypatch)
-    by_arm = {n.arm: n for n in result.numbers}
+    by_variant = {n.variant: n for n in result.numbers}
     # Two residual blocks of six channels: the first layer has K = 4, as printed 64, but never less than 1/6.
-    assert by_arm[reduced_alignment.FREE["linear"]].limit == pytest.approx(1 / 4)
-    assert by_arm[reduced_alignment.FREE["linear"]].printed == pytest.approx(1 / 6)
+    assert by_variant[reduced_alignment.FREE["linear"]].limit == pytest.approx(1 / 4)
+    assert by_variant[reduced_alignment.FREE["linear"]].printed == pytest.approx(1 / 6)
     # Behind the first convolution: kernel 3 on 4 channels, then 4 channels at 4 places: 3 · 4, never less than 1/4.
-    assert by_arm[reduced_alignment.CONV["linear"]].limit == pytest.approx(1 / 4)
-    assert all(by_arm[arm].room > 0 for arm in (reduced_alignment.CONV["linear"], reduced_alignment.FREE["linear"]))
+    assert by_variant[reduced_alignment.CONV["linear"]].limit == pytest.approx(1 / 4)
+    assert all(
+        by_variant[variant].room > 0 for variant in (reduced_alignment.CONV["linear"], reduced_alignment.FREE["linear"])
+    )
 
 
 @pytest.mark.slow
 def test_decomposition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(decomposition.SCALES["quick"], steps=3, seeds=1)
     result = run_tiny("decomposition", tiny, tmp_path, monkeypatch)
-    by_arm = {n.arm: n for n in result.numbers}
-    assert by_arm["ReLU"].error < 1e-12
-    assert by_arm[decomposition.COUNTS].resnet18 > 20
+    by_variant = {n.variant: n for n in result.numbers}
+    assert by_variant["ReLU"].error < 1e-12
+    assert by_variant[decomposition.COUNTS].resnet18 > 20

@@ -15,10 +15,10 @@ from excite import studies
 from excite.errors import RunError
 from excite.probes import richness
 from excite.studies import runner
-from excite.studies.numbers import Numbers
 from excite.studies.richness import by_spectra, hidden_rank
 from excite.studies.richness.by_spectra import LAYERS, SEEN, signals, spectra
 from excite.studies.richness.hidden_rank import NETWORK, SCALES
+from excite.studies.study import VariantResult
 from excite.train import build
 from models import same_state, state_of
 
@@ -69,12 +69,14 @@ def test_a_signal_that_never_varies_has_no_rank() -> None:
 
 
 def test_networks_whose_signals_do_not_vary_settle_nothing() -> None:
-    names = [arm.name for arm in hidden_rank.arms(SCALES["quick"])]
+    names = [variant.name for variant in hidden_rank.variants(SCALES["quick"])]
     for dead in ("plain", "dropout"):
         values = {f"{kind}_{layer}": 1.0 for kind in ("effective", "untrained") for layer in LAYERS}
-        numbers = {name: Numbers(name, 0, values) for name in names}
-        numbers[dead] = Numbers(dead, 0, {**values, "effective_linear2": 0.0})
-        claims = [c for c in hidden_rank.claims(SCALES["quick"]) if "effective rank" in c.measure and dead in c.arms]
+        numbers = {name: VariantResult(name, 0, values) for name in names}
+        numbers[dead] = VariantResult(dead, 0, {**values, "effective_linear2": 0.0})
+        claims = [
+            c for c in hidden_rank.claims(SCALES["quick"]) if "effective rank" in c.measure and dead in c.variants
+        ]
         effects = [claim.effect(numbers) for claim in claims if claim.text.startswith("linear 2")]
         assert effects
         assert all(map(math.isnan, effects))
@@ -90,31 +92,31 @@ def tiny(few_images: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_the_study(tiny: Path) -> None:
     result = studies.run("hidden-rank", seeds=1, workers=1, out="out")
-    arms = [arm.name for arm in hidden_rank.arms(SCALES["quick"])]
-    assert [found.arm for found in result.numbers] == arms
+    variants = [variant.name for variant in hidden_rank.variants(SCALES["quick"])]
+    assert [found.variant for found in result.numbers] == variants
     assert len(result.verdicts) == len(hidden_rank.claims(SCALES["quick"])) == 34
-    for name in ("figure", "arms"):
+    for name in ("figure", "variants"):
         assert (tiny / f"out/{name}.png").stat().st_size < 300_000
     stored = json.loads((tiny / "out/plain-0/artifacts/spectra.json").read_text())
     assert {state: stored[state]["conv1"]["points"] for state in by_spectra.STATES} == dict.fromkeys(
         by_spectra.STATES, 10
     )
     made = (tiny / "out/plain-0/artifacts/spectra.json").stat().st_mtime_ns
-    again = studies.run("hidden-rank", seeds=1, workers=1, out="out", arms="figure")
+    again = studies.run("hidden-rank", seeds=1, workers=1, out="out", variants="figure")
     assert (tiny / "out/plain-0/artifacts/spectra.json").stat().st_mtime_ns == made
     assert again.numbers[0] == result.numbers[0]
     assert (
         again.numbers[0].untrained_linear2 == result.numbers[1].untrained_linear2
-    )  # the same initial weights in every arm
+    )  # the same initial weights in every variant
 
 
 def test_damaged_artifacts_are_said(tiny: Path) -> None:
-    studies.run("hidden-rank", seeds=1, workers=1, out="out", arms="figure")
+    studies.run("hidden-rank", seeds=1, workers=1, out="out", variants="figure")
     place = tiny / "out/plain-0/artifacts/spectra.json"
     kept = json.loads(place.read_text())
     place.write_text(json.dumps({**kept, "test": {}}))
     with pytest.raises(RunError, match="damaged"):
-        studies.run("hidden-rank", seeds=1, workers=1, out="out", arms="figure")
+        studies.run("hidden-rank", seeds=1, workers=1, out="out", variants="figure")
 
 
 def test_scale_paper_has_the_papers_network(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from excite.data import Dataset
 from excite.studies import computed
-from excite.studies.numbers import Numbers
+from excite.studies.study import VariantResult
 from excite.studies.trajectory import architecture
 from excite.studies.trajectory.architecture import SCALES, STUDY, claims, in_an_ensemble, name_of, network, with_a_probe
 from excite.studies.verdicts import judge
@@ -59,7 +59,7 @@ def test_settings_are_the_authors() -> None:
         assert isinstance(first, nn.Linear)
         assert torch.equal(first.weight, torch.eye(784))
         assert model(torch.zeros(3, 784)).shape == (3, 1)
-    assert {arm.config["lr"] for arm in STUDY.arms(SCALES["paper"])} == {2e-3}
+    assert {variant.config["lr"] for variant in STUDY.variants(SCALES["paper"])} == {2e-3}
     assert all(scale.steps % 2000 == 0 for scale in SCALES.values())  # whole epochs of 2,000 images
 
 
@@ -81,17 +81,17 @@ def test_an_ensemble_and_a_watched_module_see_the_same() -> None:
 @pytest.mark.slow
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_tiny("architecture", replace(SCALES["quick"], seeds=1, steps=20), tmp_path, monkeypatch)
-    assert [n.arm for n in result.numbers] == [name_of(k, n) for n in (100, 1000) for k in ("mlp", "cnn")]
+    assert [n.variant for n in result.numbers] == [name_of(k, n) for n in (100, 1000) for k in ("mlp", "cnn")]
     assert all(n.length > 0 and n.loss < 1 for n in result.numbers)
     assert "excite data fetch mnist" in (tmp_path / "pages/architecture.md").read_text()
 
 
 def test_claims_judge_what_they_say() -> None:
-    def runs(conv: float) -> list[Numbers]:
+    def runs(conv: float) -> list[VariantResult]:
         values = {"mlp": 1.0, "cnn": conv}
         names = ("loss", "length", "length_fit", "test", "total")
         return [
-            Numbers(name_of(kind, n), s, dict.fromkeys(names, v))
+            VariantResult(name_of(kind, n), s, dict.fromkeys(names, v))
             for s in range(3) for n in (100, 1000) for kind, v in values.items()
         ]  # fmt: skip
 

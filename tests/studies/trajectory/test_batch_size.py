@@ -95,13 +95,13 @@ def test_the_whole_path_in_seconds(study, tmp_path, monkeypatch):
     steps = {batch_size: 400, all_biases: 1000, optimizers: 100}[study]
     tiny = replace(study.SCALES["quick"], seeds=2, steps=steps)
     result = run_tiny(study.STUDY.name, tiny, tmp_path, monkeypatch)
-    assert len(result.numbers) == 2 * len(study.arms(tiny))
+    assert len(result.numbers) == 2 * len(study.variants(tiny))
     assert len(result.verdicts) == len(study.claims(tiny))
     assert result.figure.exists()
 
 
 def test_all_biases_end_in_a_trajectory_that_says_nothing():
     tiny = replace(all_biases.SCALES["quick"], seeds=1, steps=1000)
-    arm = all_biases.arms(tiny)[0]
-    (found,) = all_biases.compute([(arm.config, 0)], "cpu", lambda share: None)
+    variant = all_biases.variants(tiny)[0]
+    (found,) = all_biases.compute([(variant.config, 0)], "cpu", lambda share: None)
     assert found.values["length_5"] == pytest.approx(100)

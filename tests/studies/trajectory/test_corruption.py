@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from excite.studies.trajectory.corruption import ARMS, STUDY, corrupted, outcome
+from excite.studies.trajectory.corruption import STUDY, VARIANTS, corrupted, outcome
 from excite.studies.trajectory.image_trajectory import STEPS, Learner, network, train, variance
 
 RATE = 0.05
@@ -84,7 +84,9 @@ def test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Pat
 
     parts = (x.float(), y.float(), x.float(), y.float())
     with pytest.raises(KeyboardInterrupt):
-        train(network(1, (4, 6, 5)), parts, epochs=4, keep=tmp_path / "a/kept.safetensors", report=stop, **settings)
+        train(
+            network(1, (4, 6, 5)), parts, epochs=4, keep=tmp_path / "a/kept.safetensors", on_progress=stop, **settings
+        )
     again = train(network(1, (4, 6, 5)), parts, epochs=4, keep=tmp_path / "a/kept.safetensors", **settings)
     for name, curve in whole.items():
         assert torch.equal(curve, again[name]), name
@@ -101,13 +103,13 @@ def test_larger_shares_of_corrupted_labels_contain_smaller_ones() -> None:
 
 
 def test_claims_and_figure_from_short_trainings() -> None:
-    from excite.studies.numbers import Numbers
+    from excite.studies.study import VariantResult
     from excite.studies.verdicts import judge
 
     x, y = images(12)
     parts = (x.float(), y.float(), x.float(), y.float())
     numbers, details = [], {}
-    for number, arm in enumerate(ARMS):
+    for number, variant in enumerate(VARIANTS):
         for seed in range(2):
             found = train(
                 network(seed, (4, 6, 5)),
@@ -120,8 +122,8 @@ def test_claims_and_figure_from_short_trainings() -> None:
             )
             found = {name: curve[:2] for name, curve in found.items()}
             result = outcome(found)
-            numbers.append(Numbers(arm, seed, dict(result.values), result.flags))
-            details.setdefault(arm, []).append(result.detail)
+            numbers.append(VariantResult(variant, seed, dict(result.values), result.flags))
+            details.setdefault(variant, []).append(result.detail)
     scale = STUDY.scales["quick"]
     assert all(judge(claim, numbers) is not None for claim in STUDY.claims(scale))
     figures = STUDY.method.figures(STUDY, scale, details, numbers)

@@ -14,12 +14,12 @@ from excite.bounds import bias_distance, bias_variance
 from excite.errors import TrainingStopped
 from excite.studies import runner
 from excite.studies.computed import Jointly
-from excite.studies.numbers import Numbers
+from excite.studies.study import VariantResult
 from excite.studies.trajectory.frequency import (
-    ARMS,
     FREQUENCIES,
     SCALES,
     STUDY,
+    VARIANTS,
     claims,
     compute,
     network,
@@ -35,7 +35,7 @@ TINY = replace(SCALES["quick"], seeds=2, steps=1200)
 
 
 def test_settings_are_the_authors() -> None:
-    settings = STUDY.arms(SCALES["paper"])[3].config
+    settings = STUDY.variants(SCALES["paper"])[3].config
     assert (settings["epochs"], settings["points"], settings["test"], settings["lr"]) == (3000, 100, 30, 1e-3)
     assert SCALES["paper"].seeds == 10
     model = network(0)
@@ -58,7 +58,7 @@ def test_points_of_a_seed_differ_in_their_targets_only() -> None:
 
 def test_numbers_are_those_of_a_slow_training() -> None:
     """Two networks of 200 steps by autograd: loss, length, variance, distance and test loss as the paper defines them."""
-    settings = {**STUDY.arms(TINY)[2].config, "epochs": 2}
+    settings = {**STUDY.variants(TINY)[2].config, "epochs": 2}
     found = compute([(settings, 0), (settings, 1)], "cpu", lambda share: None)
     for seed, outcome in enumerate(found):
         model, (x, y, x_test, y_test) = network(seed), points(0.75, seed)
@@ -115,8 +115,8 @@ def test_corollaries_on_networks_of_the_study() -> None:
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_tiny("frequency", TINY, tmp_path, monkeypatch)
     assert len(result.numbers) == 8
-    loss = {n.arm: n.loss for n in result.numbers if n.seed == 0}
-    assert loss[ARMS[0]] < loss[ARMS[3]]
+    loss = {n.variant: n.loss for n in result.numbers if n.seed == 0}
+    assert loss[VARIANTS[0]] < loss[VARIANTS[3]]
 
 
 def test_more_repeats_add_to_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,9 +150,11 @@ def test_curves_are_thinned_to_means() -> None:
 
 
 def test_claims_judge_what_they_say() -> None:
-    def runs(values: list[float]) -> list[Numbers]:
+    def runs(values: list[float]) -> list[VariantResult]:
         names = ("epochs", "trajectory", "test", "variance", "distance", "total", "total_third", "total_fit")
-        return [Numbers(arm, s, dict.fromkeys(names, v)) for s in range(3) for arm, v in zip(ARMS, values)]
+        return [
+            VariantResult(variant, s, dict.fromkeys(names, v)) for s in range(3) for variant, v in zip(VARIANTS, values)
+        ]
 
     words = {tuple(v): [judge(c, runs(v)).word for c in claims(TINY)] for v in ([1.0, 2, 3, 4], [4.0, 3, 2, 1])}  # type: ignore[union-attr]
     assert set(words[1, 2, 3, 4]) == {"holds"}

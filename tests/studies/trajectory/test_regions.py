@@ -16,16 +16,16 @@ from excite.studies.trajectory.regions import (
     RegionsScale,
     _clustering,
     _density,
-    arms,
     compute,
     data,
     first_weights,
     region_picture,
     train,
+    variants,
 )
 from studies.small import run_tiny
 
-SETTINGS = {**arms(SCALES["quick"])[0].config, "points": 20, "epochs": 3, "cells": 40, "shown": 10}
+SETTINGS = {**variants(SCALES["quick"])[0].config, "points": 20, "epochs": 3, "cells": 40, "shown": 10}
 
 
 def nothing(share: float) -> None:
@@ -76,7 +76,7 @@ def test_with_an_identity_in_front_phi_is_the_local_constant() -> None:
     np.testing.assert_allclose(phi, local(model, torch.tensor(x)).numpy(), rtol=1e-6)
 
 
-def test_numbers_of_an_arm() -> None:
+def test_numbers_of_a_variant() -> None:
     found = compute({**SETTINGS, "points": 100}, 0, nothing)
     values = found.values
     assert values["least"] >= 1 - 1e-9
@@ -108,7 +108,7 @@ def test_measures_of_a_known_map() -> None:
 
 @pytest.mark.slow
 def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = RegionsScale(name="quick", seeds=2, epochs=2, cells=24, shown=16, every_arm=True, words="tiny")
+    tiny = RegionsScale(name="quick", seeds=2, epochs=2, cells=24, shown=16, every_variant=True, words="tiny")
     result = run_tiny("regions", tiny, tmp_path, monkeypatch)
     holds = [v.word for v in result.verdicts if v.claim.text.startswith("Theorem 2 holds")]
     assert set(holds) == {"holds"}

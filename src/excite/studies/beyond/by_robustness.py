@@ -19,8 +19,7 @@ from excite.runs import Run, load_run
 from excite.studies.by_margins import radius_reached
 from excite.studies.figures import COLOURS, DASHES
 from excite.studies.figures import PARTS as WORDS
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Scale, Study
+from excite.studies.study import Scale, Study, Variant, VariantResult
 from excite.train.config import TrainConfig, parse_config
 from excite.train.evaluate import PARTS, SavedModel
 from excite.train.from_config import load_data
@@ -49,10 +48,10 @@ class RobustnessTaken:
     def taken(self, run: Run, config: TrainConfig) -> bool:
         return (run.path / "artifacts/robust.json").exists() and run.read_json("robust").get("settings") == vars(self)
 
-    def take(self, saved: SavedModel, arm: str, progress: Callable[[float], None]) -> None:
+    def take(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
         radii = [0.0, *map(in_pixels, SIZES)]
         options: dict[str, Any] = {"bounds": saved.data.bounds, "classes": len(saved.data.classes)}
-        found: dict[str, Any] = {"settings": vars(self), "sizes": [0, *SIZES], "arm": arm}
+        found: dict[str, Any] = {"settings": vars(self), "sizes": [0, *SIZES], "arm": variant}
         for number, part in enumerate(PARTS):
             x, y = saved.points(part, self.points)
             tell = lambda share, number=number: progress((number + share) / 2)  # noqa: E731
@@ -113,16 +112,16 @@ class ByRobustness:
         "[Margins](../margins.md) on fewer test images; both give upper bounds.",
     )
 
-    def work(self, study: str, arm: Arm, scale: RobustnessScale, seed: int, folder: Path, device: str) -> Task:
-        config = parse_config({**arm.config, "seed": seed, "device": device}, f"{study}, {arm.name}")
+    def work(self, study: str, variant: Variant, scale: RobustnessScale, seed: int, folder: Path, device: str) -> Task:
+        config = parse_config({**variant.config, "seed": seed, "device": device}, f"{study}, {variant.name}")
         taken = RobustnessTaken(scale.points, scale.check, scale.steps, scale.restarts)
-        return Task(arm.name, seed, folder, config, taken)
+        return Task(variant.name, seed, folder, config, taken)
 
     def check(self, work: Sequence[Work]) -> None:
         assert isinstance(work[0], Task)
         load_data(work[0].config.data)  # says how to fetch them
 
-    def read(self, work: Work) -> tuple[Numbers, dict[str, list[float]]]:
+    def read(self, work: Work) -> tuple[VariantResult, dict[str, list[float]]]:
         with load_run(work.folder) as run:
             try:
                 found, minutes = run.read_json("robust"), float(run.read_json("time")["seconds"]) / 60
@@ -144,10 +143,10 @@ class ByRobustness:
         )
         assert isinstance(work, Task)
         chance = 2 / (10 if work.config.data.classes is None else len(work.config.data.classes))
-        return Numbers(work.arm, work.seed, values, flags, lines["test"][0] < chance), lines
+        return VariantResult(work.arm, work.seed, values, flags, lines["test"][0] < chance), lines
 
     def figures(
-        self, study: Study, scale: RobustnessScale, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+        self, study: Study, scale: RobustnessScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
     ) -> dict[str, tuple[str, Figure]]:
         from matplotlib.figure import Figure
 
@@ -155,10 +154,10 @@ class ByRobustness:
         axes = figure.subplots(1, 2, sharey=True)
         at = [0, *SIZES]
         for axis, (part, words) in zip(axes, WORDS.items()):
-            for number, (arm, seeds) in enumerate(details.items()):
+            for number, (variant, seeds) in enumerate(details.items()):
                 share = 100 * np.array([lines[part] for lines in seeds])
                 colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-                axis.plot(at, share.mean(0), color=colour, linestyle=dashes, marker="o", markersize=4, label=arm)
+                axis.plot(at, share.mean(0), color=colour, linestyle=dashes, marker="o", markersize=4, label=variant)
                 axis.fill_between(at, share.min(0), share.max(0), color=colour, alpha=0.15, linewidth=0)
             axis.set(
                 title=words,

@@ -8,7 +8,7 @@ from typing import Any
 from excite.studies.beyond.margin_auto import beside_auto, claims
 from excite.studies.by_margins import ByMargins, TrainingScale
 from excite.studies.demo import CLASSES, RADIUS
-from excite.studies.study import Arm, Study
+from excite.studies.study import Study, Variant
 
 SCALES: dict[str, TrainingScale] = {
     name: TrainingScale(
@@ -27,7 +27,7 @@ SCALES: dict[str, TrainingScale] = {
 }
 
 
-def arms(scale: TrainingScale) -> list[Arm]:
+def variants(scale: TrainingScale) -> list[Variant]:
     return beside_auto(partial(settings, scale), RADIUS)
 
 
@@ -50,7 +50,7 @@ STUDY = Study(
     "8×8 digits, eights against nines",
     ByMargins(data=(), splits=True),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         f"Chosen radii: {RADIUS} in the infinity norm, grown from zero in four stages.",

@@ -11,23 +11,23 @@ from typing import Any
 
 from excite.studies.by_margins import ByMargins, TrainingScale
 from excite.studies.excitation.planes_and_horses import BOUNDS, RADIUS, SCALES, TASK, excited, settings
-from excite.studies.study import Arm, Claim, Study, gap_claim
+from excite.studies.study import Claim, Study, Variant, gap_claim
 
 PLAIN, INPUT, ALL, AUTO = "plain", "input excited", "every layer excited", "radius auto"
 _SOURCE = "Persistency of excitation, section 7.2; the rule is Excite's own"
 
 
-def arms(scale: TrainingScale) -> list[Arm]:
+def variants(scale: TrainingScale) -> list[Variant]:
     return beside_auto(partial(settings, scale), RADIUS)
 
 
-def beside_auto(train: Callable[..., dict[str, Any]], radius: float) -> list[Arm]:
+def beside_auto(train: Callable[..., dict[str, Any]], radius: float) -> list[Variant]:
     """`train(excitation=...)` are the settings of one training; `radius` is the one chosen by hand."""
     return [
-        Arm(PLAIN, train()),
-        Arm(INPUT, train(excitation=excited(radius, "input"))),
-        Arm(ALL, train(excitation=excited(radius))),
-        Arm(AUTO, train(excitation={"radius": "auto", "bounds": BOUNDS})),
+        Variant(PLAIN, train()),
+        Variant(INPUT, train(excitation=excited(radius, "input"))),
+        Variant(ALL, train(excitation=excited(radius))),
+        Variant(AUTO, train(excitation={"radius": "auto", "bounds": BOUNDS})),
     ]
 
 
@@ -60,12 +60,12 @@ STUDY = Study(
     TASK,
     ByMargins(),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         f"Chosen radii: {RADIUS} in the infinity norm, grown from zero in four stages.",
         'Radius "auto": relative to each layer\'s input, grown while the fit holds; see [the rule](../excitation.md).',
         "The factor grows by 1 % a step, and only once the fit holds: the 240 steps of scale quick are nearly over by then, so that "
-        "the arm is hardly excited there; scale paper has 8,000 steps.",
+        "the variant is hardly excited there; scale paper has 8,000 steps.",
     ),
 )

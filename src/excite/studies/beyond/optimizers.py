@@ -17,10 +17,9 @@ import torch
 from scipy import stats
 
 from excite.studies.beyond.stacked_networks import Stacked, Trajectories, log_ratio, optimizer_of, train
-from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
+from excite.studies.computed import Computed, Jointly, OnProgress, Outcome, StepsScale
 from excite.studies.figures import COLOURS, plain_ticks
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant, VariantResult
 from excite.studies.trajectory.frequency import FIT, points, thinned
 
 if TYPE_CHECKING:
@@ -56,22 +55,28 @@ SCALES = {
 }  # fmt: skip
 
 
-def arms(scale: WaysScale) -> list[Arm]:
+def variants(scale: WaysScale) -> list[Variant]:
     base = {"steps": scale.steps, "batch": 10, "points": _POINTS, "test": 30, "widths": [10, 32, 32, 32]}
     return [
-        Arm(way, {**base, "optimizer": name, "lr": lr * (1 if "adam" in name else scale.times), "normalization": norm})
+        Variant(
+            way, {**base, "optimizer": name, "lr": lr * (1 if "adam" in name else scale.times), "normalization": norm}
+        )
         for way, (name, lr, norm) in _SETTINGS.items()
     ]
 
 
-def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report: Report) -> list[Outcome]:
+def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress) -> list[Outcome]:
     """All networks of a way at once: four frequencies for each seed, with the same points, first weights and order."""
     ways = list(dict.fromkeys(json.dumps(dict(settings), sort_keys=True) for settings, _ in parts))
     found: dict[int, Outcome] = {}
     for turn, way in enumerate(ways):
         chosen = [i for i, (settings, _) in enumerate(parts) if json.dumps(dict(settings), sort_keys=True) == way]
         seeds = [parts[i][1] for i in chosen]
-        trained = trajectories(parts[chosen[0]][0], seeds, lambda share, turn=turn: report((turn + share) / len(ways)))  # type: ignore[misc]
+
+        def on_share(share: float, turn: int = turn) -> None:
+            on_progress((turn + share) / len(ways))
+
+        trained = trajectories(parts[chosen[0]][0], seeds, on_share)
         for row, i in enumerate(chosen):
             four = slice(len(FREQUENCIES) * row, len(FREQUENCIES) * (row + 1))
             found[i] = outcome(
@@ -80,7 +85,7 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report:
     return [found[i] for i in range(len(parts))]
 
 
-def trajectories(settings: Mapping[str, Any], seeds: Sequence[int], report: Report) -> Trajectories:
+def trajectories(settings: Mapping[str, Any], seeds: Sequence[int], on_progress: OnProgress) -> Trajectories:
     drawn = [points(omega, seed, settings["points"], settings["test"]) for seed in seeds for omega in FREQUENCIES]
     x, y, x_test, y_test = (torch.stack(tensors) for tensors in zip(*drawn))
     networks = Stacked([seed for seed in seeds for _ in FREQUENCIES], settings["widths"], settings["normalization"])
@@ -93,7 +98,7 @@ def trajectories(settings: Mapping[str, Any], seeds: Sequence[int], report: Repo
         steps=settings["steps"],
         batch=settings["batch"],
         windows=100,
-        progress=report,
+        progress=on_progress,
     )
 
 
@@ -127,7 +132,7 @@ def _one(text: str, way: str, name: str, measure: str, above: float = 0.0) -> Cl
     return Claim(f"{way}: {text}", _SOURCE, measure, (way,), lambda n: float(getattr(n[way], name)), above=above)
 
 
-def _coupled(n: Mapping[str, Numbers]) -> float:
+def _coupled(n: Mapping[str, VariantResult]) -> float:
     return abs(float(n[BATCH].exact)) - abs(float(n[SGD].exact))
 
 
@@ -147,7 +152,7 @@ def claims(scale: WaysScale) -> list[Claim]:
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     """A column a way to train; rows: update of the bias with the exact slope, update of the weights."""
     from matplotlib.figure import Figure
@@ -219,7 +224,7 @@ STUDY = Study(
         ),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "Networks of a seed share points, first weights and the order of points over frequencies and ways.",

@@ -1,7 +1,7 @@
 """Ten classes and a residual network: excitation beside adversarial training and plain training, in one loop.
 
 Not an experiment of the papers, which have two classes and five layers: section 7.1 says how to go on, and not how far it
-carries. All arms share data, augmentation, network, schedule, number of epochs and evaluation.
+carries. All variants share data, augmentation, network, schedule, number of epochs and evaluation.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from excite.studies.beyond.by_robustness import ByRobustness, RobustnessScale, in_pixels
-from excite.studies.study import Arm, Claim, Study, gap_claim
+from excite.studies.study import Claim, Study, Variant, gap_claim
 
 SQUARED, ENTROPY = "plain, squared error", "plain, cross-entropy"
 ONE, SEVEN = "adversarial, one step", "adversarial, seven steps"
@@ -57,16 +57,16 @@ SCALES: dict[str, RobustnessScale] = {
 _OWN = "not in the papers"
 
 
-def arms(scale: RobustnessScale) -> list[Arm]:
+def variants(scale: RobustnessScale) -> list[Variant]:
     eight, bounds = in_pixels(8), [-1.0, 1.0]
     return [
-        Arm(SQUARED, squared(scale)),
-        Arm(ENTROPY, entropy(scale)),
-        Arm(ONE, entropy(scale, adversarial={"radius": eight, "steps": 1, "bounds": bounds})),
-        Arm(SEVEN, entropy(scale, adversarial={"radius": eight, "steps": 7, "bounds": bounds})),
-        Arm(INPUT, squared(scale, excitation={"radius": eight, "layers": "input", "bounds": bounds})),
-        Arm(EVERY, squared(scale, excitation={"relative": 0.02, "bounds": bounds})),
-        Arm(AUTO, squared(scale, excitation={"radius": "auto", "bounds": bounds})),
+        Variant(SQUARED, squared(scale)),
+        Variant(ENTROPY, entropy(scale)),
+        Variant(ONE, entropy(scale, adversarial={"radius": eight, "steps": 1, "bounds": bounds})),
+        Variant(SEVEN, entropy(scale, adversarial={"radius": eight, "steps": 7, "bounds": bounds})),
+        Variant(INPUT, squared(scale, excitation={"radius": eight, "layers": "input", "bounds": bounds})),
+        Variant(EVERY, squared(scale, excitation={"relative": 0.02, "bounds": bounds})),
+        Variant(AUTO, squared(scale, excitation={"radius": "auto", "bounds": bounds})),
     ]
 
 
@@ -79,7 +79,7 @@ def entropy(scale: RobustnessScale, **changes: Any) -> dict[str, Any]:
 
 
 def settings(scale: RobustnessScale, **changes: Any) -> dict[str, Any]:
-    """What all arms share, with `changes`."""
+    """What all variants share, with `changes`."""
     return {
         "data": {"name": "cifar10", "train": scale.train, "test": scale.test},
         "model": dict(scale.model),
@@ -108,9 +108,9 @@ def claims(scale: RobustnessScale) -> list[Claim]:
         Claim(
             "seven steps of adversarial training stand 8/255 on test images better than excitation of every layer does",
             _OWN,
-            "robust test accuracy at 8/255, seven steps minus the best of the arms with every layer excited",
+            "robust test accuracy at 8/255, seven steps minus the best of the variants with every layer excited",
             (SEVEN, EVERY, AUTO),
-            lambda n: n[SEVEN].robust8_test - max(n[arm].robust8_test for arm in (EVERY, AUTO)),
+            lambda n: n[SEVEN].robust8_test - max(n[variant].robust8_test for variant in (EVERY, AUTO)),
             above=0.0,
         ),
         Claim(
@@ -131,7 +131,7 @@ STUDY = Study(
     "CIFAR-10, all ten classes",
     ByRobustness(),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "Adversarial training and the input excited: 8/255 of the pixel range. Every layer: relative to the root mean square of "
@@ -139,7 +139,7 @@ STUDY = Study(
         "Excitation by the squared error to equidistant codes, four search steps; adversarial training by cross-entropy.",
         "Images flipped and shifted by up to 4 pixels; one cycle of the learning rate. Cross-entropy: gradient descent, rate 0.2, "
         "momentum 0.9, weight decay 0.0005. Squared error: AdamW, rate 0.004, decay 0.05, because plain training by it learned much "
-        "more slowly with gradient descent at the few rates that were tried; these were judged on test accuracy. The arms of the two "
+        "more slowly with gradient descent at the few rates that were tried; these were judged on test accuracy. The variants of the two "
         "losses therefore differ in more than the loss.",
     ),
 )

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from excite.studies.computed import Computed, Outcome, Report, StepsScale
+from excite.studies.computed import Computed, OnProgress, Outcome, StepsScale
 from excite.studies.excitation.planar import Array, TwoLayer, around, margins, zero_set
 from excite.studies.figures import COLOURS
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant, VariantResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,22 +33,22 @@ _FIGURE = "Persistency of excitation, section 1, figure 1"
 
 SCALES = {
     "quick": StepsScale(
-        name="quick", seeds=6, steps=15_000, every_arm=True, words="15,000 steps instead of 60,000, the authors' six seeds"
+        name="quick", seeds=6, steps=15_000, every_variant=True, words="15,000 steps instead of 60,000, the authors' six seeds"
     ),
     "paper": StepsScale(
-        name="paper", seeds=6, steps=60_000, every_arm=True, words="the authors' settings: 60,000 steps, six seeds"
+        name="paper", seeds=6, steps=60_000, every_variant=True, words="the authors' settings: 60,000 steps, six seeds"
     ),
 }  # fmt: skip
 
 
-def arms(scale: StepsScale) -> list[Arm]:
+def variants(scale: StepsScale) -> list[Variant]:
     base = {"steps": scale.steps, "lr": 1e-2, "momentum": 0.9, "hidden": 20, "bias": 10.0, "divide": 5.0}
     return [
-        Arm(ENTROPY, {**base, "loss": ENTROPY}),
-        Arm(SQUARED, {**base, "loss": SQUARED}),
-        Arm(OWN, {**base, "loss": SQUARED, "other": True}, extra=True),
-        Arm(ENTROPY_CENTRED, {**base, "loss": ENTROPY, "centred": True}, extra=True),
-        Arm(SQUARED_CENTRED, {**base, "loss": SQUARED, "centred": True}, extra=True),
+        Variant(ENTROPY, {**base, "loss": ENTROPY}),
+        Variant(SQUARED, {**base, "loss": SQUARED}),
+        Variant(OWN, {**base, "loss": SQUARED, "other": True}, extra=True),
+        Variant(ENTROPY_CENTRED, {**base, "loss": ENTROPY, "centred": True}, extra=True),
+        Variant(SQUARED_CENTRED, {**base, "loss": SQUARED, "centred": True}, extra=True),
     ]
 
 
@@ -80,7 +79,7 @@ def slope(loss: str, f: Array, y: Array) -> Array:
     return np.asarray(2 * (f - (y - 0.5)) / len(y))
 
 
-def train(network: TwoLayer, x: Array, y: Array, settings: Mapping[str, Any], report: Report) -> TwoLayer:
+def train(network: TwoLayer, x: Array, y: Array, settings: Mapping[str, Any], on_progress: OnProgress) -> TwoLayer:
     """Gradient descent with momentum on f = network / `divide`."""
     weights = list(network)
     velocity = [np.zeros_like(part) for part in weights]
@@ -95,13 +94,13 @@ def train(network: TwoLayer, x: Array, y: Array, settings: Mapping[str, Any], re
             velocity[k] = settings["momentum"] * velocity[k] + gradient
             weights[k] = weights[k] - settings["lr"] * velocity[k]
         if step % 1000 == 0:
-            report(step / settings["steps"])
+            on_progress(step / settings["steps"])
     return TwoLayer(*(np.asarray(part) for part in weights))
 
 
-def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     x, y, first = points_and_weights(1 + 20 * seed, settings)
-    network = train(first, x, y, settings, report)
+    network = train(first, x, y, settings, on_progress)
     distance = margins(network, x, y)
     pairs = np.linalg.norm(x[y == 0][:, None] - x[y == 1], axis=2)
     best = float(pairs.min()) / 2  # no classifier has more
@@ -162,7 +161,7 @@ _CLASSES = (COLOURS[2], COLOURS[1])  # blue between, orange outside: the paper's
 _LINES: dict[str, tuple[str, Any]] = {"cross-entropy": ("#000000", "-"), "squared error": ("#009E73", (0, (4, 1.5)))}
 
 
-def draw(study: Study, scale: Any, details: Details, numbers: Sequence[Numbers]) -> dict[str, tuple[str, Figure]]:
+def draw(study: Study, scale: Any, details: Details, numbers: Sequence[VariantResult]) -> dict[str, tuple[str, Figure]]:
     centred = {loss: details[f"{loss}, centred data"] for loss in _LINES if f"{loss}, centred data" in details}
     found = {
         "figure": (f"{study.title}: a panel a seed", panels({loss: details[loss] for loss in _LINES}, study.title))
@@ -236,12 +235,12 @@ STUDY = Study(
         "*Trusted*: networks that decide all training points right.",
         (
             "Both losses are means over the 16 points; learning rate 0.01, momentum 0.9, full batches, float64.",
-            "The seed draws data and first weights, the same for both losses but where an arm says otherwise; seeds 0 to 5 are "
+            "The seed draws data and first weights, the same for both losses but where a variant says otherwise; seeds 0 to 5 are "
             "the authors' 1, 21, 41, 61, 81, 101.",
         ),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     ("Hidden biases start ten times as large as PyTorch's, outputs are divided by 5: the authors' choices.",),
 )

@@ -1,6 +1,6 @@
 """Section 1.1: what an online learner does not get to see it does not learn; and two arguments of the same kind, 3.1 and 5.2.
 
-The paper tells these examples in words and gives no numbers: sizes and step sizes are ours. In each, one arm has an
+The paper tells these examples in words and gives no numbers: sizes and step sizes are ours. In each, one variant has an
 excitation that fades or is missing and another has one that persists.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from excite.studies.computed import Computed, Outcome, Report
+from excite.studies.computed import Computed, OnProgress, Outcome
 from excite.studies.excitation.excitation_hidden import centring, multiplying_node
 from excite.studies.excitation.excitation_online import (
     bandit,
@@ -23,8 +23,7 @@ from excite.studies.excitation.excitation_online import (
     stochastic_gradient,
 )
 from excite.studies.figures import COLOURS
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,38 +88,38 @@ SCALES: dict[str, BasicsScale] = {
 }
 
 
-def arms(scale: BasicsScale) -> list[Arm]:
+def variants(scale: BasicsScale) -> list[Variant]:
     """Named after the experiment and, behind the colon, how it is excited."""
 
-    def arm(experiment: str, how: str, **settings: Any) -> Arm:
+    def variant(experiment: str, how: str, **settings: Any) -> Variant:
         size = {"steps": scale.steps[experiment]} if experiment in scale.steps else {}
-        return Arm(f"{experiment}: {how}", {"experiment": experiment, **size, **settings})
+        return Variant(f"{experiment}: {how}", {"experiment": experiment, **size, **settings})
 
     return [
-        arm("regression", "attenuated quickly", alpha=0.9),
-        arm("regression", "attenuated slowly", alpha=0.99),
-        arm("regression", "persistent", alpha=1.0),
-        arm("scalar system", "no input", input="none"),
-        arm("scalar system", "random signs", input="signs"),
-        arm("linear system", "constant input", input="constant"),
-        arm("linear system", "one frequency", input="one frequency"),
-        arm("linear system", "two frequencies", input="two frequencies"),
-        arm("stochastic gradient", "scaled down too fast", scaling="fast"),
-        arm("stochastic gradient", "scaled down slowly", scaling="slow"),
-        arm("stochastic gradient", "not scaled", scaling="none"),
-        arm("bandit", "stops exploring", exploring="stops", bandits=scale.bandits),
-        arm("bandit", "goes on exploring", exploring="goes on", bandits=scale.bandits),
-        arm("node", "plain", excited="nothing"),
-        arm("node", "input excited", excited="input"),
-        arm("node", "input excited exactly", excited="exactly"),
-        arm("node", "every layer excited", excited="every layer"),
-        arm("centring", "origin elsewhere", origin="elsewhere"),
-        arm("centring", "mean removed", origin="mean"),
-        arm("centring", "support vectors centred", origin="support"),
+        variant("regression", "attenuated quickly", alpha=0.9),
+        variant("regression", "attenuated slowly", alpha=0.99),
+        variant("regression", "persistent", alpha=1.0),
+        variant("scalar system", "no input", input="none"),
+        variant("scalar system", "random signs", input="signs"),
+        variant("linear system", "constant input", input="constant"),
+        variant("linear system", "one frequency", input="one frequency"),
+        variant("linear system", "two frequencies", input="two frequencies"),
+        variant("stochastic gradient", "scaled down too fast", scaling="fast"),
+        variant("stochastic gradient", "scaled down slowly", scaling="slow"),
+        variant("stochastic gradient", "not scaled", scaling="none"),
+        variant("bandit", "stops exploring", exploring="stops", bandits=scale.bandits),
+        variant("bandit", "goes on exploring", exploring="goes on", bandits=scale.bandits),
+        variant("node", "plain", excited="nothing"),
+        variant("node", "input excited", excited="input"),
+        variant("node", "input excited exactly", excited="exactly"),
+        variant("node", "every layer excited", excited="every layer"),
+        variant("centring", "origin elsewhere", origin="elsewhere"),
+        variant("centring", "mean removed", origin="mean"),
+        variant("centring", "support vectors centred", origin="support"),
     ]
 
 
-def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     return EXPERIMENTS[settings["experiment"]](settings, seed)
 
 
@@ -190,13 +189,15 @@ WORDS = {
 }
 
 
-def _is(text: str, source: str, arm: str, name: str, **bounds: float) -> Claim:
-    return Claim(text, source, f"{WORDS[name]}, {arm}", (arm,), lambda n: float(getattr(n[arm], name)), **bounds)
+def _is(text: str, source: str, variant: str, name: str, **bounds: float) -> Claim:
+    return Claim(
+        text, source, f"{WORDS[name]}, {variant}", (variant,), lambda n: float(getattr(n[variant], name)), **bounds
+    )
 
 
 FADING, PERSISTENT, BETWEEN = COLOURS[1], COLOURS[2], COLOURS[3]
 FLOOR = 1e-16  # smaller distances are rounding
-# title, y axis, whether it is logarithmic, and the experiment's arms with their colours and dashes
+# title, y axis, whether it is logarithmic, and the experiment's variants with their colours and dashes
 PANELS: dict[str, tuple[str, str, bool, dict[str, tuple[str, str]]]] = {
     "regression": (
         "Regression, measurements\nmultiplied by α each step",
@@ -243,7 +244,7 @@ PANELS: dict[str, tuple[str, str, bool, dict[str, tuple[str, str]]]] = {
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     from matplotlib.figure import Figure
 
@@ -296,15 +297,15 @@ def _boundaries(axis: Axes, one: Mapping[str, Any]) -> None:
     axis.legend(fontsize=8, loc="lower right")
 
 
-def _margins(axis: Axes, numbers: Sequence[Numbers]) -> None:
+def _margins(axis: Axes, numbers: Sequence[VariantResult]) -> None:
     hows = {"origin elsewhere": BETWEEN, "mean removed": FADING, "support vectors centred": PERSISTENT}
     for row, (how, colour) in enumerate(hows.items()):
-        values = [found.margin for found in numbers if found.arm == f"centring: {how}"]
+        values = [found.margin for found in numbers if found.variant == f"centring: {how}"]
         axis.plot(values, [row] * len(values), "o", color=colour, alpha=0.6, markeredgewidth=0)
         axis.plot([float(np.mean(values))], [row], "|", color="k", markersize=18, markeredgewidth=2)
     axis.set_yticks(range(3), [how.replace(" ", "\n", 1) for how in hows])
     axis.set(
-        title="Margin by place of the origin\n(a dot a seed, bar: mean)",
+        title="Margin by place of the origin\n(one dot per seed, bar: mean)",
         xlabel="margin over the optimal one",
         xlim=(0, 1.05),
     )
@@ -344,6 +345,6 @@ STUDY = Study(
         ),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
 )  # fmt: skip

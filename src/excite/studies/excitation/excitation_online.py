@@ -1,6 +1,6 @@
 """Small online learners whose excitation fades or persists: section 1.1 of *Persistency of Excitation*.
 
-Each takes the settings of an arm and a seed. `wrong` is how far the parameters end from the truth, relative to where they
+Each takes the settings of a variant and a seed. `wrong` is how far the parameters end from the truth, relative to where they
 began or to their size; `error` is the last error that the algorithm itself sees.
 """
 

@@ -15,10 +15,9 @@ import torch
 
 from excite.bounds import linear_margin, relaxed_linear_margin
 from excite.bounds.excitation.hard_margin import Array, limit_hyperplane, margin_of, optimal_hyperplane
-from excite.studies.computed import Computed, Outcome, Report, StepsScale
+from excite.studies.computed import Computed, OnProgress, Outcome, StepsScale
 from excite.studies.figures import COLOURS
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant, VariantResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,22 +33,22 @@ _THEOREM = "Persistency of excitation, Theorem 2"
 
 SCALES = {
     "quick": StepsScale(
-        name="quick", seeds=3, steps=20_000, every_arm=True, words="20,000 steps instead of 100,000, 3 seeds instead of 6"
+        name="quick", seeds=3, steps=20_000, every_variant=True, words="20,000 steps instead of 100,000, 3 seeds instead of 6"
     ),
     "paper": StepsScale(
-        name="paper", seeds=6, steps=100_000, every_arm=True, words="the authors' settings: 100,000 steps; 6 seeds"
+        name="paper", seeds=6, steps=100_000, every_variant=True, words="the authors' settings: 100,000 steps; 6 seeds"
     ),
 }  # fmt: skip
 
 
-def arms(scale: StepsScale) -> list[Arm]:
+def variants(scale: StepsScale) -> list[Variant]:
     base = {"steps": scale.steps, "lr": 1e-2, "momentum": 0.9, "divide": 5.0}
     return [
-        Arm(LEFT, {**base, "data": LEFT}),
-        Arm(RIGHT, {**base, "data": RIGHT}),
-        Arm(THREE, {**base, "data": THREE}, extra=True),
-        Arm(LEFT_SCALED, {**base, "data": LEFT, "scaled": True}, extra=True),
-        Arm(RIGHT_SCALED, {**base, "data": RIGHT, "scaled": True}, extra=True),
+        Variant(LEFT, {**base, "data": LEFT}),
+        Variant(RIGHT, {**base, "data": RIGHT}),
+        Variant(THREE, {**base, "data": THREE}, extra=True),
+        Variant(LEFT_SCALED, {**base, "data": LEFT, "scaled": True}, extra=True),
+        Variant(RIGHT_SCALED, {**base, "data": RIGHT, "scaled": True}, extra=True),
     ]
 
 
@@ -76,7 +75,7 @@ def first_weights(seed: int) -> Array:
 
 
 def train(
-    x: Array, y: Array, first: Array, settings: Mapping[str, Any], report: Report
+    x: Array, y: Array, first: Array, settings: Mapping[str, Any], on_progress: OnProgress
 ) -> tuple[Array, list[tuple[int, float]]]:
     """The last (w, b), and the margin at some steps, evenly on a logarithmic scale."""
     steps, s = settings["steps"], 2 * y - 1
@@ -91,18 +90,18 @@ def train(
         theta = theta - settings["lr"] * velocity
         if step in looked_at:
             curve.append((step, margin_of(theta[:-1], float(theta[-1]), x, s)))
-            report(step / steps)
+            on_progress(step / steps)
     return theta, curve
 
 
-def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     x, y = data(settings["data"], seed + 1)
     centre, unit = np.zeros(2), 1.0
     if settings.get("scaled"):
         centre = x.mean(0)
         unit = float(np.linalg.norm(x - centre, axis=1).max())
     z, s = (x - centre) / unit, 2 * y - 1
-    theta, curve = train(z, y, first_weights(seed + 1), settings, report)
+    theta, curve = train(z, y, first_weights(seed + 1), settings, on_progress)
     bound, relaxed = linear_margin(z, y), relaxed_linear_margin(z, y)
     if bound.value is None:  # every set here is separable
         raise ArithmeticError(str(bound))
@@ -136,17 +135,19 @@ def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
     return Outcome(values, detail, flags)
 
 
-def _poor(text: str, source: str, arm: str) -> Claim:
-    return Claim(text, source, f"{arm}: margin over the optimal margin", (arm,), lambda n: n[arm].share, below=0.5)
+def _poor(text: str, source: str, variant: str) -> Claim:
+    return Claim(
+        text, source, f"{variant}: margin over the optimal margin", (variant,), lambda n: n[variant].share, below=0.5
+    )
 
 
-def _bounded(text: str, source: str, arm: str, bound: str) -> Claim:
+def _bounded(text: str, source: str, variant: str, bound: str) -> Claim:
     return Claim(
         text,
         source,
-        f"{arm}: margin of the limit of training over the bound, minus 1",
-        (arm,),
-        lambda n: n[arm].limit / n[arm].values[bound] - 1,
+        f"{variant}: margin of the limit of training over the bound, minus 1",
+        (variant,),
+        lambda n: n[variant].limit / n[variant].values[bound] - 1,
         below=ROUNDING,
     )
 
@@ -157,22 +158,22 @@ def claims(scale: StepsScale) -> list[Claim]:
         _poor("the margin is extremely poor, less than half of the optimal one, on the left", _FIGURE, LEFT),
         _poor("and on the right", _FIGURE, RIGHT),
         *(
-            _bounded(f"the bound as printed holds, {arm}", _THEOREM, arm, "printed") for arm in (LEFT, RIGHT, THREE)
+            _bounded(f"the bound as printed holds, {variant}", _THEOREM, variant, "printed") for variant in (LEFT, RIGHT, THREE)
         ),
         *(
-            _bounded(f"the bound with the optimal margin of the support vectors holds, {arm}", "excite.bounds.linear_margin",
-                     arm, "bound") for arm in (LEFT, RIGHT, THREE)
+            _bounded(f"the bound with the optimal margin of the support vectors holds, {variant}", "excite.bounds.linear_margin",
+                     variant, "bound") for variant in (LEFT, RIGHT, THREE)
         ),
         *(
             Claim(
                 f"the bound accounts for the poor margin {where}: it is less than half of the optimal one",
                 "Persistency of excitation, section 3.1",
-                f"{arm}: bound that holds over the optimal margin",
-                (arm,),
-                lambda n, arm=arm: n[arm].bound / n[arm].optimal,  # type: ignore[misc]
+                f"{variant}: bound that holds over the optimal margin",
+                (variant,),
+                lambda n, variant=variant: n[variant].bound / n[variant].optimal,  # type: ignore[misc]
                 below=0.5,
             )
-            for arm, where in ((LEFT, "on the left"), (RIGHT, "on the right"))
+            for variant, where in ((LEFT, "on the left"), (RIGHT, "on the right"))
         ),
         _poor("with the data divided by their size the margin stays poor on the left", unavoidable, LEFT_SCALED),
         _poor("and with the mean removed too on the right", unavoidable, RIGHT_SCALED),
@@ -184,10 +185,10 @@ _BOUNDS = (("bound", "Theorem 2, as it holds", ORANGE, "--"), ("printed", "Theor
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
-    plain = {arm: found for arm, found in details.items() if "scaled" not in arm}
-    scaled = {arm: found for arm, found in details.items() if "scaled" in arm}
+    plain = {variant: found for variant, found in details.items() if "scaled" not in variant}
+    scaled = {variant: found for variant, found in details.items() if "scaled" in variant}
     figures = {"figure": (f"{study.title}: boundaries and margins", columns(plain, study.title))}
     if scaled:
         figures["scaled"] = (
@@ -203,10 +204,10 @@ def columns(details: Mapping[str, list[Any]], title: str) -> Figure:
 
     figure = Figure(figsize=(1.2 + 3.6 * len(details), 7.6), layout="constrained")
     above, below = figure.subplots(2, len(details), squeeze=False)
-    for (arm, seeds), plane, curve in zip(details.items(), above, below):
+    for (variant, seeds), plane, curve in zip(details.items(), above, below):
         _plane(plane, seeds[0])
         _curve(curve, seeds[0])
-        plane.set_title(arm, fontsize=11)
+        plane.set_title(variant, fontsize=11)
     below[0].set_ylabel("distance of the nearest training point")
     handles, labels = below[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
@@ -272,10 +273,10 @@ STUDY = Study(
         ("Cross-entropy is a mean over points; learning rate 0.01, momentum 0.9, outputs divided by 5, float64.",),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
-        "The left set has mean zero, so that scaling is all that differs in its scaled arm.",
+        "The left set has mean zero, so that scaling is all that differs in its scaled variant.",
         "On the left three support vectors span the plane: no subspace holds them, and the theorem says no more than the support "
         "vector machine does. What makes the margin poor there is the bias, which costs as much as a weight however large the data.",
     ),

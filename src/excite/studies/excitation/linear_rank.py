@@ -1,7 +1,7 @@
 """Theorems 4 and 5: deep linear networks z = W_L ⋯ W_1 x with one output whose layers become one direction.
 
 Losses are sums over points, in float64. The paper has no experiment on them: sizes, data and steps are ours. The seed draws
-points and first weights, the same for all arms. Weights trained by cross-entropy grow like a power of log(steps): growing
+points and first weights, the same for all variants. Weights trained by cross-entropy grow like a power of log(steps): growing
 steps, each a thousandth of the weights' size, take them where steps of a fixed size would need exponentially many.
 """
 
@@ -19,10 +19,9 @@ from torch import Tensor
 
 from excite.bounds import alignment, cross_entropy_rank, decay_rank
 from excite.bounds.excitation.linear_rank import cross_entropy
-from excite.studies.computed import Computed, Outcome, Report
+from excite.studies.computed import Computed, OnProgress, Outcome
 from excite.studies.figures import COLOURS
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,26 +48,26 @@ class RankScale(Scale):
 
 SCALES = {
     "quick": RankScale(
-        name="quick", seeds=3, steps=10_000, widths=(6, 6, 6), points=20, every_arm=True,
+        name="quick", seeds=3, steps=10_000, widths=(6, 6, 6), points=20, every_variant=True,
         words="20 points in 6 dimensions, three layers of width 6, 10,000 steps, 3 seeds",
     ),
     "paper": RankScale(
-        name="paper", seeds=6, steps=25_000, widths=(10, 10, 10, 10), points=40, every_arm=True,
+        name="paper", seeds=6, steps=25_000, widths=(10, 10, 10, 10), points=40, every_variant=True,
         words="40 points in 10 dimensions, four layers of width 10, 25,000 steps, 6 seeds",
     ),
 }  # fmt: skip
 
 
-def arms(scale: RankScale) -> list[Arm]:
+def variants(scale: RankScale) -> list[Variant]:
     base = {"steps": scale.steps, "widths": list(scale.widths), "points": scale.points, "lr": 2e-3, "gain": 1.0}
     plain = {**base, "loss": "cross-entropy", "decay": 0.0}
     return [
-        *(Arm(name, {**base, "loss": loss, "decay": 0.1}) for loss, name in DECAY.items()),
-        Arm(STRONG, {**plain, "decay": 10.0}),
-        Arm(GROWING, {**plain, "growing": True}),
-        Arm(DESCENT, plain),
-        Arm(SMALL, {**plain, "gain": 0.05}),
-        Arm(PLAIN, {**plain, "loss": "squared error"}),
+        *(Variant(name, {**base, "loss": loss, "decay": 0.1}) for loss, name in DECAY.items()),
+        Variant(STRONG, {**plain, "decay": 10.0}),
+        Variant(GROWING, {**plain, "growing": True}),
+        Variant(DESCENT, plain),
+        Variant(SMALL, {**plain, "gain": 0.05}),
+        Variant(PLAIN, {**plain, "loss": "squared error"}),
     ]
 
 
@@ -145,7 +144,7 @@ def bound_of(weights: Weights, x: Array, y: Array, settings: Mapping[str, Any]) 
     return np.asarray(cross_entropy_rank(weights, x, y).terms["value by layer"])
 
 
-def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     x, y, weights = data_and_weights(seed, settings)
     s, steps, start = 2 * y - 1, settings["steps"], _norm(weights)
     looked_at = {0, *np.unique(np.geomspace(1, steps, LOOKS).round()).astype(int).tolist()}
@@ -157,7 +156,7 @@ def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
             bounds = bound_of(weights, x, y, settings)[:-1]
             passed += int((ratios > bounds + 1e-12).sum())  # 1e-12: rounding of the singular values
             curve.append((step, ratios.tolist(), float(bounds.max())))
-            report(step / steps)
+            on_progress(step / steps)
         if step < steps:
             weights = grow(weights, x, s) if settings.get("growing") else descend(weights, x, s, settings)
     first = [float(v[0]) if v[0] > GONE else 0.0 for v in sizes]
@@ -179,15 +178,15 @@ def claims(scale: RankScale) -> list[Claim]:
     four, five = (f"Persistency of excitation, Theorem {k}" for k in (4, 5))
     ratio = "largest σ₂/σ₁ of a layer"
 
-    def one_direction(text: str, source: str, arm: str) -> Claim:
-        return Claim(text, source, f"{arm}: {ratio}", (arm,), lambda n: n[arm].ratio, below=RANK_ONE)
+    def one_direction(text: str, source: str, variant: str) -> Claim:
+        return Claim(text, source, f"{variant}: {ratio}", (variant,), lambda n: n[variant].ratio, below=RANK_ONE)
 
-    def never_passed(text: str, arm: str) -> Claim:
-        measure = f"{arm}: times that a layer passes its bound, of about {LOOKS} looks at every layer"
-        return Claim(text, "excite.bounds", measure, (arm,), lambda n: n[arm].passed, below=0.5)
+    def never_passed(text: str, variant: str) -> Claim:
+        measure = f"{variant}: times that a layer passes its bound, of about {LOOKS} looks at every layer"
+        return Claim(text, "excite.bounds", measure, (variant,), lambda n: n[variant].passed, below=0.5)
 
     return [
-        *(one_direction(f"weight decay makes every layer one direction, {loss}", four, arm) for loss, arm in DECAY.items()),
+        *(one_direction(f"weight decay makes every layer one direction, {loss}", four, variant) for loss, variant in DECAY.items()),
         Claim(
             "every layer then has rank 1, however strong the decay",
             four,
@@ -213,7 +212,7 @@ _LOWEST = 1e-5
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     from matplotlib.figure import Figure
 
@@ -223,7 +222,7 @@ def draw(
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axis in axes.flat[len(details) :]:
         axis.axis("off")
-    for axis, (arm, seeds) in zip(axes.flat, details.items()):
+    for axis, (variant, seeds) in zip(axes.flat, details.items()):
         curve = seeds[0]["curve"]
         steps = [step for step, _, _ in curve]
         for layer in range(len(curve[0][1])):
@@ -233,7 +232,7 @@ def draw(
         axis.plot(steps, bounds, color=COLOURS[0], linestyle="--", linewidth=1.4, label="bound on all")
         axis.set(yscale="log", ylim=(_LOWEST, 30), xlim=(1, steps[-1]))
         axis.set_xscale("symlog", linthresh=1)
-        axis.set_title(arm, fontsize=10)
+        axis.set_title(variant, fontsize=10)
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel("σ₂/σ₁ (one direction: 0)")
@@ -274,7 +273,7 @@ STUDY = Study(
         ),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "The paper has no experiment on these theorems: sizes and steps are ours at both scales.",

@@ -1,8 +1,8 @@
 """Figure 6 (and figure 2 of the richness paper): the input perturbed alone, or every layer; and what else might help.
 
 The papers argue in words about dropout, augmented and larger data, adaptive optimizers and the hidden layers: those are
-the extra arms. CIFAR-10 has 5,000 images a class and no more, so at scale "paper" the data are doubled from 2,500 to
-5,000 to all 10,000 images, the plain arm; at scale "quick" from half to all to twice the plain arm's images. The number
+the extra variants. CIFAR-10 has 5,000 images a class and no more, so at scale "paper" the data are doubled from 2,500 to
+5,000 to all 10,000 images, the plain variant; at scale "quick" from half to all to twice the plain variant's images. The number
 of epochs stays the same.
 """
 
@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from excite.studies.by_margins import ByMargins, TrainingScale
 from excite.studies.excitation.planes_and_horses import HIDDEN, RADIUS, SCALES, TASK, excited, settings, with_images
-from excite.studies.study import Arm, Claim, Study, gap_claim
+from excite.studies.study import Claim, Study, Variant, gap_claim
 
 PLAIN, INPUT, ALL = "plain", "input excited", "every layer excited"
 _FIGURE = "Persistency of excitation, section 6, figure 6; Richness of hidden activations, figure 2"
 
 
-def arms(scale: TrainingScale) -> list[Arm]:
+def variants(scale: TrainingScale) -> list[Variant]:
     dropout = {"name": "papers-cnn", "options": {"dropout": 0.5}}
     return [
-        Arm(PLAIN, settings(scale)),
-        Arm(INPUT, settings(scale, excitation=excited(RADIUS, "input"))),
-        Arm(ALL, settings(scale, excitation=excited(RADIUS))),
-        Arm("hidden layers excited", settings(scale, excitation=excited(RADIUS, HIDDEN)), extra=True),
-        Arm("dropout", settings(scale, model=dropout), extra=True),
-        Arm("augmented data", settings(scale, augment={"flip": True, "shift": 4}), extra=True),
-        *(Arm(name, with_images(scale, count), extra=True) for name, count in scale.sizes.items()),
-        Arm("adaptive optimizer", settings(scale, optimizer={"name": "adam", "lr": 1e-3}), extra=True),
+        Variant(PLAIN, settings(scale)),
+        Variant(INPUT, settings(scale, excitation=excited(RADIUS, "input"))),
+        Variant(ALL, settings(scale, excitation=excited(RADIUS))),
+        Variant("hidden layers excited", settings(scale, excitation=excited(RADIUS, HIDDEN)), extra=True),
+        Variant("dropout", settings(scale, model=dropout), extra=True),
+        Variant("augmented data", settings(scale, augment={"flip": True, "shift": 4}), extra=True),
+        *(Variant(name, with_images(scale, count), extra=True) for name, count in scale.sizes.items()),
+        Variant("adaptive optimizer", settings(scale, optimizer={"name": "adam", "lr": 1e-3}), extra=True),
     ]
 
 
@@ -74,9 +74,9 @@ def _in_words(scale: TrainingScale) -> list[Claim]:
             f"{what} does less for the gap than perturbing every layer",
             f"Richness of hidden activations, section 5, {where}",
             ALL,
-            arm,
+            variant,
         )
-        for arm, what, where in (
+        for variant, what, where in (
             ("dropout", "dropout", "Dropout"),
             ("augmented data", "augmenting the data", "Importance of low-dimensional activations"),
         )
@@ -115,7 +115,7 @@ STUDY = Study(
     TASK,
     ByMargins(),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         f"Radius {RADIUS} in the infinity norm, grown from zero in four stages.",

@@ -6,41 +6,40 @@ from collections.abc import Callable, Mapping
 
 from excite.studies.by_margins import ByMargins, TrainingScale
 from excite.studies.excitation.planes_and_horses import SCALES, TASK, cross_entropy, settings
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant, VariantResult
 
 LARGE = 16 / 255  # 8/255 of pixels in [0, 1], the size CIFAR-10 networks are usually asked to stand
 _SOURCE = "Persistency of excitation, section 6, figure 4"
 
 
-def arms(scale: TrainingScale) -> list[Arm]:
-    return [Arm("squared error", settings(scale)), Arm("cross-entropy", cross_entropy(scale))]
+def variants(scale: TrainingScale) -> list[Variant]:
+    return [Variant("squared error", settings(scale)), Variant("cross-entropy", cross_entropy(scale))]
 
 
 def claims(scale: TrainingScale) -> list[Claim]:
-    return [claim(arm) for arm in ("squared error", "cross-entropy") for claim in (_small, _smaller)]
+    return [claim(variant) for variant in ("squared error", "cross-entropy") for claim in (_small, _smaller)]
 
 
-def _small(arm: str) -> Claim:
-    effect: Callable[[Mapping[str, Numbers]], float] = lambda n: n[arm].margin_test  # noqa: E731
+def _small(variant: str) -> Claim:
+    effect: Callable[[Mapping[str, VariantResult]], float] = lambda n: n[variant].margin_test  # noqa: E731
     return Claim(
-        f"training by {arm} does not give test images a large margin: half of them are misclassified within "
+        f"training by {variant} does not give test images a large margin: half of them are misclassified within "
         f"{LARGE:.3f}, the usual 8/255 of the pixel range",
         _SOURCE,
         "median test margin",
-        (arm,),
+        (variant,),
         effect,
         below=LARGE,
     )
 
 
-def _smaller(arm: str) -> Claim:
-    effect: Callable[[Mapping[str, Numbers]], float] = lambda n: n[arm].margin_train - n[arm].margin_test  # noqa: E731
+def _smaller(variant: str) -> Claim:
+    effect: Callable[[Mapping[str, VariantResult]], float] = lambda n: n[variant].margin_train - n[variant].margin_test  # noqa: E731
     return Claim(
-        f"after training by {arm} the margin of test images is smaller than that of training images",
+        f"after training by {variant} the margin of test images is smaller than that of training images",
         _SOURCE,
         "median training margin minus median test margin",
-        (arm,),
+        (variant,),
         effect,
         above=0.0,
     )
@@ -53,10 +52,10 @@ STUDY = Study(
     TASK,
     ByMargins(),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "Squared error: one output, batches of 50, momentum 0.9 damped by 0.9. Cross-entropy, as the authors have it: two "
-        "outputs, one image at a time, learning rate 0.001, momentum 0.9 undamped. The two arms differ in more than the loss.",
+        "outputs, one image at a time, learning rate 0.001, momentum 0.9 undamped. The two variants differ in more than the loss.",
     ),
 )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from excite.studies.by_margins import ByMargins, TrainingScale
 from excite.studies.excitation.planes_and_horses import SCALES, TASK, excited, settings
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant
 
 RADII = (0.005, 0.010, 0.020)
 _SOURCE = "Persistency of excitation, section 6, figure 5"
 _SMALL, _MIDDLE, _LARGE = (f"radius {radius:.3f}" for radius in RADII)
 
 
-def arms(scale: TrainingScale) -> list[Arm]:
-    grown = [Arm(f"radius {radius:.3f}", settings(scale, excitation=excited(radius))) for radius in RADII]
-    return [Arm("plain", settings(scale)), *grown]
+def variants(scale: TrainingScale) -> list[Variant]:
+    grown = [Variant(f"radius {radius:.3f}", settings(scale, excitation=excited(radius))) for radius in RADII]
+    return [Variant("plain", settings(scale)), *grown]
 
 
 def claims(scale: TrainingScale) -> list[Claim]:
@@ -37,9 +37,9 @@ def claims(scale: TrainingScale) -> list[Claim]:
         Claim(
             "the largest perturbation, 0.020, gives the largest margin of test images",
             _SOURCE,
-            f"median test margin, {_LARGE} minus the best of the other arms",
+            f"median test margin, {_LARGE} minus the best of the other variants",
             ("plain", _SMALL, _MIDDLE, _LARGE),
-            lambda n: n[_LARGE].margin_test - max(n[arm].margin_test for arm in ("plain", _SMALL, _MIDDLE)),
+            lambda n: n[_LARGE].margin_test - max(n[variant].margin_test for variant in ("plain", _SMALL, _MIDDLE)),
             above=0.0,
         ),
     ]
@@ -52,7 +52,7 @@ STUDY = Study(
     TASK,
     ByMargins(),
     SCALES,
-    arms,
+    variants,
     claims,
     ("The perturbations are balls in the infinity norm before every affine layer, grown from zero in four stages.",),
 )

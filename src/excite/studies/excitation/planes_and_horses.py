@@ -26,7 +26,7 @@ SCALES: dict[str, TrainingScale] = {
         seeds=3,
         points=100,
         sizes={"half the data": 500, "twice the data": 2000},
-        every_arm=False,
+        every_variant=False,
         words=(
             "1,000 training and 1,000 test images instead of 10,000 and 2,000, 12 epochs instead of 40, learning rate 0.5 "
             "instead of 0.1 for squared error, 3 seeds instead of 10, margins of 100 training and 100 test images"
@@ -42,7 +42,7 @@ SCALES: dict[str, TrainingScale] = {
         seeds=10,
         points=2000,
         sizes={"2,500 images": 2500, "5,000 images": 5000},
-        every_arm=True,
+        every_variant=True,
         words=(
             "the authors' settings: all 10,000 training images, 40 epochs, 10 seeds; margins of all 2,000 test images and of "
             "2,000 training images, taken evenly"

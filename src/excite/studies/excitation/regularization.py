@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from excite.studies.computed import Computed
 from excite.studies.excitation.regularization_parts import compute
 from excite.studies.figures import COLOURS, DASHES
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,33 +38,33 @@ class RegressionScale(Scale):
 
 SCALES = {
     "quick": RegressionScale(
-        name="quick", seeds=3, points=20, inputs=4, grid=12, steps=5_000, every_arm=True,
+        name="quick", seeds=3, points=20, inputs=4, grid=12, steps=5_000, every_variant=True,
         words="20 points in 4 dimensions, 12 values of λ, 5,000 steps, 3 seeds",
     ),
     "paper": RegressionScale(
-        name="paper", seeds=6, points=30, inputs=6, grid=24, steps=20_000, every_arm=True,
+        name="paper", seeds=6, points=30, inputs=6, grid=24, steps=20_000, every_variant=True,
         words="30 points in 6 dimensions, 24 values of λ, 20,000 steps, 6 seeds",
     ),
 }  # fmt: skip
 
 
-def arms(scale: RegressionScale) -> list[Arm]:
+def variants(scale: RegressionScale) -> list[Variant]:
     base = {"points": scale.points, "inputs": scale.inputs}
     six = {**base, "part": "equivalence", "grid": scale.grid, "powers": [1.0, 1.5, 2.0, 3.0]}
     inflated = {**base, "part": "inflated", "lr": 0.1, "steps": scale.steps, "decay": 0.0, "radius": 0.9}
     return [
-        *(Arm(name, {**six, "norm": norm}) for norm, name in SIX.items()),
-        Arm(NOISE, {**base, "part": "noise", "penalty": 0.1, "copies": [1, 3, 10, 30, 100, 300, 1000]}),
-        Arm(BELOW, inflated),
-        Arm(ABOVE, {**inflated, "radius": 1.5}),
-        Arm(BOUNDED, {**inflated, "decay": 0.1}),
-        Arm(LINEAR, {**base, "part": "linear", "steps": scale.steps, "scales": [1.0, 10.0, 100.0, 1000.0]}),
+        *(Variant(name, {**six, "norm": norm}) for norm, name in SIX.items()),
+        Variant(NOISE, {**base, "part": "noise", "penalty": 0.1, "copies": [1, 3, 10, 30, 100, 300, 1000]}),
+        Variant(BELOW, inflated),
+        Variant(ABOVE, {**inflated, "radius": 1.5}),
+        Variant(BOUNDED, {**inflated, "decay": 0.1}),
+        Variant(LINEAR, {**base, "part": "linear", "steps": scale.steps, "scales": [1.0, 10.0, 100.0, 1000.0]}),
     ]
 
 
-def _claim(text: str, where: str, measure: str, arm: str, name: str, **limit: float) -> Claim:
+def _claim(text: str, where: str, measure: str, variant: str, name: str, **limit: float) -> Claim:
     source = f"{_PAPER}, {where}"
-    return Claim(text, source, f"{arm}: {measure}", (arm,), lambda n: n[arm].values[name], **limit)
+    return Claim(text, source, f"{variant}: {measure}", (variant,), lambda n: n[variant].values[name], **limit)
 
 
 def claims(scale: RegressionScale) -> list[Claim]:
@@ -73,8 +72,8 @@ def claims(scale: RegressionScale) -> list[Claim]:
     return [
         *(
             _claim("where λ does not give zero, an ε gives the same solution", "Theorem 6",
-                   "largest difference of Xw and ‖w‖, relative, over λ and m", arm, "difference", below=1e-6)
-            for arm in SIX.values()
+                   "largest difference of Xw and ‖w‖, relative, over λ and m", variant, "difference", below=1e-6)
+            for variant in SIX.values()
         ),
         _claim("every λ has such an ε", "Theorem 6", "values of λ without one, all with m = 1", SIX["2"], "alone", below=0.5),
         _claim("n ghost measurements give the ridge solution", "equation 10", "relative difference", NOISE, "ghosts",
@@ -101,21 +100,21 @@ def claims(scale: RegressionScale) -> list[Claim]:
 Details = Mapping[str, list[Any]]
 
 
-def draw(study: Study, scale: Any, details: Details, numbers: Sequence[Numbers]) -> dict[str, tuple[str, Figure]]:
+def draw(study: Study, scale: Any, details: Details, numbers: Sequence[VariantResult]) -> dict[str, tuple[str, Figure]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 7), layout="constrained")
     axes = figure.subplots(2, 4)
-    six = [arm for arm in details if arm.startswith("Theorem 6")]
-    for axis, arm in zip(axes[0], six):
-        _path(axis, details[arm][0]["curves"]["1.0"])
-        axis.set(title=f"{arm}, m = 1", xlabel="λ / 2‖X'y‖_q", xscale="log")
+    six = [variant for variant in details if variant.startswith("Theorem 6")]
+    for axis, variant in zip(axes[0], six):
+        _path(axis, details[variant][0]["curves"]["1.0"])
+        axis.set(title=f"{variant}, m = 1", xlabel="λ / 2‖X'y‖_q", xscale="log")
     axes[0, 0].set_ylabel("weights")
     _radii(axes[0, 3], details[six[1]][0]["curves"])
     _noise(axes[1, 0], details["equations 10 and 11"][0])
-    inflated = {arm: found[0]["curve"] for arm, found in details.items() if arm.startswith("equation 13")}
-    for number, (arm, curve) in enumerate(inflated.items()):
-        words = arm.removeprefix("equation 13, ").replace(" the margin", "")
+    inflated = {variant: found[0]["curve"] for variant, found in details.items() if variant.startswith("equation 13")}
+    for number, (variant, curve) in enumerate(inflated.items()):
+        words = variant.removeprefix("equation 13, ").replace(" the margin", "")
         style = {"color": COLOURS[number], "linestyle": DASHES[number], "linewidth": 1.8, "label": words}
         steps, norms, _, reach = zip(*curve)
         axes[1, 1].plot(steps, norms, **style)
@@ -187,14 +186,14 @@ STUDY = Study(
         "(dots); in the shaded part the penalty gives zero and no ε does; and which ε matches. Second row: how far the solution\n"
         "with drawn noise is from ridge regression; the norm of w and its margin over ε for problem 13; the Lipschitz constant\n"
         "of least squares with larger targets.",
-        "Means over seeds, and the range; a dash where an arm has no such number. Both solutions of Theorem 6 are found separately,\n"
+        "Means over seeds, and the range; a dash where a variant has no such number. Both solutions of Theorem 6 are found separately,\n"
         "for m = 1, 1.5, 2, 3; they need not be unique for p = 1 and ∞, so Xw and ‖w‖_p are compared.",
         (
             "Losses are sums over points. Equation 13 in the 2-norm, without a bias, ε = 0.9 or 1.5 times the largest margin.",
         ),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "Theorem 6 with m = 1: from λ = 2‖X'y‖_q on the penalty gives zero, and no ε does.",

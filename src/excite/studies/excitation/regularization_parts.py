@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from excite._core.checks import DUAL, parse_norm
 from excite.bounds import radius_of_penalty
 from excite.bounds.excitation.hard_margin import least_norm
-from excite.studies.computed import Outcome, Report
+from excite.studies.computed import OnProgress, Outcome
 
 Array = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ def regression(seed: int, settings: Mapping[str, Any]) -> tuple[Array, Array]:
     return x, x @ w + 0.3 * rng.normal(size=len(x))
 
 
-def equivalence(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def equivalence(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     """Theorem 6: for λ on a grid both solutions, and the ε that makes them one, for several powers m."""
     x, y = regression(seed, settings)
     norm = settings["norm"]
@@ -43,12 +43,12 @@ def equivalence(settings: Mapping[str, Any], seed: int, report: Report) -> Outco
             )
             alone += found.radius is None
             differences += [found.difference] if found.radius is not None else []
-            report((number + k / len(grid)) / len(settings["powers"]))
+            on_progress((number + k / len(grid)) / len(settings["powers"]))
     values = {"difference": max(differences), "alone": float(alone), "solved": float(len(differences) - 1)}
     return Outcome(values, {"curves": curves})
 
 
-def noise(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def noise(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     """Equations 10 and 11: ridge, n ghost measurements, 2n directions of noise, and noise drawn at random."""
     x, y = regression(seed, settings)
     count, n = x.shape
@@ -96,7 +96,7 @@ def inflated_gradient(w: Array, x: Array, s: Array, radius: float) -> Array:
     return np.asarray((-(s * (far + near)) @ x + outward) / 2)
 
 
-def inflated(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def inflated(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     """Gradient descent on equation 13 (plus decay · ‖w‖²), the radius a multiple of the largest margin."""
     x, s, margin = two_classes(seed, settings)
     radius, steps = settings["radius"] * margin, settings["steps"]
@@ -108,7 +108,7 @@ def inflated(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
         if step in looked_at:
             size = float(np.linalg.norm(w))
             curve.append((step, size, inflated_loss(w, x, s, radius), float((s * (x @ w)).min()) / size / radius))
-            report(step / steps)
+            on_progress(step / steps)
     early = next(size for step, size, _, _ in curve if step >= steps / 10)
     values = {
         "norm": curve[-1][1],
@@ -131,7 +131,7 @@ def above_chord(x: Array, s: Array, radius: float, seed: int, pairs: int = 2000)
     return found
 
 
-def linear_estimator(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def linear_estimator(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     """Section 2.1: gradient descent on ½Σ‖Wx − f(x)‖² with one step size, for targets of growing size."""
     x, y = regression(seed, settings)
     hessian = x.T @ x
@@ -143,7 +143,7 @@ def linear_estimator(settings: Mapping[str, Any], seed: int, report: Report) -> 
             w = w - step * (hessian @ w - scale * (x.T @ y))
         left = float(np.linalg.norm(hessian @ w - scale * (x.T @ y)) / np.linalg.norm(scale * (x.T @ y)))
         curve.append((scale, float(np.linalg.norm(w)), left))
-        report(len(curve) / len(settings["scales"]))
+        on_progress(len(curve) / len(settings["scales"]))
     first, last = curve[0], curve[-1]
     values = {
         "lipschitz": last[1] / first[1],
@@ -155,5 +155,5 @@ def linear_estimator(settings: Mapping[str, Any], seed: int, report: Report) -> 
 PARTS = {"equivalence": equivalence, "noise": noise, "inflated": inflated, "linear": linear_estimator}
 
 
-def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
-    return PARTS[settings["part"]](settings, seed, report)
+def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    return PARTS[settings["part"]](settings, seed, on_progress)

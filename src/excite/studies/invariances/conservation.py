@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from excite.probes import conservation
 from excite.probes.conserved.off_diagonal import law_matrix
-from excite.studies.computed import Computed, Outcome, Report, StepsScale
+from excite.studies.computed import Computed, OnProgress, Outcome, StepsScale
 from excite.studies.figures import COLOURS
 from excite.studies.invariances.seven_networks import CASES, Net, start
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant, VariantResult
 from excite.train.dynamics.flow import gradient_flow
 from excite.wiring import Group, trace
 
@@ -46,13 +45,13 @@ SCALES = {
 }  # fmt: skip
 
 
-def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     model, x, y = start(settings, seed)
     wiring = trace(model, x)
     names = CASES[settings["case"]][1]
     groups = [group for group in wiring.groups if group.producers[0].layer in names]
     flowed = flow(model, x, y, groups, settings["time"])
-    report(0.3)
+    on_progress(0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings["lr"])
     first = {path: p.detach().clone() for path, p in model.named_parameters()}
     steps, curve = settings["steps"], []
@@ -67,7 +66,7 @@ def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
                 mine = [reading[name] for name in names]
                 apart = [entry.off_diagonal for entry in mine if entry.off_diagonal is not None]
                 curve.append((step, max(e.relative for e in mine), max(m.relative for m in apart)))
-                report(0.3 + 0.7 * step / steps)
+                on_progress(0.3 + 0.7 * step / steps)
     moved = sum(float((p - first[path]).square().sum().detach()) for path, p in model.named_parameters()) ** 0.5
     size = sum(float(w.square().sum()) for w in first.values()) ** 0.5
     values = {
@@ -128,9 +127,11 @@ def name(case: int, kind: str) -> str:
     return f"{case} {CASES[case][0]}, {kind}"
 
 
-def arms(scale: CasesScale) -> list[Arm]:
+def variants(scale: CasesScale) -> list[Variant]:
     common = {"steps": scale.steps, "points": scale.points, "time": scale.time, "lr": 0.02}
-    return [Arm(name(case, kind), {**common, "case": case, "relu": kind == "ReLU"}) for case in CASES for kind in KINDS]
+    return [
+        Variant(name(case, kind), {**common, "case": case, "relu": kind == "ReLU"}) for case in CASES for kind in KINDS
+    ]
 
 
 def claims(scale: CasesScale) -> list[Claim]:
@@ -143,7 +144,7 @@ def claims(scale: CasesScale) -> list[Claim]:
         mine = tuple(name(case, kind) for case in CASES)
         measure = f"log₁₀ of the smallest relative change over the seven cases, {kind}"
 
-        def effect(n: Mapping[str, Numbers]) -> float:
+        def effect(n: Mapping[str, VariantResult]) -> float:
             return math.log10(min(getattr(n[a], number) for a in mine))
 
         return Claim(text, source, measure, mine, effect, below=math.log10(below))
@@ -180,13 +181,13 @@ _LINES = {
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     from matplotlib.figure import Figure
 
     cases: dict[str, dict[str, Any]] = {}
-    for arm, seeds in details.items():
-        case, _, kind = arm.rpartition(", ")
+    for variant, seeds in details.items():
+        case, _, kind = variant.rpartition(", ")
         cases.setdefault(case, {})[kind] = seeds[0]["curve"]
     columns = min(4, len(cases))
     rows = -(-len(cases) // columns)
@@ -241,7 +242,7 @@ STUDY = Study(
         ("Squared error, mean over points; learning rate 0.02; float64; networks without biases and with one output.",),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "W₂ of case 5 is (d·l) × c: every place of a channel counts. W₂ of case 6 is [Y; Z].",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from excite._core.randomness import seeded_weights
 from excite.data import load
 from excite.probes import conservation
-from excite.studies.computed import Computed, Outcome, Report, Resumable, StepsScale
+from excite.studies.computed import Computed, OnProgress, Outcome, Resumable, StepsScale
 from excite.studies.figures import COLOURS
 from excite.studies.invariances.ledger_measures import (
     balances,
@@ -29,8 +29,7 @@ from excite.studies.invariances.ledger_measures import (
     shares,
     sizes,
 )
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant, VariantResult
 from excite.train.from_config import find_device
 from excite.train.models.architectures import build
 
@@ -95,7 +94,7 @@ def network(settings: Mapping[str, Any], shape: tuple[int, ...], outputs: int, s
         return Transformer(shape, 2 if shape[1] < 16 else 4, 4 * width, 2 if stages < 4 else 6, outputs)
 
 
-def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, report: Report) -> Outcome:
+def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, on_progress: OnProgress) -> Outcome:
     place = find_device(device)
     data = load(settings["data"], train=settings["images"]).to(place)
     model = network(settings, data.shape, len(data.classes), seed).to(place)
@@ -116,7 +115,7 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, r
                 reading = ledger.read()
                 curve.append((step, sizes(reading)))
                 balance.append((step, balances(reading, parameters)))
-                report(step / steps)
+                on_progress(step / steps)
     with torch.no_grad():
         model.eval()
         right = (model(data.x_test[:500]).argmax(1) == data.y_test[:500]).float().mean().item()
@@ -146,10 +145,10 @@ def name(model: str, optimizer: str) -> str:
     return f"{model}, {optimizer}"
 
 
-def arms(scale: RealScale) -> list[Arm]:
+def variants(scale: RealScale) -> list[Variant]:
     common = {k: getattr(scale, k) for k in ("steps", "data", "width", "stages", "batch", "images")}
     return [
-        Arm(name(model, optimizer), {**common, "model": model, "optimizer": optimizer})
+        Variant(name(model, optimizer), {**common, "model": model, "optimizer": optimizer})
         for model in MODELS for optimizer in OPTIMIZERS
     ]  # fmt: skip
 
@@ -157,8 +156,8 @@ def arms(scale: RealScale) -> list[Arm]:
 def claims(scale: RealScale) -> list[Claim]:
     source = "Training invariances, appendix F"
 
-    def of(arm: str, text: str, measure: str, effect: Callable[[Any], float], source: str, **bound: float) -> Claim:
-        return Claim(text, source, f"{arm}: {measure}", (arm,), lambda n: effect(n[arm]), **bound)
+    def of(variant: str, text: str, measure: str, effect: Callable[[Any], float], source: str, **bound: float) -> Claim:
+        return Claim(text, source, f"{variant}: {measure}", (variant,), lambda n: effect(n[variant]), **bound)
 
     result = []
     for model in MODELS:
@@ -212,7 +211,7 @@ _FLOOR = 1e-10
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     return {
         "figure": (f"{study.title}: drift and its parts", _parts(study, details)),
@@ -236,7 +235,7 @@ def _balance(details: Mapping[str, list[Any]]) -> Figure:
     from matplotlib import colormaps
 
     figure, axes = _panels(len(details))
-    for axis, (arm, seeds) in zip(axes.flat, details.items()):
+    for axis, (variant, seeds) in zip(axes.flat, details.items()):
         curve = seeds[0]["balance"]
         laws = list(curve[0][1])
         steps = [max(step, 0.5) for step, _ in curve]  # the start, on a logarithmic axis
@@ -245,7 +244,7 @@ def _balance(details: Mapping[str, list[Any]]) -> Figure:
             axis.plot(steps, [found[law] for _, found in curve], color=colour, linewidth=1.2)
         axis.axhline(1, color="#000000", linewidth=0.8, linestyle=":")
         axis.set(xscale="log", yscale="log")
-        axis.set_title(arm, fontsize=10)
+        axis.set_title(variant, fontsize=10)
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel("‖what makes channels‖²\nover ‖what reads them‖²")
@@ -255,7 +254,7 @@ def _balance(details: Mapping[str, list[Any]]) -> Figure:
 
 def _parts(study: Study, details: Mapping[str, list[Any]]) -> Figure:
     figure, axes = _panels(len(details))
-    for axis, (arm, seeds) in zip(axes.flat, details.items()):
+    for axis, (variant, seeds) in zip(axes.flat, details.items()):
         curve = seeds[0]["curve"]
         for part, (colour, dashes, label) in _LINES.items():
             found = [(step, sizes[part]) for step, sizes in curve]
@@ -263,7 +262,7 @@ def _parts(study: Study, details: Mapping[str, list[Any]]) -> Figure:
             shown = [(step, value) for step, value in found if value > _FLOOR]
             axis.plot(*(zip(*shown) if shown else ([], [])), color=colour, linestyle=dashes, linewidth=1.8, label=label)
         axis.set(xscale="log", yscale="log", ylim=(_FLOOR, 3))
-        axis.set_title(arm, fontsize=10)
+        axis.set_title(variant, fontsize=10)
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel("change of the conserved numbers\n(relative to squared weights)")
@@ -311,7 +310,7 @@ STUDY = Study(
         ),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "Decay is charged with all it does, through the momentum buffer too: a buffer of 0.9 applies it ten times.",

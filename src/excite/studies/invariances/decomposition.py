@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from excite.studies.computed import Computed, Outcome, Report, StepsScale
+from excite.studies.computed import Computed, OnProgress, Outcome, StepsScale
 from excite.studies.figures import COLOURS, DASHES
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant, VariantResult
 from excite.train.models.resnet import resnet
 from excite.wiring import Graph, decompose, path_count
 from excite.wiring.paths import LIMIT
@@ -30,16 +29,16 @@ COUNTS = "paths of networks"
 POINTS = 5
 
 SCALES = {
-    "quick": StepsScale(name="quick", seeds=2, steps=20, words="20 graphs with 6 hidden vertices an arm, 2 seeds"),
-    "paper": StepsScale(name="paper", seeds=4, steps=60, words="60 graphs with 6 hidden vertices an arm, 4 seeds"),
+    "quick": StepsScale(name="quick", seeds=2, steps=20, words="20 graphs with 6 hidden vertices per variant, 2 seeds"),
+    "paper": StepsScale(name="paper", seeds=4, steps=60, words="60 graphs with 6 hidden vertices per variant, 4 seeds"),
 }
 
 
-def arms(scale: StepsScale) -> list[Arm]:
-    found = [Arm(kind, {"graphs": scale.steps, "slope": list(slope)}) for kind, slope in KINDS.items()]
+def variants(scale: StepsScale) -> list[Variant]:
+    found = [Variant(kind, {"graphs": scale.steps, "slope": list(slope)}) for kind, slope in KINDS.items()]
     return [
         *found,
-        Arm(COUNTS, {"width": 8, "side": 8, "depths": [2, 4, 8]} if scale.name == "quick" else {"width": 64}),
+        Variant(COUNTS, {"width": 8, "side": 8, "depths": [2, 4, 8]} if scale.name == "quick" else {"width": 64}),
     ]
 
 
@@ -57,11 +56,11 @@ def differences(net: Graph, x: np.ndarray, edge: tuple[str, str], size: float = 
     return (ends[1] - ends[0]) / (2 * size)
 
 
-def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
-    return counted(**settings) if "width" in settings else compared(settings, seed, report)
+def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    return counted(**settings) if "width" in settings else compared(settings, seed, on_progress)
 
 
-def compared(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def compared(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     rng = np.random.default_rng(seed)
     errors, slopes, most, pattern = [], [], 0, 0.0
     for number in range(settings["graphs"]):
@@ -74,7 +73,7 @@ def compared(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
         edge = list(net.weights)[int(rng.integers(len(net.weights)))]
         found = parts.derivative(x, edge)
         slopes.append(abs(found - differences(net, x, edge)) / max(1.0, abs(found)))
-        report((number + 1) / settings["graphs"])
+        on_progress((number + 1) / settings["graphs"])
     values = {"error": max(errors), "slope": float(np.median(slopes)), "pattern": pattern, "paths": float(most)}
     return Outcome(values, {"errors": errors})
 
@@ -139,16 +138,18 @@ def claims(scale: StepsScale) -> list[Claim]:
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    errors = {arm: seeds[0]["errors"] for arm, seeds in details.items() if "errors" in seeds[0]}
+    errors = {variant: seeds[0]["errors"] for variant, seeds in details.items() if "errors" in seeds[0]}
     bins = np.geomspace(1e-18, 1e-14, 33)
-    for k, (arm, found) in enumerate(errors.items()):
-        left.hist(np.maximum(found, 1.01e-18), bins, histtype="step", linewidth=1.8, color=COLOURS[2 + k], label=arm)
+    for k, (variant, found) in enumerate(errors.items()):
+        left.hist(
+            np.maximum(found, 1.01e-18), bins, histtype="step", linewidth=1.8, color=COLOURS[2 + k], label=variant
+        )
     left.axvline(1e-12, color=COLOURS[0], linestyle="--", linewidth=1.2)
     left.set(xscale="log", xlim=(1e-18, 1e-11), xlabel="|ν(x) − μ(h(x))| / Σ|h|", ylabel="points")
     left.set_title(
@@ -195,7 +196,7 @@ STUDY = Study(
         ("Weights are standard normal; each pair of vertices is joined with probability 0.7.",),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "Of convolutions and residual blocks the widths are those of all layers; residual networks have one more in front.",

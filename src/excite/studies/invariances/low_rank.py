@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from excite.bounds import alignment
-from excite.studies.computed import Computed, Outcome, Report
+from excite.studies.computed import Computed, OnProgress, Outcome
 from excite.studies.excitation.linear_rank import RankScale
 from excite.studies.figures import COLOURS
 from excite.studies.invariances.low_rank_training import data_and_weights, differences, moved, norm, ratios, right, step
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant, VariantResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,30 +35,30 @@ TWO = "ReLU, two points"
 
 SCALES = {
     "quick": RankScale(
-        name="quick", seeds=3, steps=6_000, widths=(6, 8, 8), points=20, every_arm=True,
+        name="quick", seeds=3, steps=6_000, widths=(6, 8, 8), points=20, every_variant=True,
         words="20 points in 6 dimensions, two hidden layers of width 8, 6,000 steps, 3 seeds",
     ),
     "paper": RankScale(
-        name="paper", seeds=5, steps=10_000, widths=(10, 16, 16, 16), points=40, every_arm=True,
+        name="paper", seeds=5, steps=10_000, widths=(10, 16, 16, 16), points=40, every_variant=True,
         words="40 points in 10 dimensions, three hidden layers of width 16, 10,000 steps, 5 seeds",
     ),
 }  # fmt: skip
 
 
-def arms(scale: RankScale) -> list[Arm]:
+def variants(scale: RankScale) -> list[Variant]:
     base = {"steps": scale.steps, "widths": [*scale.widths, 1], "points": scale.points, "gain": 1.0, "lr": 2e-3}
     found = []
     for names, leak in ((LINEAR, 1.0), (RELU, 0.0)):
-        found += [Arm(name, {**base, "leak": leak, "loss": loss}) for loss, name in names.items()]
+        found += [Variant(name, {**base, "leak": leak, "loss": loss}) for loss, name in names.items()]
     for (kind, small), many in zip(SMALL.items(), MANY.values()):
         leak = 1.0 if kind == "linear" else 0.0
-        found.append(Arm(small, {**base, "leak": leak, "loss": "squared", "gain": 0.1, "lr": 5e-3}))
-        found.append(Arm(many, {**base, "leak": leak, "loss": "classes", "widths": [*scale.widths, 3]}))
+        found.append(Variant(small, {**base, "leak": leak, "loss": "squared", "gain": 0.1, "lr": 5e-3}))
+        found.append(Variant(many, {**base, "leak": leak, "loss": "classes", "widths": [*scale.widths, 3]}))
     two = {**base, "widths": [2, 2, 1], "points": 2, "leak": 0.0, "loss": "logistic", "two points": True}
-    return [*found, Arm(TWO, two)]
+    return [*found, Variant(TWO, two)]
 
 
-def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     x, y, weights = data_and_weights(seed, settings)
     first, laws, steps = norm(weights), differences(weights), settings["steps"]
     looked_at = {0, *np.unique(np.geomspace(1, steps, LOOKS).round()).astype(int).tolist()}
@@ -70,7 +69,7 @@ def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
         if number in looked_at:
             aligned = alignment(weights)
             curve.append((number, ratios(weights[hidden]), aligned.tolist(), norm(weights) / first))
-            report(number / steps)
+            on_progress(number / steps)
         if number < steps:
             weights = step(weights, x, y, settings)
             now = [np.sign(w) for w in weights]
@@ -93,12 +92,17 @@ def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
 def claims(scale: RankScale) -> list[Claim]:
     two, cor = "Training invariances, Theorem 2", "Training invariances, Corollary 1"
 
-    def rank_one(text: str, source: str, arm: str) -> Claim:
-        return Claim(text, source, f"{arm}: least ‖W‖₂²/‖W‖²_F", (arm,), lambda n: n[arm].ratio, above=NEAR)
+    def rank_one(text: str, source: str, variant: str) -> Claim:
+        return Claim(text, source, f"{variant}: least ‖W‖₂²/‖W‖²_F", (variant,), lambda n: n[variant].ratio, above=NEAR)
 
-    def aligned(text: str, source: str, arm: str) -> Claim:
+    def aligned(text: str, source: str, variant: str) -> Claim:
         return Claim(
-            text, source, f"{arm}: least alignment of neighbours", (arm,), lambda n: n[arm].alignment, above=NEAR
+            text,
+            source,
+            f"{variant}: least alignment of neighbours",
+            (variant,),
+            lambda n: n[variant].alignment,
+            above=NEAR,
         )
 
     tails = ("logistic", "exponential")
@@ -154,7 +158,7 @@ def claims(scale: RankScale) -> list[Claim]:
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     from matplotlib.figure import Figure
 
@@ -165,7 +169,7 @@ def draw(
     for axis in axes.flat[len(details) :]:
         axis.axis("off")
     handles: dict[str, Any] = {}
-    for axis, (arm, seeds) in zip(axes.flat, details.items()):
+    for axis, (variant, seeds) in zip(axes.flat, details.items()):
         curve = seeds[0]["curve"]
         steps = [point[0] for point in curve]
         for layer in range(len(curve[0][1])):
@@ -179,7 +183,7 @@ def draw(
         axis.set(ylim=(0, 1.03), xlim=(1, steps[-1]))
         axis.set_xscale("symlog", linthresh=1)
         axis.axhline(1, color="#bbb", linewidth=0.8, zorder=0)
-        axis.set_title(f"{arm}\n(norm grew ×{curve[-1][3]:.3g})", fontsize=9)
+        axis.set_title(f"{variant}\n(norm grew ×{curve[-1][3]:.3g})", fontsize=9)
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel(r"$\|W\|_2^2\,/\,\|W\|_F^2$" + "\n(rank one: 1)")
@@ -219,7 +223,7 @@ STUDY = Study(
         ("Float64, full batch. First weights have variance 1 / inputs, 2 / inputs for ReLU, times 0.01 where small.",),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "The paper has no experiment: sizes, data and steps are ours at both scales.",

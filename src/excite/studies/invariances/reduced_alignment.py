@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from excite.bounds import Bound, reduced_alignment
-from excite.studies.computed import Computed, Outcome, Report, StepsScale
+from excite.studies.computed import Computed, OnProgress, Outcome, StepsScale
 from excite.studies.figures import COLOURS
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant, VariantResult
 from excite.wiring import trace
 
 if TYPE_CHECKING:
@@ -37,9 +36,9 @@ SCALES = {
 }
 
 
-def arms(scale: StepsScale) -> list[Arm]:
+def variants(scale: StepsScale) -> list[Variant]:
     return [
-        Arm(names[kind], {"steps": scale.steps, "blocks": blocks, "relu": kind == "ReLU"})
+        Variant(names[kind], {"steps": scale.steps, "blocks": blocks, "relu": kind == "ReLU"})
         for blocks, names in (("convolutions", CONV), ("residual", FREE), ("dense", DENSE))
         for kind in ("linear", "ReLU")
     ]
@@ -106,7 +105,7 @@ def grow(model: nn.Module, x: Tensor, y: Tensor) -> bool:
     return True
 
 
-def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     x, y, model = data_and_model(seed, settings)
     wiring = trace(model, x)
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -121,7 +120,7 @@ def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
             rows = [[b.terms["measured"], b.terms["at this norm"], b.terms["limit"]] for b in found.values()]
             room = min(room, *(measured - now for measured, now, _ in rows))
             curve.append((number, rows))
-            report(number / steps)
+            on_progress(number / steps)
         if number < steps and not grow(model, x, y):
             flags = ("a point has no active path left: its loss outweighs all others, and the gradient is 0",)
     last = list(found.values())
@@ -146,31 +145,35 @@ def look(model: nn.Module, x: Tensor, initial: Mapping[str, Tensor], wiring: Any
 def claims(scale: StepsScale) -> list[Claim]:
     source = "Training invariances, Theorem 2"
 
-    def never(arm: str, words: str) -> Claim:
-        measure = f"{arm}: least measured ratio minus 1/K − D/‖W‖²_F, all layers, about {LOOKS} looks"
-        return Claim(f"equation 13 with 2 for 8, {words}", source, measure, (arm,), lambda n: n[arm].room, above=-0.005)
+    def never(variant: str, words: str) -> Claim:
+        measure = f"{variant}: least measured ratio minus 1/K − D/‖W‖²_F, all layers, about {LOOKS} looks"
+        return Claim(
+            f"equation 13 with 2 for 8, {words}", source, measure, (variant,), lambda n: n[variant].room, above=-0.005
+        )
 
-    def limit(arm: str, words: str) -> Claim:
-        measure = f"{arm}: least measured ratio minus the limit, at the end (norms are finite: up to 0.05 below)"
-        return Claim(f"equation 14 with 2 for 8, {words}", source, measure, (arm,), lambda n: n[arm].above, above=-0.05)
+    def limit(variant: str, words: str) -> Claim:
+        measure = f"{variant}: least measured ratio minus the limit, at the end (norms are finite: up to 0.05 below)"
+        return Claim(
+            f"equation 14 with 2 for 8, {words}", source, measure, (variant,), lambda n: n[variant].above, above=-0.05
+        )
 
-    def below_one(arm: str, words: str) -> Claim:
+    def below_one(variant: str, words: str) -> Claim:
         text = f"alignment is reduced: some layer stays below 0.99, {words}"
-        return Claim(text, source, f"{arm}: least ratio", (arm,), lambda n: n[arm].ratio, below=0.99)
+        return Claim(text, source, f"{variant}: least ratio", (variant,), lambda n: n[variant].ratio, below=0.99)
 
     names = {"linear convolutions": CONV["linear"], "linear residual blocks": FREE["linear"], "linear, fully connected": DENSE["linear"]}  # fmt: skip
     nonlinear = {"ReLU convolutions": CONV["ReLU"], "ReLU residual blocks": FREE["ReLU"], "ReLU, fully connected": DENSE["ReLU"]}  # fmt: skip
     return [
-        *(never(arm, words) for words, arm in names.items()),
-        *(limit(arm, words) for words, arm in names.items()),
-        *(never(arm, words) for words, arm in nonlinear.items()),
-        *(limit(arm, words) for words, arm in nonlinear.items()),
-        *(below_one(arm, words) for words, arm in names.items()),
+        *(never(variant, words) for words, variant in names.items()),
+        *(limit(variant, words) for words, variant in names.items()),
+        *(never(variant, words) for words, variant in nonlinear.items()),
+        *(limit(variant, words) for words, variant in nonlinear.items()),
+        *(below_one(variant, words) for words, variant in names.items()),
     ]
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     from matplotlib.figure import Figure
 
@@ -178,7 +181,7 @@ def draw(
     figure = Figure(figsize=(1 + 3.6 * columns, 7), layout="constrained")
     axes = figure.subplots(2, columns, squeeze=False, sharex=True, sharey=True)
     panels = axes.T.flat  # linear above ReLU
-    for axis, (arm, seeds) in zip(panels, details.items()):
+    for axis, (variant, seeds) in zip(panels, details.items()):
         names, curve = seeds[0]["layers"], seeds[0]["curve"]
         steps = [point[0] for point in curve]
         for k, _ in enumerate(names):
@@ -188,7 +191,7 @@ def draw(
         axis.plot(
             [], [], color=COLOURS[0], linestyle="--", linewidth=1.2, label="dashed: the least that Theorem 2 allows it"
         )
-        axis.set(ylim=(0, 1.03), xlim=(1, steps[-1]), title=arm)
+        axis.set(ylim=(0, 1.03), xlim=(1, steps[-1]), title=variant)
         axis.set_xscale("symlog", linthresh=1)
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
@@ -227,7 +230,7 @@ STUDY = Study(
         ("Float64, full batch, 20 points; first weights have variance 1/4 over inputs, 1/2 for ReLU.",),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "Convolutions: 2×8 inputs, kernels of 3 to 4 and 4 channels, linear 16 → 6 → 1. Residual blocks: 8 → 6, two blocks "

@@ -19,9 +19,8 @@ from excite.jobs.scheduler import Task
 from excite.probes import Moments
 from excite.runs import Run, load_run
 from excite.studies.by_margins import CHANCE, TrainingScale
-from excite.studies.numbers import Numbers
-from excite.studies.richness.rank_figures import arms_figure, variance_figure
-from excite.studies.study import Arm, Study
+from excite.studies.richness.rank_figures import variance_figure, variants_figure
+from excite.studies.study import Study, Variant, VariantResult
 from excite.train.config import TrainConfig, parse_config
 from excite.train.evaluate import PARTS, SavedModel
 from excite.train.from_config import build_model, load_data, stored_config
@@ -99,11 +98,11 @@ class SpectraTaken:
         there = (run.path / "artifacts/spectra.json").exists()
         return there and run.read_json("spectra").get("settings") == asdict(self)
 
-    def take(self, saved: SavedModel, arm: str, progress: Callable[[float], None]) -> None:
+    def take(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
         with closing(Run.open(saved.run, "a")) as run:  # its status stays
             config = stored_config(run, trust=saved.trusted)
         untrained = build_model(config, saved.data).to(saved.data.x_test.device)
-        found: dict[str, Any] = {"settings": asdict(self), "arm": arm, "accuracy": {}}
+        found: dict[str, Any] = {"settings": asdict(self), "arm": variant, "accuracy": {}}
         models = {"train": saved.model, "test": saved.model, "untrained": untrained}
         for number, (state, model) in enumerate(models.items()):
             x, y = saved.points("train" if state == "train" else "test", self.points)
@@ -134,15 +133,15 @@ class BySpectra:
         "Seeds draw the initial weights and the order of the images. The images are the same.",
     )
 
-    def work(self, study: str, arm: Arm, scale: TrainingScale, seed: int, folder: Path, device: str) -> Task:
-        config = parse_config({**arm.config, "seed": seed, "device": device}, f"{study}, {arm.name}")
-        return Task(arm.name, seed, folder, config, SpectraTaken(scale.points))
+    def work(self, study: str, variant: Variant, scale: TrainingScale, seed: int, folder: Path, device: str) -> Task:
+        config = parse_config({**variant.config, "seed": seed, "device": device}, f"{study}, {variant.name}")
+        return Task(variant.name, seed, folder, config, SpectraTaken(scale.points))
 
     def check(self, work: Sequence[Work]) -> None:
         assert isinstance(work[0], Task)
         load_data(work[0].config.data)  # says how to fetch them
 
-    def read(self, work: Work) -> tuple[Numbers, dict[str, Any]]:
+    def read(self, work: Work) -> tuple[VariantResult, dict[str, Any]]:
         """The numbers, of test images unless their name says otherwise, and the spectra by state and layer."""
         with load_run(work.folder) as run:
             try:
@@ -159,23 +158,26 @@ class BySpectra:
                 raise RunError(
                     f"the artifacts of {work.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
-        return Numbers(work.arm, work.seed, values, (), values["accuracy_test"] < CHANCE), found
+        return VariantResult(work.arm, work.seed, values, (), values["accuracy_test"] < CHANCE), found
 
     def figures(
-        self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+        self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
     ) -> dict[str, tuple[str, Figure]]:
-        first = study.arms(scale)[0].name
+        first = study.variants(scale)[0].name
         title = f"{study.title} ({study.task}, scale {scale.name})"
         found = {
             "figure": ("Variance explained by the first components", variance_figure(details[first], LAYERS, title))
         }
         if len(details) > 1:
             words = {name: f"{LAYERS[name]}" for name in SEEN}
-            found["arms"] = ("Effective rank of every arm, layer by layer", arms_figure(numbers, words, title))
+            found["variants"] = (
+                "Effective rank of every variant, layer by layer",
+                variants_figure(numbers, words, title),
+            )
         return found
 
     def below_table(self, scale: TrainingScale) -> str:
         return (
             "Means over seeds, and the range. Accuracies are of all training and test images; effective ranks of the same\n"
-            f"{scale.points:,} test images for every arm, or of all there are. {scale.points:,} images bound every rank by {scale.points - 1:,}."
+            f"{scale.points:,} test images for every variant, or of all there are. {scale.points:,} images bound every rank by {scale.points - 1:,}."
         )

@@ -1,7 +1,7 @@
 """Figure 1 of the richness paper: how many directions hidden signals use; and what raises their number.
 
 The paper shows one network. What it says in words about dropout, augmented and larger data, and what it leaves open about
-its own remedy, are the further arms: layer by layer, is the effective rank larger than after plain training?
+its own remedy, are the further variants: layer by layer, is the effective rank larger than after plain training?
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from typing import Any
 from excite.studies.by_margins import TrainingScale
 from excite.studies.excitation import planes_and_horses
 from excite.studies.excitation.planes_and_horses import RADIUS, TASK, excited, settings
-from excite.studies.numbers import Numbers
 from excite.studies.richness.by_spectra import LAYERS, SEEN, BySpectra
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant, VariantResult
 
 PLAIN, ALL = "plain", "every layer excited"
 NETWORK = {"widths": [6, 18, 120, 84], "activation": "relu"}
 _FIGURE = "Richness of hidden activations, section 2, figure 1"
-Effect = Callable[[Mapping[str, Numbers]], float]
+Effect = Callable[[Mapping[str, VariantResult]], float]
 
 SCALES: dict[str, TrainingScale] = {
     "quick": replace(
         planes_and_horses.SCALES["quick"],
         seeds=5,
         points=1000,
-        every_arm=True,
+        every_variant=True,
         words=(
             "1,000 training and 1,000 test images instead of 10,000 and 2,000, 12 epochs instead of 40, learning rate 0.5 instead "
             "of 0.1, 5 seeds instead of 10"
@@ -45,22 +44,22 @@ SCALES: dict[str, TrainingScale] = {
 }
 
 
-def arms(scale: TrainingScale) -> list[Arm]:
-    def arm(name: str, dropout: float = 0.0, images: int | None = None, **changes: Any) -> Arm:
+def variants(scale: TrainingScale) -> list[Variant]:
+    def variant(name: str, dropout: float = 0.0, images: int | None = None, **changes: Any) -> Variant:
         options = {**NETWORK, **({"dropout": dropout} if dropout else {})}
         config = settings(scale, model={"name": "papers-cnn", "options": options}, **changes)
         if images is not None:
             config["data"] = {**config["data"], "train": images}
-        return Arm(name, config, extra=name != PLAIN)
+        return Variant(name, config, extra=name != PLAIN)
 
     return [
-        arm(PLAIN),
-        arm("input excited", excitation=excited(RADIUS, "input")),
-        arm(ALL, excitation=excited(RADIUS)),
-        arm("dropout", dropout=0.5),
-        arm("augmented data", augment={"flip": True, "shift": 4}),
-        *(arm(name, images=count) for name, count in scale.sizes.items()),
-        arm("adaptive optimizer", optimizer={"name": "adam", "lr": 1e-3}),
+        variant(PLAIN),
+        variant("input excited", excitation=excited(RADIUS, "input")),
+        variant(ALL, excitation=excited(RADIUS)),
+        variant("dropout", dropout=0.5),
+        variant("augmented data", augment={"flip": True, "shift": 4}),
+        *(variant(name, images=count) for name, count in scale.sizes.items()),
+        variant("adaptive optimizer", optimizer={"name": "adam", "lr": 1e-3}),
     ]
 
 
@@ -112,12 +111,12 @@ def _by_layer(scale: TrainingScale) -> list[Claim]:
         Claim(
             f"{LAYERS[name]}: {what} raises the effective rank",
             source,
-            f"log2 of the effective rank, {arm} over {than}",
-            (than, arm),
-            _gain(arm, than, name),
+            f"log2 of the effective rank, {variant} over {than}",
+            (than, variant),
+            _gain(variant, than, name),
             above=0.0,
         )
-        for than, arm, what, source in pairs
+        for than, variant, what, source in pairs
         for name in SEEN
     ]
 
@@ -133,7 +132,7 @@ def _ratio(kind: str, over: str | None, layer: str) -> Effect:
 def _log2(effect: Effect) -> Effect:
     """Not a number where signals do not vary at all: such a network settles nothing."""
 
-    def log(n: Mapping[str, Numbers]) -> float:
+    def log(n: Mapping[str, VariantResult]) -> float:
         try:
             return math.log2(effect(n))
         except (ValueError, ZeroDivisionError):
@@ -142,9 +141,9 @@ def _log2(effect: Effect) -> Effect:
     return log
 
 
-def _gain(arm: str, than: str, layer: str) -> Effect:
+def _gain(variant: str, than: str, layer: str) -> Effect:
     name = f"effective_{layer}"
-    return _log2(lambda n: float(getattr(n[arm], name)) / float(getattr(n[than], name)))
+    return _log2(lambda n: float(getattr(n[variant], name)) / float(getattr(n[than], name)))
 
 
 STUDY = Study(
@@ -154,7 +153,7 @@ STUDY = Study(
     TASK,
     BySpectra(),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "Convolutions 3→6 and 6→18 of 5×5, each with max pooling, linear 450→120→84→1, ReLU, squared error. The paper counts "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from excite.studies.figures import COLOURS, DASHES
-from excite.studies.numbers import Numbers
+from excite.studies.study import VariantResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,18 +43,18 @@ def variance_figure(seeds: Sequence[Mapping[str, Any]], layers: Mapping[str, str
     return figure
 
 
-def arms_figure(numbers: Sequence[Numbers], layers: Mapping[str, str], title: str) -> Figure:
-    """For every arm and layer the effective rank on test images: a dot a seed, a bar at the mean; a line at the first arm."""
+def variants_figure(numbers: Sequence[VariantResult], layers: Mapping[str, str], title: str) -> Figure:
+    """For every variant and layer the effective rank on test images: one dot per seed, a bar at the mean; a line at the first variant."""
     from matplotlib.figure import Figure
 
-    arms = list(dict.fromkeys(found.arm for found in numbers))
-    figure = Figure(figsize=(13, 1.6 + 0.4 * len(arms)), layout="constrained")
+    variants = list(dict.fromkeys(found.variant for found in numbers))
+    figure = Figure(figsize=(13, 1.6 + 0.4 * len(variants)), layout="constrained")
     axes = figure.subplots(1, len(layers), sharey=True)
     for axis, (name, words) in zip(axes, layers.items()):
-        for row, arm in enumerate(["untrained", *arms]):
-            of, kind = (arms[0], "untrained") if arm == "untrained" else (arm, "effective")
-            values = [float(getattr(found, f"{kind}_{name}")) for found in numbers if found.arm == of]
-            colour = COLOURS[3] if arm == "untrained" else COLOURS[2]
+        for row, variant in enumerate(["untrained", *variants]):
+            of, kind = (variants[0], "untrained") if variant == "untrained" else (variant, "effective")
+            values = [float(getattr(found, f"{kind}_{name}")) for found in numbers if found.variant == of]
+            colour = COLOURS[3] if variant == "untrained" else COLOURS[2]
             axis.plot(values, [row] * len(values), "o", color=colour, alpha=0.5, markeredgewidth=0)
             axis.plot([float(np.mean(values))], [row], "|", color=COLOURS[0], markersize=16, markeredgewidth=2)
             if row == 1:
@@ -66,7 +66,7 @@ def arms_figure(numbers: Sequence[Numbers], layers: Mapping[str, str], title: st
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
         axis.set_xticks([], minor=True)
         axis.grid(axis="x", alpha=0.3)
-    axes[0].set_yticks(range(len(arms) + 1), ["untrained", *arms])
+    axes[0].set_yticks(range(len(variants) + 1), ["untrained", *variants])
     axes[0].invert_yaxis()
-    figure.suptitle(f"{title}: test images, a dot a seed, the bar is the mean, dotted: {arms[0]}", fontsize=11)
+    figure.suptitle(f"{title}: test images, one dot per seed, the bar is the mean, dotted: {variants[0]}", fontsize=11)
     return figure

@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from scipy import stats
 
-from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.computed import Computed, Jointly, OnProgress, Outcome, StepsScale
+from excite.studies.study import Claim, Study, Variant, VariantResult
 from excite.studies.trajectory.frequency import FIT, points, thinned
 from excite.studies.trajectory.trajectory_figures import all_layers
 from excite.train import build, ensemble
 from excite.train.from_config import find_device
 
 FREQUENCIES = (0.25, 0.5, 0.75, 1.0)
-ARMS = tuple(f"ω = {omega:g}" for omega in FREQUENCIES)
+VARIANTS = tuple(f"ω = {omega:g}" for omega in FREQUENCIES)
 LAYERS = 5
 LAST = 10  # epochs at the end, and of every window
 _FIGURE = "What training reveals, figure 10"
@@ -37,12 +36,12 @@ SCALES = {
 }
 
 
-def arms(scale: StepsScale) -> list[Arm]:
+def variants(scale: StepsScale) -> list[Variant]:
     base = {"epochs": scale.steps // _POINTS, "points": _POINTS, "test": 30, "lr": 1e-3, "widths": [10, 32, 32, 32]}
-    return [Arm(name, {**base, "omega": omega}) for name, omega in zip(ARMS, FREQUENCIES)]
+    return [Variant(name, {**base, "omega": omega}) for name, omega in zip(VARIANTS, FREQUENCIES)]
 
 
-def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report: Report) -> list[Outcome]:
+def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress) -> list[Outcome]:
     """All networks at once; those of a seed share points, first weights and order."""
     settings, place = parts[0][0], find_device(device)
     drawn = [points(own["omega"], seed, own["points"], own["test"]) for own, seed in parts]
@@ -58,7 +57,7 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report:
         test=(x_test, y_test),
         window=min(LAST, settings["epochs"]) * settings["points"],
         layers="all",
-        progress=lambda _, done, total: report(done / total),
+        progress=lambda _, done, total: on_progress(done / total),
     )
     found = []
     for i in range(len(parts)):
@@ -74,9 +73,9 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report:
     return found
 
 
-def order(n: Mapping[str, Numbers], layer: int) -> float:
+def order(n: Mapping[str, VariantResult], layer: int) -> float:
     """Rank correlation of frequency and length; 0 if the lengths are all the same."""
-    lengths = [getattr(n[arm], f"length_{layer}") for arm in ARMS]
+    lengths = [getattr(n[variant], f"length_{layer}") for variant in VARIANTS]
     if np.ptp(lengths) <= 1e-6 * max(lengths):
         return 0.0
     return float(stats.spearmanr(FREQUENCIES, lengths).statistic)
@@ -84,7 +83,7 @@ def order(n: Mapping[str, Numbers], layer: int) -> float:
 
 def _follows(layer: int) -> Claim:
     return Claim(
-        f"the trajectory of bias {layer} follows the frequency", _FIGURE, "rank correlation of length and frequency", ARMS,
+        f"the trajectory of bias {layer} follows the frequency", _FIGURE, "rank correlation of length and frequency", VARIANTS,
         lambda n: order(n, layer), above=0.5,
     )  # fmt: skip
 
@@ -92,12 +91,12 @@ def _follows(layer: int) -> Claim:
 def _does_not(layer: int) -> Claim:
     return Claim(
         f"the trajectory of bias {layer} does not follow the frequency", _FIGURE, "rank correlation of length and frequency",
-        ARMS, lambda n: order(n, layer), below=0.5,
+        VARIANTS, lambda n: order(n, layer), below=0.5,
     )  # fmt: skip
 
 
-def _decay(n: Mapping[str, Numbers]) -> float:
-    logs = [math.log10(n[a].length_1 / getattr(n[a], f"length_{LAYERS}")) for a in ARMS]
+def _decay(n: Mapping[str, VariantResult]) -> float:
+    logs = [math.log10(n[a].length_1 / getattr(n[a], f"length_{LAYERS}")) for a in VARIANTS]
     return float(np.mean(logs)) / (LAYERS - 1)
 
 
@@ -107,7 +106,7 @@ def claims(scale: StepsScale) -> list[Claim]:
         *(_does_not(layer) for layer in (4, 5)),
         Claim(
             "the length decays by almost an order of magnitude at each layer", _FIGURE,
-            "log10 of the ratio of a layer's length to the next one's, mean over layers and frequencies", ARMS, _decay, above=0.7,
+            "log10 of the ratio of a layer's length to the next one's, mean over layers and frequencies", VARIANTS, _decay, above=0.7,
         ),
     ]  # fmt: skip
 
@@ -132,7 +131,7 @@ STUDY = Study(
         ("SGD, learning rate 0.001, batch size 1, half squared error, float32; all weights and biases are trained.",),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "The normalized update of the last bias is 1 for every sample and network, whatever was learned: df/db = 1. That its "

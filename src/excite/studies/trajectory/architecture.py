@@ -20,10 +20,9 @@ from excite.data import Dataset, load
 from excite.monitor.watch import watch
 from excite.probes import Every, Trajectory
 from excite.runs import load_run
-from excite.studies.computed import Computed, Outcome, Report, StepsScale
+from excite.studies.computed import Computed, OnProgress, Outcome, StepsScale
 from excite.studies.figures import COLOURS
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.study import Claim, Study, Variant, VariantResult
 from excite.studies.trajectory.frequency import curves
 from excite.train import ensemble
 from excite.train.shuffle import Shuffle
@@ -53,10 +52,10 @@ def name_of(network: str, images: int) -> str:
     return f"{NETWORKS[network]}, {images} a class"
 
 
-def arms(scale: StepsScale) -> list[Arm]:
+def variants(scale: StepsScale) -> list[Variant]:
     base = {"steps": scale.steps, "lr": 2e-3, "test": 200 if scale.name == "quick" else 500}
     return [
-        Arm(name_of(network, images), {**base, "network": network, "images": images})
+        Variant(name_of(network, images), {**base, "network": network, "images": images})
         for images in IMAGES
         for network in NETWORKS
     ]
@@ -80,7 +79,7 @@ def network(kind: str, seed: int) -> nn.Sequential:
 
 
 def in_an_ensemble(
-    model: nn.Sequential, data: Dataset, settings: Mapping[str, Any], seed: int, report: Report
+    model: nn.Sequential, data: Dataset, settings: Mapping[str, Any], seed: int, on_progress: OnProgress
 ) -> Curves:
     found = ensemble(
         [model],
@@ -92,13 +91,15 @@ def in_an_ensemble(
         seeds=[seed],
         test=(data.x_test.flatten(1), data.y_test),
         window=WINDOW,
-        progress=lambda phase, done, total: report(done / total),
+        progress=lambda phase, done, total: on_progress(done / total),
     )
     assert found.test_loss is not None
     return {"loss": found.loss[0], "length": found.trajectory.length[0], "test": found.test_loss[0]}
 
 
-def with_a_probe(model: nn.Sequential, data: Dataset, settings: Mapping[str, Any], seed: int, report: Report) -> Curves:
+def with_a_probe(
+    model: nn.Sequential, data: Dataset, settings: Mapping[str, Any], seed: int, on_progress: OnProgress
+) -> Curves:
     """The same for any module: the trajectory by the probe, in a run of its own."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=settings["lr"])
     shuffle = Shuffle(len(data.x_train), 1, seed)
@@ -118,7 +119,7 @@ def with_a_probe(model: nn.Sequential, data: Dataset, settings: Mapping[str, Any
                     losses.append(float(loss.detach()))
                     if len(losses) % WINDOW == 0:
                         tests.append(test_loss(model, data))
-                        report(len(losses) / settings["steps"])
+                        on_progress(len(losses) / settings["steps"])
         with load_run(f"{folder}/run") as run:
             length = torch.tensor(run.series("trajectory/length/0")[1], dtype=torch.float64)
     return {
@@ -137,11 +138,11 @@ def test_loss(model: nn.Module, data: Dataset) -> float:
     return float(sum(parts)) / len(data.x_test)
 
 
-def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     data = load("mnist", classes=(3, 6), train=2 * settings["images"], test=settings["test"], seed=seed)
     train = in_an_ensemble if settings["network"] == "mlp" else with_a_probe
     model = network(settings["network"], seed)
-    curves = train(model, data, settings, seed, report)
+    curves = train(model, data, settings, seed, on_progress)
     late = max(1, len(curves["loss"]) // 10)
     with torch.no_grad():
         right = float(((model(data.x_test.flatten(1))[:, 0] > 0.5) == (data.y_test == 1)).double().mean())
@@ -161,7 +162,7 @@ def _compare(text: str, name: str, words: str, images: int, **limit: float) -> C
     """The convolutional network's number over the fully connected one's."""
     plain, conv = (name_of(kind, images) for kind in NETWORKS)
 
-    def effect(n: Mapping[str, Numbers]) -> float:
+    def effect(n: Mapping[str, VariantResult]) -> float:
         return math.log10(getattr(n[conv], name) / getattr(n[plain], name))
 
     return Claim(text, _PAPER, f"{words}, log10 of convolutional over fully connected", (plain, conv), effect, **limit)
@@ -187,15 +188,15 @@ _PANELS = (("loss", "training loss"), ("length", "trajectory: length of 100 step
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     from matplotlib.figure import Figure
 
-    sizes = list(dict.fromkeys(arm.split(", ")[1] for arm in details))
+    sizes = list(dict.fromkeys(variant.split(", ")[1] for variant in details))
     figure = Figure(figsize=(12, 1 + 3 * len(sizes)), layout="constrained")
     axes = figure.subplots(len(sizes), len(_PANELS), squeeze=False)
     for row, size in zip(axes, sizes):
-        mine = {arm.split(", ")[0]: found for arm, found in details.items() if arm.endswith(size)}
+        mine = {variant.split(", ")[0]: found for variant, found in details.items() if variant.endswith(size)}
         for axis, (name, words) in zip(row, _PANELS):
             curves(axis, mine, name, "steps", (COLOURS[2], COLOURS[1]))
             axis.set(title=f"{words}, {size}", xlabel="step")
@@ -243,7 +244,7 @@ STUDY = Study(
         ("mnist",),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "f is the probability, as in the paper: it is flat where a network is sure, so that the trajectory also shortens as training "

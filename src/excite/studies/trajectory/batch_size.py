@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from scipy import stats
 
-from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Study
+from excite.studies.computed import Computed, Jointly, OnProgress, Outcome, StepsScale
+from excite.studies.study import Claim, Study, Variant, VariantResult
 from excite.studies.trajectory.frequency import network, points, thinned
 from excite.studies.trajectory.trajectory_figures import batch_sizes
 from excite.train import ensemble
@@ -44,12 +43,12 @@ def name(omega: float, size: int) -> str:
     return f"ω = {omega:g}, batch {size}"
 
 
-def arms(scale: StepsScale) -> list[Arm]:
+def variants(scale: StepsScale) -> list[Variant]:
     base = {"steps": scale.steps, "points": _POINTS, "test": 30, "lr": 1e-3, "widths": [10, 32, 32, 32]}
-    return [Arm(name(w, size), {**base, "omega": w, "batch": size}) for w in FREQUENCIES for size in SIZES]
+    return [Variant(name(w, size), {**base, "omega": w, "batch": size}) for w in FREQUENCIES for size in SIZES]
 
 
-def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report: Report) -> list[Outcome]:
+def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress) -> list[Outcome]:
     """One ensemble for each batch size."""
     place = find_device(device)
     found: dict[int, Outcome] = {}
@@ -70,7 +69,7 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report:
             seeds=[parts[i][1] for i in chosen],
             test=(x_test, y_test),
             window=max(1, settings["steps"] // _WINDOWS),
-            progress=lambda _, done, total, turn=turn: report((turn + done / total) / len(sizes)),  # type: ignore[misc]
+            progress=lambda _, done, total, turn=turn: on_progress((turn + done / total) / len(sizes)),  # type: ignore[misc]
         )
         at = trained.window * np.arange(1.0, trained.loss.shape[1] + 1)
         for row, i in enumerate(chosen):
@@ -91,7 +90,7 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report:
 def _longer(size: int) -> Claim:
     low, high = (name(w, size) for w in FREQUENCIES)
 
-    def effect(n: Mapping[str, Numbers]) -> float:
+    def effect(n: Mapping[str, VariantResult]) -> float:
         return math.log10(n[high].trajectory / n[low].trajectory)
 
     return Claim(
@@ -107,7 +106,7 @@ def _longer(size: int) -> Claim:
 def _larger(omega: float) -> Claim:
     one, many = name(omega, 1), name(omega, 32)
 
-    def effect(n: Mapping[str, Numbers]) -> float:
+    def effect(n: Mapping[str, VariantResult]) -> float:
         return math.log10(n[many].trajectory / n[one].trajectory)
 
     return Claim(
@@ -123,7 +122,7 @@ def _larger(omega: float) -> Claim:
 def claims(scale: StepsScale) -> list[Claim]:
     every = tuple(name(w, size) for w in FREQUENCIES for size in SIZES)
 
-    def together(n: Mapping[str, Numbers]) -> float:
+    def together(n: Mapping[str, VariantResult]) -> float:
         return float(stats.spearmanr([n[a].trajectory for a in every], [n[a].test for a in every]).statistic)
 
     return [
@@ -157,7 +156,7 @@ STUDY = Study(
         ),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "The paper does not say how its number of steps depends on the batch; here it is the same for all, as in its figure.",

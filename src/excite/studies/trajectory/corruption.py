@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from excite.data import load
-from excite.studies.computed import Computed, Outcome, Report, Resumable
+from excite.studies.computed import Computed, OnProgress, Outcome, Resumable
 from excite.studies.figures import plain_ticks
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Ladder, Scale, Study
+from excite.studies.study import Claim, Ladder, Scale, Study, Variant, VariantResult
 from excite.studies.trajectory.frequency import curves, dots
 from excite.studies.trajectory.image_trajectory import network, train, variance
 from excite.train.from_config import find_device
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
 
 SHARES = (0.0, 0.2, 0.4, 0.6)
-ARMS = tuple(f"{share:.0%} corrupted" for share in SHARES)
-_LADDER = Ladder(ARMS, "share")
+VARIANTS = tuple(f"{share:.0%} corrupted" for share in SHARES)
+_LADDER = Ladder(VARIANTS, "share")
 LAST = 10  # epochs at the end
 _PAPER = "What training reveals"
 
@@ -62,12 +61,12 @@ SCALES = {
 }  # fmt: skip
 
 
-def arms(scale: ImagesScale) -> list[Arm]:
+def variants(scale: ImagesScale) -> list[Variant]:
     base = {
         "images": scale.images, "test": scale.test, "epochs": scale.epochs, "widths": list(scale.widths), "lr": scale.lr,
         "decay": 10 ** (-1 / 50),
     }  # fmt: skip
-    return [Arm(name, {**base, "share": share}) for name, share in zip(ARMS, SHARES)]
+    return [Variant(name, {**base, "share": share}) for name, share in zip(VARIANTS, SHARES)]
 
 
 def corrupted(y: Tensor, share: float, seed: int) -> Tensor:
@@ -84,7 +83,7 @@ def corrupted(y: Tensor, share: float, seed: int) -> Tensor:
     return labels
 
 
-def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, report: Report) -> Outcome:
+def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, on_progress: OnProgress) -> Outcome:
     data = load("cifar10", classes=("airplane", "dog"), train=settings["images"], test=settings["test"])
     labels = corrupted(data.y_train.reshape(-1).float(), settings["share"], seed)
     mark = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:8]
@@ -93,7 +92,7 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, r
         network(seed, settings["widths"]),
         (data.x_train, labels, data.x_test, data.y_test.reshape(-1).float()),
         epochs=settings["epochs"], rate=settings["lr"], decay=settings["decay"], seed=seed,
-        device=find_device(device), keep=keep, report=report,
+        device=find_device(device), keep=keep, on_progress=on_progress,
     )  # fmt: skip
     keep.unlink(missing_ok=True)
     return outcome(found)
@@ -139,8 +138,8 @@ def claims(scale: ImagesScale) -> list[Claim]:
         _LADDER.ends("the whole trajectory is longer with 60 % corrupted than with none", f"{_PAPER}, figure 7b", "total", "whole length"),
         Claim(
             "with cross-entropy the bias does not end further from its start the more labels are corrupted", f"{_PAPER}, figure 4",
-            "distance, log10 of the smallest ratio of a share to the one below", ARMS,
-            lambda n: float(np.diff(np.log10([n[arm].distance for arm in ARMS])).min()), below=0.0,
+            "distance, log10 of the smallest ratio of a share to the one below", VARIANTS,
+            lambda n: float(np.diff(np.log10([n[variant].distance for variant in VARIANTS])).min()), below=0.0,
         ),
     ]  # fmt: skip
 
@@ -157,7 +156,7 @@ _DOTS = (("variance", "variance of the bias, last ten epochs"), ("test", "test l
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     from matplotlib.figure import Figure
 
@@ -172,7 +171,7 @@ def draw(
             axis.set_ylim(bottom=0)
     for axis, (name, words) in zip((axes[3], axes[7]), _DOTS):
         dots(axis, list(details), numbers, name)
-        axis.set_xticks(range(len(details)), [arm.removesuffix(" corrupted") for arm in details])
+        axis.set_xticks(range(len(details)), [variant.removesuffix(" corrupted") for variant in details])
         axis.set_title(words, fontsize=11)
         axis.set(xlabel="corrupted labels", yscale="log")
     for axis in axes:
@@ -222,7 +221,7 @@ STUDY = Study(
         ("cifar10",),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "The paper gives a learning rate of 0.0025; that it decays is in the authors' program alone, and followed here. That program "

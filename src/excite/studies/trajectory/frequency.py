@@ -17,10 +17,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 from excite.data import load
-from excite.studies.computed import Computed, Jointly, Outcome, Report, StepsScale
+from excite.studies.computed import Computed, Jointly, OnProgress, Outcome, StepsScale
 from excite.studies.figures import DASHES
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Ladder, Study
+from excite.studies.study import Claim, Ladder, Study, Variant, VariantResult
 from excite.train import Ensemble, build, ensemble
 from excite.train.from_config import find_device
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 
 FREQUENCIES = (0.25, 0.5, 0.75, 1.0)
-ARMS = tuple(f"ω = {omega:g}" for omega in FREQUENCIES)
-_LADDER = Ladder(ARMS, "frequency")
+VARIANTS = tuple(f"ω = {omega:g}" for omega in FREQUENCIES)
+_LADDER = Ladder(VARIANTS, "frequency")
 FIT = 0.02  # training loss at which networks count as having fitted equally well
 LAST = 10  # epochs at the end
 _PAPER = "What training reveals"
@@ -45,9 +44,9 @@ SCALES = {
 }
 
 
-def arms(scale: StepsScale) -> list[Arm]:
+def variants(scale: StepsScale) -> list[Variant]:
     base = {"epochs": scale.steps // _POINTS, "points": _POINTS, "test": 30, "lr": 1e-3, "widths": [10, 32, 32, 32]}
-    return [Arm(name, {**base, "omega": omega}) for name, omega in zip(ARMS, FREQUENCIES)]
+    return [Variant(name, {**base, "omega": omega}) for name, omega in zip(VARIANTS, FREQUENCIES)]
 
 
 def network(seed: int, widths: Sequence[int] = (10, 32, 32, 32)) -> nn.Sequential:
@@ -66,7 +65,7 @@ def points(omega: float, seed: int, train: int = 100, test: int = 30) -> tuple[T
     return data.x_train, data.y_train, data.x_test, data.y_test
 
 
-def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report: Report) -> list[Outcome]:
+def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress) -> list[Outcome]:
     """All networks at once. Those of a seed share points, first weights and order; only targets differ."""
     settings = parts[0][0]
     place = find_device(device)
@@ -80,7 +79,7 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, report:
         lr=[own["lr"] for own, _ in parts],
         seeds=[seed for _, seed in parts],
         test=(x_test, y_test),
-        progress=lambda phase, done, total: report(done / total),
+        progress=lambda phase, done, total: on_progress(done / total),
     )
     return [outcome(found, i) for i in range(len(parts))]
 
@@ -121,8 +120,12 @@ def thinned(curve: np.ndarray[Any, np.dtype[np.float64]], most: int = 300) -> li
     return [float(f"{part.mean():.5g}") for part in parts]
 
 
-def _together(n: Mapping[str, Numbers]) -> float:
-    return float(stats.spearmanr([n[arm].trajectory for arm in ARMS], [n[arm].test for arm in ARMS]).statistic)
+def _together(n: Mapping[str, VariantResult]) -> float:
+    return float(
+        stats.spearmanr(
+            [n[variant].trajectory for variant in VARIANTS], [n[variant].test for variant in VARIANTS]
+        ).statistic
+    )
 
 
 def claims(scale: StepsScale) -> list[Claim]:
@@ -134,7 +137,7 @@ def claims(scale: StepsScale) -> list[Claim]:
         _LADDER.each("the test loss grows with the frequency", f"{_PAPER}, figure 2c", "test", "test loss at the end"),
         Claim(
             "longer trajectories go with poorer test loss", f"{_PAPER}, section 6", "rank correlation over frequencies",
-            ARMS, _together, above=0.0,
+            VARIANTS, _together, above=0.0,
         ),
         _LADDER.each("the variance of the bias over the last ten epochs grows with the frequency", f"{_PAPER}, figure 3a", "variance", "variance"),
         _LADDER.ends("the variance of the bias is larger at the highest frequency than at the lowest", f"{_PAPER}, figure 3a", "variance", "variance"),
@@ -161,7 +164,7 @@ _DOTS = (("variance", "variance of the bias, last ten epochs"), ("distance", "di
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     from matplotlib.figure import Figure
 
@@ -187,26 +190,26 @@ def draw(
 def curves(
     axis: Axes, details: Mapping[str, list[Any]], name: str, along: str = "epochs", colours: Sequence[str] = COLOURS
 ) -> None:
-    """A line an arm, the mean over repeats, and a band from the lowest to the highest."""
-    for number, (arm, repeats) in enumerate(details.items()):
+    """One line per variant, the mean over repeats, and a band from the lowest to the highest."""
+    for number, (variant, repeats) in enumerate(details.items()):
         at = np.array(repeats[0][along])
         each = np.array([found[name] for found in repeats])  # (repeats, places)
         colour, dashes = colours[number % len(colours)], DASHES[number % len(DASHES)]
-        axis.plot(at, each.mean(0), color=colour, linestyle=dashes, linewidth=2, label=arm)
+        axis.plot(at, each.mean(0), color=colour, linestyle=dashes, linewidth=2, label=variant)
         axis.fill_between(at, each.min(0), each.max(0), color=colour, alpha=0.15, linewidth=0)
     axis.set_xlim(0, at[-1])
 
 
-def dots(axis: Axes, arms: Sequence[str], numbers: Sequence[Numbers], name: str) -> None:
-    """A dot a network, and the geometric mean of each arm."""
-    for number, arm in enumerate(arms):
-        values = np.array([found.values[name] for found in numbers if found.arm == arm])
+def dots(axis: Axes, variants: Sequence[str], numbers: Sequence[VariantResult], name: str) -> None:
+    """One dot per network, and the geometric mean of each variant."""
+    for number, variant in enumerate(variants):
+        values = np.array([found.values[name] for found in numbers if found.variant == variant])
         colour = COLOURS[number % len(COLOURS)]
         axis.plot([number] * len(values), values, "o", color=colour, alpha=0.6, markeredgewidth=0)
         middle = float(np.exp(np.log(values).mean()))
         axis.plot([number], [middle], "_", color="black", markersize=26, markeredgewidth=2)
-    axis.set_xticks(range(len(arms)), [arm.removeprefix("ω = ") for arm in arms])
-    axis.set_xlim(-0.5, len(arms) - 0.5)
+    axis.set_xticks(range(len(variants)), [variant.removeprefix("ω = ") for variant in variants])
+    axis.set_xlim(-0.5, len(variants) - 0.5)
 
 
 STUDY = Study(
@@ -242,7 +245,7 @@ STUDY = Study(
         ),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     (
         "The paper prints cos(2πω z₁) cos(2πω z₁); as in the authors' program the second factor has z₂. Also as there, embedded "

@@ -128,7 +128,7 @@ def train(
     seed: int,
     device: torch.device,
     keep: Path | None = None,
-    report: Callable[[float], None] = lambda share: None,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> dict[str, Tensor]:
     """Curves by name, (epochs,) each in float64; continued from `keep`, written there after every epoch, if it is there.
 
@@ -168,7 +168,7 @@ def train(
         means[epoch] = (learner.start.cpu() + mean).flatten()
         if keep is not None:
             write(keep, epoch + 1, curves, means, model)
-        report((epoch + 1) / epochs)
+        on_progress((epoch + 1) / epochs)
     return {**curves, "means": means}
 
 

@@ -21,10 +21,9 @@ from excite.bounds import EmptyRegions, empty_region
 from excite.bounds.relu_network import as_module
 from excite.data.synthetic import frequencies
 from excite.lipschitz import RegionMap, local, region_map
-from excite.studies.computed import Computed, Outcome, Report
+from excite.studies.computed import Computed, OnProgress, Outcome
 from excite.studies.figures import COLOURS, DASHES, plain_ticks
-from excite.studies.numbers import Numbers
-from excite.studies.study import Arm, Claim, Scale, Study
+from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,19 +49,19 @@ SCALES = {
         name="quick", seeds=3, epochs=500, cells=150, words="500 epochs instead of 3000, 3 seeds; 150 × 150 cells"
     ),
     "paper": RegionsScale(
-        name="paper", seeds=4, epochs=3000, cells=250, every_arm=True,
+        name="paper", seeds=4, epochs=3000, cells=250, every_variant=True,
         words="the authors' settings for this task: 3000 epochs; 4 seeds; 250 × 250 cells",
     ),
 }  # fmt: skip
 
 
-def arms(scale: RegionsScale) -> list[Arm]:
+def variants(scale: RegionsScale) -> list[Variant]:
     base = {"epochs": scale.epochs, "cells": scale.cells, "shown": scale.shown, "points": 200, "lr": 1e-3}
     small, deep = [10, 10, 32, 1], [10, 10, 32, 32, 32, 1]
     return [
-        Arm(MAIN, {**base, "omega": 0.5, "widths": small}),
-        *(Arm(name, {**base, "omega": omega, "widths": small}, extra=True) for omega, name in OTHERS.items()),
-        Arm(DEEP, {**base, "omega": 0.5, "widths": deep}, extra=True),
+        Variant(MAIN, {**base, "omega": 0.5, "widths": small}),
+        *(Variant(name, {**base, "omega": omega, "widths": small}, extra=True) for omega, name in OTHERS.items()),
+        Variant(DEEP, {**base, "omega": 0.5, "widths": deep}, extra=True),
     ]
 
 
@@ -84,7 +83,7 @@ def first_weights(widths: list[int], seed: int) -> tuple[list[Array], list[Array
 
 
 def train(
-    x: Array, y: Array, settings: Mapping[str, Any], seed: int, report: Report
+    x: Array, y: Array, settings: Mapping[str, Any], seed: int, on_progress: OnProgress
 ) -> tuple[list[Array], list[Array], Array]:
     """Weights, biases, and φ (N,): ‖b₁ after − b₁ before‖ / (α |f − y|) at the last step of each point."""
     weights, biases = first_weights(settings["widths"], seed)
@@ -109,7 +108,7 @@ def train(
             biases[0] -= rate * back
             if epoch == settings["epochs"] - 1 and error[0]:
                 phi[i] = np.linalg.norm(rate * back) / (rate * abs(error[0]))
-        report(0.9 * (epoch + 1) / settings["epochs"])
+        on_progress(0.9 * (epoch + 1) / settings["epochs"])
     return weights, biases, phi
 
 
@@ -118,9 +117,9 @@ def look(model: nn.Sequential, plane: Array, cells: int) -> RegionMap:
     return region_map(model, torch.zeros(10, dtype=torch.float64), right, up, size=cells)
 
 
-def compute(settings: Mapping[str, Any], seed: int, report: Report) -> Outcome:
+def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     x_, y_, z, plane = data(settings, seed)
-    weights, biases, phi = train(x_, y_, settings, seed, report)
+    weights, biases, phi = train(x_, y_, settings, seed, on_progress)
     model = as_module([(torch.from_numpy(weight), torch.from_numpy(bias)) for weight, bias in zip(weights, biases)])
     x, y = torch.from_numpy(x_), torch.from_numpy(y_)
     found = look(model, plane, settings["cells"])
@@ -228,38 +227,38 @@ def _rounded(values: Tensor) -> list[list[float]]:
     return [[round(value, 4) for value in row] for row in values.tolist()]
 
 
-def _claims_of(arm: str) -> list[Claim]:
+def _claims_of(variant: str) -> list[Claim]:
     return [
         Claim(
-            f"Theorem 2 holds in every cell it speaks about, {arm}",
+            f"Theorem 2 holds in every cell it speaks about, {variant}",
             "What training reveals, Theorem 2",
-            f"{arm}: 1 if the constant of any cell is above its bound, else 0",
-            (arm,),
-            lambda n: float(n[arm].least < 1 - ROUNDING),
+            f"{variant}: 1 if the constant of any cell is above its bound, else 0",
+            (variant,),
+            lambda n: float(n[variant].least < 1 - ROUNDING),
             below=0.5,
         ),
         Claim(
-            f"the theorem does not explain the global behaviour: most of the empty plane is out of its reach, {arm}",
+            f"the theorem does not explain the global behaviour: most of the empty plane is out of its reach, {variant}",
             _PAPER,
-            f"{arm}: share of the empty plane that is reached",
-            (arm,),
-            lambda n: n[arm].reached,
+            f"{variant}: share of the empty plane that is reached",
+            (variant,),
+            lambda n: n[variant].reached,
             below=0.5,
         ),
         Claim(
-            f"where it applies the bound overestimates by roughly a factor of four (two to eight), {arm}",
+            f"where it applies the bound overestimates by roughly a factor of four (two to eight), {variant}",
             f"{_PAPER}, with exact constants at training points as in figure 6",
-            f"{arm}: how far log₂ of the median of bound over constant is from 2",
-            (arm,),
-            lambda n: abs(np.log2(n[arm].ratio_exact / 4)),
+            f"{variant}: how far log₂ of the median of bound over constant is from 2",
+            (variant,),
+            lambda n: abs(np.log2(n[variant].ratio_exact / 4)),
             below=1.0,
         ),
         Claim(
-            f"the same with φ measured in training, {arm}",
+            f"the same with φ measured in training, {variant}",
             "What training reveals, Theorem 2",
-            f"{arm}: how far log₂ of the median of bound over constant is from 2",
-            (arm,),
-            lambda n: abs(np.log2(n[arm].ratio / 4)),
+            f"{variant}: how far log₂ of the median of bound over constant is from 2",
+            (variant,),
+            lambda n: abs(np.log2(n[variant].ratio / 4)),
             below=1.0,
         ),
     ]
@@ -284,7 +283,7 @@ def claims(scale: RegionsScale) -> list[Claim]:
             lambda n: n[MAIN].clustering,
             below=1.0,
         ),
-        *(claim for arm in (*OTHERS.values(), DEEP) for claim in _claims_of(arm)[:2]),
+        *(claim for variant in (*OTHERS.values(), DEEP) for claim in _claims_of(variant)[:2]),
         Claim(
             "a deeper network leaves less within reach",
             "excite: activations of more layers are combined less often",
@@ -300,9 +299,9 @@ _EDGES = (-1, 1, -1, 1)
 
 
 def draw(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
-    first = {arm: found[0] for arm, found in details.items()}
+    first = {variant: found[0] for variant, found in details.items()}
     main = next(iter(first.values()))
     return {
         "figure": (f"{study.title}: the learned function, its regions, constants and bounds", regions_figure(main)),
@@ -440,7 +439,7 @@ def overestimates(details: Mapping[str, Any]) -> Figure:
     share = np.linspace(0, 100, 201)
     titles = ("exact constants at training points (figure 6)", "φ measured in training")
     for axis, which, title in zip(axes, (1, 0), titles):
-        for number, (arm, detail) in enumerate(details.items()):
+        for number, (variant, detail) in enumerate(details.items()):
             if detail["ratios"][which]:
                 axis.plot(
                     detail["ratios"][which],
@@ -448,7 +447,7 @@ def overestimates(details: Mapping[str, Any]) -> Figure:
                     color=COLOURS[number],
                     linestyle=DASHES[number],
                     linewidth=1.8,
-                    label=arm,
+                    label=variant,
                 )
         axis.axvline(4, color="#888", linewidth=1)
         axis.annotate(
@@ -498,7 +497,7 @@ STUDY = Study(
         ),
     ),
     SCALES,
-    arms,
+    variants,
     claims,
     notes=(
         "The paper's formula repeats z₁; the authors' program uses both coordinates, as here.",

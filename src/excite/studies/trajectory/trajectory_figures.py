@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from excite.studies.figures import DASHES
-from excite.studies.numbers import Numbers
-from excite.studies.study import Study
+from excite.studies.study import Study, VariantResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +31,7 @@ def _words(details: Mapping[str, list[Any]]) -> str:
 
 
 def batch_sizes(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     """Figure 9: loss, normalized update and test loss; a column a frequency would hide that scales differ, so one for both."""
     from matplotlib.figure import Figure
@@ -45,10 +44,10 @@ def batch_sizes(
         ("test", "test loss", "log"),
     )
     for axis, (name, words, how) in zip(axes, panels):
-        for number, (arm, repeats) in enumerate(details.items()):
+        for number, (variant, repeats) in enumerate(details.items()):
             half = max(1, len(details) // 2)
             colour = _COLOURS[3 * (number // half)] if number // half < 2 else _COLOURS[1]
-            _curve(axis, "steps", repeats, name, colour, DASHES[(number % half) % len(DASHES)], arm)
+            _curve(axis, "steps", repeats, name, colour, DASHES[(number % half) % len(DASHES)], variant)
         axis.set(title=words, xlabel="step, thousands", yscale=how)
         axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}")
         axis.grid(alpha=0.3)
@@ -59,7 +58,7 @@ def batch_sizes(
 
 
 def all_layers(
-    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[Numbers]
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     """Figure 10: losses, and one panel for the bias of every layer."""
     from matplotlib.figure import Figure
@@ -70,8 +69,8 @@ def all_layers(
     figure = Figure(figsize=(13, 6.4), layout="constrained")
     axes = list(figure.subplots(2, (len(panels) + 1) // 2).flat)
     for axis, (name, words) in zip(axes, panels):
-        for number, (arm, repeats) in enumerate(details.items()):
-            _curve(axis, "epochs", repeats, name, _COLOURS[number % 4], DASHES[number % len(DASHES)], arm)
+        for number, (variant, repeats) in enumerate(details.items()):
+            _curve(axis, "epochs", repeats, name, _COLOURS[number % 4], DASHES[number % len(DASHES)], variant)
         axis.set(title=words, xlabel="epoch", yscale="log" if name in ("loss", "test") else "linear")
         if name not in ("loss", "test"):
             axis.set_ylim(0, 1.15 * axis.dataLim.ymax)
