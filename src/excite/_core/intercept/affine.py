@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from excite._core.intercept.names import Names, Sources, clean_path, layer_name
 from excite._core.intercept.parameters import Roles
-from excite._core.intercept.products import (
+from excite._core.intercept.affine_call import (
     OUT_OF_PLACE,
     PRODUCTS,
     At,
