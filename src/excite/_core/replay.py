@@ -8,9 +8,9 @@ state gives other masks for a batch of another size.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -139,10 +139,6 @@ class Pass(AffineMode):
         return mask if layout is None or self.copies == 1 else layout.join(mask, mask)
 
     # -- functions -----------------------------------------------------------------------------------------------
-    def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        handler = _HANDLERS.get(function)
-        return function(*args, **kwargs) if handler is None else handler(self, function, args, kwargs)
-
     def opaque(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = torch.get_rng_state()
         result = function(*args, **kwargs)
@@ -268,6 +264,16 @@ class Pass(AffineMode):
         # In-place functions must fill the tensor they were given.
         return drawn.copy_(kept) if what.endswith("_") else kept
 
+    replacements: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {
+        **dict.fromkeys(_RANDOM, draw),
+        **dict.fromkeys(_DROPOUTS | _ALPHA_DROPOUTS, dropout),
+        F.rrelu: rrelu,
+        F.scaled_dot_product_attention: attention,
+        F.batch_norm: batch_norm,
+        torch.batch_norm: batch_norm,
+        F.instance_norm: instance_norm,
+    }
+
     # -- affine calls --------------------------------------------------------------------------------------------
     def visit(self, call: AffineCall) -> Tensor:
         if self._grad:
@@ -337,14 +343,3 @@ def _refuse_checkpointing(layer: str) -> None:
             f"layer {layer!r} runs under activation checkpointing, which recomputes it without the perturbations: "
             "switch checkpointing off for training with excitation"
         )
-
-
-_HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **dict.fromkeys(_RANDOM, Pass.draw),
-    **dict.fromkeys(_DROPOUTS | _ALPHA_DROPOUTS, Pass.dropout),
-    F.rrelu: Pass.rrelu,
-    F.scaled_dot_product_attention: Pass.attention,
-    F.batch_norm: Pass.batch_norm,
-    torch.batch_norm: Pass.batch_norm,
-    F.instance_norm: Pass.instance_norm,
-}

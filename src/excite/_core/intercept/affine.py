@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,19 +20,20 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from excite._core.intercept.names import Names, Sources, clean_path, layer_name
-from excite._core.intercept.parameters import Roles
 from excite._core.intercept.affine_call import (
     OUT_OF_PLACE,
     PRODUCTS,
+    AffineCall,
     At,
+    InputStep,
     Product,
     argument,
     find,
-    linear_terms,
     replaced,
     weighted_terms,
 )
+from excite._core.intercept.names import Names, Sources, clean_path, layer_name
+from excite._core.intercept.parameters import Roles
 
 __all__ = ["AffineCall", "AffineMode", "Names", "clean_path", "layer_name"]
 
@@ -71,146 +72,6 @@ _SUMS = {"add", "radd", "sub", "rsub", "subtract"}
 
 
 _TENSORS = (Tensor, tuple, list)
-
-
-@dataclass(frozen=True)
-class InputStep:
-    """One function that is applied to a signal on its way into an affine call."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    at: At
-
-    def __call__(self, signal: Tensor) -> Tensor:
-        args, kwargs = replaced(self.args, self.kwargs, {self.at: signal})
-        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class AffineCall:
-    """One affine call: which weight, where the input stands, and the arguments as they came.
-
-    `before` is what copies the signal into the input of `function` and belongs to the call: the padding of a convolution,
-    the unfolding of an image into patches. `input` is the signal in front of it; `entering(signal)` what comes of it.
-    """
-
-    name: str
-    kind: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    input_at: At
-    weight_at: At
-    bias_at: At | None
-    fixed: tuple[At, ...] = ()  # tensors among the arguments that do not depend on the data
-    product: Product | None = field(default=None, repr=False, compare=False)
-    before: tuple[InputStep, ...] = ()
-    signal: Tensor | None = field(default=None, repr=False, compare=False)
-
-    def _argument(self, at: At) -> Tensor:
-        return argument(self.args, self.kwargs, at)  # type: ignore[no-any-return]
-
-    @property
-    def input(self) -> Tensor:
-        return self._argument(self.input_at) if self.signal is None else self.signal
-
-    @property
-    def weight(self) -> Tensor:
-        return self._argument(self.weight_at)
-
-    @property
-    def bias(self) -> Tensor | None:
-        return None if self.bias_at is None else self._argument(self.bias_at)
-
-    @property
-    def weights(self) -> tuple[Tensor, ...]:
-        """All factors but the input; several in an einsum of three operands."""
-        return tuple(self._argument(at) for at in self.fixed if at != self.bias_at) or (self.weight,)
-
-    def entering(self, signal: Tensor) -> Tensor:
-        """What enters `function` for a signal of the shape of `input`: padded, unfolded."""
-        if signal is self.signal:
-            return self._argument(self.input_at)
-        for step in self.before:
-            signal = step(signal)
-        return signal
-
-    def run(
-        self, input: Tensor, *, frozen: bool = False, bias: bool = True, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """The call with another input; without its bias or whatever else is added, if `bias` is False.
-
-        `frozen` detaches what does not depend on the data (weight and bias), so that no graph is kept for it; `dtype`
-        computes in another precision.
-        """
-        changes: dict[At, Tensor] = {self.input_at: self.entering(input) if self.before else input}
-        if frozen:
-            for at in self.fixed:
-                changes[at] = self._argument(at).detach()
-        if dtype is not None:
-            changes.update((at, self._argument(at).detach().to(dtype)) for at in self._places())
-        added = self.bias_at
-        if self.product is not None and self.function is not F.bilinear:
-            added = self.product.added(self.args, self.kwargs)
-        if not bias and added is not None:
-            zeros = torch.zeros_like(changes.get(added, self._argument(added)))
-            # What addmm adds may have a row for every sample, of which the other input has another number.
-            changes[added] = zeros if self.product is None else zeros[(slice(1),) * zeros.dim()]
-        args, kwargs = replaced(self.args, self.kwargs, changes)
-        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
-
-    def _places(self) -> list[At]:
-        """Where tensors stand, the input apart."""
-        places: list[At] = []
-        given: list[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
-        for key, value in given:
-            if isinstance(value, list | tuple):
-                places += [(key, i) for i, one in enumerate(value) if isinstance(one, Tensor)]
-            elif isinstance(value, Tensor):
-                places.append((key,))
-        return [at for at in places if at != self.input_at]
-
-    def without_input(self, *, detached: bool) -> AffineCall:
-        """The call with an empty tensor for its input: nothing of the batch is kept."""
-        empty = self._argument(self.input_at).detach().new_empty(0)
-        changes = {at: self._argument(at).detach() for at in self._places()} if detached else {}
-        args, kwargs = replaced(self.args, self.kwargs, {**changes, self.input_at: empty})
-        return replace(self, args=args, kwargs=kwargs, signal=empty if self.before else None)
-
-    def terms(self, entering: Tensor | None = None) -> tuple[str, tuple[str, ...], str] | None:
-        """The sum in the letters of einsum: of what enters `function`, of the other factors, of the result.
-
-        None for convolutions and where it cannot be written that way.
-        """
-        entering = self._argument(self.input_at) if entering is None else entering
-        if self.function is F.linear:
-            found = linear_terms(entering, self.weight)
-            return None if found is None else (found[0][0], (found[0][1],), found[1])
-        places = None if self.product is None else self.product.factors(self.args, self.kwargs)
-        if self.product is None or places is None:
-            return None
-        factors = [entering if at == self.input_at else self._argument(at) for at in places]
-        found = self.product.terms(factors, self.args, self.kwargs)
-        if found is None:
-            return None
-        mine = places.index(self.input_at)
-        return found[0][mine], tuple(term for i, term in enumerate(found[0]) if i != mine), found[1]
-
-    def matrix(self, axes: int) -> Tensor | None:
-        """The weight as (out, in), if the call is x ↦ x W' + b on the last of the `axes` of x; None otherwise."""
-        if self.before or self.weight.dim() != 2 or any(self.kwargs.get(k, 1) != 1 for k in ("alpha", "beta")):
-            return None
-        terms = self.terms(self.weight.new_empty(()).expand((1,) * axes)) if axes else None
-        if terms is None:
-            return None
-        mine, others, result = terms
-        if len(others) != 1 or len(others[0]) != 2 or mine[-1] not in others[0]:
-            return None
-        made = others[0].replace(mine[-1], "")
-        if made in mine or result != mine[:-1] + made:
-            return None
-        return self.weight if others[0][1] == mine[-1] else self.weight.T
 
 
 class _Sum:
@@ -305,10 +166,12 @@ _OPENED = {f: _open(f) for f in (F.multi_head_attention_forward, F.gumbel_softma
 class AffineMode(TorchFunctionMode):
     """While active, `visit(call)` replaces every affine call of `model`; it returns the output of the call.
 
-    Subclasses override `visit`, and `other` for every function that is not an affine call.
+    Subclasses override `visit`; `replacements` has what they compute instead of other functions, by function.
     One instance serves one forward pass: repeated calls of a weight are counted.
     With `roles` set to a `Roles`, the pass notes what every parameter does.
     """
+
+    replacements: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {}
 
     def __init__(self, names: Names):
         super().__init__()
@@ -329,8 +192,10 @@ class AffineMode(TorchFunctionMode):
     def visit(self, call: AffineCall) -> Tensor:
         return call.run(call.input)
 
-    def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return function(*args, **kwargs)
+    def other(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function that is not an affine call."""
+        replacement = self.replacements.get(func)
+        return func(*args, **kwargs) if replacement is None else replacement(self, func, args, kwargs)
 
     def opaque(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called for recurrent kernels, whose inner affine maps cannot be reached."""
@@ -382,19 +247,24 @@ class AffineMode(TorchFunctionMode):
             return _OPENED[func](*args, **kwargs)
 
     def _layer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        input_at = find(args, kwargs, 0, "input")
-        weight_at = find(args, kwargs, 1, "weight")
-        bias_at = find(args, kwargs, 2, "bias")
-        if input_at is None or weight_at is None:
+        # F.linear and the convolutions share the first three arguments, by position or by name.
+        tensors: list[Tensor | None] = []
+        places: list[At] = []
+        for position, key in enumerate(("input", "weight", "bias")):
+            value = args[position] if position < len(args) else kwargs.get(key)
+            tensors.append(value if isinstance(value, Tensor) else None)
+            places.append((position,) if position < len(args) else (key,))
+        input, weight, bias = tensors
+        if input is None or weight is None:
             return self._plain(func, args, kwargs)
+        input_at, weight_at, bias_at = places[0], places[1], places[2] if bias is not None else None
         # A weight that depends on the data makes an affine call of its input as well, but is no constant in a search.
-        weight = argument(args, kwargs, weight_at)
         sources = self._factor(weight)
         fixed = [] if sources is None else [weight_at]
         mixed = self._mixed_of(weight) if sources is None else None
         if mixed is not None:
             sources = mixed.sources
-        if bias_at is not None and self._factor(argument(args, kwargs, bias_at)) is not None:
+        if bias_at is not None and self._factor(bias) is not None:
             fixed.append(bias_at)
         return self._visit(_LAYERS[func], func, args, kwargs, (input_at, weight_at, bias_at), fixed, sources or ())
 
@@ -593,12 +463,14 @@ class AffineMode(TorchFunctionMode):
         sources: Sources,
         product: Product | None = None,
     ) -> Tensor:
-        name = self.names.layer(sources)
+        name = self.names.of_one.get(sources) or self.names.layer(sources)
         self._count[name] = count = self._count.get(name, 0) + 1
         if count > 1:
             name = f"{name}#{count}"
-        signal, before = self._signal(argument(args, kwargs, places[0])) if self._traces else (None, ())
-        call = AffineCall(name, kind, func, args, kwargs, *places, tuple(fixed), product, before, signal)
+        at = places[0]
+        input = args[at[0]] if len(at) == 1 and isinstance(at[0], int) else argument(args, kwargs, at)
+        input, before = self._signal(input) if self._traces else (input, ())
+        call = AffineCall(name, kind, func, args, kwargs, *places, input, tuple(fixed), product, before)
         if self.roles is not None:
             self.roles.layer(name, sources, self._factor(call.bias) or (), self._factor(call.input) or ())
         return self.visit(call)
@@ -721,11 +593,11 @@ class AffineMode(TorchFunctionMode):
         trace = self._traces.get(id(tensor))
         return trace if trace is not None and trace.weight_at is None and trace.of(tensor) else None
 
-    def _signal(self, entering: Tensor) -> tuple[Tensor | None, tuple[InputStep, ...]]:
-        """The signal that was copied into what enters a call, and the steps between; None if it was not."""
-        signal: Tensor | None = None
+    def _signal(self, entering: Tensor) -> tuple[Tensor, tuple[InputStep, ...]]:
+        """The signal that was copied into what enters a call, and the steps between."""
+        signal = entering
         steps: list[InputStep] = []
-        while (trace := self._trace_of(entering if signal is None else signal)) is not None:
+        while (trace := self._trace_of(signal)) is not None:
             signal = trace.signal
             steps.insert(0, trace.step)
         return signal, tuple(steps)

@@ -1,10 +1,14 @@
-"""Functions that multiply and sum: where their factors stand, and which axes they sum over, in the letters of einsum."""
+"""One affine call: its arguments, the call with another input, and its sum in the letters of einsum.
+
+The second part of the file is the table of functions that multiply and sum: where their factors stand, and which axes they
+sum over.
+"""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -56,6 +60,143 @@ def replaced(args: tuple[Any, ...], kwargs: dict[str, Any], changes: dict[At, An
         else:  # in a list
             values[key] = [value if i == at[1] else other for i, other in enumerate(values[key])]
     return tuple(positional), named
+
+
+@dataclass(frozen=True)
+class InputStep:
+    """One function that is applied to a signal on its way into an affine call."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    at: At
+
+    def __call__(self, signal: Tensor) -> Tensor:
+        args, kwargs = replaced(self.args, self.kwargs, {self.at: signal})
+        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class AffineCall:
+    """One affine call: which weight, where the input stands, and the arguments as they came.
+
+    `before` is what copies the signal into the input of `function` and belongs to the call: the padding of a convolution,
+    the unfolding of an image into patches. `input` is the signal in front of it; `entering(signal)` what comes of it.
+    """
+
+    name: str
+    kind: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    input_at: At
+    weight_at: At
+    bias_at: At | None
+    input: Tensor = field(repr=False, compare=False)
+    fixed: tuple[At, ...] = ()  # tensors among the arguments that do not depend on the data
+    product: Product | None = field(default=None, repr=False, compare=False)
+    before: tuple[InputStep, ...] = ()
+
+    def _argument(self, at: At) -> Tensor:
+        return argument(self.args, self.kwargs, at)  # type: ignore[no-any-return]
+
+    @property
+    def weight(self) -> Tensor:
+        return self._argument(self.weight_at)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.bias_at is None else self._argument(self.bias_at)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """All factors but the input; several in an einsum of three operands."""
+        return tuple(self._argument(at) for at in self.fixed if at != self.bias_at) or (self.weight,)
+
+    def entering(self, signal: Tensor) -> Tensor:
+        """What enters `function` for a signal of the shape of `input`: padded, unfolded."""
+        if self.before and signal is self.input:
+            return self._argument(self.input_at)
+        for step in self.before:
+            signal = step(signal)
+        return signal
+
+    def run(
+        self, input: Tensor, *, frozen: bool = False, bias: bool = True, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The call with another input; without its bias or whatever else is added, if `bias` is False.
+
+        `frozen` detaches what does not depend on the data (weight and bias), so that no graph is kept for it; `dtype`
+        computes in another precision.
+        """
+        changes: dict[At, Tensor] = {self.input_at: self.entering(input) if self.before else input}
+        if frozen:
+            for at in self.fixed:
+                changes[at] = self._argument(at).detach()
+        if dtype is not None:
+            changes.update((at, self._argument(at).detach().to(dtype)) for at in self._places())
+        added = self.bias_at
+        if self.product is not None and self.function is not F.bilinear:
+            added = self.product.added(self.args, self.kwargs)
+        if not bias and added is not None:
+            zeros = torch.zeros_like(changes.get(added, self._argument(added)))
+            # What addmm adds may have a row for every sample, of which the other input has another number.
+            changes[added] = zeros if self.product is None else zeros[(slice(1),) * zeros.dim()]
+        args, kwargs = replaced(self.args, self.kwargs, changes)
+        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def _places(self) -> list[At]:
+        """Where tensors stand, the input apart."""
+        places: list[At] = []
+        arguments: list[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
+        for key, value in arguments:
+            if isinstance(value, list | tuple):
+                places += [(key, i) for i, item in enumerate(value) if isinstance(item, Tensor)]
+            elif isinstance(value, Tensor):
+                places.append((key,))
+        return [at for at in places if at != self.input_at]
+
+    def without_input(self, *, detached: bool) -> AffineCall:
+        """The call with an empty tensor for its input: nothing of the batch is kept."""
+        empty = self._argument(self.input_at).detach().new_empty(0)
+        changes = {at: self._argument(at).detach() for at in self._places()} if detached else {}
+        args, kwargs = replaced(self.args, self.kwargs, {**changes, self.input_at: empty})
+        return replace(self, args=args, kwargs=kwargs, input=empty)
+
+    def terms(self, entering: Tensor | None = None) -> tuple[str, tuple[str, ...], str] | None:
+        """The sum in the letters of einsum: of what enters `function`, of the other factors, of the result.
+
+        None for convolutions and where it cannot be written that way.
+        """
+        entering = self._argument(self.input_at) if entering is None else entering
+        if self.function is F.linear:
+            terms = linear_terms(entering, self.weight)
+            return None if terms is None else (terms[0][0], (terms[0][1],), terms[1])
+        places = None if self.product is None else self.product.factors(self.args, self.kwargs)
+        if self.product is None or places is None:
+            return None
+        factors = [entering if at == self.input_at else self._argument(at) for at in places]
+        terms = self.product.terms(factors, self.args, self.kwargs)
+        if terms is None:
+            return None
+        position = places.index(self.input_at)
+        return terms[0][position], tuple(term for i, term in enumerate(terms[0]) if i != position), terms[1]
+
+    def matrix(self, axes: int) -> Tensor | None:
+        """The weight as (out, in), if the call is x ↦ x W' + b on the last of the `axes` of x; None otherwise."""
+        if self.before or self.weight.dim() != 2 or any(self.kwargs.get(k, 1) != 1 for k in ("alpha", "beta")):
+            return None
+        terms = self.terms(self.weight.new_empty(()).expand((1,) * axes)) if axes else None
+        if terms is None:
+            return None
+        of_input, of_weights, result = terms
+        summed = of_input[-1]
+        if len(of_weights) != 1 or len(of_weights[0]) != 2 or summed not in of_weights[0]:
+            return None
+        made = of_weights[0].replace(summed, "")
+        if made in of_input or result != of_input[:-1] + made:
+            return None
+        return self.weight if of_weights[0][1] == summed else self.weight.T
 
 
 def _letters(count: int, but: str = "") -> str:

@@ -44,6 +44,7 @@ class Names:
 
     def __init__(self, model: nn.Module):
         self.sources: dict[int, Sources] = {}
+        self.of_one: dict[Sources, str] = {}  # names of the calls whose weight is computed from one parameter
         self.kept: list[Tensor] = []
         self.computed: dict[int, tuple[Sources | None, weakref.ref[Tensor]]] = {}  # in the last pass
         self._model = model
@@ -70,6 +71,7 @@ class Names:
             if parameter is not None and id(parameter) not in self.sources:
                 name = f"{path}.{key}" if path else key
                 self._keep(parameter, (name,))
+                self.of_one[(name,)] = layer_name(name)
                 self._order.setdefault(name, len(self._order))
                 if parameter.numel() and not hasattr(parameter, "full_tensor"):  # a DTensor has no storage of its own
                     self._by_storage.setdefault(parameter.untyped_storage().data_ptr(), name)
