@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from excite import PersistentExcitation, studies
-from excite.studies.excitation import excitation_basics, excitation_hidden, excitation_online
+from excite.studies.excitation import excitation_basics, online_learners, unexcited_directions
 from excite.studies.excitation.excitation_basics import SCALES
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.9, 1.0])
 def test_attenuated_regression_is_a_product_of_contractions(alpha: float) -> None:
     """θ_T − θ* = Π_t (I − δ α^{2t} X'X) (θ_0 − θ*): with α < 1 the product does not go to zero."""
-    found = excitation_online.regression({"alpha": alpha, "steps": 40}, 3)
+    found = online_learners.regression({"alpha": alpha, "steps": 40}, 3)
     rng = np.random.default_rng([3, 1])
     x, truth = rng.normal(size=(30, 3)), rng.normal(size=3)
     values, vectors = np.linalg.eigh(x.T @ x)
@@ -31,7 +31,7 @@ def test_attenuated_regression_is_a_product_of_contractions(alpha: float) -> Non
 def test_every_frequency_excites_two_directions(kind: str, rank: int) -> None:
     """Once the transient is over the rows (y, y', x, x') span one direction for a constant, two for a frequency."""
     truth = np.array([0.7, 0.06, 1.0, 0.5])
-    rows, _ = excitation_online.respond(truth, excitation_online._input(kind, 400), np.zeros(400))
+    rows, _ = online_learners.respond(truth, online_learners._input(kind, 400), np.zeros(400))
     sizes = np.linalg.svd(rows[200:], compute_uv=False)
     assert (sizes > 1e-9 * sizes[0]).sum() == rank
 
@@ -45,20 +45,20 @@ def test_the_response_is_that_of_the_state_space() -> None:
     for value in x:
         h = a @ h + b * value
         outputs.append(c @ h)
-    np.testing.assert_allclose(excitation_online.respond(truth, x, np.zeros(30))[1], outputs, atol=1e-12)
+    np.testing.assert_allclose(online_learners.respond(truth, x, np.zeros(30))[1], outputs, atol=1e-12)
 
 
 def test_richness_paper_section_1_the_transient_of_a_constant_input_tells_everything() -> None:
     """Printed: under a constant input the relationship cannot be recovered. Online steps do not find it; least squares
     over the same outputs, from rest and without noise, does."""
-    found = excitation_online.linear_system({"input": "constant", "steps": 50}, 0).values
+    found = online_learners.linear_system({"input": "constant", "steps": 50}, 0).values
     assert found["wrong"] > 0.1
     assert found["least_squares"] < 1e-9
 
 
 def test_a_stochastic_gradient_that_is_not_scaled_stays_away_by_its_noise() -> None:
     found = {
-        kind: [excitation_online.stochastic_gradient({"scaling": kind, "steps": 4000}, s).values for s in range(5)]
+        kind: [online_learners.stochastic_gradient({"scaling": kind, "steps": 4000}, s).values for s in range(5)]
         for kind in ("fast", "slow", "none")
     }
     wrong = {kind: np.median([values["wrong"] for values in runs]) for kind, runs in found.items()}
@@ -69,9 +69,9 @@ def test_a_stochastic_gradient_that_is_not_scaled_stays_away_by_its_noise() -> N
 def test_bandits_explore_as_often_as_they_say() -> None:
     """A single bandit in a plain loop with the same random numbers."""
     settings = {"exploring": "goes on", "steps": 300, "bandits": 1}
-    found = excitation_online.bandit(settings, 4)
+    found = online_learners.bandit(settings, 4)
     rng = np.random.default_rng([4, 5])
-    paid, pulls = (rng.random((1, 2)) < excitation_online.PULLS).astype(float)[0], [1, 1]
+    paid, pulls = (rng.random((1, 2)) < online_learners.PULLS).astype(float)[0], [1, 1]
     for step in range(300):
         average = paid / pulls
         by_chance = int(rng.integers(2, size=1)[0])
@@ -79,14 +79,14 @@ def test_bandits_explore_as_often_as_they_say() -> None:
         if int(10 * np.log(step + 3)) > int(10 * np.log(step + 2)):
             choice = 1 - choice
         pulls[choice] += 1
-        paid[choice] += float(rng.random(1)[0] < excitation_online.PULLS[choice])
+        paid[choice] += float(rng.random(1)[0] < online_learners.PULLS[choice])
     assert found.values["error"] == pytest.approx(0.3 * (pulls[0] - 1) / 300)
     assert found.values["wrong"] == float(paid[0] / pulls[0] > paid[1] / pulls[1])
 
 
 def test_extremes_of_the_multiplying_node() -> None:
     """Over the ball of the input, f moves by ε‖w‖₁ + ε²|c|; the search leaves out ε²|c|, and every layer does not."""
-    model = excitation_hidden.Product()
+    model = unexcited_directions.ProductNode()
     with torch.no_grad():
         model.last.weight.copy_(torch.tensor([[0.5, -1.0, 2.0, -3.0]]))
     x = torch.tensor([[0.0, 0.0, 1.0, 2.0, -1.0]], dtype=torch.float64)
@@ -103,26 +103,26 @@ def test_extremes_of_the_multiplying_node() -> None:
 def test_section_5_2_the_search_from_zero_never_moves_a_product_of_two_inputs() -> None:
     """Printed: the node's output is in [−ε², ε²] under perturbed inputs. Signed steps from zero leave it at zero."""
     found = {
-        how: excitation_hidden.multiplying_node({"excited": how, "steps": 30}, 0).values
+        how: unexcited_directions.multiplying_node({"excited": how, "steps": 30}, 0).values
         for how in ("nothing", "input", "exactly", "every layer")
     }
     assert found["nothing"]["wrong"] == found["input"]["wrong"] == 1.0
     assert found["input"]["seen"] == 0.0
-    assert found["every layer"]["seen"] == pytest.approx(1 / excitation_hidden.RADIUS)
+    assert found["every layer"]["seen"] == pytest.approx(1 / unexcited_directions.RADIUS)
     assert 1.0 > found["exactly"]["wrong"] > found["every layer"]["wrong"]
 
 
 def test_centring_is_where_gradient_descent_goes() -> None:
     """Descent with steps that grow as the loss falls reaches the same limit as the hyperplane of least norm."""
-    x, s = excitation_hidden.rings(0)
+    x, s = unexcited_directions.rings(0)
     moved = np.column_stack([(x - x.mean(0)) / 50, np.full(len(x), 1 / 50)]) * s[:, None]
     z = np.zeros(3)
     for step in range(20000):
         weights = np.exp(-(moved @ z) + (moved @ z).min())
         z = z + 2.0 / np.sqrt(step + 1) * weights @ moved / weights.sum()
     margin = (moved @ z).min() * 50 / np.linalg.norm(z[:2])
-    found = excitation_hidden.centring({"origin": "mean"}, 0)
-    best = excitation_hidden.optimal_hyperplane(x, s).margin
+    found = unexcited_directions.centring({"origin": "mean"}, 0)
+    best = unexcited_directions.optimal_hyperplane(x, s).margin
     assert margin / best == pytest.approx(found.values["margin"], rel=0.02)
     assert not found.flags
 
@@ -130,7 +130,7 @@ def test_centring_is_where_gradient_descent_goes() -> None:
 def test_section_3_1_removing_the_mean_can_cost_margin() -> None:
     """Points whose mean is zero end with a fraction of the margin that the same points have around another origin."""
     values = {
-        where: excitation_hidden.centring({"origin": where}, 0).values for where in ("elsewhere", "mean", "support")
+        where: unexcited_directions.centring({"origin": where}, 0).values for where in ("elsewhere", "mean", "support")
     }
     assert values["mean"]["margin"] < 0.5 < 0.9 < values["elsewhere"]["margin"]
     assert values["mean"]["bias"] > 1e-4

@@ -12,8 +12,8 @@ import torch
 from scipy.optimize import minimize
 
 from excite.bounds.excitation.regularization import excited_loss
-from excite.studies.excitation.regularization import SCALES
-from excite.studies.excitation.regularization_parts import (
+from excite.studies.excitation.regularization import (
+    SCALES,
     above_chord,
     compute,
     inflated_gradient,
@@ -95,7 +95,7 @@ def test_problem_13_is_convex_where_the_paper_says_it_is_not() -> None:
 
 
 def test_the_chord_sees_what_is_not_convex(monkeypatch: pytest.MonkeyPatch) -> None:
-    import excite.studies.excitation.regularization_parts as parts
+    import excite.studies.excitation.regularization as parts
 
     monkeypatch.setattr(parts, "inflated_loss", lambda w, *rest: float(np.sqrt(np.linalg.norm(w))))
     x, s, margin = two_classes(0, SMALL)

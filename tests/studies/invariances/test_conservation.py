@@ -10,10 +10,9 @@ from torch import nn
 
 from excite.probes import conservation
 from excite.probes.conserved.update_terms import PARTS
-from excite.studies.invariances import conservation as seven_cases
 from excite.studies.invariances import conservation_real
-from excite.studies.invariances.conservation import CASES, CasesScale, Net, claims, compute, name
-from excite.studies.invariances.ledger_measures import (
+from excite.studies.invariances.conservation import CASES, KINDS, CasesScale, Net, claims, compute, name
+from excite.studies.invariances.conservation_measures import (
     balances,
     forgotten,
     growth,
@@ -63,7 +62,7 @@ def test_claims_are_judged_as_they_should() -> None:
     numbers = []
     for seed in range(2):
         for number in CASES:
-            for kind in seven_cases.KINDS:
+            for kind in KINDS:
                 off = 1e-16 if kind == "linear" else 0.1 * (1 + seed)
                 values = {
                     "diagonal": 1e-16,

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from excite.studies.invariances import decomposition, low_rank, reduced_alignment
-from excite.studies.invariances.low_rank_training import STRIDE, data_and_weights, norm, step
+from excite.studies.invariances.low_rank import STRIDE, data_and_weights, norm, step
 from studies.small import run_tiny
 
 SETTINGS: dict[str, Any] = {"steps": 5, "widths": [4, 5, 3, 1], "points": 9, "gain": 1.0, "lr": 0.01}

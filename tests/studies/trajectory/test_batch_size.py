@@ -11,14 +11,14 @@ from torch import nn
 import excite
 from excite.probes import Every, Trajectory, trajectory
 from excite.studies.beyond import optimizers
-from excite.studies.beyond.stacked_networks import Stacked, evaluate, optimizer_of, train
+from excite.studies.beyond.optimizers import NetworkStack, evaluate, optimizer_of, train
 from excite.studies.trajectory import all_biases, batch_size
 from studies.small import run_tiny
 
 SMALL = [4, 6, 5]
 
 
-def unstacked(networks: Stacked, i: int) -> nn.Sequential:
+def unstacked(networks: NetworkStack, i: int) -> nn.Sequential:
     """Network i as a module of its own."""
     first = nn.Linear(SMALL[0], SMALL[0])
     layers: list[nn.Module] = [first]
@@ -45,7 +45,7 @@ def unstacked(networks: Stacked, i: int) -> nn.Sequential:
 def test_stacked_networks_are_trained_as_if_alone_and_measured_as_by_the_probe(optimizer, normalization):
     torch.manual_seed(0)
     x, y = torch.randn(2, 10, 4), torch.randn(2, 10)
-    networks = Stacked([3, 8], SMALL, normalization)
+    networks = NetworkStack([3, 8], SMALL, normalization)
     alone = [unstacked(networks, i) for i in range(2)]
     found = train(networks, optimizer_of(optimizer, networks, 0.01), x, y, (x, y), steps=12, batch=5, windows=4)
     generator = torch.Generator().manual_seed(0)
@@ -77,7 +77,7 @@ def test_stacked_networks_are_trained_as_if_alone_and_measured_as_by_the_probe(o
 def test_weights_are_measured_sample_by_sample():
     torch.manual_seed(0)
     x, y = torch.randn(1, 6, 4), torch.randn(1, 6)
-    networks = Stacked([0], SMALL, "none")
+    networks = NetworkStack([0], SMALL, "none")
     model = unstacked(networks, 0)
     found = train(networks, optimizer_of("sgd", networks, 0.0), x, y, (x, y), steps=1, batch=6, windows=1)
     expected = []

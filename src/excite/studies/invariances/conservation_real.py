@@ -20,7 +20,7 @@ from excite.data import load
 from excite.probes import conservation
 from excite.studies.computed import Computed, OnProgress, Outcome, Resumable, StepsScale
 from excite.studies.figures import COLOURS
-from excite.studies.invariances.ledger_measures import (
+from excite.studies.invariances.conservation_measures import (
     balances,
     forgotten,
     growth,

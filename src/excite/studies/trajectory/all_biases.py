@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,9 +17,12 @@ from scipy import stats
 from excite.studies.computed import Computed, Jointly, OnProgress, Outcome, StepsScale
 from excite.studies.study import Claim, Study, Variant, VariantResult
 from excite.studies.trajectory.frequency import FIT, points, thinned
-from excite.studies.trajectory.trajectory_figures import all_layers
+from excite.studies.trajectory.trajectory_figures import bands, curves
 from excite.train import build, ensemble
 from excite.train.from_config import find_device
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FREQUENCIES = (0.25, 0.5, 0.75, 1.0)
 VARIANTS = tuple(f"ω = {omega:g}" for omega in FREQUENCIES)
@@ -111,6 +114,35 @@ def claims(scale: StepsScale) -> list[Claim]:
     ]  # fmt: skip
 
 
+def draw(
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
+) -> dict[str, tuple[str, Figure]]:
+    """Figure 10: losses, and one panel for the bias of every layer."""
+    from matplotlib.figure import Figure
+
+    layers = sorted(name for name in next(iter(details.values()))[0] if name.startswith("length_"))
+    panels = [("loss", "training loss"), ("test", "test loss")]
+    panels += [(name, f"bias {name.removeprefix('length_')}: length of an epoch") for name in layers]
+    figure = Figure(figsize=(13, 6.4), layout="constrained")
+    axes = list(figure.subplots(2, (len(panels) + 1) // 2).flat)
+    for axis, (name, words) in zip(axes, panels):
+        curves(axis, details, name)
+        axis.set(title=words, xlabel="epoch", yscale="log" if name in ("loss", "test") else "linear")
+        if name not in ("loss", "test"):
+            axis.set_ylim(0, 1.15 * axis.dataLim.ymax)
+        axis.grid(alpha=0.3)
+    last = axes[len(panels) - 1]
+    last.text(
+        0.5, 0.5, "one a step, by definition:\nz of the last layer is f itself", ha="center", transform=last.transAxes
+    )
+    for axis in axes[len(panels) :]:
+        axis.axis("off")
+    handles, words = axes[0].get_legend_handles_labels()
+    axes[-1].legend(handles, words, loc="center", fontsize=11, frameon=False)
+    figure.suptitle(f"{study.title}\n{bands(details)}", fontsize=12)
+    return {"figure": (f"{study.title}: losses, and the length of an epoch for every bias, by frequency", figure)}
+
+
 STUDY = Study(
     "all-biases",
     "The trajectories of the biases of all layers",
@@ -123,7 +155,7 @@ STUDY = Study(
             "test": ("test loss", "{:.4f}"),
             **{f"length_{k}": (f"bias {k}", "{:.1f}") for k in range(1, LAYERS + 1)},
         },
-        all_layers,
+        draw,
         "A colour a frequency; lines are means over repeats, bands reach from the lowest to the highest. The length of an epoch is\n"
         "the sum of its 100 normalized updates of that layer's bias.",
         "Means over repeats, and the range. Training loss and lengths are means of the last ten epochs. *Bias l*: normalized length of an\n"

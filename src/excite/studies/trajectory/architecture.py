@@ -23,7 +23,7 @@ from excite.runs import load_run
 from excite.studies.computed import Computed, OnProgress, Outcome, StepsScale
 from excite.studies.figures import COLOURS
 from excite.studies.study import Claim, Study, Variant, VariantResult
-from excite.studies.trajectory.frequency import curves
+from excite.studies.trajectory.trajectory_figures import bands, curves
 from excite.train import ensemble
 from excite.train.shuffle import Shuffle
 
@@ -207,9 +207,7 @@ def draw(
             else:
                 axis.set_yscale("log")
     axes[0][0].legend(fontsize=9, framealpha=0.9)
-    count = max(len(found) for found in details.values())
-    bands = f"lines: means over {count} repeats, bands: lowest to highest" if count > 1 else "one repeat"
-    figure.suptitle(f"{study.title}\n{study.task}; {bands}", fontsize=12)
+    figure.suptitle(f"{study.title}\n{study.task}; {bands(details)}", fontsize=12)
     return {"figure": (f"{study.title}: training loss, trajectory and test loss", figure)}
 
 

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from scipy import stats
 
 from excite.studies.computed import Computed, Jointly, OnProgress, Outcome, StepsScale
+from excite.studies.figures import DASHES
 from excite.studies.study import Claim, Study, Variant, VariantResult
 from excite.studies.trajectory.frequency import network, points, thinned
-from excite.studies.trajectory.trajectory_figures import batch_sizes
+from excite.studies.trajectory.trajectory_figures import COLOURS, bands, curve
 from excite.train import ensemble
 from excite.train.from_config import find_device
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIZES = (1, 16, 32)
 FREQUENCIES = (0.25, 0.75)
@@ -132,6 +136,33 @@ def claims(scale: StepsScale) -> list[Claim]:
     ]  # fmt: skip
 
 
+def draw(
+    study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
+) -> dict[str, tuple[str, Figure]]:
+    """Figure 9: loss, normalized update and test loss; both frequencies in one panel, as columns would hide that scales differ."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    panels = (
+        ("loss", "training loss", "log"),
+        ("mean", "normalized update, mean over samples", "linear"),
+        ("test", "test loss", "log"),
+    )
+    for axis, (name, words, how) in zip(axes, panels):
+        for number, (variant, repeats) in enumerate(details.items()):
+            half = max(1, len(details) // 2)
+            colour = COLOURS[3 * (number // half)] if number // half < 2 else COLOURS[1]
+            curve(axis, repeats, name, "steps", variant, colour, DASHES[(number % half) % len(DASHES)])
+        axis.set(title=words, xlabel="step, thousands", yscale=how)
+        axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}")
+        axis.grid(alpha=0.3)
+    axes[1].set_ylim(bottom=0)
+    axes[1].legend(fontsize=8, framealpha=0.9)
+    figure.suptitle(f"{study.title}\n{bands(details)}", fontsize=12)
+    return {"figure": (f"{study.title}: loss, normalized update and test loss by step", figure)}
+
+
 STUDY = Study(
     "batch-size",
     "Batch size and the trajectory of the first bias",
@@ -145,7 +176,7 @@ STUDY = Study(
             "average": ("over the whole run", "{:.3f}"),
             "test": ("test loss", "{:.4f}"),
         },
-        batch_sizes,
+        draw,
         "A colour a frequency, a dash a batch size; lines are means over repeats, bands reach from the lowest to the highest. The\n"
         "normalized update is the mean over samples of ‖dL/dz‖ / |dL/df|, which with the identity as first weight is the Lipschitz\n"
         "constant of the network at the sample. Where dashes do not show, the curves of the batch sizes coincide.",

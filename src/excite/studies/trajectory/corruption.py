@@ -21,8 +21,8 @@ from excite.data import load
 from excite.studies.computed import Computed, OnProgress, Outcome, Resumable
 from excite.studies.figures import plain_ticks
 from excite.studies.study import Claim, Ladder, Scale, Study, Variant, VariantResult
-from excite.studies.trajectory.frequency import curves, dots
 from excite.studies.trajectory.image_trajectory import network, train, variance
+from excite.studies.trajectory.trajectory_figures import bands, curves, dots
 from excite.train.from_config import find_device
 
 if TYPE_CHECKING:
@@ -179,9 +179,7 @@ def draw(
         if axis.get_yscale() == "log":
             plain_ticks(axis.yaxis, *axis.get_ylim())
     axes[0].legend(fontsize=9, framealpha=0.9)
-    count = max(len(found) for found in details.values())
-    bands = f"lines: means over {count} repeats, bands: lowest to highest" if count > 1 else "one repeat"
-    figure.suptitle(f"{study.title}\n{bands}, scale {scale.name}", fontsize=12)
+    figure.suptitle(f"{study.title}\n{bands(details)}, scale {scale.name}", fontsize=12)
     return {
         "figure": (
             f"{study.title}: loss, trajectory, test loss, variance and distance by share of corrupted labels",

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 
 from excite.data import load
 from excite.studies.computed import Computed, Jointly, OnProgress, Outcome, StepsScale
-from excite.studies.figures import DASHES
 from excite.studies.study import Claim, Ladder, Study, Variant, VariantResult
+from excite.studies.trajectory.trajectory_figures import bands, curves, dots
 from excite.train import Ensemble, build, ensemble
 from excite.train.from_config import find_device
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -153,7 +152,6 @@ def claims(scale: StepsScale) -> list[Claim]:
     ]  # fmt: skip
 
 
-COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")  # cold to warm, and told apart by the colour-blind
 _CURVES = (
     ("loss", "training loss", "log"),
     ("length", "normalized trajectory: length of each epoch", "linear"),
@@ -181,35 +179,8 @@ def draw(
     for axis in axes:
         axis.grid(alpha=0.3)
     axes[0].legend(loc="lower left", fontsize=9, framealpha=0.9)
-    count = max(len(found) for found in details.values())
-    bands = f"lines: means over {count} repeats, bands: lowest to highest" if count > 1 else "one repeat"
-    figure.suptitle(f"{study.title}\n{bands}", fontsize=12)
+    figure.suptitle(f"{study.title}\n{bands(details)}", fontsize=12)
     return {"figure": (f"{study.title}: loss, trajectory, test loss, variance and distance by frequency", figure)}
-
-
-def curves(
-    axis: Axes, details: Mapping[str, list[Any]], name: str, along: str = "epochs", colours: Sequence[str] = COLOURS
-) -> None:
-    """One line per variant, the mean over repeats, and a band from the lowest to the highest."""
-    for number, (variant, repeats) in enumerate(details.items()):
-        at = np.array(repeats[0][along])
-        each = np.array([found[name] for found in repeats])  # (repeats, places)
-        colour, dashes = colours[number % len(colours)], DASHES[number % len(DASHES)]
-        axis.plot(at, each.mean(0), color=colour, linestyle=dashes, linewidth=2, label=variant)
-        axis.fill_between(at, each.min(0), each.max(0), color=colour, alpha=0.15, linewidth=0)
-    axis.set_xlim(0, at[-1])
-
-
-def dots(axis: Axes, variants: Sequence[str], numbers: Sequence[VariantResult], name: str) -> None:
-    """One dot per network, and the geometric mean of each variant."""
-    for number, variant in enumerate(variants):
-        values = np.array([found.values[name] for found in numbers if found.variant == variant])
-        colour = COLOURS[number % len(COLOURS)]
-        axis.plot([number] * len(values), values, "o", color=colour, alpha=0.6, markeredgewidth=0)
-        middle = float(np.exp(np.log(values).mean()))
-        axis.plot([number], [middle], "_", color="black", markersize=26, markeredgewidth=2)
-    axis.set_xticks(range(len(variants)), [variant.removeprefix("ω = ") for variant in variants])
-    axis.set_xlim(-0.5, len(variants) - 0.5)
 
 
 STUDY = Study(

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from excite.bounds.excitation.hard_margin import Hyperplane, limit_hyperplane, margin_of, optimal_hyperplane
 from excite.excitation import PersistentExcitation
 from excite.studies.computed import Outcome
-from excite.studies.excitation.excitation_online import Curve
+from excite.studies.excitation.online_learners import Curve
 
 Array = NDArray[np.float64]
 RADIUS = 0.05
 
 
-class Product(nn.Module):
+class ProductNode(nn.Module):
     """x (B, 5) ↦ w·(x₃, x₄, x₅) + c x₁x₂ + b. A first layer, the identity and not trained, takes perturbations too."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ def multiplying_node(settings: Mapping[str, Any], seed: int) -> Outcome:
     rng = np.random.default_rng([seed, 6])
     x = torch.from_numpy(np.column_stack([np.zeros((50, 2)), rng.normal(size=(50, 3))]))
     y = x[:, 2:] @ torch.from_numpy(rng.normal(size=3))
-    model, how = Product(), settings["excited"]
+    model, how = ProductNode(), settings["excited"]
     layers = {"input": "input", "every layer": "all"}.get(how)
     pe = PersistentExcitation(model, RADIUS, layers=layers, steps=4) if layers else None
     trained = list(model.last.parameters())
@@ -64,7 +64,7 @@ def multiplying_node(settings: Mapping[str, Any], seed: int) -> Outcome:
     return Outcome({"wrong": left, "error": error, "seen": _seen(pe, how, x)}, curve.plain(left))
 
 
-def _loss(model: Product, pe: PersistentExcitation | None, how: str, x: Tensor, y: Tensor) -> Tensor:
+def _loss(model: ProductNode, pe: PersistentExcitation | None, how: str, x: Tensor, y: Tensor) -> Tensor:
     """The mean over points of ½(f(x;d1) − y)² + ½(f(x;d2) − y)². Targets are numbers, not the labels of `pe.loss`."""
     if pe is not None:
         low, high = pe.extremes(x)
