@@ -129,6 +129,6 @@ def test_sinks_are_checked_and_one_that_fails_is_switched_off(tmp_path):
         def close(self):
             pass
 
-    with pytest.warns(UserWarning, match="broken is switched off, training goes on; it raised: OSError: gone"):
+    with pytest.warns(UserWarning, match="broken is switched off, training continues; it raised: OSError: gone"):
         run = train(tmp_path, [Broken()])
     assert len(run.series("loss/step")[0]) == 6

@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 import excite
 from excite import InputError, RunError
 from excite.probes import Conservation, Distance, Every, Loss, PowersOfTwo, Probe, Rank
-from excite.probes.conserved.step_terms import Stages
+from excite.probes.conserved.step_terms import StepTerms
 from excite.runs import Run
 from models import build, same_state, state_of
 
@@ -142,7 +142,7 @@ def test_a_broken_probe_is_switched_off_and_training_goes_on(tmp_path):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_ledger_that_fails_inside_the_optimizer_is_switched_off_and_training_goes_on(tmp_path, monkeypatch, when):
-    real, calls = getattr(Stages, when), []
+    real, calls = getattr(StepTerms, when), []
 
     def broken(self, *args):
         calls.append(when)
@@ -150,7 +150,7 @@ def test_a_ledger_that_fails_inside_the_optimizer_is_switched_off_and_training_g
             raise ZeroDivisionError("in a hook")
         return real(self, *args)
 
-    monkeypatch.setattr(Stages, when, broken)
+    monkeypatch.setattr(StepTerms, when, broken)
     model, x = build("mlp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     with (

@@ -130,7 +130,7 @@ def test_a_locked_database_holds_nobody_up_and_nothing_is_lost(tmp_path, monkeyp
             watch.flush()
     said = [str(one.message) for one in caught if "values" in str(one.message)]
     assert len(said) == 2
-    assert "values from step 4 on cannot be written for now, training goes on" in said[0]
+    assert "values from step 4 on cannot be written for now, training continues" in said[0]
     assert "locked" in said[0]
     assert "again, nothing is lost" in said[1]
     run = excite.load_run(tmp_path / "run")
@@ -160,7 +160,7 @@ def test_a_full_disk_does_not_end_the_training(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "trained 2000"
-    assert "cannot be written for now, training goes on" in done.stderr
+    assert "cannot be written for now, training continues" in done.stderr
     assert "measured values are lost" in done.stderr
     with excite.load_run(tmp_path / "run") as run:
         steps = run.series("loss/step")[0].tolist()
@@ -248,11 +248,11 @@ def test_strict_ends_the_training_where_values_cannot_be_written(tmp_path, monke
         excite.watch(nn.Linear(2, 1), run=tmp_path / "run", probes=[Loss(), Distance(Every(1))], strict=True) as watch,
     ):
 
-        def full():
+        def full(rows):
             raise RunError("the disk is full")
 
         watch.step(1.0)
-        monkeypatch.setattr(watch.run, "flush", full)
+        monkeypatch.setattr(watch.run, "log_many", full)
         watch.flush()
 
 
@@ -264,28 +264,28 @@ class Many(Probe):
 
 
 def test_measuring_faster_than_the_disk_loses_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("excite.monitor.writer._MOST", 2000)
+    monkeypatch.setattr("excite.monitor.writer._MAX_VALUES", 2000)
     with excite.watch(nn.Linear(2, 1), run=tmp_path / "run", probes=[Many()], strict=True) as watch:
-        log = watch.run.log
-        monkeypatch.setattr(watch.run, "log", lambda step, values: (time.sleep(0.001), log(step, values)))
+        log = watch.run.log_many
+        monkeypatch.setattr(watch.run, "log_many", lambda rows: (time.sleep(0.001 * len(rows)), log(rows)))
         for _ in range(500):
             watch.step()
     assert len(excite.load_run(tmp_path / "run").frame()) == 20 * 501
 
 
 def test_what_waits_for_a_broken_disk_is_the_newest(tmp_path, monkeypatch):
-    monkeypatch.setattr("excite.monitor.writer._MOST", 100)
+    monkeypatch.setattr("excite.monitor.writer._MAX_VALUES", 100)
     monkeypatch.setattr("excite.monitor.writer._PAUSE", 60.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with excite.watch(nn.Linear(2, 1), run=tmp_path / "run", probes=[Many()]) as watch:
             watch.flush()
-            flush = watch.run.flush
-            monkeypatch.setattr(watch.run, "flush", lambda: (_ for _ in ()).throw(RunError("the disk is full")))
+            log = watch.run.log_many
+            monkeypatch.setattr(watch.run, "log_many", lambda rows: (_ for _ in ()).throw(RunError("the disk is full")))
             for _ in range(100):
                 watch.step()
                 watch.flush()
-            monkeypatch.setattr(watch.run, "flush", flush)
+            monkeypatch.setattr(watch.run, "log_many", log)
     steps = sorted(set(excite.load_run(tmp_path / "run").frame().step))
     assert steps[-1] == 100
     assert len(steps) < 20
@@ -294,16 +294,16 @@ def test_what_waits_for_a_broken_disk_is_the_newest(tmp_path, monkeypatch):
 
 def test_an_unexpected_error_of_the_disk_is_raised_and_loses_nothing(tmp_path, monkeypatch):
     with excite.watch(nn.Linear(2, 1), run=tmp_path / "run", probes=[Loss()]) as watch:
-        flush = watch.run.flush
+        log = watch.run.log_many
 
-        def broken():
+        def broken(rows):
             raise OSError("no such device")
 
-        monkeypatch.setattr(watch.run, "flush", broken)
+        monkeypatch.setattr(watch.run, "log_many", broken)
         watch.step(1.0)
         with pytest.raises(OSError, match="no such device"):
             watch.flush()
-        monkeypatch.setattr(watch.run, "flush", flush)
+        monkeypatch.setattr(watch.run, "log_many", log)
         watch.step(2.0)
     assert excite.load_run(tmp_path / "run").series("loss/step")[1].tolist() == [1.0, 2.0]
 
@@ -354,7 +354,7 @@ def test_a_child_that_is_forked_while_values_are_written_ends(tmp_path):
     with excite.watch(nn.Linear(2, 1), run=tmp_path / "run", probes=[Loss()], strict=True) as watch:
         for _ in range(48):  # enough to be on its way
             watch.step(1.0)
-        child = multiprocessing.get_context("fork").Process(target=watch._recorder.close)
+        child = multiprocessing.get_context("fork").Process(target=watch._writer.close)
         child.start()
         child.join(60)
         assert child.exitcode == 0

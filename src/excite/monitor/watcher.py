@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any
@@ -21,9 +20,9 @@ from excite._core.preserve import device_of
 from excite._core.wrappers import eagerly, resharded, unwrap
 from excite.errors import ExciteError, InputError, RunError
 from excite.monitor.alerts import Alerts, Rule, act
-from excite.monitor.buffer import Pending, named
+from excite.monitor.buffer import MetricBuffer
 from excite.monitor.reduce import reduce_rows
-from excite.monitor.writer import Recorder, Sink
+from excite.monitor.writer import MetricWriter, Sink
 from excite.probes import Probe
 from excite.probes.base import Moment
 from excite.probes.schedules import budgets
@@ -57,8 +56,8 @@ class Watch:
         self.strict = strict
         self.steps = 0
         self._owns_run = owns_run
-        self._recorder, self._alerts = Recorder(run, sinks, strict), Alerts(alerts)
-        self._pending = Pending()
+        self._writer, self._alerts = MetricWriter(run, sinks, strict), Alerts(alerts)
+        self._buffer = MetricBuffer()
         self._muted: set[str] = set()  # raised here; switched off once all processes know
         self._closed = False
         self._device = device_of(self.model)
@@ -71,7 +70,7 @@ class Watch:
         except BaseException:
             self._detach()
             raise
-        self._pending.start()
+        self._buffer.start()
         self._began = time.monotonic()
         self._spent = self._began - began
 
@@ -101,9 +100,9 @@ class Watch:
     def flush(self) -> None:
         """Write everything measured so far to the run."""
         self._write()
-        self._pending.ask(self.steps)
+        self._buffer.request(self.steps)
         self._write()
-        self._recorder.settle()
+        self._writer.drain()
 
     def close(self) -> None:
         """Detach every probe and write what is left. Closing twice does nothing."""
@@ -114,7 +113,7 @@ class Watch:
         try:
             self.flush()
         finally:
-            self._recorder.close()
+            self._writer.close()
             let_go()
         if failed is not None:
             raise failed
@@ -126,9 +125,9 @@ class Watch:
         return {"steps": self.steps, "probes": probes, "alerts": self._alerts.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._pending.clear()
+        self._buffer.clear()
         self.steps = int(state["steps"])
-        self._recorder.rewind(self.steps)
+        self._writer.rewind(self.steps)
         if "alerts" in state:
             self._alerts.load_state_dict(state["alerts"])
         for probe in self.probes:
@@ -213,15 +212,15 @@ class Watch:
         cost = 0.0
         for probe in due:
             start = time.monotonic()
-            self._look(probe, now)
+            self._measure_probe(probe, now)
             if any(probe.schedule is budget for budget in paid):
                 cost += (self._settled() if self._device.type == "cuda" else time.monotonic()) - start
-        if self._pending.arrived(now.step):
+        if self._buffer.ready(now.step):
             self._write()
-        if self._pending.due(now.step):
+        if self._buffer.due(now.step):
             self._write()
-            self._pending.ask(now.step)
-            if self._pending.arrived(now.step):
+            self._buffer.request(now.step)
+            if self._buffer.ready(now.step):
                 self._write()
         self._spent += time.monotonic() - began
         for budget in paid:
@@ -238,23 +237,23 @@ class Watch:
             except Exception as error:
                 self._raised(probe, self.steps, error)
 
-    def _look(self, probe: Probe, now: Moment) -> None:
-        measured = None
+    def _measure_probe(self, probe: Probe, now: Moment) -> None:
         if probe.name not in self._muted:
             try:
                 with self._prepared() if probe.runs_model else nullcontext():
-                    values = probe.measure(now)
-                measured = values if isinstance(values, Future) else named(probe, values)
+                    measurement = probe.measure(now)
+                self._buffer.add(now.step, probe, measurement)
+                return
             except Exception as error:
                 self._raised(probe, now.step, error)
                 if rank_and_size()[1] == 1:
                     return
-        self._pending.add(now.step, probe, measured)
+        self._buffer.add(now.step, probe, None)
 
     def _write(self) -> None:
         """Write what was asked for; waits for it."""
         found = []
-        for step, probe, values in self._pending.take():
+        for step, probe, values in self._buffer.drain():
             if isinstance(values, Exception):
                 if probe.name not in self._muted:
                     self._raised(probe, step, values)
@@ -268,7 +267,7 @@ class Watch:
                 rows.append((step, reduced))
         begun = [one for step, values in rows for one in self._alerts.look(step, values)]
         rows += [(alert.step, {f"alert/{alert.rule}/{alert.name}": alert.value}) for _, alert in begun]
-        self._recorder.write(rows)
+        self._writer.write(rows)
         act(begun, speak=rank_and_size()[0] == 0)
 
     def _raised(self, probe: Probe, step: int, error: Exception) -> None:
@@ -312,7 +311,8 @@ class Watch:
     def _report(self, probe: Probe, step: int, error: Exception) -> None:
         message = str(error) if isinstance(error, ExciteError) else f"{type(error).__name__}: {error}"
         warnings.warn(
-            f"probe {probe.name!r} is switched off, training goes on; at step {step} it raised: {message}", stacklevel=5
+            f"probe {probe.name!r} is switched off, training continues; at step {step} it raised: {message}",
+            stacklevel=5,
         )
 
     def _remove(self, probe: Probe) -> None:

@@ -37,7 +37,18 @@ from excite.wiring.tracing import Wiring, trace
 Reduction = Literal["mean", "sum", "max", "min", "first"]
 Values = Mapping[str, float | Tensor]
 
-__all__ = ["Every", "Moment", "PowersOfTwo", "Probe", "Reduction", "Schedule", "Signal", "Values"]
+__all__ = [
+    "Deferred",
+    "Every",
+    "Measurement",
+    "Moment",
+    "PowersOfTwo",
+    "Probe",
+    "Reduction",
+    "Schedule",
+    "Signal",
+    "Values",
+]
 
 
 @dataclass
@@ -158,6 +169,28 @@ def counted(statistics: Mapping[str, Source]) -> dict[str, float]:
     return {f"statistics/{source}": float(count) for source, count in Counter(statistics.values()).items()}
 
 
+@dataclass(frozen=True)
+class Deferred:
+    """Values of a measurement that are computed after the training step, off the training thread.
+
+    Return one from `Probe.measure` where numbers would have to be fetched from a device, or where several measurements are
+    cheaper together. `compute` must hold copies of what it reads: training continues meanwhile.
+
+    Args:
+        compute: Returns the values; may wait for the device.
+        prepare: Called by the training thread before the values are written; `compute` is then called after it.
+            Without it `compute` starts in the background as soon as the device has reached this point.
+        on_device: Whether `compute` may wait for a device. If not, it is called by the training thread.
+    """
+
+    compute: Callable[[], Values]
+    prepare: Callable[[], object] | None = None
+    on_device: bool = True
+
+
+Measurement = Values | Deferred | Future[Values]
+
+
 class Probe:
     """Base of all probes. `name` is the first part of every metric's name.
 
@@ -182,8 +215,8 @@ class Probe:
     def announce(self, due: bool) -> None:
         """Called after every step: whether the coming one will be measured. A probe with hooks can rest until then."""
 
-    def measure(self, now: Moment) -> Values | Future[Values]:
-        """Values by quantity, or by quantity/layer; or a promise of them, which is asked for when they are written."""
+    def measure(self, now: Moment) -> Measurement:
+        """Values by quantity or quantity/layer, as numbers or tensors with one element; or a `Deferred` computation of them."""
         raise NotImplementedError(f"{type(self).__name__} has to define measure(self, now)")
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from excite._core.background import submit_after_gpu
 from excite._core.checks import check_count, same_shapes
 from excite._core.intercept.affine import clean_path
 from excite.errors import ModelError
-from excite.probes.base import Every, Moment, Probe, Schedule, Values
+from excite.probes.base import Deferred, Every, Measurement, Moment, Probe, Schedule, Values
 
 
 def sign_changes(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
@@ -52,7 +50,7 @@ class Signs(Probe):
         self._last: dict[str, Tensor] = {}  # step of the look that saw the last change, −1 for none
         self._start = 0
 
-    def measure(self, now: Moment) -> Values | Future[Values]:
+    def measure(self, now: Moment) -> Measurement:
         weights = {
             clean_path(path): p.detach() for path, p in now.model.named_parameters() if p.requires_grad and p.numel()
         }
@@ -74,11 +72,8 @@ class Signs(Probe):
             changed.append((self._last[path] > max(-1, now.step - self.window)).sum())
         sizes = {path: w.numel() for path, w in weights.items()}
         found = [_together(column) for column in (latest, changed, torch._foreach_norm(list(weights.values())))]
-        if found[0].is_cuda:  # nothing here may wait for it
-            return submit_after_gpu(
-                partial(self._values, now.step, sizes, found)
-            )  # without the moment and what it holds
-        return self._values(now.step, sizes, found)
+        compute = partial(self._values, now.step, sizes, found)  # without the context and what it holds
+        return Deferred(compute) if found[0].is_cuda else compute()
 
     def _values(self, step: int, sizes: Mapping[str, int], found: Sequence[Tensor]) -> Values:
         latest, changed, norms = (column.tolist() for column in found)

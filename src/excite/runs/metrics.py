@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -136,6 +136,22 @@ class Metrics:
                     self.flush()
                 else:
                     self._flush_if_free()
+
+    def log_many(self, rows: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        """Values of several steps in one transaction: on the disk when this returns; if it raises, none of them is kept."""
+        now = time.time()
+        checked = {
+            (name, check_step(step)): (value, now) for step, values in rows for name, value in check_metrics(values)
+        }
+        with self._lock:
+            self._open()
+            before = self._buffer
+            self._buffer = before | checked
+            try:
+                self.flush()
+            except BaseException:
+                self._buffer = before
+                raise
 
     def _flush_if_free(self) -> None:
         """Write what is buffered; while another process holds the database, it waits in memory."""

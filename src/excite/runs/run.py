@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -209,6 +209,11 @@ class Run:
         """Values measured after `step` steps, by name ("probe/quantity/layer"). Buffered: see `flush`."""
         self._writable()
         self._metrics.log(step, values)
+
+    def log_many(self, rows: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        """Values of several steps, (step, values by name), written to the disk in one transaction."""
+        self._writable()
+        self._metrics.log_many(rows)
 
     def flush(self) -> None:
         """Put everything logged so far on the disk, where readers see it."""

@@ -11,6 +11,7 @@ from torch import Tensor
 import excite
 from excite.errors import InputError
 from excite.probes import Conservation, Every, Ledger, conservation
+from excite.probes.conserved.summary import Summarizer
 from models import build
 
 OPTIMIZERS: dict[str, Any] = {
@@ -25,12 +26,12 @@ OPTIMIZERS: dict[str, Any] = {
 
 def trained(make: Any, monkeypatch: pytest.MonkeyPatch, many: int) -> tuple[Ledger, list[Tensor]]:
     """Nine steps of every kind: rates that change, a layer that skips a step, one with a rate of its own, NaN at the end."""
-    monkeypatch.setattr("excite.probes.conserved.ledger._LINES", many)
+    monkeypatch.setattr("excite.probes.conserved.ledger._RECORDS", many)
     model, x = build("resnet-norm")
     parameters = list(model.parameters())
     optimizer = make([{"params": parameters[:2]}, {"params": parameters[2:]}])
     ledger = conservation(model, optimizer, x)
-    marks = []
+    snapshots = []
     for step in range(9):
         optimizer.zero_grad()
         generator = torch.Generator().manual_seed(step)
@@ -47,13 +48,14 @@ def trained(make: Any, monkeypatch: pytest.MonkeyPatch, many: int) -> tuple[Ledg
         if step == 8:
             parameters[0].grad[0] *= torch.nan  # type: ignore[index]
         optimizer.step()
-        marks.append(ledger.mark())
-    return ledger, [mark.read() for mark in marks]
+        snapshots.append(ledger.snapshot())
+    ledger.commit()
+    return ledger, [snapshot.state for snapshot in snapshots]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_books_do_not_depend_on_how_many_steps_are_entered_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulator_does_not_depend_on_batch_of_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make = OPTIMIZERS[name]
     (one, each), *others = (trained(make, monkeypatch, many) for many in (1, 4, 64))
     first = one.state_dict()
@@ -84,30 +86,55 @@ def followed(steps: int, look: Any) -> list[Any]:
     return found
 
 
-def test_marks_read_at_the_end_are_the_books_of_their_steps() -> None:
-    """Of two trainings alike, one looks at the books after every step, the other marks steps and reads much later."""
-    now = followed(9, Ledger.books)
-    later = [mark.read() for mark in followed(9, Ledger.mark)]
-    assert len({float(books[0].abs().max()) for books in now}) == 9
-    for one, other in zip(now, later, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-15)
+def test_snapshots_committed_later_are_those_of_their_steps() -> None:
+    """Of two equal trainings, one commits every step, the other takes snapshots and commits them at the end."""
+
+    def summarized(ledger: Ledger) -> tuple[Tensor, Any]:
+        snapshot = ledger.snapshot()
+        ledger.commit()
+        return snapshot.state, snapshot.summary()
+
+    committed, snapshots, ledgers = followed(9, summarized), [], []
+    for snapshot, ledger in followed(9, lambda ledger: (ledger.snapshot(), ledger)):
+        snapshots.append(snapshot)
+        ledgers.append(ledger)
+    ledgers[0].commit()
+    assert len({float(state[0].abs().max()) for state, _ in committed}) == 9
+    for (state, row), snapshot in zip(committed, snapshots, strict=True):
+        torch.testing.assert_close(state, snapshot.state, rtol=1e-13, atol=1e-15)
+        assert row.drift == pytest.approx(snapshot.summary().drift, rel=1e-12)
+        assert row.shares[0] == pytest.approx(snapshot.summary().shares[0], rel=1e-9)
+        assert [len(shares) for shares in row.shares] == [len(row.names)] * len(row.shares)
 
 
-def test_reading_books_what_waits() -> None:
+def test_snapshots_are_summarized_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    summary = Summarizer.summary
+    monkeypatch.setattr(Summarizer, "summary", lambda self, state: (sizes.append(len(state)), summary(self, state))[1])
+    snapshots = followed(5, Ledger.snapshot)
+    with pytest.raises(InputError, match="not committed"):
+        snapshots[0].summary()
+    (ledger, last), *_ = reversed(followed(5, lambda ledger: (ledger, ledger.snapshot())))
+    ledger.commit()
+    assert last.summary() is last.summary()
+    assert sizes == [5]
+
+
+def test_read_commits_pending_records() -> None:
     def read(ledger: Ledger) -> tuple[int, Any]:
-        assert ledger._lines
-        return len(ledger._lines), ledger.read()
+        assert ledger._records
+        return len(ledger._records), ledger.read()
 
     for step, (waiting, reading) in enumerate(followed(3, read), 1):
         assert waiting == 1
         assert reading.holds
         assert all(float(entry.parts["step"].abs().max()) > 0 for entry in reading.entries), step
-    assert followed(3, lambda ledger: len(ledger._lines)) == [1, 2, 3]
+    assert followed(3, lambda ledger: len(ledger._records)) == [1, 2, 3]
 
 
 def test_the_memory_of_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("excite.probes.conserved.ledger._BYTES", 1)
-    assert followed(3, lambda ledger: len(ledger._lines)) == [0, 0, 0]
+    assert followed(3, lambda ledger: len(ledger._records)) == [0, 0, 0]
 
 
 def test_momentum_that_is_switched_off_leaves_no_rest() -> None:
@@ -154,7 +181,7 @@ def test_a_decay_that_takes_all_of_the_weights(product: float) -> None:
 
 
 def test_the_probe_goes_on_after_a_step_back(tmp_path: Any) -> None:
-    """Books promised of steps that were taken back are not waited for."""
+    """Accumulator promised of steps that were taken back are not waited for."""
     model, x = build("mlp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
 
@@ -176,17 +203,19 @@ def test_the_probe_goes_on_after_a_step_back(tmp_path: Any) -> None:
         assert sorted(set(run.frame().step)) == list(range(7))
 
 
-def test_a_mark_whose_books_were_replaced_says_so() -> None:
+def test_a_snapshot_of_a_replaced_accumulator_raises() -> None:
     model, x = build("mlp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     ledger = conservation(model, optimizer, x)
     kept = ledger.state_dict()
     model(x).square().mean().backward()
     optimizer.step()
-    mark = ledger.mark()
+    snapshot = ledger.snapshot()
     ledger.load_state_dict(kept)
-    with pytest.raises(InputError, match="checkpoint"):
-        mark.read()
+    ledger.commit()
+    for read in (snapshot.summary, lambda: snapshot.state):
+        with pytest.raises(InputError, match="checkpoint"):
+            read()
 
 
 def test_every_step_is_written_with_its_own_books(tmp_path: Any) -> None:

@@ -712,14 +712,14 @@ def test_the_digest_says_what_the_entries_say(name: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     with conservation(model, optimizer, x) as ledger:
         train(model, optimizer, x, 4)
-        digest, reading = ledger.digest(), ledger.read()
-        assert list(digest.names) == [entry.name for entry in reading.entries]
+        summary, reading = ledger.summary(), ledger.read()
+        assert list(summary.names) == [entry.name for entry in reading.entries]
         for k, entry in enumerate(reading.entries):
-            assert float(digest.drift[k]) == pytest.approx(entry.moved, rel=1e-12)
-            assert float(digest.rest[k]) == pytest.approx(entry.relative, rel=1e-6, abs=1e-15)
+            assert float(summary.drift[k]) == pytest.approx(entry.moved, rel=1e-12)
+            assert float(summary.rest[k]) == pytest.approx(entry.relative, rel=1e-6, abs=1e-15)
             for row, part in enumerate(ALL_PARTS):
-                assert float(digest.shares[row, k]) == pytest.approx(entry.share(part), rel=1e-9, abs=1e-12)
-                assert bool(digest.occurs[row, k]) == bool((entry.parts[part] != 0).any())
+                assert float(summary.shares[row, k]) == pytest.approx(entry.share(part), rel=1e-9, abs=1e-12)
+                assert bool(summary.occurs[row, k]) == bool((entry.parts[part] != 0).any())
 
 
 def test_without_parts_the_probe_writes_the_same_drift_and_does_nothing_between() -> None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from excite._core.background import submit_after_gpu
 from excite._core.checks import check_count, check_flag, check_tensor, check_values, shown
 from excite._core.wrappers import is_sharded
 from excite.errors import InputError
 from excite.probes.activation_rank.covariance import Covariances
 from excite.probes.activation_rank.smallest import default_tolerance
 from excite.probes.activation_rank.units import UnitSums, live_rows
-from excite.probes.base import Every, Moment, Probe, Reduction, Schedule, Signal, Values, counted
+from excite.probes.base import Deferred, Every, Measurement, Moment, Probe, Reduction, Schedule, Signal, counted
 from excite.probes.layer_inputs import Seen, seen
 from excite.probes.samples import Live, Rows
 from excite.wiring.normalization import Source, as_trained
@@ -71,7 +69,7 @@ class Rank(Probe):
         self._named: dict[str, list[int]] = {}
         self._warned = False
 
-    def measure(self, now: Moment) -> Values | Future[Values]:
+    def measure(self, now: Moment) -> Measurement:
         signals = [signal for signal in now.signals if signal.input.is_floating_point()]
         seen = [self._seen(signal) for signal in signals]
         covariances = Covariances([one.rows for one in seen])
@@ -79,7 +77,7 @@ class Rank(Probe):
         known = counted(now.statistics)
         self._warn(now.statistics)
         if covariances.apart and not self.units:
-            return submit_after_gpu(lambda: _values(layers, covariances) | known)
+            return Deferred(lambda: _values(layers, covariances) | known)
         values = _values(layers, covariances) | known
         if not self.units:
             return values

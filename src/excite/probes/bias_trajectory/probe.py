@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from excite._core.background import submit_after_gpu
 from excite._core.calls import Batch, Pick, own_copy
 from excite._core.checks import check_count
 from excite._core.intercept.affine import clean_path
 from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, ModelError
-from excite.probes.base import Every, Moment, Probe, Reduction, Schedule, Values
+from excite.probes.base import Deferred, Every, Measurement, Moment, Probe, Reduction, Schedule, Values
 from excite.probes.bias_trajectory.exactness import LABELS, applies_link, labels, random_layers
 from excite.probes.bias_trajectory.hooks import Hooks
 from excite.probes.bias_trajectory.layer_operators import Operator
@@ -173,7 +171,7 @@ class Trajectory(Probe):
         self._sandwiches[site.name] = Sandwich.of(site, gradient, errors, operator)
 
     # -- at a measurement ----------------------------------------------------------------------------------------
-    def measure(self, now: Moment) -> Values | Future[Values]:
+    def measure(self, now: Moment) -> Measurement:
         hooks = self._hooks
         if hooks is None or hooks.resting or now.step == 0:
             return {}
@@ -209,9 +207,7 @@ class Trajectory(Probe):
             more = {f"{key}/{name}": value for name, (one, _) in found.items() for key, value in one.items()}
             return values | more | {f"label/{label}": 1.0 for label in self.labels}
 
-        if any(one.steep.is_cuda for one in sandwiches.values()):  # nothing here may wait for it
-            return submit_after_gpu(finish)
-        return finish()
+        return Deferred(finish) if any(one.steep.is_cuda for one in sandwiches.values()) else finish()
 
     def _warn(self, known: Sequence[str]) -> None:
         if "random" in known and not self._warned:

@@ -1,4 +1,4 @@
-"""The books of a ledger: what every law was, is, and was moved by. Steps are entered many at a time."""
+"""Accumulator of a ledger: the start, the value and the terms of every law. Steps are committed many at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from excite.probes.conserved.laws import LawSums, NamedLaw
 from excite.probes.conserved.norm_terms import NormTerms
-from excite.probes.conserved.step_terms import Line
+from excite.probes.conserved.step_terms import StepRecord
 from excite.probes.conserved.update_terms import PARTS
 
 _KEPT = ("parts", "start", "value", "scale", "worst", "worst_step", "flagged")
@@ -20,9 +20,9 @@ _KEPT = ("parts", "start", "value", "scale", "worst", "worst_step", "flagged")
 _AUTOCAST = 8.0
 
 
-class Books:
+class Accumulator:
     """A number per channel of all laws, on the device. `parts` (parts, channels); `value` is that after the last step
-    entered, `worst` the largest rest of a step, which was `worst_step`, `flagged` the first step with a rest too large, or −1.
+    committed, `worst` the largest rest of a step, which was `worst_step`, `flagged` the first step with a rest too large, or −1.
     """
 
     def __init__(
@@ -52,12 +52,17 @@ class Books:
         ]
         self._owners: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
-    def enter(self, lines: Sequence[Line]) -> Tensor:
+    def commit(self, records: Sequence[StepRecord]) -> Tensor:
         """(steps, 2 + parts, channels): drift, scale and parts after each of the steps."""
-        found = [self._enter(list(some)) for _, some in groupby(lines, key=lambda line: line.kind)]
+        found = [self._commit(list(some)) for _, some in groupby(records, key=lambda record: record.kind)]
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def now(self, rows: Tensor | None = None) -> Tensor:
+    @property
+    def nbytes(self) -> int:
+        """Of one state."""
+        return self.parts.nbytes + self.start.nbytes + self.scale.nbytes
+
+    def state(self, rows: Tensor | None = None) -> Tensor:
         """(2 + parts, channels) after the last step, or with these row sums of squared weights."""
         value = self.value
         if rows is not None:
@@ -65,56 +70,60 @@ class Books:
             self.scale = torch.maximum(self.scale, self._sums.size(rows))
         return torch.cat([(value - self.start)[None], self.scale[None], self.parts])
 
-    def _enter(self, lines: list[Line]) -> Tensor:
-        rows = torch.stack([line.rows for line in lines])
-        groups, part_of = self._grouped(lines[0].owner)
-        made, read = self._sums.sides(rows, groups, len(lines[0].forms))  # (steps, products, groups, channels)
+    def _commit(self, records: list[StepRecord]) -> Tensor:
+        rows = torch.stack([record.rows for record in records])
+        groups, part_of = self._grouped(records[0].owner)
+        made, read = self._sums.sides(rows, groups, len(records[0].forms))  # (steps, products, groups, channels)
         sums = made - read
         value, size = sums[:, 0].sum(1), (made[:, 0] + read[:, 0]).sum(1)
-        parts, terms = self._parts_of(lines, sums, groups, part_of)
+        parts, terms = self._parts_of(records, sums, groups, part_of)
         before = torch.cat([self.value[None], value[:-1]])
         rest = value - before - parts.sum(1)
-        if lines[0].missing:  # what is left there was not predicted
-            unknown = torch.isin(self._law, self._told(list(lines[0].missing)).long())
+        if records[0].missing:  # what is left there was not predicted
+            unknown = torch.isin(self._law, self._told(list(records[0].missing)).long())
             parts[:, PARTS.index("update")] += torch.where(unknown, rest, 0.0)
             rest = torch.where(unknown, 0.0, rest)
         scale = torch.cummax(torch.cat([self.scale[None], size]), 0).values[1:]
         allowed = self._tolerance * scale
-        if any(any(line.rounding) for line in lines):
-            rounding = self._told([line.rounding for line in lines])
+        if any(any(record.rounding) for record in records):
+            rounding = self._told([record.rounding for record in records])
             allowed = allowed + rounding[:, :1] * terms + rounding[:, 1:] * size
-        if any(line.passes for line in lines) and "gg" in lines[0].products:
+        if any(record.passes for record in records) and "gg" in records[0].products:
             # w·g = 0 for gradients in exact arithmetic; each of their numbers is off by up to some eps.
-            gradients = sum(side[:, lines[0].products.index("gg")].sum(1) for side in (made, read))
-            passes = self._told([2 * max(line.rates) * _AUTOCAST * line.passes for line in lines])
+            gradients = sum(side[:, records[0].products.index("gg")].sum(1) for side in (made, read))
+            passes = self._told([2 * max(record.rates) * _AUTOCAST * record.passes for record in records])
             allowed = allowed + passes[:, None] * (size * gradients).sqrt()
         rest = rest.abs()
-        self._note(lines[0].step, rest, rest <= allowed)
+        self._note(records[0].step, rest, rest <= allowed)
         for part, last in zip(parts, [self.parts, *parts]):  # torch has no deterministic cumsum on a GPU
             part += last
         self.parts, self.scale, self.value, self.ww = (x[-1].clone() for x in (parts, scale, value, rows[:, 0]))
         return torch.cat([(value - self.start)[:, None], scale[:, None], parts], 1)
 
-    def _parts_of(self, lines: list[Line], sums: Tensor, groups: Tensor, part_of: Tensor) -> tuple[Tensor, Tensor]:
+    def _parts_of(
+        self, records: list[StepRecord], sums: Tensor, groups: Tensor, part_of: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """(steps, parts, channels) from (steps, products, groups, channels); and (steps, channels), the sum of the absolute
         values of all terms that they are made of."""
-        line, names = lines[0], list(lines[0].products)
+        record, names = records[0], list(records[0].products)
         if "ww" not in names:  # before a step the weights are what they were after the last one
             assert self.ww is not None
-            made, read = self._sums.sides(self.ww, groups, len(line.forms))
+            made, read = self._sums.sides(self.ww, groups, len(record.forms))
             names.append("ww")
             sums = torch.cat([sums, torch.cat([(made - read)[None], sums[:-1, 0]])[:, None]], 1)
-        eps = self._eps_terms(lines)
-        if eps is not None and "wg" not in names and len(line.forms) == 1:
+        eps = self._eps_terms(records)
+        if eps is not None and "wg" not in names and len(record.forms) == 1:
             names.append("wg")  # it is not measured: a gradient that obeys the law has w·g = 0, but for the eps
             sums = torch.cat([sums, eps[:, None, None]], 1)
-        parts = sums.new_zeros(len(lines), len(PARTS), sums.shape[-1])
-        terms = sums.new_zeros(len(lines), sums.shape[-1])
-        occur = [part for part in PARTS if any(any(form.get(part, {}).values()) for one in lines for form in one.forms)]
+        parts = sums.new_zeros(len(records), len(PARTS), sums.shape[-1])
+        terms = sums.new_zeros(len(records), sums.shape[-1])
+        occur = [
+            part for part in PARTS if any(any(form.get(part, {}).values()) for one in records for form in one.forms)
+        ]
         if occur:
             weights = [
                 [[[form.get(part, {}).get(name, 0.0) for form in one.forms] for name in names] for part in occur]
-                for one in lines
+                for one in records
             ]
             matrix = self._told(weights)  # (steps, parts, products, groups)
             for i, part in enumerate(occur):
@@ -123,24 +132,24 @@ class Books:
                         term = (sums[:, k] * matrix[:, i, k, :, None]).sum(1)
                         parts[:, PARTS.index(part)] += term
                         terms += term.abs()
-        if eps is not None or len(line.forms) > 1:
-            rates = self._told([one.rates for one in lines])
+        if eps is not None or len(record.forms) > 1:
+            rates = self._told([one.rates for one in records])
             # The largest rate of the law: with that of a layer which does not move, nothing would be left to check.
             of_law = (rates[:, :, None] * part_of).amax(1)[:, self._law]
             if eps is not None:
                 parts[:, PARTS.index("eps")] = -2 * of_law * eps
-            if "wg" in names and len(line.forms) > 1:
+            if "wg" in names and len(record.forms) > 1:
                 wg = sums[:, names.index("wg")]
                 parts[:, PARTS.index("rates")] = -2 * ((rates[..., None] - of_law[:, None]) * wg).sum(1)
         return parts, terms
 
-    def _eps_terms(self, lines: list[Line]) -> Tensor | None:
+    def _eps_terms(self, records: list[StepRecord]) -> Tensor | None:
         """(steps, channels): what w·g of a law in front of a normalization is because of its eps."""
-        if self._norms is None or lines[0].terms is None or "gg" not in lines[0].products:
+        if self._norms is None or records[0].terms is None or "gg" not in records[0].products:
             return None
-        terms = torch.stack([line.terms for line in lines if line.terms is not None]).double()
+        terms = torch.stack([record.terms for record in records if record.terms is not None]).double()
         terms = terms[:, self._norms.position] * self._norms.sign
-        return terms.new_zeros(len(lines), self._sums.count).index_add_(1, self._norms.channel, terms)
+        return terms.new_zeros(len(records), self._sums.count).index_add_(1, self._norms.channel, terms)
 
     def _told(self, numbers: Sequence[Any]) -> Tensor:
         """As a tensor on the device, without waiting for it."""

@@ -4,55 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from excite._core.background import memoize
 from excite._core.calls import Batch, Pick
 from excite._core.checks import check_count, check_model, check_norms, check_number, check_weights, is_flag
 from excite._core.intercept.affine import clean_path
 from excite._core.wrappers import unwrap
 from excite.errors import InputError, ModelError
-from excite.probes.conserved.accumulator import Books
+from excite.probes.conserved.accumulator import Accumulator
 from excite.probes.conserved.hyperparameters import Settings
 from excite.probes.conserved.laws import LawSums, NamedLaw, check_wiring, named
 from excite.probes.conserved.norm_terms import NormTerms
 from excite.probes.conserved.off_diagonal import OffDiagonal
 from excite.probes.conserved.passes import PassPrecision
 from excite.probes.conserved.report import Entry, Reading, Unchecked
-from excite.probes.conserved.step_terms import Line, Stages
-from excite.probes.conserved.summary import Digest, Digester
+from excite.probes.conserved.step_terms import StepRecord, StepTerms
+from excite.probes.conserved.summary import LawRow, LawSummary, Summarizer
 from excite.probes.conserved.unchecked import UncheckedSteps
 from excite.probes.conserved.update_terms import PARTS, Rule, rule_of
 from excite.wiring.groups import Group
 from excite.wiring.tracing import Wiring, trace
 
-_LINES, _BYTES = 64, 1 << 25  # steps that wait to be booked together, and the memory they may take
+_RECORDS, _BYTES = 64, 1 << 25  # steps that wait to be booked together, and the memory they may take
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}  # a rest beyond this share of the squared weights is flagged
 
 
-class Mark:
-    """What the books say after one step; `read` has the step booked if it is not yet."""
+class Snapshot:
+    """The accumulator after one step, filled in by `Ledger.commit` together with those of other steps."""
 
-    def __init__(self, enter: Callable[[], None]):
-        self._enter = enter
-        self.found: Tensor | None = None
+    def __init__(self, step: int, state: Tensor | None = None):
+        self.step = step
+        self._state = state
+        self._row: Callable[[], LawRow] | None = None
 
-    def read(self) -> Tensor:
-        """(2 + parts, channels): drift, scale and parts."""
-        if self.found is None:
-            self._enter()
-        if self.found is None:
-            raise InputError("conservation: the books were replaced by those of a checkpoint")
-        return self.found
+    @property
+    def state(self) -> Tensor:
+        """(2 + terms, channels): drift, scale and terms."""
+        if self._state is None:
+            raise InputError("conservation: the accumulator was replaced by that of a checkpoint, or not committed")
+        return self._state
+
+    def summary(self) -> LawRow:
+        """The state in a few numbers per law; waits for the device."""
+        if self._row is None:
+            raise InputError("conservation: the accumulator was replaced by that of a checkpoint, or not committed")
+        return self._row()
 
 
 class Ledger:
     """Books of the conserved quantities of a model. Use `excite.probes.conservation(...)` to make one.
 
-    What goes wrong at a step is not raised into training: the books end there, and reading them raises it."""
+    An error at a step is not raised into training: accumulation ends there, and reading the ledger raises it."""
 
     def __init__(
         self,
@@ -83,16 +91,16 @@ class Ledger:
         owners = {clean_path(path): module for path, module in self.model.named_modules()}
         first = {law.group.producers[0].parameter.rpartition(".")[0] for law in laws} | {""}
         self._passes = PassPrecision([owners[path] for path in sorted(first) if path in owners], device)
-        self._stages = Stages(self._sums, self._parameters, self._norms)
+        self._step_terms = StepTerms(self._sums, self._parameters, self._norms)
         self.unchecked = UncheckedSteps()
         self.precision = _lowest([p.dtype for p in self._parameters])
         self.tolerance = _TOLERANCE.get(self.precision, 0.1) if tolerance is None else tolerance
         self._off = OffDiagonal(laws, parameters, off_diagonal) if off_diagonal else None
         self.steps = 0
-        self._books = Books(self._sums, laws, self._squares(), self.tolerance, self._norms)
-        self._lines: list[Line] = []  # steps that are not in the books yet
-        self._marks: list[tuple[int, Mark]] = []  # after which of them somebody wants to know what is in the books
-        self._digester = Digester(laws, self._sums.count, device)
+        self._accumulator = Accumulator(self._sums, laws, self._squares(), self.tolerance, self._norms)
+        self._records: list[StepRecord] = []  # steps that are not committed yet
+        self._snapshots: list[Snapshot] = []  # requested after some of them
+        self._summarizer = Summarizer(laws, self._sums.count, device)
         self._failure: Exception | None = None
         hooks = self._kept(self._before), self._kept(self._after)
         self._hooks = [optimizer.register_step_pre_hook(hooks[0]), optimizer.register_step_post_hook(hooks[1])]
@@ -122,66 +130,71 @@ class Ledger:
                     f"conservation: {path} had shape {tuple(shape)} and now has {tuple(p.shape)}: start a new ledger"
                 )
         closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
-        if self._books.ww is None:
-            self._books.ww = self._squares()
-        self._stages.before(self.rule, optimizer, closure)
+        if self._accumulator.ww is None:
+            self._accumulator.ww = self._squares()
+        self._step_terms.before(self.rule, optimizer, closure)
 
     @torch.no_grad()
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.steps += 1
         if not self.laws:
             return
-        line = replace(self._stages.after(self.steps, optimizer), passes=self._passes.take())
-        for number, law in enumerate(self.laws if self._stages.unchecked is not None or line.missing else ()):
-            reason = self._stages.unchecked or line.missing.get(number)
+        record = replace(self._step_terms.after(self.steps, optimizer), passes=self._passes.drain())
+        for number, law in enumerate(self.laws if self._step_terms.unchecked is not None or record.missing else ()):
+            reason = self._step_terms.unchecked or record.missing.get(number)
             if reason is not None:
                 self.unchecked.add(law.name, reason)
         if self._off is not None:
             self._off.after(self._settings())
-        self._lines.append(line)
-        if len(self._lines) >= _LINES or len(self._lines) * line.rows.nbytes >= _BYTES:
-            self._enter()
+        self._records.append(record)
+        if len(self._records) >= _RECORDS or len(self._records) * record.rows.nbytes >= _BYTES:
+            self.commit()
 
     @torch.no_grad()
-    def _enter(self) -> None:
-        """Put what waits into the books: a few operations for many steps."""
-        lines, marks = self._lines, self._marks
-        self._lines, self._marks = [], []
-        if not lines:
-            return
-        found = dict(zip([line.step for line in lines], self._books.enter(lines)))
-        for step, mark in marks:
-            mark.found = found[step]
+    def commit(self) -> None:
+        """Adds the steps since the last commit to the accumulator, a few operations for many steps, and fills in snapshots."""
+        records, snapshots = self._records, self._snapshots
+        self._records, self._snapshots = [], []
+        if records:
+            states = dict(zip([record.step for record in records], self._accumulator.commit(records)))
+            for snapshot in snapshots:
+                if snapshot._state is None:
+                    snapshot._state = states[snapshot.step]
+        if snapshots:
+            stacked = torch.stack([snapshot.state for snapshot in snapshots])
+            rows = memoize(partial(self._rows, stacked))
+            for number, snapshot in enumerate(snapshots):
+                snapshot._row = partial(_item, rows, number)
 
     def _squares(self) -> Tensor:
         with torch.no_grad():
             return self._sums.rows({"w": [p.detach() for p in self._parameters]}, ["ww"])[0]
 
     def _settings(self) -> dict[str, Settings]:
-        return dict(zip(self._sums.paths, self._stages.settings(self.optimizer)))
+        return dict(zip(self._sums.paths, self._step_terms.settings(self.optimizer)))
 
     # -- reading -------------------------------------------------------------------------------------------------
     def read(self) -> Reading:
-        """What is in the books now; synchronizes with the device."""
+        """A report of all laws as of now; synchronizes with the device."""
         self._check()
-        self._enter()
-        books = self._books
-        value = books.value
+        self.commit()
+        accumulator = self._accumulator
+        value = accumulator.value
         if self.laws:
             rows = self._squares()
             value = self._sums.fold(rows)
-            books.scale = torch.maximum(books.scale, self._sums.size(rows))
-        drift = value - books.start
-        rest = drift - books.parts.sum(0)
+            accumulator.scale = torch.maximum(accumulator.scale, self._sums.size(rows))
+        drift = value - accumulator.start
+        rest = drift - accumulator.parts.sum(0)
         # What moved since the last step moved outside the optimizer; the next step will find it, too.
-        still = (value - books.value).abs() <= self.tolerance * books.scale
-        flagged = books.flagged.masked_fill(~still & (books.flagged < 0), self.steps + 1)
+        still = (value - accumulator.value).abs() <= self.tolerance * accumulator.scale
+        flagged = accumulator.flagged.masked_fill(~still & (accumulator.flagged < 0), self.steps + 1)
         columns = {
-            "value": value, "start": books.start, "drift": drift, "rest": rest, "scale": books.scale,
-            "worst": books.worst, "worst_step": books.worst_step, "flagged": flagged,
+            "value": value, "start": accumulator.start, "drift": drift, "rest": rest, "scale": accumulator.scale,
+            "worst": accumulator.worst, "worst_step": accumulator.worst_step, "flagged": flagged,
         }  # fmt: skip
         columns = {name: column.cpu() for name, column in columns.items()}
-        parts = books.parts.cpu()
+        parts = accumulator.parts.cpu()
         entries = []
         for law in self.laws:
             mine = {name: column[law.span] for name, column in columns.items()}
@@ -195,27 +208,34 @@ class Ledger:
         return Reading(self.steps, tuple(entries), self._unchecked, self.precision, self.tolerance, self.rule)
 
     @torch.no_grad()
-    def books(self) -> Tensor:
-        """Drift, scale and parts (2 + parts, channels), left on the device: as booked by the last step, or once the ledger is
-        closed as the weights are now. `digest` makes a few numbers per law out of them."""
+    def state(self) -> Tensor:
+        """Drift, scale and terms (2 + terms, channels), left on the device: as of the last step, or of the present weights
+        once the ledger is closed. `summary` reduces them to a few numbers per law."""
         self._check()
-        self._enter()
-        return self._books.now(None if self._hooks or not self.laws else self._squares())
+        self.commit()
+        return self._state()
 
-    def mark(self) -> Mark:
-        """The same as of now, for later: computed together with those of other steps."""
+    def _state(self) -> Tensor:
+        return self._accumulator.state(None if self._hooks or not self.laws else self._squares())
+
+    @torch.no_grad()
+    def snapshot(self) -> Snapshot:
+        """`state` as of now, filled in by the next `commit` together with those of other steps."""
         self._check()
-        mark = Mark(self._enter)
-        if self._hooks and self._lines:
-            self._marks.append((self.steps, mark))
-        else:
-            mark.found = self.books()
-        return mark
+        snapshot = Snapshot(self.steps, None if self._hooks and self._records else self._state())
+        self._snapshots.append(snapshot)
+        if len(self._snapshots) >= _RECORDS or len(self._snapshots) * self._accumulator.nbytes >= _BYTES:
+            self.commit()
+        return snapshot
 
-    def digest(self, books: Tensor | None = None) -> Digest:
-        """Of these books, or of those of several moments stacked; by default of what they are now."""
+    def summary(self) -> LawSummary:
+        """The present state in a few numbers per law, left on the device."""
         self.check_same_parameters()
-        return self._digester.digest(self.books() if books is None else books)
+        return self._summarizer.summary(self.state())
+
+    def _rows(self, states: Tensor) -> list[LawRow]:
+        self.check_same_parameters()
+        return self._summarizer.summary(states).rows()
 
     def check_same_parameters(self) -> None:
         """Refuse to go on where a parameter was replaced by another."""
@@ -226,26 +246,26 @@ class Ledger:
 
     # -- a restart, and the end ----------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """The books, to be kept in a checkpoint beside the model and the optimizer."""
-        self._enter()
+        """The accumulator, to be stored in a checkpoint beside the model and the optimizer."""
+        self.commit()
         return {
             "steps": self.steps,
             "laws": [f"{law.name} {law.group.law} {law.group.channels}" for law in self.laws],
-            **self._books.state_dict(),
-            "decay": self._stages.state_dict(),
+            **self._accumulator.state_dict(),
+            "decay": self._step_terms.state_dict(),
             "unchecked": self.unchecked.state_dict(),
             "off_diagonal": {} if self._off is None else self._off.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the books of a checkpoint end. Load the model first: weights that differ show as a rest."""
+        """Continue from the accumulator of a checkpoint. Load the model first: weights that differ show as a residual."""
         laws = [f"{law.name} {law.group.law} {law.group.channels}" for law in self.laws]
         if list(state["laws"]) != laws:
-            raise InputError(f"conservation: the books are about other laws ({len(state['laws'])} against {len(laws)})")
-        self._lines, self._marks, self._failure = [], [], None
-        self._books.load_state_dict(state)
+            raise InputError(f"conservation: the state is about other laws ({len(state['laws'])} against {len(laws)})")
+        self._records, self._snapshots, self._failure = [], [], None
+        self._accumulator.load_state_dict(state)
         self.steps = int(state["steps"])
-        self._stages.load_state_dict(state.get("decay", {}))
+        self._step_terms.load_state_dict(state.get("decay", {}))
         self.unchecked.load_state_dict(state.get("unchecked", {}))
         if self._off is not None:
             self._off.load_state_dict(state["off_diagonal"])
@@ -266,6 +286,10 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _item(rows: Callable[[], list[LawRow]], number: int) -> LawRow:
+    return rows()[number]
 
 
 def _sorted(
@@ -303,7 +327,7 @@ def conservation(
     off_diagonal: bool | int = False,
     tolerance: float | None = None,
 ) -> Ledger:
-    """Keep the books of everything that `model` conserves while `optimizer` trains it.
+    """Accumulates everything that `model` conserves while `optimizer` trains it.
 
         with excite.probes.conservation(model, optimizer, x) as ledger:
             ...                              # your usual training loop

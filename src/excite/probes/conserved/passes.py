@@ -25,7 +25,7 @@ class _Hook:
         self._passes = passes
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._passes.note()
+        self._passes.record()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Inert:
         return _Inert()
@@ -43,14 +43,14 @@ class PassPrecision:
         hook = _Hook(self)
         self._handles = [module.register_forward_pre_hook(hook) for module in modules]
 
-    def note(self) -> None:
+    def record(self) -> None:
         if torch.compiler.is_compiling() or not torch.is_autocast_enabled(self._device):
             return
         if torch.is_grad_enabled() and not probes_ignored():
             self.eps = max(self.eps, torch.finfo(torch.get_autocast_dtype(self._device)).eps)
 
-    def take(self) -> float:
-        """Once a step."""
+    def drain(self) -> float:
+        """`eps`, and starts over; called once per step."""
         eps, self.eps = self.eps, 0.0
         return eps
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
+from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from excite._core.calls import Pick
 from excite._core.checks import check_count, check_flag, check_number, is_flag
 from excite.errors import InputError
-from excite.probes.base import Every, Moment, Probe, Schedule, Values
-from excite.probes.batched import Batched
-from excite.probes.conserved.ledger import Ledger, conservation
+from excite.probes.base import Deferred, Every, Measurement, Moment, Probe, Schedule
+from excite.probes.conserved.ledger import Ledger, Snapshot, conservation
 from excite.probes.conserved.update_terms import PARTS
 from excite.wiring.tracing import Wiring
-
-_MOST, _BYTES = 64, 1 << 26  # measurements that wait to be digested together, and the memory they may take
 
 
 class Conservation(Probe):
@@ -61,7 +56,6 @@ class Conservation(Probe):
             "wiring": wiring, "output": output, "off_diagonal": off_diagonal, "tolerance": tolerance
         }  # fmt: skip
         self.ledger: Ledger | None = None
-        self._promises: Batched | None = None
 
     def attach(self, now: Moment) -> None:
         if now.optimizer is None:
@@ -71,44 +65,39 @@ class Conservation(Probe):
             options["wiring"] = now.wiring(options["output"])  # type: ignore[arg-type]
         self.ledger = conservation(now.model, now.optimizer, now.example, **options)  # type: ignore[arg-type]
         if not self.parts:
-            self.ledger.close()  # its hooks are what takes time; the start is in the books
-        self._here = self.ledger.device.type == "cpu"
-        size = max(1, self.ledger.books().nbytes)
-        self._promises = Batched(self._values, max(1, min(_MOST, _BYTES // size)))
+            self.ledger.close()  # its hooks are what takes time; the start is in the accumulator
 
     def detach(self) -> None:
         if self.ledger is not None:
             self.ledger.close()
 
-    def measure(self, now: Moment) -> Values | Future[Values]:
-        if self.ledger is None or self._promises is None or not self.ledger.laws:
+    def measure(self, now: Moment) -> Measurement:
+        ledger = self.ledger
+        if ledger is None or not ledger.laws:
             return {}
+        snapshot = ledger.snapshot()
         if not self._options["off_diagonal"]:
-            return self._promises.promise(self.ledger.mark().read, self._here)
-        (values,) = self._values(self.ledger.books()[None])
-        for entry in self.ledger.read().entries:
+            compute = partial(self._values, snapshot)
+            return Deferred(compute, prepare=ledger.commit, on_device=ledger.device.type != "cpu")
+        ledger.commit()
+        values = self._values(snapshot)
+        for entry in ledger.read().entries:
             if entry.off_diagonal is not None:
                 values[f"off-diagonal/{entry.name}"] = entry.off_diagonal.relative
         return values
 
-    def _values(self, books: Tensor) -> list[dict[str, float]]:
+    def _values(self, snapshot: Snapshot) -> dict[str, float]:
         assert self.ledger is not None
-        digest = self.ledger.digest(books)
-        columns = (digest.drift, digest.rest, digest.shares, digest.occurs)
-        result = []
-        for drift, rest, shares, occurs in zip(*(column.tolist() for column in columns)):
-            values = {f"drift/{name}": moved for name, moved in zip(digest.names, drift)}
-            if self.parts:
-                unchecked, steps = self.ledger.unchecked, self.ledger.steps
-                values |= {f"rest/{name}": one for name, one in zip(digest.names, rest) if name not in unchecked}
-                values |= {
-                    f"unchecked/{name}": unchecked.share(name, steps) for name in digest.names if name in unchecked
-                }
-                values |= {f"label/{key}": 1.0 for key in unchecked.keys}
-                for part, mine, there in zip(PARTS, shares, occurs):
-                    values |= {f"{part}/{name}": share for name, share, yes in zip(digest.names, mine, there) if yes}
-            result.append(values)
-        return result
+        row = snapshot.summary()
+        values = {f"drift/{name}": drift for name, drift in zip(row.names, row.drift)}
+        if self.parts:
+            unchecked, steps = self.ledger.unchecked, self.ledger.steps
+            values |= {f"rest/{name}": rest for name, rest in zip(row.names, row.rest) if name not in unchecked}
+            values |= {f"unchecked/{name}": unchecked.share(name, steps) for name in row.names if name in unchecked}
+            values |= {f"label/{key}": 1.0 for key in unchecked.keys}
+            for term, shares, occurs in zip(PARTS, row.shares, row.occurs):
+                values |= {f"{term}/{name}": share for name, share, yes in zip(row.names, shares, occurs) if yes}
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.ledger is None else self.ledger.state_dict()
@@ -116,5 +105,3 @@ class Conservation(Probe):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.ledger is not None and state:
             self.ledger.load_state_dict(state)
-            if self._promises is not None:
-                self._promises.clear()

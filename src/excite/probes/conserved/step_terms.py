@@ -32,7 +32,7 @@ _Key = tuple[float, float, float, float]  # rate, decay, decay beside the moment
 
 
 @dataclass(frozen=True)
-class Line:
+class StepRecord:
     """One step, to be booked: row sums of products, and what each counts for in each part.
 
     Parameters that are trained alike share their coefficients: `owner` says for every parameter which of `forms` and
@@ -58,7 +58,7 @@ class Line:
         return self.products, self.owner, self.rows.dtype, tuple(self.missing)
 
 
-class Stages:
+class StepTerms:
     """Splits steps into parts. Two ways: plain SGD with one learning rate and one decay needs only squared gradients;
     everything else works on a copy of the weights before the step. `unchecked` says why the last step is no evidence."""
 
@@ -129,8 +129,8 @@ class Stages:
         self._terms, self._missing = norms.terms(), norms.missing()
         norms.end()
 
-    def after(self, step: int, optimizer: torch.optim.Optimizer) -> Line:
-        """The step just made, as a line of the books."""
+    def after(self, step: int, optimizer: torch.optim.Optimizer) -> StepRecord:
+        """The record of the step just made."""
         settings = self.settings(optimizer)
         if self._norms is not None and self._closure:
             self._take_terms(self._norms)
@@ -177,7 +177,7 @@ class Stages:
         forms = tuple([self._forms(key, products) for key in alike])
         if self._terms is not None and settings[0].get("maximize"):
             self._terms = -self._terms
-        return Line(
+        return StepRecord(
             step, tuple(products), rows, owner, forms, tuple([key[0] for key in alike]),
             self._terms, self._missing, _rounding(settings, exact),
         )  # fmt: skip

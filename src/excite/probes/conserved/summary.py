@@ -12,7 +12,7 @@ from excite.probes.conserved.laws import NamedLaw
 
 
 @dataclass(frozen=True)
-class Digest:
+class LawSummary:
     """By law (..., laws): `drift` and `rest` are the largest of a channel relative to its squared weights, as `Entry.moved` and
     `Entry.relative`; `shares` (..., parts, laws) as `Entry.share`, and where a part `occurs`."""
 
@@ -22,8 +22,35 @@ class Digest:
     shares: Tensor
     occurs: Tensor
 
+    def rows(self) -> list[LawRow]:
+        """The numbers of each of several steps, fetched with one transfer."""
+        sizes = [self.drift.shape[1], self.rest.shape[1], self.shares[0].numel(), self.occurs[0].numel()]
+        columns = [
+            column.reshape(len(column), -1).double() for column in (self.drift, self.rest, self.shares, self.occurs)
+        ]
+        laws, result = len(self.names), []
+        for row in torch.cat(columns, 1).tolist():
+            parts, start = [], 0
+            for size in sizes:
+                parts.append(row[start : start + size])
+                start += size
+            shares, occurs = ([part[i : i + laws] for i in range(0, len(part), laws)] for part in parts[2:])
+            result.append(LawRow(self.names, parts[0], parts[1], shares, occurs))
+        return result
 
-class Digester:
+
+@dataclass(frozen=True)
+class LawRow:
+    """A `LawSummary` of one step in plain numbers: `shares` and `occurs` by term, then by law."""
+
+    names: tuple[str, ...]
+    drift: list[float]
+    rest: list[float]
+    shares: list[list[float]]
+    occurs: list[list[float]]
+
+
+class Summarizer:
     """Channels of several laws that stand one behind the other, as rows of one padded matrix."""
 
     def __init__(self, laws: Sequence[NamedLaw], count: int, device: torch.device):
@@ -38,14 +65,14 @@ class Digester:
         """(..., channels) -> (..., laws, widest), zeros behind."""
         return torch.nn.functional.pad(amount, (0, 1))[..., self._index]
 
-    def digest(self, books: Tensor) -> Digest:
-        """books (..., 2 + parts, channels): drift, scale and parts, of one moment or of several."""
-        drift, scale, parts = books[..., 0, :], books[..., 1, :], books[..., 2:, :]
+    def summary(self, state: Tensor) -> LawSummary:
+        """state (..., 2 + terms, channels): drift, scale and terms, of one step or of several."""
+        drift, scale, parts = state[..., 0, :], state[..., 1, :], state[..., 2:, :]
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         over = self._rows(torch.stack([drift, drift - parts.sum(-2)], -2) / scale[..., None, :]).abs()
-        most = over.amax(-1) if over.shape[-1] else over.sum(-1)
+        largest = over.amax(-1) if over.shape[-1] else over.sum(-1)
         whole = self._rows(drift.square()).sum(-1)[..., None, :]
         made = self._rows(parts * drift[..., None, :]).sum(-1)
         shares = torch.where(whole > 0, made / torch.where(whole > 0, whole, torch.ones_like(whole)), whole * 0)
         occurs = (self._rows(parts) != 0).any(-1)
-        return Digest(self.names, most[..., 0, :], most[..., 1, :], shares, occurs)
+        return LawSummary(self.names, largest[..., 0, :], largest[..., 1, :], shares, occurs)

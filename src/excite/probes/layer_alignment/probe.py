@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from excite._core.background import memoize, record_stream, submit_after_gpu
+from excite._core.background import memoize, record_stream
 from excite._core.calls import Batch, Pick
 from excite._core.checks import check_count, check_model, check_norms, check_weights, model_errors
 from excite.errors import InputError
-from excite.probes.base import Every, Moment, Probe, Schedule, Values
+from excite.probes.base import Deferred, Every, Measurement, Moment, Probe, Schedule
 from excite.probes.layer_alignment.leading import Leading, Search
 from excite.probes.layer_alignment.result import Alignments, JunctionAlignment, LayerAlignment
 from excite.probes.spectrum import Between
@@ -218,15 +217,14 @@ class Alignment(Probe):
         self._measure = Measure(now.wiring(self.output), exact, self.block)
         self._measure.go_on(self._stored)
 
-    def measure(self, now: Moment) -> Values | Future[Values]:
+    def measure(self, now: Moment) -> Measurement:
         if self._measure is None:
             raise InputError("the alignment probe is not attached: use it through excite.watch")
         parameters = parameters_of(now.model)
         with torch.no_grad():
             finish = self._measure.begin(parameters)
-        if any(p.is_cuda for p in parameters.values()):  # nothing here may wait for it
-            return submit_after_gpu(lambda: _values(*finish()))
-        return _values(*finish())
+        on_device = any(p.is_cuda for p in parameters.values())
+        return Deferred(lambda: _values(*finish())) if on_device else _values(*finish())
 
     def state_dict(self) -> dict[str, Any]:
         bases = self._measure.bases if self._measure is not None else self._stored
