@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from excite.jobs.preload import warm
+from excite.jobs.preload import preload
+from excite.jobs.progress import JobProgress, done
 
 if TYPE_CHECKING:
-    from excite.jobs.job import Tell
+    from excite.jobs.progress import ProgressCallback
 
 
 @dataclass(frozen=True)
 class Nap:
-    arm: str
+    variant: str
     seed: int
     folder: Path
     seconds: float
@@ -33,14 +34,14 @@ class Nap:
     def finished(self) -> bool:
         return (self.folder / "times").exists()
 
-    def perform(self, tell: Tell) -> None:
+    def run(self, on_progress: ProgressCallback) -> None:
         begun, clock = time.time(), time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         while (spent := time.monotonic() - clock) < self.seconds:
-            tell(self.folder.name, "sleeping", spent / self.seconds)
+            on_progress(JobProgress(self.folder.name, "sleeping", spent / self.seconds))
             time.sleep(min(self.seconds / 100, self.seconds - spent))
         (self.folder / "times").write_text(f"{begun} {time.time()}")
-        tell(self.folder.name, "done", 1.0)
+        on_progress(done(self.folder.name))
 
 
 def main() -> None:
@@ -51,10 +52,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     started = time.time()
-    warm(options.on, options.workers)  # as the command line does, before anything heavy is imported
+    preload(options.on, options.workers)  # as the command line does, before anything heavy is imported
     from benchmarks.timing import machine
-    from excite.jobs.executors import find_engine
-    from excite.jobs.scheduler import complete
+    from excite.jobs.executors import find_executor
+    from excite.jobs.scheduler import run_jobs
 
     kind, _, address = options.on.partition(":")
     if kind == "ray":
@@ -64,13 +65,13 @@ def main() -> None:
         ray.init(address=address, **quiet) if address else ray.init(
             num_cpus=options.workers, include_dashboard=False, **quiet
         )
-    engine = find_engine(options.on, options.workers)
+    executor = find_executor(options.on, options.workers)
     with tempfile.TemporaryDirectory() as folder:
-        todo = [Nap("nap", i, Path(folder) / f"nap-{i}", options.seconds) for i in range(options.tasks)]
+        jobs = [Nap("nap", i, Path(folder) / f"nap-{i}", options.seconds) for i in range(options.tasks)]
         begun = time.time()
-        complete(todo, options.workers, engine=engine)
+        run_jobs(jobs, options.workers, executor=executor)
         whole = time.time() - begun
-        times = [tuple(map(float, (task.folder / "times").read_text().split())) for task in todo]
+        times = [tuple(map(float, (job.folder / "times").read_text().split())) for job in jobs]
     ideal = -(-options.tasks // options.workers) * options.seconds
     working = begun + whole - min(start for start, _ in times)
     print(f"## Engines\n\n{machine()}\n")

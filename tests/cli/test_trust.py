@@ -13,7 +13,7 @@ from excite import load_run
 from excite.errors import InputError
 from excite.jobs.sweep import plan, run_sweep
 from excite.report.audit import audit
-from excite.studies.richness.by_spectra import SpectraTaken
+from excite.studies.richness.by_spectra import SpectraMeasurement
 from excite.train.evaluate import load_model
 from excite.train.from_config import load_trained, train
 
@@ -48,7 +48,7 @@ def spectra(path: Path) -> None:
     train(MOONS, path.parent / "own").close()
     saved = load_model(path.parent / "own")
     (path.parent / "own/config.json").write_bytes((path / "config.json").read_bytes())  # exchanged meanwhile
-    SpectraTaken(5).take(saved, "arm", lambda share: None)
+    SpectraMeasurement(5).measure(saved, "variant", lambda fraction: None)
 
 
 @pytest.mark.parametrize("opened", [load_model, lambda p: load_trained(load_run(p)), audit, spectra])

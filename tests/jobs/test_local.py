@@ -1,4 +1,4 @@
-"""Worker processes: the work is done once, a killed one is replaced, what fails is reported with its log."""
+"""Worker processes: jobs run once, a killed process is replaced, failures are reported with their log."""
 
 from __future__ import annotations
 
@@ -6,77 +6,84 @@ from pathlib import Path
 
 import pytest
 
-from engine_jobs import Job, jobs, tries_of
 from excite.errors import InputError, TrainingStopped
-from excite.jobs.executors import Workers, find_engine
-from excite.jobs.scheduler import complete
+from excite.jobs.executors import ProcessExecutor, find_executor
+from excite.jobs.progress import JobProgress
+from excite.jobs.scheduler import run_jobs
+from jobs.sleep_jobs import SleepJob, jobs, tries_of
 
 
-def quiet(name: str, phase: str, share: float) -> None:
+def quiet(progress: JobProgress) -> None:
     pass
 
 
 @pytest.mark.slow
-def test_killed_failing_and_refused_work_does_not_stop_the_rest(tmp_path: Path) -> None:
-    todo = jobs(tmp_path, "fine", "killed once", "fails once", "fails always", "killed always", "refused", "fine")
-    seen = []
-    failures = Workers(2, retries=1).perform(todo, lambda *what: seen.append(what))
-    assert {failure.task.arm for failure in failures} == {"fails always", "killed always", "refused"}
-    assert [job.finished() for job in todo] == [True, True, True, False, False, False, True]
-    assert [tries_of(job) for job in todo] == [1, 2, 2, 2, 2, 1, 1]  # a refusal is final
-    words = {failure.task.arm: str(failure) for failure in failures}
+def test_killed_failing_and_refused_jobs_do_not_stop_the_rest(tmp_path: Path) -> None:
+    all_jobs = jobs(tmp_path, "fine", "killed once", "fails once", "fails always", "killed always", "refused", "fine")
+    messages: list[JobProgress] = []
+    failures = ProcessExecutor(2, retries=1).run(all_jobs, messages.append)
+    assert {failure.job.variant for failure in failures} == {"fails always", "killed always", "refused"}
+    assert [job.finished() for job in all_jobs] == [True, True, True, False, False, False, True]
+    assert [tries_of(job) for job in all_jobs] == [1, 2, 2, 2, 2, 1, 1]  # a refusal is final
+    words = {failure.job.variant: str(failure) for failure in failures}
     assert "killed by signal 9" in words["killed always"]
     assert "a failure that stays" in words["fails always"]
     assert "radius: expected a number" in words["refused"]
-    log = next(failure.log for failure in failures if failure.task.arm == "fails always")
+    log = next(failure.log for failure in failures if failure.job.variant == "fails always")
     assert log is not None
     text = Path(log).read_text()
     assert text.count("at work on fails always") == 2  # what it printed
     assert "RuntimeError: a failure that stays" in text  # and the traceback
-    assert {name for name, _, share in seen if share == 1} == {job.folder.name for job in todo if job.finished()}
+    assert {message.name for message in messages if message.status == "done"} == {
+        job.folder.name for job in all_jobs if job.finished()
+    }
+    assert {message.reason for message in messages if message.name == "fails-always-3"} == {
+        None,
+        "a failure that stays",
+    }
 
 
-def test_complete_does_only_what_is_left_and_says_what_failed(tmp_path: Path) -> None:
-    todo = jobs(tmp_path, "fine", "fails always")
+def test_only_unfinished_jobs_run_and_failures_are_reported(tmp_path: Path) -> None:
+    all_jobs = jobs(tmp_path, "fine", "fails always")
     for _ in range(2):
-        with pytest.raises(TrainingStopped, match=r"fails-always-1: .*log: .*fails-always-1\.log.*1 of 2 trainings"):
-            complete(todo, 2, engine=Workers(2, retries=0))
-    assert [tries_of(job) for job in todo] == [1, 2]
+        with pytest.raises(TrainingStopped, match=r"fails-always-1: .*log: .*fails-always-1\.log.*1 of 2 jobs"):
+            run_jobs(all_jobs, 2, executor=ProcessExecutor(2, retries=0))
+    assert [tries_of(job) for job in all_jobs] == [1, 2]
 
 
-def test_work_that_does_not_pickle_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    class Local(Job):
+def test_a_job_that_does_not_pickle_is_refused_at_the_start(tmp_path: Path) -> None:
+    class Local(SleepJob):
         pass
 
-    fine = Job("fine", 0, tmp_path / "fine-0")
+    fine = SleepJob("fine", 0, tmp_path / "fine-0")
     with pytest.raises(InputError, match="cannot be sent to another process"):
-        Workers(2).perform([fine, Local("local", 1, tmp_path / "local-1")], quiet)
+        ProcessExecutor(2).run([fine, Local("local", 1, tmp_path / "local-1")], quiet)
     assert not fine.folder.exists()
 
 
-def test_an_interrupt_ends_the_workers_and_leaves_what_is_done(tmp_path: Path) -> None:
-    todo = jobs(tmp_path, "fine", "fine", "fine", seconds=0.3)
+def test_an_interrupt_ends_the_workers_and_keeps_results(tmp_path: Path) -> None:
+    all_jobs = jobs(tmp_path, "fine", "fine", "fine", seconds=0.3)
 
-    def stop(name: str, phase: str, share: float) -> None:
-        if phase == "done":
+    def stop(progress: JobProgress) -> None:
+        if progress.status == "done":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Workers(1).perform(todo, stop)
-    assert [job.finished() for job in todo] == [True, False, False]
-    complete(todo, 2, engine=Workers(2))
-    assert all(job.finished() for job in todo)
+        ProcessExecutor(1).run(all_jobs, stop)
+    assert [job.finished() for job in all_jobs] == [True, False, False]
+    run_jobs(all_jobs, 2, executor=ProcessExecutor(2))
+    assert all(job.finished() for job in all_jobs)
 
 
 @pytest.mark.parametrize("on", ["slurm", "local:4", ""])
-def test_unknown_engines_are_refused(on: str) -> None:
+def test_unknown_executors_are_refused(on: str) -> None:
     with pytest.raises(InputError, match="expected 'local', 'ray' or 'ray:ADDRESS'"):
-        find_engine(on)
-    assert find_engine(None) is None
+        find_executor(on)
+    assert find_executor(None) is None
 
 
-def test_in_this_process_too_work_is_tried_again_as_often_as_said(tmp_path: Path) -> None:
-    todo = jobs(tmp_path, "fails once", "fails always", "refused")
-    with pytest.raises(TrainingStopped, match="1 of 3 trainings"):
-        complete(todo, 1, retries=2)
-    assert [tries_of(job) for job in todo] == [2, 3, 1]
+def test_retries_in_this_process(tmp_path: Path) -> None:
+    all_jobs = jobs(tmp_path, "fails once", "fails always", "refused")
+    with pytest.raises(TrainingStopped, match="1 of 3 jobs"):
+        run_jobs(all_jobs, 1, retries=2)
+    assert [tries_of(job) for job in all_jobs] == [2, 3, 1]

@@ -14,19 +14,20 @@ import pytest
 import torch
 
 import excite
-from engine_jobs import Job, jobs, tries_of
 from excite.errors import InputError, RunError, TrainingStopped
-from excite.jobs.executors import find_engine
-from excite.jobs.ray import OnRay
-from excite.jobs.scheduler import complete
+from excite.jobs.executors import find_executor
+from excite.jobs.progress import JobProgress, ProgressTracker, with_tracker
+from excite.jobs.ray import RayExecutor
+from excite.jobs.scheduler import run_jobs
 from excite.jobs.sweep import plan, run_sweep
 from excite.runs import load_run
+from jobs.sleep_jobs import SleepJob, jobs, tries_of
 
 pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'excite[ray]'")
 
 
-def quiet(name: str, phase: str, share: float) -> None:
+def quiet(progress: JobProgress) -> None:
     pass
 
 
@@ -52,52 +53,52 @@ def cluster() -> Iterator[Any]:
 
 
 def test_killed_failing_and_refused_work_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
-    todo = jobs(tmp_path, "fine", "killed once", "fails once", "fails always", "refused")
-    engine = find_engine(f"ray:{cluster.address}", retries=1)
-    assert engine is not None
-    seen: list[tuple[str, str, float]] = []
-    failures = engine.perform(todo, lambda *what: seen.append(what))
-    assert {failure.task.arm for failure in failures} == {"fails always", "refused"}
-    assert [job.finished() for job in todo] == [True, True, True, False, False]
-    assert [tries_of(job) for job in todo] == [1, 2, 2, 2, 1]
-    assert "a failure that stays" in next(str(f) for f in failures if f.task.arm == "fails always")
-    assert seen
+    all_jobs = jobs(tmp_path, "fine", "killed once", "fails once", "fails always", "refused")
+    executor = find_executor(f"ray:{cluster.address}", retries=1)
+    assert executor is not None
+    messages: list[JobProgress] = []
+    failures = executor.run(all_jobs, messages.append)
+    assert {failure.job.variant for failure in failures} == {"fails always", "refused"}
+    assert [job.finished() for job in all_jobs] == [True, True, True, False, False]
+    assert [tries_of(job) for job in all_jobs] == [1, 2, 2, 2, 1]
+    assert "a failure that stays" in next(str(f) for f in failures if f.job.variant == "fails always")
+    assert messages
 
 
 def test_a_node_that_is_lost_in_the_middle(cluster: Any, tmp_path: Path) -> None:
     node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    todo = jobs(tmp_path, *["fine"] * 6, seconds=1.0)
-    engine = find_engine(f"ray:{cluster.address}", retries=2)
-    assert engine is not None
+    all_jobs = jobs(tmp_path, *["fine"] * 6, seconds=1.0)
+    executor = find_executor(f"ray:{cluster.address}", retries=2)
+    assert executor is not None
 
     def lose() -> None:
         deadline = time.monotonic() + 60
-        while sum(job.folder.exists() for job in todo) < 2 and time.monotonic() < deadline:
+        while sum(job.folder.exists() for job in all_jobs) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         cluster.remove_node(node, allow_graceful=False)
 
     killer = threading.Thread(target=lose)
     killer.start()
-    failures = engine.perform(todo, quiet)
+    failures = executor.run(all_jobs, quiet)
     killer.join()
     assert failures == []
-    assert all(job.finished() for job in todo)
+    assert all(job.finished() for job in all_jobs)
 
 
 def test_what_is_wrong_is_said_before_anything_is_scheduled(cluster: Any, tmp_path: Path) -> None:
-    todo = jobs(tmp_path, "fine")
-    for engine, words in (
-        (find_engine("ray:127.0.0.1:1"), "no Ray cluster at 127.0.0.1:1"),
+    all_jobs = jobs(tmp_path, "fine")
+    for executor, words in (
+        (find_executor("ray:127.0.0.1:1"), "no Ray cluster at 127.0.0.1:1"),
         (
-            find_engine(f"ray:{cluster.address}", gpus=64),
-            "gpus-per-task 64: no node of the cluster has more than 0 GPUs",
+            find_executor(f"ray:{cluster.address}", gpus=64),
+            "gpus-per-job 64: no node of the cluster has more than 0 GPUs",
         ),
     ):
-        assert engine is not None
+        assert executor is not None
         with pytest.raises(InputError, match=words):
-            engine.perform(todo, quiet)
-    assert not todo[0].folder.exists()
+            executor.run(all_jobs, quiet)
+    assert not all_jobs[0].folder.exists()
 
 
 def test_another_excite_on_a_node_is_refused(cluster: Any, tmp_path: Path) -> None:
@@ -111,25 +112,25 @@ def test_another_excite_on_a_node_is_refused(cluster: Any, tmp_path: Path) -> No
     finally:
         os.environ["PYTHONPATH"] = path
     cluster.wait_for_nodes()
-    todo = jobs(tmp_path / "runs", "fine")
-    engine = find_engine(f"ray:{cluster.address}")
-    assert engine is not None
+    all_jobs = jobs(tmp_path / "runs", "fine")
+    executor = find_executor(f"ray:{cluster.address}")
+    assert executor is not None
     try:
-        with pytest.raises(InputError, match=r"node .* has Python .* and Excite 0\.0\.1; here are"):
-            engine.perform(todo, quiet)
+        with pytest.raises(InputError, match=r"node .* has Python .* and Excite 0\.0\.1, this machine"):
+            executor.run(all_jobs, quiet)
     finally:
         cluster.remove_node(node)
-    assert not todo[0].folder.exists()
+    assert not all_jobs[0].folder.exists()
 
 
 def test_work_that_does_not_pickle_is_refused(cluster: Any, tmp_path: Path) -> None:
-    class Local(Job):
+    class Local(SleepJob):
         pass
 
-    engine = find_engine(f"ray:{cluster.address}")
-    assert engine is not None
+    executor = find_executor(f"ray:{cluster.address}")
+    assert executor is not None
     with pytest.raises(InputError, match="cannot be sent to another process"):
-        engine.perform([Local("local", 1, tmp_path / "local-1")], quiet)
+        executor.run([Local("local", 1, tmp_path / "local-1")], quiet)
 
 
 def settings(**more: Any) -> dict[str, Any]:
@@ -145,19 +146,19 @@ def settings(**more: Any) -> dict[str, Any]:
 def test_the_same_bits_as_in_this_process_and_a_second_start_is_refused(cluster: Any, tmp_path: Path) -> None:
     here, there = (plan(settings(), tmp_path / name) for name in ("here", "there"))
     run_sweep(here, workers=1)
-    engine = find_engine(f"ray:{cluster.address}")
+    executor = find_executor(f"ray:{cluster.address}")
     refused: list[str] = []
 
-    def second(tally: Any) -> None:
+    def second(progress: JobProgress) -> None:
         if not refused:
             with pytest.raises(RunError, match="another process is writing to") as error:
-                run_sweep(there, engine=engine)
+                run_sweep(there, executor=executor)
             refused.append(str(error.value))
 
-    result = run_sweep(there, engine=engine, show=second)
+    result = run_sweep(there, on_progress=second, executor=executor)
     assert result.failed is None
     assert refused
-    for one, two in zip(here.tasks, there.tasks):
+    for one, two in zip(here.jobs, there.jobs):
         with load_run(one.folder) as a, load_run(two.folder) as b:
             assert a.series("loss/step")[1].tolist() == b.series("loss/step")[1].tolist()
             weights = [run.load_checkpoint()[1]["model"] for run in (a, b)]
@@ -165,43 +166,49 @@ def test_the_same_bits_as_in_this_process_and_a_second_start_is_refused(cluster:
 
 
 def test_a_store_and_a_lost_node(cluster: Any, tmp_path: Path) -> None:
-    from excite.jobs.workspace import find_place
+    from excite.jobs.workspace import find_workspace
 
     url = f"file://{tmp_path}/store"
-    place = find_place(url)
+    workspace = find_workspace(url)
     node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    todo = jobs(place.folder, *["fine"] * 5, "fails always", seconds=1.0)
+    all_jobs = jobs(workspace.folder, *["fine"] * 5, "fails always", seconds=1.0)
     lost = threading.Event()
 
-    def lose(tally: Any) -> None:
-        if tally.count("done") >= 1 and not lost.is_set():
+    def lose(tracker: ProgressTracker) -> None:
+        if tracker.count("done") >= 1 and not lost.is_set():
             lost.set()
             cluster.remove_node(node, allow_graceful=False)
 
     with pytest.raises(TrainingStopped, match=r"fails-always-5: .* \(log: file://.*; 5 of 6"):
-        complete(todo, 2, engine=find_engine(f"ray:{cluster.address}", retries=2), place=place, show=lose)
+        run_jobs(
+            all_jobs,
+            2,
+            executor=find_executor(f"ray:{cluster.address}", retries=2),
+            workspace=workspace,
+            on_progress=with_tracker(lose),
+        )
     assert lost.is_set()
     log = (tmp_path / "store/logs/fails-always-5.log").read_text()
     assert log.count("RuntimeError: a failure that stays") == 3  # of every try, on whichever node
-    todo.pop()
-    assert all((tmp_path / "store" / job.folder.name / "done").exists() for job in todo)
-    assert all(work.finished() for work in place.works(todo))
+    all_jobs.pop()
+    assert all((tmp_path / "store" / job.folder.name / "done").exists() for job in all_jobs)
+    assert all(job.finished() for job in workspace.bind(all_jobs))
 
 
 def test_messages_that_get_lost_do_not_stop_the_work(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = OnRay._board
+    real = RayExecutor._start_actor
 
-    def killed(self: OnRay, ray: Any) -> Any:
-        board = real(self, ray)
-        ray.kill(board)
-        return board
+    def killed(self: RayExecutor, ray: Any) -> Any:
+        actor = real(self, ray)
+        ray.kill(actor)
+        return actor
 
-    monkeypatch.setattr(OnRay, "_board", killed)
-    todo = jobs(tmp_path, "fine", "fine", seconds=0.3)
-    engine = find_engine(f"ray:{cluster.address}")
-    assert engine is not None
-    assert engine.perform(todo, quiet) == []
-    assert all(job.finished() for job in todo)
+    monkeypatch.setattr(RayExecutor, "_start_actor", killed)
+    all_jobs = jobs(tmp_path, "fine", "fine", seconds=0.3)
+    executor = find_executor(f"ray:{cluster.address}")
+    assert executor is not None
+    assert executor.run(all_jobs, quiet) == []
+    assert all(job.finished() for job in all_jobs)

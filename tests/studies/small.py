@@ -50,7 +50,7 @@ def run_tiny(name: str, tiny: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
     for image in (folder / "pages/images").iterdir():
         assert f"images/{image.name}" in page
         assert image.stat().st_size < 300_000
-    todo = running.tasks(study, tiny, tiny.seeds, result.folder, extra=True)
+    todo = running.plan_jobs(study, tiny, tiny.seeds, result.folder, extra=True)
     assert len(todo) == len(variants) * tiny.seeds
     assert all(task.finished() for task in todo)
     return result

@@ -17,7 +17,8 @@ import torch
 from excite import studies
 from excite.cli import app as cli
 from excite.errors import DataError, InputError, TrainingStopped
-from excite.jobs import scheduler as tasks
+from excite.jobs import scheduler, training_job
+from excite.jobs.progress import JobProgress
 from excite.runs import load_run
 from excite.studies import runner
 from excite.studies.beyond import ten_classes
@@ -35,7 +36,7 @@ def tiny(few_images: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small = replace(SCALES["quick"], train=20, test=12, epochs=4, batch=5, seeds=2, points=4, lr=0.1)
     monkeypatch.setitem(SCALES, "quick", replace(small, sizes={"half the data": 10, "twice the data": 40}))
     quickly = partial(measure, steps=3, restarts=1, evidence=False)
-    monkeypatch.setattr(tasks, "measure", quickly)
+    monkeypatch.setattr(training_job, "measure", quickly)
     return few_images
 
 
@@ -45,12 +46,12 @@ def made(folder: Path) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_a_study_writes_its_runs_figure_numbers_and_page(tiny: Path) -> None:
-    told: list[tuple[str, float, float]] = []
-    result = studies.run("margin-layers", workers=1, progress=lambda *a: told.append(a), docs="pages")
+    messages: list[JobProgress] = []
+    result = studies.run("margin-layers", workers=1, on_progress=messages.append, docs="pages")
     folder = tiny / "runs/studies/margin-layers-quick"
     assert result.folder == Path("runs/studies/margin-layers-quick")
     assert len(made(folder)) == 6
-    assert told[-1][1:] == (6, 6)
+    assert sum(message.status == "done" for message in messages) == 6
     assert [v.claim.variants for v in result.verdicts] == [
         ("plain", "input excited"), ("plain", "input excited"),
         ("input excited", "every layer excited"), ("plain", "every layer excited"),
@@ -76,7 +77,7 @@ def test_a_study_writes_its_runs_figure_numbers_and_page(tiny: Path) -> None:
 def test_what_is_finished_is_not_done_again(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = studies.run("margin-losses", seeds=1, workers=1)
     before = made(first.folder)
-    monkeypatch.setattr(tasks, "measure", measure)
+    monkeypatch.setattr(training_job, "measure", measure)
     more = studies.run("margin-losses", seeds=2, workers=1)
     after = made(first.folder)
     assert {name: after[name] for name in before} == before
@@ -111,12 +112,12 @@ def test_what_another_study_trained_is_taken_over(tiny: Path, monkeypatch: pytes
 def test_a_stopped_study_continues_to_the_same_numbers(tiny: Path) -> None:
     whole = studies.run("margin-losses", seeds=1, workers=1, out=tiny / "whole")
 
-    def interrupt(what: str, done: float, of: float) -> None:
-        if what.startswith("training cross-entropy") and done > 1.3:
+    def interrupt(progress: JobProgress) -> None:
+        if progress.name.startswith("cross-entropy") and progress.phase == "training" and progress.fraction > 0.3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        studies.run("margin-losses", seeds=1, workers=1, out=tiny / "out", progress=interrupt)
+        studies.run("margin-losses", seeds=1, workers=1, out=tiny / "out", on_progress=interrupt)
     assert load_run(tiny / "out/cross-entropy-0").status == "stopped"
     before = made(tiny / "out")["squared-error-0"]
     again = studies.run("margin-losses", seeds=1, workers=1, out=tiny / "out")
@@ -258,7 +259,7 @@ def test_a_computed_study_goes_the_same_way(tmp_path: Path, monkeypatch: pytest.
     assert [n.half for n in studies.run("halves", workers=1).numbers] == [0.5, 1.5, 1.0, 2.0]
 
 
-def test_on_a_gpu_the_seeds_of_an_variant_are_trained_together(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_seeds_of_a_variant_are_trained_together(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 
     def together(configs: Any, paths: Any, progress: Any = None) -> list[Any]:
@@ -267,9 +268,8 @@ def test_on_a_gpu_the_seeds_of_an_variant_are_trained_together(tiny: Path, monke
         return [training.train(config, path) for config, path in zip(configs, paths)]
 
     monkeypatch.setattr(training, "train_together", together, raising=False)
-    todo = runner.tasks(studies.STUDIES["margin-losses"], SCALES["quick"], 2, tiny / "out")
-    assert tasks._groups(todo) == [todo[:2], todo[2:]]
-    assert tasks._perform_group(todo[:2], lambda *a: None) == []
+    todo = runner.plan_jobs(studies.STUDIES["margin-losses"], SCALES["quick"], 2, tiny / "out")
+    assert scheduler._run_seeds(todo[:2], lambda progress: None) == []
     assert calls == [["squared-error-0", "squared-error-1"]]
     assert all(task.finished() for task in todo[:2])
 
@@ -303,7 +303,7 @@ def test_data_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", [name for name in studies.STUDIES if name.startswith("margin-")])
 def test_scale_paper_is_what_the_authors_did(name: str, tmp_path: Path) -> None:
     study = studies.STUDIES[name]
-    todo = runner.tasks(study, study.scales["paper"], 10, tmp_path, extra=True)
+    todo = runner.plan_jobs(study, study.scales["paper"], 10, tmp_path, extra=True)
     assert {task.seed for task in todo} == set(range(10))
     for task in todo:
         config = task.config
@@ -311,7 +311,7 @@ def test_scale_paper_is_what_the_authors_did(name: str, tmp_path: Path) -> None:
         if config.loss == "cross-entropy":
             assert (config.batch, config.optimizer.lr) == (1, 1e-3)
             assert config.optimizer.model_dump()["dampening"] == 0
-        elif task.arm != "adaptive optimizer":
+        elif task.variant != "adaptive optimizer":
             optimizer = config.optimizer.model_dump()
             assert (config.batch, *(optimizer[k] for k in ("lr", "momentum", "dampening"))) == (50, 0.1, 0.9, 0.9)
         if config.excitation is not None and config.excitation.radius != "auto":

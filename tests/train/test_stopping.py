@@ -16,8 +16,9 @@ from torch import nn
 import excite
 from excite.cli import app as cli
 from excite.data import load
-from excite.jobs.executors import Workers
-from excite.jobs.scheduler import Task
+from excite.jobs.executors import ProcessExecutor
+from excite.jobs.progress import JobProgress
+from excite.jobs.training_job import TrainingJob
 from excite.runs import load_run
 from excite.train import fit
 from excite.train.config import parse_config
@@ -203,14 +204,14 @@ def test_the_command_stops_with_a_checkpoint(
 
 def test_workers_write_a_checkpoint_when_the_first_process_is_stopped(tmp_path: Path) -> None:
     config = parse_config({**CONFIG, "epochs": 100_000, "checkpoint_every": "100000 epochs", "watch": False})
-    task = Task("arm", 0, tmp_path / "run-0", config)
+    task = TrainingJob("variant", 0, tmp_path / "run-0", config)
 
-    def stop(name: str, phase: str, share: float) -> None:
-        if phase == "training":
+    def stop(progress: JobProgress) -> None:
+        if progress.phase == "training":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Workers(1).perform([task], stop)
+        ProcessExecutor(1).run([task], stop)
     with load_run(task.folder) as run:
         assert run.status == "stopped"
         assert len(run.checkpoints()) == 1

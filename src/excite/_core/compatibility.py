@@ -96,6 +96,35 @@ def renamed_keywords(**new_names: str) -> Callable[[_F], _F]:
     return decorate
 
 
+def converted_keywords(**conversions: tuple[str, Callable[[Any], Any]]) -> Callable[[_F], _F]:
+    """Decorator: lets a function still be called with earlier keywords whose values have another form now.
+
+    Args:
+        **conversions: For each earlier keyword its present name and the function that converts its value.
+
+    Returns:
+        A decorator. The decorated function raises TypeError where two of the keywords mean the same.
+    """
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for old, (new, convert) in conversions.items():
+                if kwargs.get(old) is not None:
+                    if kwargs.get(new) is not None:
+                        raise TypeError(
+                            f"{function.__name__}() got {old!r} and another value for {new!r}, its present name"
+                        )
+                    warn_renamed(f"{function.__name__}({old}=...)", f"{new}=...")
+                    kwargs[new] = convert(kwargs[old])
+                kwargs.pop(old, None)
+            return function(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
 def renamed_attribute(old: str, new: str) -> Any:
     """A read-only property that returns the attribute `new` under its earlier name, as in ``arms = renamed_attribute("arms", "variants")``."""
 

@@ -131,19 +131,20 @@ def demo(
     open_report: Annotated[bool, typer.Option("--open/--no-open", help="Open the report in a browser.")] = True,
 ) -> None:
     """Train one small network three ways on handwritten digits, compare margins, write the report."""
-    from excite.jobs.scheduler import complete
+    from excite.jobs.scheduler import run_jobs
+    from excite.jobs.terminal import JobView
     from excite.report import make_report
-    from excite.studies.demo import tasks
+    from excite.studies.demo import demo_jobs
     from excite.train.stopping import stop_signals
 
-    todo = tasks(out, seeds, epochs)
+    jobs = demo_jobs(out, seeds, epochs)
     if fresh:
-        for task in todo:
-            if (task.folder / "run.json").exists():
-                shutil.rmtree(task.folder)
-    with stop_signals(), _progress(one_bar=True) as tell:
-        complete(todo, workers, tell)
-    shown = make_report([task.folder for task in todo])
+        for job in jobs:
+            if (job.folder / "run.json").exists():
+                shutil.rmtree(job.folder)
+    with stop_signals(), JobView(console) as view:
+        run_jobs(jobs, workers, view)
+    shown = make_report([job.folder for job in jobs])
     path = shown.write(out / "report.html", "Three ways to train: margins on digits 8 and 9")
     _show(shown)
     console.print(f"report: {path}", soft_wrap=True)
@@ -389,17 +390,17 @@ def study_run(
     retries: Annotated[int, typer.Option(min=0, help=_RETRIES)] = 1,
 ) -> None:
     """Run an experiment of the papers and judge its claims. What is finished already is not done again."""
-    from excite.jobs.preload import warm
+    from excite.jobs.preload import preload
 
-    warm(on, workers)
-    from excite.jobs.executors import find_engine
-    from excite.jobs.terminal import TaskView
+    preload(on, workers)
+    from excite.jobs.executors import find_executor
+    from excite.jobs.terminal import JobView
     from excite.runs.store import is_url
     from excite.studies import run
     from excite.train.stopping import stop_signals
 
-    engine = find_engine(on, workers, gpus_per_task, retries)
-    with stop_signals(), TaskView(console) as show:
+    executor = find_executor(on, workers, gpus_per_task, retries)
+    with stop_signals(), JobView(console) as view:
         result = run(
             name,
             scale,
@@ -409,8 +410,8 @@ def study_run(
             workers,
             variants=arms,
             docs=docs,
-            engine=engine,
-            show=show,
+            on_progress=view,
+            executor=executor,
             retries=retries,
         )
     print(result)
@@ -430,20 +431,20 @@ def sweep(
     retries: Annotated[int, typer.Option(min=0, help=_RETRIES)] = 1,
 ) -> None:
     """Train every combination of a config's lists and ranges, and compare. What is finished already is not done again."""
-    from excite.jobs.preload import warm
+    from excite.jobs.preload import preload
 
-    warm(on, workers)
-    from excite.jobs.executors import find_engine
+    preload(on, workers)
+    from excite.jobs.executors import find_executor
     from excite.jobs.sweep import read_sweep, run_sweep
-    from excite.jobs.terminal import TaskView
+    from excite.jobs.terminal import JobView
     from excite.train.stopping import stop_signals
 
     planned = read_sweep(config, out or Path("runs/sweeps") / config.stem)
-    engine = find_engine(on, workers, gpus_per_task, retries)
-    with stop_signals(), TaskView(console) as show:
-        result = run_sweep(planned, workers, engine=engine, show=show, retries=retries)
+    executor = find_executor(on, workers, gpus_per_task, retries)
+    with stop_signals(), JobView(console) as view:
+        result = run_sweep(planned, workers, on_progress=view, executor=executor, retries=retries)
     print(result)
-    console.print(f"results: {planned.place}/sweep.json", soft_wrap=True)
+    console.print(f"results: {planned.workspace}/sweep.json", soft_wrap=True)
     if result.failed is not None:
         _fail(result.failed, 1)
 

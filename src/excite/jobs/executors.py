@@ -1,33 +1,60 @@
-"""Who does the work: worker processes of this machine, or a Ray cluster."""
+"""Executors run jobs: worker processes of this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from excite._core.compatibility import renamed_names
 from excite.errors import InputError
-from excite.jobs.job import Failure, Tell, Work
-from excite.jobs.local import Workers
+from excite.jobs.job import Job, JobFailure
+from excite.jobs.local import ProcessExecutor
+from excite.jobs.progress import ProgressCallback
 
-__all__ = ["Engine", "Workers", "find_engine"]
-
-
-class Engine(Protocol):
-    def perform(self, todo: Sequence[Work], tell: Tell) -> list[Failure]:
-        """All of `todo`; what could not be finished."""
+__all__ = ["Executor", "ProcessExecutor", "find_executor"]
 
 
-def find_engine(on: str | None, workers: int = 2, gpus: float = 0.0, retries: int = 1) -> Engine | None:
-    """`on`: None for this process, "local" for worker processes, "ray" for a cluster started here, "ray:ADDRESS"."""
+class Executor(Protocol):
+    """Runs jobs somewhere."""
+
+    def run(self, jobs: Sequence[Job], on_progress: ProgressCallback) -> list[JobFailure]:
+        """Runs all jobs and returns those that could not be finished."""
+
+
+def find_executor(on: str | None, workers: int = 2, gpus: float = 0.0, retries: int = 1) -> Executor | None:
+    """The executor with a name, for `excite.studies.run` and `excite.jobs.sweep.run_sweep`.
+
+    Args:
+        on: "local" for worker processes, "ray" for a Ray cluster started on this machine, "ray:ADDRESS" for a running
+            cluster; None for no executor.
+        workers: Number of worker processes, or processors of the cluster started here.
+        gpus: GPUs for each job; 0.25 lets four jobs share one.
+        retries: How often a job is started again after a lost process or machine, or an unexpected error.
+
+    Returns:
+        The executor, or None for `on=None`.
+
+    Raises:
+        InputError: For an unknown name, or GPUs without an executor.
+
+    Example:
+        >>> executor = find_executor("local", workers=4)
+        >>> excite.studies.run("margin-layers", executor=executor)
+    """
     if on is None:
         if gpus:
-            raise InputError("gpus-per-task needs worker processes: --on local, --on ray or --on ray:ADDRESS")
+            raise InputError("gpus-per-job needs worker processes: --on local, --on ray or --on ray:ADDRESS")
         return None
-    kind, _, address = str(on).partition(":")
-    if kind == "local" and not address:
-        return Workers(workers, retries, gpus)
-    if kind == "ray":
-        from excite.jobs.ray import OnRay
+    name, _, address = str(on).partition(":")
+    if name == "local" and not address:
+        return ProcessExecutor(workers, retries, gpus)
+    if name == "ray":
+        from excite.jobs.ray import RayExecutor
 
-        return OnRay(address or None, workers, gpus, retries)
+        return RayExecutor(address or None, workers, gpus, retries)
     raise InputError(f"on: expected 'local', 'ray' or 'ray:ADDRESS'; got {on!r}")
+
+
+__getattr__ = renamed_names(
+    __name__, {"find_engine": "find_executor", "Engine": "Executor", "Workers": "ProcessExecutor"}
+)

@@ -1,8 +1,8 @@
-"""A piece of work with a folder of its own, whoever does it: a training and its measurement, an experiment, a test's sleep."""
+"""A job: something that takes a while and leaves its result in a folder, such as a training and its measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,94 +11,109 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from excite.errors import ExciteError, RunError, one_line
+from excite.jobs.logs import log_path, log_to_file
+from excite.jobs.progress import JobProgress, ProgressCallback
 from excite.runs.store import StoreError
 
-# Folder, phase, share done. Engines say "starting", "waiting" (for another try) and "failed: why".
-Tell = Callable[[str, str, float], None]
 
+class Job(Protocol):
+    """Deterministic, and safe to start again: a second start continues from what the folder holds.
 
-class Work(Protocol):
-    """Deterministic, and safe to start again: what is in the folder already is kept."""
+    Jobs of one `variant` differ only in their `seed`. The name of the folder is the name of the job.
+    """
 
     @property
-    def arm(self) -> str: ...
+    def variant(self) -> str: ...
     @property
     def seed(self) -> int: ...
     @property
     def folder(self) -> Path: ...
     def finished(self) -> bool:
-        """Whether the folder holds everything already, so that what was stopped goes on where it was."""
+        """Whether the folder holds the complete result."""
 
-    def perform(self, tell: Tell) -> None: ...
+    def run(self, on_progress: ProgressCallback) -> None:
+        """Does what is left of the job; the last message is `excite.jobs.progress.done`."""
 
 
 @runtime_checkable
-class JointWork(Work, Protocol):
-    """Work that is done at once with other work of its kind."""
+class JointJob(Job, Protocol):
+    """A job that runs at once with others of its kind, such as networks of one ensemble."""
 
-    def perform_with(self, others: Sequence[Any], tell: Tell) -> None: ...
+    def run_jointly(self, others: Sequence[Any], on_progress: ProgressCallback) -> None: ...
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Work that could not be finished, why, and where its output is."""
+class JobFailure:
+    """A job that could not be finished, its error, and the file or URL of its output."""
 
-    task: Work
+    job: Job
     error: Exception
     log: str | None = None
 
+    @property
+    def progress(self) -> JobProgress:
+        """The message that reports it."""
+        return JobProgress(self.job.folder.name, status="failed", reason=one_line(self.error), log=self.log)
+
     def __str__(self) -> str:
-        where = f" (log: {self.log})" if self.log is not None else ""
-        return f"{self.task.folder.name}: {one_line(self.error)}{where}"
+        log = f" (log: {self.log})" if self.log is not None else ""
+        return f"{self.job.folder.name}: {one_line(self.error)}{log}"
 
 
-def attempt(task: Work, tell: Tell, retries: int = 0) -> Failure | None:
-    """In this process: what it prints stays on the terminal, an error is written to the log."""
-    tell(task.folder.name, "starting", 0.0)
+class WorkerLost(RunError):
+    """A process or a machine ended before its job did."""
+
+
+def run_in_process(job: Job, on_progress: ProgressCallback, retries: int = 0) -> JobFailure | None:
+    """Runs a job in this process; its output stays on the terminal, an error is written to its log.
+
+    Args:
+        job: The job.
+        on_progress: Called with its progress.
+        retries: How often it is started again after an error that may be transient (`is_transient`).
+
+    Returns:
+        The failure, or None if the job is done.
+    """
+    on_progress(JobProgress(job.folder.name, "starting"))
     try:
-        with one_thread():
-            task.perform(tell)
+        with single_thread():
+            job.run(on_progress)
     except Exception as error:
-        failure = Failure(task, in_words(error), _note(task, error))
-        if retries > 0 and worth_another_try(failure.error):
-            return attempt(task, tell, retries - 1)
-        tell(task.folder.name, failed(failure.error), 0.0)
+        failure = JobFailure(job, readable_error(error), _write_to_log(job, error))
+        if retries > 0 and is_transient(failure.error):
+            return run_in_process(job, on_progress, retries - 1)
+        on_progress(failure.progress)
         return failure
     return None
 
 
-def failed(error: Exception) -> str:
-    return f"failed: {one_line(error)}"
-
-
-def _note(task: Work, error: Exception) -> str | None:
-    from excite.jobs.logs import log_of, recorded
-
-    with suppress(Exception), recorded(task):
+def _write_to_log(job: Job, error: Exception) -> str:
+    with suppress(Exception), log_to_file(job):
         raise error
-    return log_of(task)
+    return log_path(job)
 
 
-def in_words(error: Exception) -> Exception:
-    """Memory that did not suffice, said in one line; anything else as it is."""
+def readable_error(error: Exception) -> Exception:
+    """An out-of-memory error in one line; any other error unchanged."""
     if isinstance(error, torch.OutOfMemoryError):
         torch.cuda.empty_cache()
         return RunError(f"out of memory on the GPU ({one_line(error)[:80]}…)")
     return error
 
 
-def worth_another_try(error: Exception) -> bool:
-    """What our own errors say of the input is true the next time too; a killed process or lost memory may not be."""
-    return not isinstance(error, ExciteError) or isinstance(error, Lost | StoreError) or "out of memory" in str(error)
-
-
-class Lost(RunError):
-    """A process or a machine that ended before its work did."""
+def is_transient(error: Exception) -> bool:
+    """Whether another try may succeed: not after a refused input, but after a lost process, store or memory."""
+    return (
+        not isinstance(error, ExciteError)
+        or isinstance(error, WorkerLost | StoreError)
+        or "out of memory" in str(error)
+    )
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """The same work gives the same bits wherever it is done: sums over several threads add in another order."""
+def single_thread() -> Iterator[None]:
+    """One thread, so that a job gives the same bits everywhere: sums over several threads add in another order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

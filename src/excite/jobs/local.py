@@ -1,4 +1,8 @@
-"""Worker processes of one thread each. One that is killed is replaced, and its work tried again."""
+"""Worker processes with one thread each. A killed process is replaced, and its job started again.
+
+Why not concurrent.futures or loky: one process of theirs that is killed breaks the pool and fails every job that is
+running, and neither tells which job it had. Here the others continue, the job is known, and its retries are counted.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import os
 import pickle
 import signal
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -16,192 +20,215 @@ from typing import Any
 import torch
 
 from excite.errors import InputError, RunError, one_line
-from excite.jobs.job import Failure, Lost, Tell, Work, failed, in_words, worth_another_try
-from excite.jobs.logs import log_of, recorded
-from excite.jobs.preload import workers_context
-from excite.jobs.workspace import check_shared
+from excite.jobs.job import Job, JobFailure, WorkerLost, is_transient, readable_error
+from excite.jobs.logs import log_path, log_to_file
+from excite.jobs.preload import worker_context
+from excite.jobs.progress import JobProgress, ProgressCallback
+from excite.jobs.workspace import check_store_is_shared
 from excite.train.stopping import stop_signals
 
-_PATIENCE = 60.0  # seconds that a worker has to end its step and write a checkpoint after Ctrl-C
+_STOP_TIMEOUT = 60.0  # seconds that a worker has to end its step and write a checkpoint after Ctrl-C
+_MIN_STEP = 0.01  # of progress between two messages of a worker
 
 
 @dataclass(frozen=True)
-class Workers:
-    """`count` processes; a piece of work that is lost or fails for no reason of its own is tried `retries` times more.
+class ProcessExecutor:
+    """Runs jobs on worker processes of this machine.
 
-    With `gpus` every process sees so many GPUs of its own, or one that it shares with others, and there are no more processes
-    than the GPUs allow; without, all see all.
+    Args:
+        workers: Number of processes.
+        retries: How often a job is started again whose process was lost, or that failed unexpectedly.
+        gpus: GPUs of each process; below 1, several processes share one. At most as many processes start as the GPUs
+            allow. With 0, every process sees all GPUs.
     """
 
-    count: int = 2
+    workers: int = 2
     retries: int = 1
     gpus: float = 0.0
 
-    def perform(self, todo: Sequence[Work], tell: Tell) -> list[Failure]:
-        for task in todo:
-            check_travels(task)
-        slots = gpu_slots(self.count, self.gpus, _devices() if self.gpus else [])
-        context = workers_context()
-        left = deque((task, self.retries) for task in todo)
-        crew = [_Worker(context, slot) for slot in slots[: len(left)]]
-        failures: list[Failure] = []
-        stopped = True
-        try:
-            while left or any(worker.task is not None for worker in crew):
-                for at, worker in enumerate(crew):
-                    if worker.task is None and left:
-                        if not worker.process.is_alive():
-                            crew[at] = worker = _Worker(context, worker.slot)
-                        worker.start(*left.popleft())
-                        tell(worker.last[0].folder.name, "starting", 0.0)
-                for worker in _heard(crew):
-                    error = worker.listen(tell)
-                    if worker.task is None and error is not None:
-                        task, tries = worker.last
-                        if tries > 0 and worth_another_try(error):
-                            left.append((task, tries - 1))
-                            tell(task.folder.name, "waiting", 0.0)
-                        else:
-                            failures.append(Failure(task, error, log_of(task)))
-                            tell(task.folder.name, failed(error), 0.0)
-            stopped = False
-        finally:
-            for worker in crew:
-                worker.pipe.close()
-                if stopped:
-                    worker.process.terminate()  # a training ends after its step, with a checkpoint
-            for worker in crew:
-                worker.end()
+    def run(self, jobs: Sequence[Job], on_progress: ProgressCallback) -> list[JobFailure]:
+        """Runs all jobs and returns those that could not be finished."""
+        for job in jobs:
+            check_can_be_sent(job)
+        devices = assign_gpus(self.workers, self.gpus, _visible_gpus() if self.gpus else [])
+        pool = _Pool([_Worker(worker_context(), gpus) for gpus in devices[: len(jobs)]])
+        queue = deque((job, self.retries) for job in jobs)
+        failures: list[JobFailure] = []
+        with pool:
+            while queue or pool.busy():
+                for worker in pool.idle() if queue else []:
+                    if queue:
+                        worker.start(*queue.popleft())
+                        on_progress(JobProgress(worker.latest.folder.name, "starting"))
+                for worker in pool.wait():
+                    error = worker.receive(on_progress)
+                    if error is None:
+                        continue
+                    job, retries = worker.latest, worker.retries
+                    if retries > 0 and is_transient(error):
+                        queue.append((job, retries - 1))
+                        on_progress(JobProgress(job.folder.name, status="waiting"))
+                    else:
+                        failures.append(JobFailure(job, error, log_path(job)))
+                        on_progress(failures[-1].progress)
         return failures
 
 
-def gpu_slots(count: int, gpus: float, devices: Sequence[str]) -> list[str | None]:
-    """The GPUs of each process, as CUDA_VISIBLE_DEVICES says it; None for all of them. At most `count` processes."""
+def assign_gpus(workers: int, gpus: float, devices: Sequence[str]) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES of each process, at most `workers` of them; None where a process sees all GPUs."""
     if not gpus:
-        return [None] * count
-    if gpus > (there := len(devices)):
+        return [None] * workers
+    if gpus > (count := len(devices)):
         raise InputError(
-            f"gpus-per-task {gpus:g}: this machine has {there} GPU{'s' * (there != 1)}; "
-            + ("ask for fewer" if there else "leave it out to train on the CPU")
+            f"gpus-per-job {gpus:g}: this machine has {count} GPU{'s' * (count != 1)}; "
+            + ("request fewer" if count else "leave it out to train on the CPU")
         )
     if gpus < 1:
-        found = list(devices) * int(1 / gpus + 1e-9)
+        assigned = list(devices) * int(1 / gpus + 1e-9)
     else:
         each = math.ceil(gpus)
-        found = [",".join(devices[at : at + each]) for at in range(0, there - each + 1, each)]
-    return list(found[:count])
+        assigned = [",".join(devices[at : at + each]) for at in range(0, count - each + 1, each)]
+    return list(assigned[:workers])
 
 
-def _devices() -> list[str]:
-    """The GPUs that this process sees, by the names that it was given for them."""
-    there = torch.cuda.device_count()
-    given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return given[:there] if given else [str(device) for device in range(there)]
+def _visible_gpus() -> list[str]:
+    """The GPUs that this process sees, under the names in its CUDA_VISIBLE_DEVICES."""
+    count = torch.cuda.device_count()
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return names[:count] if names else [str(device) for device in range(count)]
 
 
-def check_travels(task: Work) -> None:
-    """Refuse what another process could not be sent, or would not see."""
-    check_shared(task)
+def check_can_be_sent(job: Job) -> None:
+    """Refuses a job that does not pickle, or whose store another process would not see."""
+    check_store_is_shared(job)
     try:
-        pickle.dumps(task)
+        pickle.dumps(job)
     except Exception as error:
         raise InputError(
-            f"{task.folder.name} cannot be sent to another process ({one_line(error)[:120]}): define what it uses in a module"
+            f"{job.folder.name} cannot be sent to another process ({one_line(error)[:120]}): define what it uses in a module"
         ) from error
 
 
 class _Worker:
-    """A process, and what it is at."""
+    """A process, and the job that it runs."""
 
-    def __init__(self, context: Any, slot: str | None):
+    def __init__(self, context: Any, gpus: str | None):
+        self.context, self.gpus = context, gpus
         self.pipe, end = context.Pipe()
-        self.slot = slot
-        environment = dict(os.environ) if slot is None else {**os.environ, "CUDA_VISIBLE_DEVICES": slot}
-        self.process = context.Process(target=_serve, args=(end, environment), daemon=True)
+        environment = dict(os.environ) if gpus is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
+        self.process = context.Process(target=_run_worker, args=(end, environment), daemon=True)
         self.process.start()
         end.close()
-        self.task: Work | None = None
-        self.last: tuple[Work, int]
+        self.busy = False
+        self.latest: Job
+        self.retries = 0
 
-    def start(self, task: Work, tries: int) -> None:
-        self.task, self.last = task, (task, tries)
-        with contextlib.suppress(OSError):  # a process that died meanwhile is noticed by its silence
-            self.pipe.send(task)
+    def start(self, job: Job, retries: int) -> None:
+        self.latest, self.retries, self.busy = job, retries, True
+        with contextlib.suppress(OSError):  # `receive` notices a process that has just died
+            self.pipe.send(job)
 
-    def listen(self, tell: Tell) -> Exception | None:
-        """One message; the error, if the work has ended with one."""
+    def receive(self, on_progress: ProgressCallback) -> Exception | None:
+        """Handles one message; returns the error if the job has ended with one."""
         try:
-            kind, content = self.pipe.recv()
+            content = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join()
-            self.task = None
+            self.busy = False
             code = self.process.exitcode
             how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
-            return Lost(f"its process {how}")
-        if kind == "progress":
-            tell(*content)
+            return WorkerLost(f"its process {how}")
+        if isinstance(content, JobProgress):
+            on_progress(content)
             return None
-        self.task = None
+        self.busy = False
         return content if isinstance(content, Exception) else None
 
-    def end(self) -> None:
-        self.process.join(_PATIENCE)
+    def join(self) -> None:
+        self.process.join(_STOP_TIMEOUT)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
 
 
-def _heard(crew: Sequence[_Worker]) -> list[_Worker]:
-    """The workers that have something to say, or have died."""
-    busy = {worker.pipe: worker for worker in crew if worker.task is not None}
-    return [busy[pipe] for pipe in wait(list(busy), timeout=0.5) if isinstance(pipe, Connection)]
+class _Pool:
+    """The workers of one call. On leaving after an error they stop after their current step, with a checkpoint."""
+
+    def __init__(self, workers: list[_Worker]) -> None:
+        self.workers = workers
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for worker in self.workers:
+            worker.pipe.close()
+            if kind is not None:
+                worker.process.terminate()
+        for worker in self.workers:
+            worker.join()
+
+    def busy(self) -> list[_Worker]:
+        return [worker for worker in self.workers if worker.busy]
+
+    def idle(self) -> list[_Worker]:
+        """Workers without a job; dead ones are replaced first."""
+        for at, worker in enumerate(self.workers):
+            if not worker.busy and not worker.process.is_alive():
+                self.workers[at] = _Worker(worker.context, worker.gpus)
+        return [worker for worker in self.workers if not worker.busy]
+
+    def wait(self) -> list[_Worker]:
+        """Workers that have sent a message, or have died; waits for half a second at most."""
+        by_pipe = {worker.pipe: worker for worker in self.busy()}
+        return [by_pipe[pipe] for pipe in wait(list(by_pipe), timeout=0.5) if isinstance(pipe, Connection)]
 
 
-def _serve(pipe: Any, environment: Mapping[str, str]) -> None:
+def _run_worker(pipe: Any, environment: Mapping[str, str]) -> None:
     os.environ.clear()  # that of the server may be older
     os.environ.update(environment)
     # Ctrl-C reaches every process of the terminal; only the first one is to act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     with contextlib.suppress(KeyboardInterrupt), stop_signals(signal.SIGTERM, insist=False):
-        _serve_tasks(pipe)
+        _run_received_jobs(pipe)
 
 
-def _serve_tasks(pipe: Any) -> None:
+def _run_received_jobs(pipe: Any) -> None:
     while True:
         try:
-            task = pipe.recv()
+            job = pipe.recv()
         except (EOFError, OSError):
             return
+        error = None
         try:
-            with recorded(task):
-                task.perform(Reporter(lambda *what: pipe.send(("progress", what))))
-            with contextlib.suppress(OSError):
-                pipe.send(("done", None))
-        except Exception as error:
-            with contextlib.suppress(OSError):
-                pipe.send(("done", portable(in_words(error))))
+            with log_to_file(job):
+                job.run(ThrottledProgress(pipe.send))
+        except Exception as raised:
+            error = portable_error(readable_error(raised))
+        with contextlib.suppress(OSError):
+            pipe.send(error)
 
 
-class Reporter:
-    """Passes progress on, a message a hundredth; when nobody listens any more the work ends, as by Ctrl-C."""
+class ThrottledProgress:
+    """Sends a message for every hundredth of a job; if nobody receives them any more the job ends, as after Ctrl-C."""
 
-    def __init__(self, send: Any):
+    def __init__(self, send: Callable[[JobProgress], Any]):
         self.send, self.last = send, -1.0
 
-    def __call__(self, name: str, phase: str, share: float) -> None:
-        if share - self.last >= 0.01 or share >= 1:
-            self.last = share
+    def __call__(self, progress: JobProgress) -> None:
+        if progress.fraction - self.last >= _MIN_STEP or progress.fraction >= 1:
+            self.last = progress.fraction
             try:
-                self.send(name, phase, share)
+                self.send(progress)
             except OSError:
                 raise KeyboardInterrupt from None
 
 
-def portable(error: Exception) -> Exception:
-    """The error, or one that says the same, if it cannot travel between processes."""
+def portable_error(error: Exception) -> Exception:
+    """The error, or a RunError with its text if it does not pickle."""
     try:
-        again = pickle.loads(pickle.dumps(error))
-        return error if str(again) == str(error) else RunError(f"{type(error).__name__}: {error}")
+        copy = pickle.loads(pickle.dumps(error))
+        return error if str(copy) == str(error) else RunError(f"{type(error).__name__}: {error}")
     except Exception:
         return RunError(f"{type(error).__name__}: {error}")

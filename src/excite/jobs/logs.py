@@ -1,4 +1,4 @@
-"""The log of a piece of work: what its process prints, and the traceback of what stopped it."""
+"""The log of a job: the output of its process, and the traceback of the error that stopped it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from excite._core.files import writing
 from excite.errors import ExciteError, one_line
-from excite.jobs.job import Work
+
+if TYPE_CHECKING:
+    from excite.jobs.job import Job
 
 
-def log_of(task: Work) -> str:
-    """Where its output is: beside the runs, unless the work knows better."""
-    return str(getattr(task, "log", task.folder.parent / "logs" / f"{task.folder.name}.log"))
+def log_path(job: Job) -> str:
+    """File or URL of a job's output: logs/NAME.log beside the runs, unless the job has a `log` of its own."""
+    return str(getattr(job, "log", job.folder.parent / "logs" / f"{job.folder.name}.log"))
 
 
-def recorded(task: Work) -> AbstractContextManager[None]:
-    """A context whose output goes to the work's log."""
-    own: Callable[[], AbstractContextManager[None]] | None = getattr(task, "recorded", None)
-    return logged(Path(log_of(task))) if own is None else own()
+def log_to_file(job: Job) -> AbstractContextManager[None]:
+    """A context whose output is appended to the job's log."""
+    own: Callable[[], AbstractContextManager[None]] | None = getattr(job, "log_to_store", None)
+    return append_output(Path(log_path(job))) if own is None else own()
 
 
 @contextmanager
-def logged(path: Path) -> Iterator[None]:
-    """Send what this process prints, also from libraries, to the end of a file; exceptions are written there too."""
+def append_output(path: Path) -> Iterator[None]:
+    """Appends what this process prints, also from libraries, to a file; exceptions are written there too."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a", buffering=1)
     try:
-        with file, _printing_to(file):
+        with file, _redirect_output(file):
             try:
                 yield
             except Exception as error:
@@ -48,16 +50,16 @@ def logged(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _printing_to(file: IO[str]) -> Iterator[None]:
+def _redirect_output(file: IO[str]) -> Iterator[None]:
     _flush()
-    kept = [os.dup(stream) for stream in (1, 2)]
+    saved = [os.dup(stream) for stream in (1, 2)]
     try:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
         yield
     finally:
         _flush()
-        for stream, copy in zip((1, 2), kept):
+        for stream, copy in zip((1, 2), saved):
             os.dup2(copy, stream)
             os.close(copy)
 

@@ -1,4 +1,4 @@
-"""What a node of a cluster says of itself. A module of its own: its answer need not wait for torch to be imported."""
+"""What a node of a cluster reports before jobs are scheduled. Imports nothing heavy, so that the answer comes fast."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ from pathlib import Path
 from typing import Protocol
 
 
-class Mark(Protocol):
-    """A file where runs are kept, for nodes to look for."""
+class Marker(Protocol):
+    """A file in the workspace; nodes that see it can run jobs."""
 
     @property
-    def place(self) -> str: ...
-    def leave(self) -> None: ...
-    def there(self) -> bool: ...
+    def location(self) -> str: ...
+    def create(self) -> None: ...
+    def exists(self) -> bool: ...
     def remove(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class FolderMark:
+class FolderMarker:
+    """A marker in a folder on a shared file system."""
+
     folder: Path
     name: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return str(self.folder)
 
-    def leave(self) -> None:
+    def create(self) -> None:
         from excite._core.files import writing
 
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / self.name).touch()
 
-    def there(self) -> bool:
+    def exists(self) -> bool:
         try:
             return (self.folder / self.name).exists()
         except OSError:
@@ -46,18 +48,20 @@ class FolderMark:
 
 
 @dataclass(frozen=True)
-class Report:
+class NodeReport:
+    """Versions on a node, and whether it sees the workspace."""
+
     python: str
     excite: str
-    sees: bool
+    sees_workspace: bool
 
 
-def look(mark: Mark) -> Report:
-    """On a node."""
+def report_node(marker: Marker) -> NodeReport:
+    """Called on a node; waits up to two seconds for the marker, as shared file systems may be slow."""
     from excite._version import __version__
 
-    for _ in range(20):  # shared file systems may take a moment
-        if mark.there():
-            return Report(platform.python_version(), __version__, True)
+    for _ in range(20):
+        if marker.exists():
+            return NodeReport(platform.python_version(), __version__, True)
         time.sleep(0.1)
-    return Report(platform.python_version(), __version__, False)
+    return NodeReport(platform.python_version(), __version__, False)

@@ -1,4 +1,4 @@
-"""Whether every node of a cluster can do the work: the same Python and Excite, and the place where runs are kept in sight."""
+"""Checks of a cluster before jobs are scheduled: same Python and Excite on all nodes, workspace visible, enough GPUs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 
 from excite._version import __version__
 from excite.errors import InputError
-from excite.jobs.job import Work
-from excite.jobs.node_report import FolderMark, Mark, Report
+from excite.jobs.job import Job
+from excite.jobs.node_report import FolderMarker, Marker, NodeReport
 from excite.runs.copies import scratch
 from excite.runs.store import Store, StoreError
 
 
 @dataclass(frozen=True)
-class StoreMark:
-    """A file in a store, for nodes to look for."""
+class StoreMarker:
+    """A marker in a store."""
 
     store: Store
     name: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return self.store.url
 
-    def leave(self) -> None:
+    def create(self) -> None:
         path = scratch(self.store) / self.name
         path.touch()
         try:
@@ -34,7 +34,7 @@ class StoreMark:
         finally:
             path.unlink()
 
-    def there(self) -> bool:
+    def exists(self) -> bool:
         try:
             return self.store.exists(self.name)
         except StoreError:
@@ -44,29 +44,36 @@ class StoreMark:
         self.store.remove(self.name)
 
 
-def mark_for(task: Work) -> Mark:
-    store, name = getattr(task, "store", None), f".seen-{uuid.uuid4().hex}"
-    return StoreMark(store, name) if isinstance(store, Store) else FolderMark(task.folder.parent.resolve(), name)
+def marker_for(job: Job) -> Marker:
+    """A marker beside the result of a job; not created yet."""
+    store, name = getattr(job, "store", None), f".seen-{uuid.uuid4().hex}"
+    return StoreMarker(store, name) if isinstance(store, Store) else FolderMarker(job.folder.parent.resolve(), name)
 
 
-def check_reports(reports: Mapping[str, Report], place: str) -> None:
-    """`reports` by the name of the node."""
-    here = (platform.python_version(), __version__)
+def check_reports(reports: Mapping[str, NodeReport], location: str) -> None:
+    """Refuses a cluster with a node of another Python or Excite, or one that does not see the workspace.
+
+    Args:
+        reports: By the name of the node.
+        location: Folder or URL of the workspace.
+    """
+    local = (platform.python_version(), __version__)
     for node, report in reports.items():
-        if (report.python, report.excite) != here:
+        if (report.python, report.excite) != local:
             raise InputError(
-                f"node {node} has Python {report.python} and Excite {report.excite}; here are {here[0]} and {here[1]}: "
-                "install the same on both"
+                f"node {node} has Python {report.python} and Excite {report.excite}, this machine {local[0]} and {local[1]}: "
+                "install the same versions on both"
             )
-        if not report.sees:
+        if not report.sees_workspace:
             raise InputError(
-                f"node {node} does not see {place}: choose a folder on a shared file system, or a store such as s3://bucket/folder"
+                f"node {node} does not see {location}: choose a folder on a shared file system, or a store such as "
+                "s3://bucket/folder"
             )
 
 
-def check_gpus(wanted: float, there: Mapping[str, float]) -> None:
-    """`there`: the GPUs of each node; one piece of work runs on one node."""
-    most = max(there.values(), default=0.0)
-    if wanted > most:
-        many = f"{most:g} GPU{'s' * (most != 1)}"
-        raise InputError(f"gpus-per-task {wanted:g}: no node of the cluster has more than {many}; ask for fewer")
+def check_gpus(gpus_per_job: float, gpus_by_node: Mapping[str, float]) -> None:
+    """Refuses jobs that need more GPUs than any one node has."""
+    largest = max(gpus_by_node.values(), default=0.0)
+    if gpus_per_job > largest:
+        count = f"{largest:g} GPU{'s' * (largest != 1)}"
+        raise InputError(f"gpus-per-job {gpus_per_job:g}: no node of the cluster has more than {count}; request fewer")

@@ -1,4 +1,4 @@
-"""Start the server of worker processes early, so that it imports torch while this process does the same."""
+"""Starts the server of worker processes early, so that it imports torch while this process does the same."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import threading
 from typing import Any
 
 
-def workers_context() -> Any:
-    """How worker processes are made: forked by a server that has imported everything, so that a new one is there at once."""
+def worker_context() -> Any:
+    """The multiprocessing context of worker processes: forked by a server that has imported everything."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["excite.jobs.scheduler"])
-    _start()
+    _start_server()
     return context
 
 
-def _start() -> None:
-    """The server is not to act on Ctrl-C, which reaches every process of the terminal: also not while it imports."""
+def _start_server() -> None:
+    """Starts the server with Ctrl-C ignored, which reaches every process of the terminal, also while it imports."""
     from multiprocessing import forkserver
 
     if threading.current_thread() is not threading.main_thread():
@@ -32,7 +32,7 @@ def _start() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def warm(on: str | None, workers: int) -> None:
-    """What `on` will need, begun now; imports nothing heavy."""
+def preload(on: str | None, workers: int) -> None:
+    """Starts what the executor `on` will need; imports nothing heavy."""
     if on == "local" or (on is None and workers > 1):
-        workers_context()
+        worker_context()

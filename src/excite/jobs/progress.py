@@ -1,117 +1,201 @@
-"""How far many pieces of work are: which wait, run, are done or failed, and how long the rest will take."""
+"""Progress of jobs: the message that every job and executor sends, and what is derived from it (counts, time left, tasks.json)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from excite._core.files import write_json, writing
 from excite.errors import ExciteError
-from excite.jobs.job import Work
-from excite.jobs.logs import log_of
+
+if TYPE_CHECKING:
+    from excite.jobs.job import Job
+
+# No module that this one imports loads torch: on a cluster the process of `LatestProgress` starts fast.
 
 FILE, FORMAT = "tasks.json", "excite-tasks"
-STATES = ("waiting", "running", "done", "failed")
-_PAUSE = 1.0  # seconds between two states of the file
+Status = Literal["waiting", "running", "done", "failed"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+_WRITE_INTERVAL = 1.0  # seconds between two versions of the file
+_UPLOAD_INTERVAL = 10.0
+_MIN_FRACTION = 0.05  # of one job, before the time left is estimated
 
 
-@dataclass
-class Entry:
-    """One piece of work; `share` of it is done."""
+@dataclass(frozen=True)
+class JobProgress:
+    """How far one job is. Every progress callback of this package is called with one of these.
+
+    Args:
+        name: Name of the job: that of its folder.
+        phase: What it is doing, such as "training".
+        fraction: Fraction done, from 0 to 1.
+        status: "waiting" (also for another try), "running", "done" or "failed".
+        reason: For a failed job, the error in one line.
+        log: For a failed job, the file or URL of its output.
+    """
 
     name: str
-    arm: str
-    seed: int
-    log: str
-    state: str = "waiting"
     phase: str = ""
-    share: float = 0.0
+    fraction: float = 0.0
+    status: Status = "running"
     reason: str | None = None
-    found: bool = False  # was finished before
+    log: str | None = None
 
 
-class Tally:
-    """Told what engines tell (see `excite.jobs.job.Tell`)."""
+ProgressCallback = Callable[[JobProgress], None]
 
-    def __init__(
-        self, todo: Sequence[Work], left: Collection[Work], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        unfinished = {task.folder.name for task in left}
-        self.entries = {task.folder.name: Entry(task.folder.name, task.arm, task.seed, log_of(task)) for task in todo}
-        for name, entry in self.entries.items():
-            if name not in unfinished:
-                entry.state, entry.share, entry.found = "done", 1.0, True
-        self._clock, self._begun = clock, clock()
 
-    def tell(self, name: str, phase: str, share: float) -> None:
-        entry = self.entries[name]
-        if entry.state in ("done", "failed"):  # messages from other machines may come late
-            return
-        entry.phase, entry.share = phase, max(0.0, min(1.0, share))
-        entry.state = phase if phase in ("waiting", "done") else "running"
-        if phase.startswith("failed: "):
-            entry.state, entry.phase, entry.share, entry.reason = "failed", "", 0.0, phase.removeprefix("failed: ")
+def done(name: str) -> JobProgress:
+    """The last message of a job that succeeded."""
+    return JobProgress(name, "done", 1.0, "done")
 
-    def count(self, state: str) -> int:
-        return sum(entry.state == state for entry in self.entries.values())
 
-    def of(self, state: str) -> list[Entry]:
-        return [entry for entry in self.entries.values() if entry.state == state]
+class ProgressTracker:
+    """The latest progress of every job; `update` is an `ProgressCallback` callback.
+
+    Jobs whose first message says "done" were finished before; they do not count for the estimate of the time left.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.jobs: dict[str, JobProgress] = {}
+        self.finished_before: set[str] = set()
+        self._clock, self._start = clock, clock()
+
+    def update(self, progress: JobProgress) -> None:
+        """Records a message; those that arrive after a job has ended are ignored."""
+        latest = self.jobs.get(progress.name)
+        if latest is None and progress.status == "done":
+            self.finished_before.add(progress.name)
+        if latest is None or latest.status not in ("done", "failed"):  # messages from other machines may arrive late
+            self.jobs[progress.name] = replace(progress, fraction=max(0.0, min(1.0, progress.fraction)))
+
+    def count(self, status: Status) -> int:
+        """Number of jobs with a status."""
+        return len(self.with_status(status))
+
+    def with_status(self, status: Status) -> list[JobProgress]:
+        """The latest progress of the jobs with a status."""
+        return [job for job in self.jobs.values() if job.status == status]
 
     @property
     def done(self) -> float:
-        """Pieces of work done; one under way counts in part."""
-        return sum(entry.share for entry in self.entries.values())
+        """Number of jobs done; a running one counts by its fraction."""
+        return sum(job.fraction for job in self.jobs.values())
 
     def seconds_left(self) -> float | None:
-        """At the pace so far; None before a twentieth of a piece is done."""
-        gained = sum(entry.share for entry in self.entries.values() if not entry.found)
-        remaining = sum(1 - entry.share for entry in self.entries.values() if entry.state in ("waiting", "running"))
-        spent = self._clock() - self._begun
-        return remaining * spent / gained if gained >= 0.05 else None
+        """Estimate from the pace so far; None before a twentieth of a job is done."""
+        completed = sum(job.fraction for job in self.jobs.values() if job.name not in self.finished_before)
+        remaining = sum(1 - job.fraction for job in self.jobs.values() if job.status in ("waiting", "running"))
+        return remaining * (self._clock() - self._start) / completed if completed >= _MIN_FRACTION else None
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{n} {state}" for state in STATES[1:] if (n := self.count(state)))
-        left = self.seconds_left()
-        ending = "" if left is None or not (self.count("waiting") + self.count("running")) else f", {_long(left)} left"
-        return f"{len(self.entries)} tasks: {counts or 'none has begun'}{ending}"
+        counts = ", ".join(f"{n} {status}" for status in STATUSES[1:] if (n := self.count(status)))
+        left = self.seconds_left() if self.count("waiting") + self.count("running") else None
+        ending = "" if left is None else f", {_duration(left)} left"
+        return f"{len(self.jobs)} jobs: {counts or 'none started'}{ending}"
 
-    def plain(self, ended: bool = False) -> dict[str, Any]:
+
+def with_tracker(callback: Callable[[ProgressTracker], None]) -> ProgressCallback:
+    """An `ProgressCallback` callback that passes the state of all jobs, as earlier versions did."""
+    tracker = ProgressTracker()
+
+    def on_progress(progress: JobProgress) -> None:
+        tracker.update(progress)
+        callback(tracker)
+
+    return on_progress
+
+
+def count_jobs(callback: Callable[[str, float, float], None]) -> ProgressCallback:
+    """An `ProgressCallback` callback that passes a text, the jobs done and all jobs, as earlier versions did."""
+    tracker = ProgressTracker()
+
+    def on_progress(progress: JobProgress) -> None:
+        tracker.update(progress)
+        callback(f"{progress.phase or progress.status} {progress.name}", tracker.done, len(tracker.jobs))
+
+    return on_progress
+
+
+class ProgressFile:
+    """Writes the progress of all jobs to tasks.json beside the runs, for the live page.
+
+    Args:
+        tracker: The progress to write.
+        jobs: The jobs it tracks.
+        folder: Where tasks.json is written.
+        upload: Called with the name of the file, at longer intervals, to copy it to a store.
+    """
+
+    def __init__(
+        self, tracker: ProgressTracker, jobs: Sequence[Job], folder: Path, upload: Callable[[str], None] | None = None
+    ) -> None:
+        self.tracker, self.jobs, self.path, self.upload = tracker, jobs, folder / FILE, upload
+        self._next_write, self._next_upload = 0.0, 0.0
+
+    def write(self, ended: bool = False) -> None:
+        """Writes the file unless it was written less than a second ago; always if all jobs have `ended`."""
+        now = time.monotonic()
+        if now < self._next_write and not ended:
+            return
+        self._next_write = now + _WRITE_INTERVAL
+        with suppress(ExciteError):  # jobs continue without the file
+            with writing(self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, self._content(ended))
+            if self.upload is not None and (ended or now >= self._next_upload):
+                self._next_upload = now + _UPLOAD_INTERVAL
+                self.upload(FILE)
+
+    def _content(self, ended: bool) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "updated": time.time(),
             "ended": ended,
-            "seconds_left": self.seconds_left(),
-            "tasks": [asdict(entry) for entry in self.entries.values()],
+            "seconds_left": self.tracker.seconds_left(),
+            "tasks": [self._entry(job) for job in self.jobs],
+        }
+
+    def _entry(self, job: Job) -> dict[str, Any]:
+        """One job, with the keys that earlier versions read."""
+        from excite.jobs.logs import log_path
+
+        name = job.folder.name
+        progress = self.tracker.jobs.get(name, JobProgress(name, status="waiting"))
+        return {
+            "name": name,
+            "arm": job.variant,
+            "seed": job.seed,
+            "log": log_path(job),
+            "state": progress.status,
+            "phase": progress.phase,
+            "share": progress.fraction,
+            "reason": progress.reason,
+            "found": name in self.tracker.finished_before,
         }
 
 
-class Noted:
-    """Writes a tally to tasks.json beside the runs, for pages that show it: at most once a second, and at the end."""
+class LatestProgress:
+    """The latest message of every job since the last `drain`: an actor on a cluster, to which its nodes write."""
 
-    def __init__(self, tally: Tally, folder: Path, keep: Callable[[str], None] | None = None) -> None:
-        self.tally, self.path, self.keep = tally, folder / FILE, keep
-        self._next, self._next_kept = 0.0, 0.0
+    def __init__(self) -> None:
+        self._latest: dict[str, JobProgress] = {}
 
-    def __call__(self, ended: bool = False) -> None:
-        now = time.monotonic()
-        if now < self._next and not ended:
-            return
-        self._next = now + _PAUSE
-        with suppress(ExciteError):  # work goes on, seen or not
-            with writing(self.path):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self.path, self.tally.plain(ended))
-            if self.keep is not None and (ended or now >= self._next_kept):
-                self._next_kept = now + 10 * _PAUSE
-                self.keep(FILE)
+    def put(self, progress: JobProgress) -> None:
+        """Replaces the message of a job."""
+        self._latest[progress.name] = progress
+
+    def drain(self) -> list[JobProgress]:
+        """Returns the messages and forgets them."""
+        messages, self._latest = list(self._latest.values()), {}
+        return messages
 
 
-def _long(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

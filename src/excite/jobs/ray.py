@@ -1,7 +1,7 @@
-"""Work on a Ray cluster: Ray places it, notices lost machines and tries again; folders say what is done.
+"""Jobs on a Ray cluster: Ray places them, notices lost machines and starts jobs again; folders hold what is done.
 
-Everything that can be known to be wrong is said before anything is scheduled: no cluster at the address, another Python or
-Excite on a node, a folder that a node does not see, more GPUs than there are.
+Checked before anything is scheduled: whether there is a cluster at the address, Python and Excite of every node, whether
+the nodes see the workspace, and the number of GPUs.
 """
 
 from __future__ import annotations
@@ -13,117 +13,125 @@ from dataclasses import dataclass
 from typing import Any
 
 from excite.errors import InputError, one_line
-from excite.jobs.job import Failure, Lost, Tell, Work, failed, in_words, one_thread, worth_another_try
-from excite.jobs.local import Reporter, check_travels, portable
-from excite.jobs.logs import log_of, recorded
-from excite.jobs.messages import Messages
-from excite.jobs.node_report import look
-from excite.jobs.nodes import check_gpus, check_reports, mark_for
+from excite.jobs.job import Job, JobFailure, WorkerLost, is_transient, readable_error, single_thread
+from excite.jobs.local import ThrottledProgress, check_can_be_sent, portable_error
+from excite.jobs.logs import log_path, log_to_file
+from excite.jobs.node_report import report_node
+from excite.jobs.nodes import check_gpus, check_reports, marker_for
+from excite.jobs.progress import JobProgress, LatestProgress, ProgressCallback, done
 
-_WAIT = 60.0  # seconds in which every node has to answer
+_NODE_TIMEOUT = 60.0  # seconds in which every node has to answer
 
 
 @dataclass(frozen=True)
-class OnRay:
-    """`address` of a cluster, or None for one of `workers` processors started here; `gpus` for each piece of work."""
+class RayExecutor:
+    """Runs jobs on a Ray cluster.
+
+    Args:
+        address: Address of a running cluster; None starts one on this machine.
+        workers: Processors of a cluster that is started on this machine.
+        gpus: GPUs for each job.
+        retries: How often a job is started again whose process or machine was lost, or that failed unexpectedly.
+    """
 
     address: str | None = None
     workers: int = 2
     gpus: float = 0.0
     retries: int = 1
 
-    def perform(self, todo: Sequence[Work], tell: Tell) -> list[Failure]:
-        if not todo:
+    def run(self, jobs: Sequence[Job], on_progress: ProgressCallback) -> list[JobFailure]:
+        """Runs all jobs and returns those that could not be finished."""
+        if not jobs:
             return []
-        for task in todo:
-            check_travels(task)
-        ray = _import()
-        with _connected(ray, self.address, self.workers):
-            self._check(ray, todo[0])
-            return self._run(ray, todo, tell)
+        for job in jobs:
+            check_can_be_sent(job)
+        ray = _import_ray()
+        with _connect(ray, self.address, self.workers):
+            self._check_nodes(ray, jobs[0])
+            return self._schedule(ray, jobs, on_progress)
 
-    def _check(self, ray: Any, task: Work) -> None:
+    def _check_nodes(self, ray: Any, job: Job) -> None:
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         check_gpus(self.gpus, {name: node["Resources"].get("GPU", 0.0) for name, node in nodes.items()})
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        mark = mark_for(task)
-        mark.leave()
+        marker = marker_for(job)
+        marker.create()
         try:
-            ask = ray.remote(num_cpus=0, max_retries=0)(look)
-            asked = {
-                f"{node['NodeManagerHostname']} ({name[:8]})": ask.options(
+            remote = ray.remote(num_cpus=0, max_retries=0)(report_node)
+            requests = {
+                f"{node['NodeManagerHostname']} ({name[:8]})": remote.options(
                     scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False)
-                ).remote(mark)
+                ).remote(marker)
                 for name, node in nodes.items()
             }
             reports = {}
-            for name, answer in asked.items():
+            for name, request in requests.items():
                 try:
-                    reports[name] = ray.get(answer, timeout=_WAIT)
+                    reports[name] = ray.get(request, timeout=_NODE_TIMEOUT)
                 except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError):
                     continue  # a node that was lost a moment ago
                 except ray.exceptions.RayError as error:
                     raise InputError(f"node {name} cannot run Excite: {one_line(error)[-160:]}") from error
-            check_reports(reports, mark.place)
+            check_reports(reports, marker.location)
         finally:
-            mark.remove()
+            marker.remove()
 
-    def _board(self, ray: Any) -> Any:
-        """On this node: one that is lost takes work with it, not the view of it."""
+    def _start_actor(self, ray: Any) -> Any:
+        """The actor that collects progress, on this node: losing another node does not lose it."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        return ray.remote(num_cpus=0, max_restarts=-1)(Messages).options(scheduling_strategy=here).remote()
+        this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        return ray.remote(num_cpus=0, max_restarts=-1)(LatestProgress).options(scheduling_strategy=this_node).remote()
 
-    def _run(self, ray: Any, todo: Sequence[Work], tell: Tell) -> list[Failure]:
-        board = self._board(ray)
-        # Ray itself starts work again whose process or machine is lost, as often as we say.
-        work = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=self.retries)(_work)
-        running = {work.remote(task, board): (task, self.retries) for task in todo}
-        failures: list[Failure] = []
+    def _schedule(self, ray: Any, jobs: Sequence[Job], on_progress: ProgressCallback) -> list[JobFailure]:
+        actor = self._start_actor(ray)
+        # Ray itself starts a job again, up to `retries` times, whose process or machine is lost.
+        remote = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=self.retries)(_run_on_node)
+        running = {remote.remote(job, actor): (job, self.retries) for job in jobs}
+        failures: list[JobFailure] = []
         try:
             while running:
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=0.5)
-                with contextlib.suppress(ray.exceptions.RayError):  # not seen for a while, but done
-                    for message in ray.get(board.take.remote(), timeout=_WAIT):
-                        tell(*message)
+                with contextlib.suppress(ray.exceptions.RayError):  # without messages the jobs continue
+                    for progress in ray.get(actor.drain.remote(), timeout=_NODE_TIMEOUT):
+                        on_progress(progress)
                 for ref in ready:
-                    task, tries = running.pop(ref)
+                    job, retries = running.pop(ref)
                     try:
                         error = ray.get(ref)
                     except ray.exceptions.RayError as lost:
-                        error, tries = Lost(f"lost {self.retries + 1} times: {one_line(lost)[:160]}"), 0
+                        error, retries = WorkerLost(f"lost {self.retries + 1} times: {one_line(lost)[:160]}"), 0
                     if error is None:
-                        tell(task.folder.name, "done", 1.0)
-                    elif tries > 0 and worth_another_try(error):
-                        running[work.remote(task, board)] = (task, tries - 1)
-                        tell(task.folder.name, "waiting", 0.0)
+                        on_progress(done(job.folder.name))
+                    elif retries > 0 and is_transient(error):
+                        running[remote.remote(job, actor)] = (job, retries - 1)
+                        on_progress(JobProgress(job.folder.name, status="waiting"))
                     else:
-                        failures.append(Failure(task, error, log_of(task)))
-                        tell(task.folder.name, failed(error), 0.0)
+                        failures.append(JobFailure(job, error, log_path(job)))
+                        on_progress(failures[-1].progress)
         except BaseException:
             for ref in running:
                 with contextlib.suppress(Exception):
-                    ray.cancel(ref, force=True)  # folders hold what can be continued
+                    ray.cancel(ref, force=True)  # the next start continues from their folders
             raise
         return failures
 
 
-def _work(task: Work, board: Any) -> Exception | None:
-    """On a node: the error instead of an exception, so that Ray does not wrap it."""
-    if task.finished():  # by the try before, whose answer was lost
+def _run_on_node(job: Job, actor: Any) -> Exception | None:
+    """Called on a node; returns the error instead of raising it, so that Ray does not wrap it."""
+    if job.finished():  # by the try before, whose answer was lost
         return None
     try:
-        board.put.remote(task.folder.name, "starting", 0.0)
-        with one_thread(), recorded(task):
-            task.perform(Reporter(board.put.remote))
+        actor.put.remote(JobProgress(job.folder.name, "starting"))
+        with single_thread(), log_to_file(job):
+            job.run(ThrottledProgress(actor.put.remote))
     except Exception as error:
-        return portable(in_words(error))
+        return portable_error(readable_error(error))
     return None
 
 
-def _import() -> Any:
+def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
@@ -131,8 +139,8 @@ def _import() -> Any:
     return ray
 
 
-def _check_reached(address: str) -> None:
-    """Ray itself would try for minutes."""
+def _check_address(address: str) -> None:
+    """Refuses an address where nothing listens; Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         try:
@@ -142,13 +150,13 @@ def _check_reached(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _connected(ray: Any, address: str | None, workers: int) -> Iterator[None]:
-    """Connected to the cluster; one that was started here ends with it. A connection of the caller's is used as it is."""
+def _connect(ray: Any, address: str | None, workers: int) -> Iterator[None]:
+    """Connects to a cluster, or starts one and stops it at the end; an existing connection of the caller is used."""
     if ray.is_initialized():
         yield
         return
     if address is not None:
-        _check_reached(address)
+        _check_address(address)
     quiet = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
     try:
         if address is None:
@@ -156,10 +164,10 @@ def _connected(ray: Any, address: str | None, workers: int) -> Iterator[None]:
         else:
             ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError, RuntimeError) as error:
-        where = f"no Ray cluster at {address}" if address else "Ray does not start here"
+        problem = f"no Ray cluster at {address}" if address else "Ray does not start on this machine"
         if "version mismatch" in str(error).lower():  # Ray compares its own version and that of Python itself
-            where = f"the cluster at {address} has other versions"
-        raise InputError(f"{where}: {one_line(error)[:160]}") from error
+            problem = f"the cluster at {address} has other versions"
+        raise InputError(f"{problem}: {one_line(error)[:160]}") from error
     try:
         yield
     finally:

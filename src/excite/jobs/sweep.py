@@ -1,4 +1,4 @@
-"""A sweep: one training config with lists or ranges in it, every combination (or some, at random) trained and compared."""
+"""A sweep: one training config with lists or ranges in it; every combination (or a random sample) is trained and compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,22 +17,32 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from excite._core.compatibility import renamed_attribute, renamed_keywords
 from excite._core.files import write_json
 from excite.errors import InputError
-from excite.jobs.executors import Engine
-from excite.jobs.progress import Tally
-from excite.jobs.scheduler import MarginsTaken, Measurement, Task, WorkStopped, complete
-from excite.jobs.workspace import Place, find_place
+from excite.jobs.executors import Executor
+from excite.jobs.progress import ProgressCallback
+from excite.jobs.scheduler import JobsFailed, run_jobs
+from excite.jobs.training_job import MarginMeasurement, Measurement, NoMeasurement, TrainingJob
+from excite.jobs.workspace import Workspace, find_workspace
 from excite.margin import Margins
-from excite.runs import Run, load_run
-from excite.train.config import TrainConfig, parse_config, read_config
-from excite.train.evaluate import PARTS, SavedModel, artifact_name
+from excite.runs import load_run
+from excite.train.config import parse_config, read_config
+from excite.train.evaluate import PARTS, artifact_name
 
 Count = Annotated[int, Field(ge=1)]
+MARGIN_METRICS = ("accuracy", "margin", "gap")  # those that need a measurement after the training
 
 
 class Range(BaseModel):
-    """Numbers between two; on a grid `count` of them, evenly spaced."""
+    """Numbers between two others.
+
+    Args:
+        low: Lowest number.
+        high: Highest number.
+        log: Whether the numbers are spaced (or drawn) evenly in their logarithm.
+        count: How many of them are on a grid.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     low: float
@@ -40,18 +50,25 @@ class Range(BaseModel):
     log: bool = False
     count: Count = 3
 
-    def at(self, share: float) -> float:
+    def at(self, fraction: float) -> float:
+        """The number at a fraction of the way from `low` to `high`."""
         if not self.log:
-            return self.low + share * (self.high - self.low)
-        return math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+            return self.low + fraction * (self.high - self.low)
+        return math.exp(math.log(self.low) + fraction * (math.log(self.high) - math.log(self.low)))
 
 
 class SweepConfig(BaseModel):
     """The table [sweep] of a config.
 
-    `over`: dotted keys of the training config, each with a list of values or a range. `metric`: "accuracy" (of test
-    points), "margin" (their median margin), "gap" (of the margin curves), or the name of anything the run measures, taken
-    at the end. `budget`: at most so many combinations; needed for "random".
+    Args:
+        over: Dotted keys of the training config, each with a list of values or a range.
+        metric: "accuracy" (of test points), "margin" (their median margin), "gap" (of the margin curves), or the name of
+            any metric of the run, whose last value is used.
+        goal: "max" or "min"; by default "min" for "gap", else "max".
+        method: "grid" for every combination, "random" for a sample of `budget` combinations, the same each time.
+        budget: Maximal number of combinations.
+        seeds: Trainings of each combination, with seeds 0 to `seeds` - 1.
+        points: Number of training and of test points whose margins are measured.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -61,40 +78,53 @@ class SweepConfig(BaseModel):
     method: Literal["grid", "random"] = "grid"
     budget: Count | None = None
     seeds: Count = 1
-    points: Count | None = 200  # whose margins are measured, of training and test points each
+    points: Count | None = 200
+
+    @property
+    def maximize(self) -> bool:
+        """Whether a higher metric is better."""
+        return self.goal != "min" and (self.goal == "max" or self.metric != "gap")
 
 
 @dataclass(frozen=True)
 class Sweep:
-    config: SweepConfig
-    tasks: tuple[Task, ...]
-    combinations: Mapping[str, Mapping[str, Any]]  # by arm
-    place: Place
+    """The jobs of a sweep, and the values of each combination by the name of its variant."""
 
-    @property
-    def highest(self) -> bool:
-        return self.config.goal != "min" and (self.config.goal == "max" or self.config.metric != "gap")
+    config: SweepConfig
+    jobs: tuple[TrainingJob, ...]
+    combinations: Mapping[str, Mapping[str, Any]]
+    workspace: Workspace
+
+    tasks = renamed_attribute("tasks", "jobs")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One combination: the metric of every seed that is finished."""
+class SweepRow:
+    """One combination: its name, its values, and the metric of every finished seed."""
 
     name: str
     values: Mapping[str, Any]
-    found: tuple[float, ...]
+    scores: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        return float(np.mean(self.found)) if self.found else math.nan
+        """Mean over seeds; nan if no seed is finished."""
+        return float(np.mean(self.scores)) if self.scores else math.nan
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Rows from best to worst; `failed` says what could not be finished."""
+    """Result of a sweep; `print` shows it as a table.
+
+    Args:
+        sweep: The sweep.
+        rows: One for each combination, from best to worst.
+        folder: Folder of sweep.json and of the runs.
+        failed: The error in one line, if some jobs could not be finished.
+    """
 
     sweep: Sweep
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     folder: Path
     failed: str | None = None
 
@@ -103,158 +133,191 @@ class SweepResult:
         head = [*keys, f"{self.sweep.config.metric}, mean of seeds", "lowest", "highest", "seeds"]
         lines = [head]
         for row in self.rows:
-            spread = [f"{min(row.found):.4g}", f"{max(row.found):.4g}"] if row.found else ["–", "–"]
-            mean = f"{row.mean:.4g}" if row.found else "–"
-            lines.append([*(_short(row.values[key]) for key in keys), mean, *spread, str(len(row.found))])
+            spread = [f"{min(row.scores):.4g}", f"{max(row.scores):.4g}"] if row.scores else ["–", "–"]
+            mean = f"{row.mean:.4g}" if row.scores else "–"
+            lines.append([*(_short(row.values[key]) for key in keys), mean, *spread, str(len(row.scores))])
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
 
 def read_sweep(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Sweep:
-    """The sweep in a .toml or .json file, its trainings into `folder`: a path, or a URL such as s3://bucket/sweep."""
+    """Plans the sweep in a .toml or .json file.
+
+    Args:
+        path: The file: a training config with a table [sweep].
+        folder: Folder or URL (such as s3://bucket/sweep) for the runs.
+
+    Returns:
+        The sweep, for `run_sweep`.
+
+    Raises:
+        InputError: If the file cannot be read, or the config of any combination is not valid.
+    """
     return plan(read_config(path), folder, str(path))
 
 
 def plan(values: Mapping[str, Any], folder: str | os.PathLike[str], where: str = "config") -> Sweep:
-    """Every training of a sweep; all configs are checked before one is started."""
-    place = find_place(folder)
+    """Plans a sweep; all configs are checked before one is trained.
+
+    Args:
+        values: A training config with a table "sweep" (see `SweepConfig`).
+        folder: Folder or URL (such as s3://bucket/sweep) for the runs.
+        where: Name of the config in error messages.
+
+    Returns:
+        The sweep, for `run_sweep`.
+
+    Raises:
+        InputError: If the config of any combination is not valid.
+    """
+    workspace = find_workspace(folder)
     base = {key: value for key, value in values.items() if key != "sweep"}
+    config = _parse_sweep(values, where)
+    measurement: Measurement = NoMeasurement()
+    if config.metric in MARGIN_METRICS:
+        measurement = MarginMeasurement(config.points, certify=False)
+    combinations: dict[str, Mapping[str, Any]] = {}
+    jobs: list[TrainingJob] = []
+    slugs: dict[str, str] = {}
+    for combination in _combinations(config, where):
+        name = ", ".join(f"{key} {_short(value)}" for key, value in combination.items())
+        settings = copy.deepcopy(base)
+        for key, value in combination.items():
+            _set(settings, key, value)
+        for seed in range(config.seeds):
+            parsed = parse_config({**settings, "seed": seed}, f"{where}, {name}")
+            jobs.append(TrainingJob(name, seed, workspace.folder / f"{_slug(name, slugs)}-{seed}", parsed, measurement))
+        combinations[name] = combination
+    return Sweep(config, tuple(jobs), combinations, workspace)
+
+
+def _parse_sweep(values: Mapping[str, Any], where: str) -> SweepConfig:
     try:
         config = SweepConfig.model_validate(values.get("sweep", {}))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InputError(f"{where}: sweep.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    if not config.over or any(isinstance(given, list) and not given for given in config.over.values()):
+    if not config.over or any(isinstance(choices, list) and not choices for choices in config.over.values()):
         raise InputError(f"{where}: sweep.over: expected keys of the config, each with a list of values or a range")
-    if "seed" in config.over or base.get("seed", 0) != 0:
+    if "seed" in config.over or values.get("seed", 0) != 0:
         raise InputError(
             f"{where}: seed: every combination is trained with seeds 0 to sweep.seeds - 1: leave it out and set sweep.seeds"
         )
-    for key, given in config.over.items():
-        if isinstance(given, Range) and not (given.low < given.high and (not given.log or given.low > 0)):
+    for key, choices in config.over.items():
+        if isinstance(choices, Range) and not (choices.low < choices.high and (not choices.log or choices.low > 0)):
             raise InputError(f"{where}: sweep.over.{key}: expected low < high, and low > 0 with log")
-    combinations, tasks = {}, []
-    slugs: dict[str, str] = {}
-    measurement: Measurement = MarginsTaken(config.points, certify=False) if config.metric in TAKEN else Nothing()
-    for chosen in _combinations(config, where):
-        name = ", ".join(f"{key} {_short(value)}" for key, value in chosen.items())
-        settings = copy.deepcopy(base)
-        for key, value in chosen.items():
-            _put(settings, key, value)
-        for seed in range(config.seeds):
-            parsed = parse_config({**settings, "seed": seed}, f"{where}, {name}")
-            tasks.append(Task(name, seed, place.folder / f"{_slug(name, slugs)}-{seed}", parsed, measurement))
-        combinations[name] = chosen
-    return Sweep(config, tuple(tasks), combinations, place)
+    return config
 
 
+@renamed_keywords(engine="executor")
 def run_sweep(
     sweep: Sweep,
     workers: int = 2,
-    progress: Callable[[str, float, float], None] | None = None,
-    engine: Engine | None = None,
+    on_progress: ProgressCallback | None = None,
+    executor: Executor | None = None,
     *,
-    show: Callable[[Tally], None] | None = None,
     retries: int = 1,
 ) -> SweepResult:
-    """Train what is not trained yet, compare, and write sweep.json. What fails is reported, with what is there.
+    """Trains the combinations that are not trained yet, compares them, and writes sweep.json.
 
-    `progress` and `show` are told how far it is, and `retries` is for work without an engine: see `excite.jobs.scheduler.complete`.
+    Args:
+        sweep: The sweep, from `read_sweep` or `plan`.
+        workers: Worker processes on the CPU; 1 for this process.
+        on_progress: Called with an `excite.jobs.progress.JobProgress` whenever a job changes.
+        executor: Runs the jobs, from `excite.jobs.executors.find_executor`; by default this process and its workers.
+        retries: Without an executor: how often a job is started again after an error that may be transient.
+
+    Returns:
+        The combinations from best to worst. Jobs that failed are reported in `failed`, not raised.
+
+    Example:
+        >>> sweep = read_sweep("sweep.toml", "runs/sweeps/first")
+        >>> print(run_sweep(sweep, workers=4))
     """
-    place, failed = sweep.place, None
-    with place.held():
+    workspace, failed = sweep.workspace, None
+    with workspace.lock():
         try:
-            complete(sweep.tasks, workers, progress, engine, show=show, place=place, retries=retries)
-        except WorkStopped as error:
+            run_jobs(sweep.jobs, workers, on_progress, executor, workspace=workspace, retries=retries)
+        except JobsFailed as error:
             failed = str(error)
-        place.gather(sweep.tasks)
-        finished = [task for task in sweep.tasks if task.finished()]
+        workspace.download(sweep.jobs)
+        finished = [job for job in sweep.jobs if job.finished()]
         rows = [_row(sweep, name, finished) for name in sweep.combinations]
-        sign = -1 if sweep.highest else 1
+        sign = -1 if sweep.config.maximize else 1
         rows.sort(key=lambda row: math.inf if math.isnan(row.mean) else sign * row.mean)
-        found = [{"values": dict(row.values), sweep.config.metric: list(row.found)} for row in rows]
-        write_json(place.folder / "sweep.json", {"sweep": sweep.config.model_dump(), "rows": found, "failed": failed})
-    return SweepResult(sweep, tuple(rows), place.folder, failed)
+        stored = [{"values": dict(row.values), sweep.config.metric: list(row.scores)} for row in rows]
+        content = {"sweep": sweep.config.model_dump(), "rows": stored, "failed": failed}
+        write_json(workspace.folder / "sweep.json", content)
+    return SweepResult(sweep, tuple(rows), workspace.folder, failed)
 
 
-def _row(sweep: Sweep, name: str, finished: Sequence[Task]) -> Row:
-    mine = [task for task in finished if task.arm == name]
-    return Row(name, sweep.combinations[name], tuple(_metric(task.folder, sweep.config.metric) for task in mine))
+def _row(sweep: Sweep, name: str, finished: Sequence[TrainingJob]) -> SweepRow:
+    scores = (_metric(job.folder, sweep.config.metric) for job in finished if job.variant == name)
+    return SweepRow(name, sweep.combinations[name], tuple(scores))
 
 
 def _metric(folder: Path, metric: str) -> float:
     with load_run(folder) as run:
         if metric == "accuracy":
             return float(run.read_json("summary")["accuracy"]["test"])
-        if metric in TAKEN:
+        if metric in MARGIN_METRICS:
             train, test = (Margins.from_dict(run.read_json(artifact_name("inf", part))) for part in PARTS)
             return float(test.median) if metric == "margin" else float(train.gap(test, resamples=1).value)
         if metric not in run.names():
-            raise InputError(
-                f"sweep.metric {metric!r} is not measured: expected {', '.join(TAKEN)} or one of {', '.join(run.names())}"
-            )
+            expected = f"{', '.join(MARGIN_METRICS)} or one of {', '.join(run.names())}"
+            raise InputError(f"sweep.metric: the run has no metric {metric!r}; expected {expected}")
         return float(run.series(metric)[1][-1])
 
 
-TAKEN = ("accuracy", "margin", "gap")
-
-
-@dataclass(frozen=True)
-class Nothing:
-    """No measurement beyond what the training itself writes."""
-
-    def taken(self, run: Run, config: TrainConfig) -> bool:
-        return True
-
-    def take(self, saved: SavedModel, arm: str, progress: Callable[[float], None]) -> None:
-        progress(1.0)
-
-
 def _combinations(config: SweepConfig, where: str) -> list[dict[str, Any]]:
-    keys = list(config.over)
+    """The values of each training, in the order of the config's keys.
+
+    Not scikit-learn's ParameterGrid and ParameterSampler: the first sorts the keys and the second draws other numbers, and
+    names of folders, by which finished trainings are found again, depend on both.
+    """
     if config.method == "grid":
-        lists = [given if isinstance(given, list) else _grid(given) for given in config.over.values()]
-        found = [dict(zip(keys, values)) for values in itertools.product(*lists)]
-        if config.budget is not None and len(found) > config.budget:
+        lists = [choices if isinstance(choices, list) else _grid(choices) for choices in config.over.values()]
+        grid = [dict(zip(config.over, values)) for values in itertools.product(*lists)]
+        if config.budget is not None and len(grid) > config.budget:
             raise InputError(
-                f'{where}: the grid has {len(found)} combinations, the budget is {config.budget}: raise it, or choose method = "random"'
+                f'{where}: the grid has {len(grid)} combinations, the budget is {config.budget}: raise it, or choose method = "random"'
             )
-        return found
+        return grid
     if config.budget is None:
         raise InputError(f"{where}: sweep.budget is missing: how many combinations are to be drawn at random?")
-    drawn = random.Random(0)  # the same combinations for the same config
-    found = []
+    generator = random.Random(0)  # the same combinations for the same config
+    sample: list[dict[str, Any]] = []
     for _ in range(100 * config.budget):
-        chosen = {key: _draw(given, drawn) for key, given in config.over.items()}
-        if chosen not in found:
-            found.append(chosen)
-        if len(found) == config.budget:
+        drawn = {key: _draw(choices, generator) for key, choices in config.over.items()}
+        if drawn not in sample:
+            sample.append(drawn)
+        if len(sample) == config.budget:
             break
-    return found
+    return sample
 
 
-def _grid(given: Range) -> list[float]:
-    return [_round(given.at(i / max(given.count - 1, 1))) for i in range(given.count)]
+def _grid(interval: Range) -> list[float]:
+    return [_round(interval.at(i / max(interval.count - 1, 1))) for i in range(interval.count)]
 
 
-def _draw(given: Sequence[Any] | Range, drawn: random.Random) -> Any:
-    return _round(given.at(drawn.random())) if isinstance(given, Range) else drawn.choice(list(given))
+def _draw(choices: Sequence[Any] | Range, generator: random.Random) -> Any:
+    return _round(choices.at(generator.random())) if isinstance(choices, Range) else generator.choice(list(choices))
 
 
 def _round(value: float) -> float:
-    """Four digits: names of folders stay short, and what is trained is what is shown."""
+    """Four digits, so that names of folders stay short and the table shows what was trained."""
     return float(f"{value:.4g}")
 
 
-def _put(settings: dict[str, Any], key: str, value: Any) -> None:
+def _set(settings: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     for part in path:
-        below = settings.get(part)
-        if below is None:
-            below = settings[part] = {}
-        if not isinstance(below, dict):
+        table = settings.get(part)
+        if table is None:
+            table = settings[part] = {}
+        if not isinstance(table, dict):
             raise InputError(f"sweep.over.{key}: {part!r} is not a table")
-        settings = below
+        settings = table
     settings[last] = value
 
 
@@ -263,9 +326,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _slug(name: str, taken: dict[str, str]) -> str:
-    """A name of a folder; `taken` says whose each is, so that 1e-30 and 1e+30 do not share one."""
+def _slug(name: str, slugs: dict[str, str]) -> str:
+    """Name of a folder; `slugs` has the name that uses each, so that 1e-30 and 1e+30 do not share one."""
     slug = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)[:120]
-    if taken.setdefault(slug, name) != name:
+    if slugs.setdefault(slug, name) != name:
         slug = f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return slug

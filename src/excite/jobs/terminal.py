@@ -1,4 +1,4 @@
-"""One view of many pieces of work on a terminal, kept up to date; on a pipe a line now and then."""
+"""Shows the progress of many jobs on a terminal; on a pipe, prints a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -11,23 +11,32 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from excite.jobs.progress import Tally
+from excite.jobs.progress import JobProgress, ProgressTracker
 
-_ROWS, _PAUSE = 12, 10.0  # pieces of work shown at once; seconds between lines on a pipe
+_MAX_ROWS, _INTERVAL = 12, 10.0  # jobs shown at once; seconds between lines on a pipe
 
 
-class TaskView:
-    """Call it with a tally whenever that has changed. The end says what failed, why, and where its log is."""
+class JobView:
+    """An `ProgressCallback` callback that shows all jobs; at the end it lists those that failed, with reason and log.
 
-    def __init__(self, console: Console, pause: float = _PAUSE) -> None:
-        self.console, self.pause = console, pause
-        self.tally: Tally | None = None
-        self._next, self._failed, self._line = 0.0, 0, ""
+    Args:
+        console: Where to show them.
+        interval: Seconds between two lines on a pipe.
+
+    Example:
+        >>> with JobView(Console()) as view:
+        ...     run_jobs(jobs, on_progress=view)
+    """
+
+    def __init__(self, console: Console, interval: float = _INTERVAL) -> None:
+        self.console, self.interval = console, interval
+        self.tracker = ProgressTracker()
+        self._started, self._next_line, self._failures, self._line = False, 0.0, 0, ""
         self._live = (
-            Live(get_renderable=self._drawn, console=console, refresh_per_second=4) if console.is_terminal else None
+            Live(get_renderable=self._render, console=console, refresh_per_second=4) if console.is_terminal else None
         )
 
-    def __enter__(self) -> TaskView:
+    def __enter__(self) -> JobView:
         if self._live is not None:
             self._live.start()
         return self
@@ -37,50 +46,52 @@ class TaskView:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        elif self.tally is not None:
-            self._print()
-        failed = [] if self.tally is None else self.tally.of("failed")
+        elif self.tracker.jobs:
+            self._print_summary()
+        failed = self.tracker.with_status("failed")
         if self._live is None:
-            for entry in failed:  # whole on a line each, for whatever reads the pipe
-                self._say(f"failed: {entry.name}: {entry.reason} (log: {entry.log})")
+            for job in failed:  # each in full on one line, for programs that read the pipe
+                self._print(f"failed: {job.name}: {job.reason}{f' (log: {job.log})' if job.log else ''}")
         elif failed:
             table = Table(box=None, pad_edge=False, title="failed", title_justify="left", title_style="bold")
-            for heading in ("task", "why", "log"):
+            for heading in ("job", "reason", "log"):
                 table.add_column(heading, overflow="fold")
-            for entry in failed:
-                table.add_row(Text(entry.name), Text(entry.reason or ""), Text(entry.log))
+            for job in failed:
+                table.add_row(Text(job.name), Text(job.reason or ""), Text(job.log or ""))
             self.console.print(table)
 
-    def __call__(self, tally: Tally) -> None:
-        self.tally = tally
-        if self._live is None:
-            failed = tally.count("failed")
-            if failed > self._failed or time.monotonic() >= self._next:
-                self._failed, self._next = failed, time.monotonic() + self.pause
-                self._print()
+    def __call__(self, progress: JobProgress) -> None:
+        self.tracker.update(progress)
+        self._started = self._started or progress.status in ("running", "failed")
+        if self._live is not None or not self._started:
+            return
+        failures = self.tracker.count("failed")
+        if failures > self._failures or time.monotonic() >= self._next_line:
+            self._failures, self._next_line = failures, time.monotonic() + self.interval
+            self._print_summary()
 
-    def _print(self) -> None:
-        line = str(self.tally)
+    def _print_summary(self) -> None:
+        line = str(self.tracker)
         if line != self._line:
             self._line = line
-            self._say(line)
+            self._print(line)
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
-    def _drawn(self) -> Group:
-        if self.tally is None:
+    def _render(self) -> Group:
+        if not self.tracker.jobs:
             return Group()
         rows = Table.grid(padding=(0, 2))
         rows.add_column(overflow="ellipsis", no_wrap=True)
         for width in (12, 20, 5):
             rows.add_column(width=width, no_wrap=True)
-        running = self.tally.of("running")
-        for entry in running[:_ROWS]:
-            share = ProgressBar(1.0, entry.share, width=20)
-            rows.add_row(Text(entry.name), Text(entry.phase), share, f"{100 * entry.share:3.0f} %")
-        if len(running) > _ROWS:
-            rows.add_row(Text(f"and {len(running) - _ROWS} more"))
-        bar = Table.grid()
-        bar.add_row(ProgressBar(max(len(self.tally.entries), 1), self.tally.done, width=60))
-        return Group(Text(str(self.tally)), bar, rows)
+        running = self.tracker.with_status("running")
+        for job in running[:_MAX_ROWS]:
+            bar = ProgressBar(1.0, job.fraction, width=20)
+            rows.add_row(Text(job.name), Text(job.phase), bar, f"{100 * job.fraction:3.0f} %")
+        if len(running) > _MAX_ROWS:
+            rows.add_row(Text(f"and {len(running) - _MAX_ROWS} more"))
+        total = Table.grid()
+        total.add_row(ProgressBar(len(self.tracker.jobs), self.tracker.done, width=60))
+        return Group(Text(str(self.tracker)), total, rows)

@@ -1,6 +1,7 @@
-"""Work whose results are kept in a store: done in a folder on the worker's own disk, copied at checkpoints and at the end.
+"""Where the runs of a sweep or a study are: a folder, or a store such as s3://bucket/folder.
 
-The store is the only truth: every try begins with what is there, on whichever machine.
+Jobs for a store run in a folder on the disk of their machine, which is copied to the store at checkpoints and at the end.
+Every try begins with what the store holds, on whichever machine.
 """
 
 from __future__ import annotations
@@ -16,26 +17,33 @@ from typing import Any
 
 from excite._core.files import writing
 from excite.errors import InputError
-from excite.jobs.job import JointWork, Tell, Work
-from excite.jobs.logs import logged
+from excite.jobs.job import Job, JointJob
+from excite.jobs.logs import append_output
+from excite.jobs.progress import JobProgress, ProgressCallback, done
 from excite.runs.copies import Copy, mirror, scratch
 from excite.runs.lease import Lease
 from excite.runs.lock import Lock
 from excite.runs.store import Store, StoreError, find_store
 
-_LOOK, _SHARE = 0.5, 0.1  # seconds between looks for a new checkpoint; of the time, what copies while training may take
+_CHECK_INTERVAL = 0.5  # seconds between checks for a new checkpoint
+_UPLOAD_FRACTION = 0.1  # of the time, what uploads during a training may take
 
 
 @dataclass(frozen=True)
-class StoredWork:
-    """`inner`, a dataclass with a folder, done for a store. `folder` is where this machine keeps the result to read it."""
+class StoredJob:
+    """A job whose result is stored in a store.
+
+    Args:
+        inner: The job, a dataclass with a field `folder`.
+        store: Where its result is stored; `folder` is this machine's copy for reading.
+    """
 
     inner: Any
     store: Store
 
     @property
-    def arm(self) -> str:
-        return str(self.inner.arm)
+    def variant(self) -> str:
+        return str(self.inner.variant)
 
     @property
     def seed(self) -> int:
@@ -54,46 +62,48 @@ class StoredWork:
         return f"{self.store.url}/logs/{self.name}.log"
 
     def finished(self) -> bool:
+        """Whether the store holds the complete result, which is downloaded without its checkpoints."""
         Copy(self.store, self.name, self.folder).fetch(checkpoints=False)
-        return bool(self._at(self.folder).finished())
+        return bool(self._in(self.folder).finished())
 
-    def perform(self, tell: Tell) -> None:
-        with self._open() as copy:
-            work = self._at(copy.folder)
-            if not work.finished():
-                with _kept(copy):
-                    work.perform(_Copying([copy], tell))
-        tell(self.name, "done", 1.0)
+    def run(self, on_progress: ProgressCallback) -> None:
+        """Downloads what the store holds, does what is left, and uploads it."""
+        with self._scratch_copy() as copy:
+            job = self._in(copy.folder)
+            if not job.finished():
+                with _uploaded(copy):
+                    job.run(_UploadCheckpoints([copy], on_progress))
+        on_progress(done(self.name))
 
     @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """What is printed inside goes to the end of the log in the store."""
-        here, there = scratch(self.store) / "logs" / f"{self.name}.log", f"logs/{self.name}.log"
-        self.store.fetch(there, here)
+    def log_to_store(self) -> Iterator[None]:
+        """A context whose output is appended to the job's log in the store."""
+        path, name = scratch(self.store) / "logs" / f"{self.name}.log", f"logs/{self.name}.log"
+        self.store.fetch(name, path)
         try:
-            with logged(here):
+            with append_output(path):
                 yield
         finally:
-            if here.exists():
-                self.store.put(here, there)
-                here.unlink()
+            if path.exists():
+                self.store.put(path, name)
+                path.unlink()
 
-    def _at(self, folder: Path) -> Work:
-        work: Work = dataclasses.replace(self.inner, folder=folder)
-        return work
+    def _in(self, folder: Path) -> Job:
+        job: Job = dataclasses.replace(self.inner, folder=folder)
+        return job
 
     @contextmanager
-    def _open(self) -> Iterator[Copy]:
-        """A folder on this machine's disk with what the store has, for one process at a time."""
+    def _scratch_copy(self) -> Iterator[Copy]:
+        """A folder on this machine's disk with what the store holds, for one process at a time."""
         folder = scratch(self.store) / "work" / self.name
         with writing(folder):
             folder.parent.mkdir(exist_ok=True)
         lock = Lock(folder.with_name(f".{self.name}.lock"), folder)
         try:
-            shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
+            shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
             copy = Copy(self.store, self.name, folder)
             if copy.fetch() and (folder / "run.json").exists():
-                (folder / "lock").touch()  # a run that nobody writes to now
+                (folder / "lock").touch()  # marks a run that no process writes to
             yield copy
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -101,23 +111,22 @@ class StoredWork:
 
 
 @dataclass(frozen=True)
-class StoredJointWork(StoredWork):
-    """The same for work that is done at once with other work."""
+class StoredJointJob(StoredJob):
+    """A stored job that runs at once with others of its kind."""
 
-    def perform_with(self, others: Sequence[StoredWork], tell: Tell) -> None:
-        parts = [self, *others]
+    def run_jointly(self, others: Sequence[StoredJob], on_progress: ProgressCallback) -> None:
+        stored = [self, *others]
         with ExitStack() as stack:
-            copies = [stack.enter_context(part._open()) for part in parts]
-            works = [part._at(copy.folder) for part, copy in zip(parts, copies)]
+            copies = [stack.enter_context(job._scratch_copy()) for job in stored]
+            jobs: list[Any] = [job._in(copy.folder) for job, copy in zip(stored, copies)]
             for copy in copies:
-                stack.enter_context(_kept(copy))
-            first: Any = works[0]
-            first.perform_with(works[1:], _Copying(copies, tell))
+                stack.enter_context(_uploaded(copy))
+            jobs[0].run_jointly(jobs[1:], _UploadCheckpoints(copies, on_progress))
 
 
 @contextmanager
-def _kept(copy: Copy) -> Iterator[None]:
-    """What there is at the end goes to the store, also after an error; the error matters more than one that copying adds."""
+def _uploaded(copy: Copy) -> Iterator[None]:
+    """Uploads the folder at the end, also after an error, which hides one of the upload."""
     try:
         yield
     except BaseException:
@@ -129,38 +138,43 @@ def _kept(copy: Copy) -> Iterator[None]:
     copy.put()
 
 
-class _Copying:
-    """Passes progress on, and copies when there is a new checkpoint."""
+class _UploadCheckpoints:
+    """Passes progress on, and uploads when there is a new checkpoint."""
 
-    def __init__(self, copies: Sequence[Copy], tell: Tell) -> None:
-        self.copies, self.tell = copies, tell
-        self.next = time.monotonic() + _LOOK
+    def __init__(self, copies: Sequence[Copy], on_progress: ProgressCallback) -> None:
+        self.copies, self.on_progress = copies, on_progress
+        self.next_check = time.monotonic() + _CHECK_INTERVAL
 
-    def __call__(self, name: str, phase: str, share: float) -> None:
-        begun = time.monotonic()
-        if begun >= self.next:
+    def __call__(self, progress: JobProgress) -> None:
+        start = time.monotonic()
+        if start >= self.next_check:
             try:
                 for copy in self.copies:
                     if copy.changed():
                         copy.put()
-            except StoreError as error:  # the next copy holds this one's files too
+            except StoreError as error:  # the next upload includes the files of this one
                 print(error, flush=True)
             now = time.monotonic()
-            self.next = now + max(_LOOK, (now - begun) / _SHARE)
-        if phase != "done":  # that is when it is in the store
-            self.tell(name, phase, share)
+            self.next_check = now + max(_CHECK_INTERVAL, (now - start) / _UPLOAD_FRACTION)
+        if progress.status != "done":  # a job is done once it is in the store
+            self.on_progress(progress)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a sweep or a study keeps its runs: `folder`, or a store, of which `folder` holds what is read here."""
+class Workspace:
+    """Where a sweep or a study stores its runs.
+
+    Args:
+        folder: A folder of this machine; with a store, its local copy for reading.
+        store: The store, if the runs are not in the folder itself.
+    """
 
     folder: Path
     store: Store | None = None
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """For one start at a time. What lies beside the runs (tables, figures) goes to the store at the end."""
+    def lock(self) -> Iterator[None]:
+        """Refuses a second process meanwhile; at the end, uploads the files beside the runs (tables, figures)."""
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         lock = Lock(self.folder / "lock", self)
@@ -170,40 +184,43 @@ class Place:
                 return
             with Lease(self.store):
                 yield
-                self.keep(*(path.name for path in self.folder.iterdir() if path.is_file()))
+                self.upload(*(path.name for path in self.folder.iterdir() if path.is_file()))
         finally:
             lock.release()
 
-    def works(self, tasks: Sequence[Work]) -> list[Work]:
+    def bind(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs with their results in this workspace: unchanged for a folder, wrapped for a store."""
         if self.store is None:
-            return list(tasks)
-        return [(StoredJointWork if isinstance(t, JointWork) else StoredWork)(t, self.store) for t in tasks]
+            return list(jobs)
+        return [(StoredJointJob if isinstance(job, JointJob) else StoredJob)(job, self.store) for job in jobs]
 
-    def gather(self, tasks: Sequence[Work]) -> None:
-        """Fetch what there is of `tasks`, without their checkpoints."""
+    def download(self, jobs: Sequence[Job]) -> None:
+        """Copies the results of jobs from the store, without their checkpoints, into the folders of the jobs."""
         if self.store is not None:
-            for task in tasks:
-                Copy(self.store, task.folder.name, task.folder).fetch(checkpoints=False)
+            for job in jobs:
+                Copy(self.store, job.folder.name, job.folder).fetch(checkpoints=False)
 
-    def __str__(self) -> str:
-        return str(self.folder) if self.store is None else self.store.url
-
-    def keep(self, *names: str) -> None:
-        """Copy files beside the runs to the store, if there is one."""
+    def upload(self, *names: str) -> None:
+        """Copies files beside the runs to the store, if there is one."""
         if self.store is not None:
             for name in names:
                 if name != "lock" and not name.startswith("."):
                     self.store.put(self.folder / name, name)
 
+    def __str__(self) -> str:
+        return str(self.folder) if self.store is None else self.store.url
 
-def find_place(out: object) -> Place:
-    """A folder, or the URL of a store."""
+
+def find_workspace(out: object) -> Workspace:
+    """The workspace at a path or a URL; a folder on a network file system is used as a store."""
     store = find_store(str(out))
-    return Place(Path(str(out))) if store is None else Place(mirror(store), store)
+    return Workspace(Path(str(out))) if store is None else Workspace(mirror(store), store)
 
 
-def check_shared(task: Work) -> None:
-    """Refuse a store that worker processes would not see."""
-    store = getattr(task, "store", None)
+def check_store_is_shared(job: Job) -> None:
+    """Refuses a job whose store other processes do not see."""
+    store = getattr(job, "store", None)
     if isinstance(store, Store) and not store.shared:
-        raise InputError(f"{store.url} is seen by this process only: choose another place, or --workers 1 without --on")
+        raise InputError(
+            f"{store.url} is visible to this process only: choose another --out, or --workers 1 without --on"
+        )

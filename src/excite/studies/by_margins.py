@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from excite.errors import RunError
-from excite.jobs.job import Work
-from excite.jobs.scheduler import MarginsTaken, Task
+from excite.jobs.job import Job
+from excite.jobs.training_job import MarginMeasurement, TrainingJob
 from excite.margin import Margins
 from excite.runs import Run, load_run
 from excite.studies.figures import gap_figure, margin_figure
@@ -75,21 +75,23 @@ class ByMargins:
             "Margins are found by a minimum-norm search in the infinity norm within [−1, 1]; see [Margins](../margins.md).",
         )
 
-    def work(self, study: str, variant: Variant, scale: TrainingScale, seed: int, folder: Path, device: str) -> Task:
+    def job(
+        self, study: str, variant: Variant, scale: TrainingScale, seed: int, folder: Path, device: str
+    ) -> TrainingJob:
         settings = {**variant.config, "seed": seed, "device": device}
         if self.splits:
             settings["data"] = {**settings["data"], "seed": seed}
         config = parse_config(settings, f"{study}, {variant.name}")
         # Not certified: the figures show what was found, and bounds would cost as much again.
-        return Task(variant.name, seed, folder, config, MarginsTaken(scale.points, certify=False))
+        return TrainingJob(variant.name, seed, folder, config, MarginMeasurement(scale.points, certify=False))
 
-    def check(self, work: Sequence[Work]) -> None:
-        assert isinstance(work[0], Task)
-        load_data(work[0].config.data)  # says how to fetch them
+    def check(self, jobs: Sequence[Job]) -> None:
+        assert isinstance(jobs[0], TrainingJob)
+        load_data(jobs[0].config.data)  # says how to fetch them
 
-    def read(self, work: Work) -> tuple[VariantResult, dict[str, Margins]]:
+    def read(self, job: Job) -> tuple[VariantResult, dict[str, Margins]]:
         """The numbers, and the margins by part. Accuracies are of all images, the rest of those that were measured."""
-        with load_run(work.folder) as run:
+        with load_run(job.folder) as run:
             try:
                 accuracy = run.read_json("summary")["accuracy"]
                 margins = {part: Margins.from_dict(run.read_json(artifact_name("inf", part))) for part in PARTS}
@@ -97,7 +99,7 @@ class ByMargins:
                 reached = radius_reached(run)
             except (KeyError, TypeError, ValueError) as error:
                 raise RunError(
-                    f"the artifacts of {work.folder} are damaged ({error!r}): delete them and start again"
+                    f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
         train, test = margins["train"], margins["test"]
         values = {
@@ -113,7 +115,7 @@ class ByMargins:
             "suspect_test": _share(test.suspect),
         }
         flags = tuple(f"{part}: {flag}" for part in PARTS for flag in margins[part].flags)
-        return VariantResult(work.arm, work.seed, values, flags, right["test"] < CHANCE), margins
+        return VariantResult(job.variant, job.seed, values, flags, right["test"] < CHANCE), margins
 
     def figures(
         self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]

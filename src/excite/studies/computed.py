@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excite._core.files import write_json, writing
 from excite.data import load
 from excite.errors import RunError
-from excite.jobs.job import Tell, Work
+from excite.jobs.job import Job
+from excite.jobs.progress import JobProgress, ProgressCallback, done
 from excite.runs.environment import environment
 from excite.studies.study import Scale, Study, Variant, VariantResult
 
@@ -61,10 +61,10 @@ class Resumable:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredComputation:
     """Its folder holds result.json and environment.json once it is done."""
 
-    arm: str
+    variant: str
     seed: int
     folder: Path
     settings: Mapping[str, Any]
@@ -91,47 +91,51 @@ class Stored:
         )
 
 
+def _computing(jobs: Sequence[StoredComputation], on_progress: ProgressCallback) -> OnProgress:
+    """A callback for the fraction done, passed on as the progress of each job."""
+
+    def on_fraction(fraction: float) -> None:
+        for job in jobs:
+            on_progress(JobProgress(job.folder.name, "computing", fraction))
+
+    return on_fraction
+
+
 @dataclass(frozen=True)
-class Computation(Stored):
+class Computation(StoredComputation):
     compute: Compute
 
-    def perform(self, tell: Tell) -> None:
-        name = self.folder.name
-        self.write(self.compute(self.settings, self.seed, lambda share: tell(name, "computing", share)))
-        tell(name, "done", 1.0)
+    def run(self, on_progress: ProgressCallback) -> None:
+        self.write(self.compute(self.settings, self.seed, _computing([self], on_progress)))
+        on_progress(done(self.folder.name))
 
 
 @dataclass(frozen=True)
-class JointComputation(Stored):
+class JointComputation(StoredComputation):
     compute: ComputeAll
     device: str
 
-    def perform(self, tell: Tell) -> None:
-        self.perform_with([], tell)
+    def run(self, on_progress: ProgressCallback) -> None:
+        self.run_jointly([], on_progress)
 
-    def perform_with(self, others: Sequence[JointComputation], tell: Tell) -> None:
+    def run_jointly(self, others: Sequence[JointComputation], on_progress: ProgressCallback) -> None:
         parts = [self, *others]
-
-        def on_progress(share: float) -> None:
-            for part in parts:
-                tell(part.folder.name, "computing", share)
-
-        outcomes = self.compute([(part.settings, part.seed) for part in parts], self.device, on_progress)
+        outcomes = self.compute(
+            [(part.settings, part.seed) for part in parts], self.device, _computing(parts, on_progress)
+        )
         for part, found in zip(parts, outcomes, strict=True):
             part.write(found)
-            tell(part.folder.name, "done", 1.0)
+            on_progress(done(part.folder.name))
 
 
 @dataclass(frozen=True)
-class LongComputation(Stored):
+class LongComputation(StoredComputation):
     compute: ComputeLong
     device: str
 
-    def perform(self, tell: Tell) -> None:
-        name = self.folder.name
-        on_progress = partial(tell, name, "computing")
-        self.write(self.compute(self.settings, self.seed, self.device, self.folder, on_progress))
-        tell(name, "done", 1.0)
+    def run(self, on_progress: ProgressCallback) -> None:
+        self.write(self.compute(self.settings, self.seed, self.device, self.folder, _computing([self], on_progress)))
+        on_progress(done(self.folder.name))
 
 
 @dataclass(frozen=True)
@@ -146,26 +150,24 @@ class Computed:
     settings: tuple[str, ...] = ()
     data: tuple[str, ...] = field(default=())
 
-    def work(self, study: str, variant: Variant, scale: Any, seed: int, folder: Path, device: str) -> Work:
+    def job(self, study: str, variant: Variant, scale: Any, seed: int, folder: Path, device: str) -> Job:
         if isinstance(self.compute, Jointly):
             return JointComputation(variant.name, seed, folder, variant.config, self.compute.compute, device)
         if isinstance(self.compute, Resumable):
             return LongComputation(variant.name, seed, folder, variant.config, self.compute.compute, device)
         return Computation(variant.name, seed, folder, variant.config, self.compute)
 
-    def check(self, work: Sequence[Work]) -> None:
+    def check(self, jobs: Sequence[Job]) -> None:
         for name in self.data:
             load(name, classes=(0, 1), train=2, test=2)  # says how to fetch what is not there
 
-    def read(self, work: Work) -> tuple[VariantResult, Any]:
+    def read(self, job: Job) -> tuple[VariantResult, Any]:
         try:
-            stored = json.loads((work.folder / "result.json").read_text())
+            stored = json.loads((job.folder / "result.json").read_text())
             values = {name: float("nan") if value is None else float(value) for name, value in stored["values"].items()}
-            return VariantResult(work.arm, work.seed, values, tuple(stored["flags"])), stored["detail"]
+            return VariantResult(job.variant, job.seed, values, tuple(stored["flags"])), stored["detail"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"{work.folder / 'result.json'} is damaged ({error!r}): delete it and start again"
-            ) from error
+            raise RunError(f"{job.folder / 'result.json'} is damaged ({error!r}): delete it and start again") from error
 
     def figures(
         self, study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from excite.jobs.scheduler import Task
+from excite.jobs.training_job import TrainingJob
 from excite.train.config import parse_config
 
 CLASSES = (8, 9)
@@ -22,8 +22,8 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def tasks(out: Path, seeds: int, epochs: int) -> list[Task]:
-    found = []
+def demo_jobs(out: Path, seeds: int, epochs: int) -> list[TrainingJob]:
+    jobs = []
     for number, (variant, excitation) in enumerate(VARIANTS.items(), 1):
         for seed in range(seeds):
             settings = {
@@ -37,5 +37,5 @@ def tasks(out: Path, seeds: int, epochs: int) -> list[Task]:
                 "watch": 20,
             }
             folder = out / f"{number}-{variant.replace(' ', '-')}-{seed}"
-            found.append(Task(variant, seed, folder, parse_config(settings)))
-    return found
+            jobs.append(TrainingJob(variant, seed, folder, parse_config(settings)))
+    return jobs

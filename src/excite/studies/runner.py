@@ -7,7 +7,7 @@ import difflib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,15 @@ from typing import Any
 import torch
 
 from excite._core.checks import check_count
-from excite._core.compatibility import renamed_keywords
+from excite._core.compatibility import converted_keywords, renamed_keywords
 from excite._core.files import write_bytes, write_json, writing
 from excite.errors import InputError
-from excite.jobs.executors import Engine
-from excite.jobs.job import Work
-from excite.jobs.progress import Tally
-from excite.jobs.scheduler import Task, complete
-from excite.jobs.workspace import find_place
+from excite.jobs.executors import Executor
+from excite.jobs.job import Job
+from excite.jobs.progress import ProgressCallback, count_jobs, with_tracker
+from excite.jobs.scheduler import run_jobs
+from excite.jobs.training_job import TrainingJob
+from excite.jobs.workspace import find_workspace
 from excite.studies.figures import save
 from excite.studies.page import page, table
 from excite.studies.registry import STUDIES
@@ -30,7 +31,6 @@ from excite.studies.study import Scale, Study, VariantResult
 from excite.studies.verdicts import Verdict, judge
 from excite.train.from_config import find_device
 
-Progress = Callable[[str, float, float], None]
 _VERSIONS = ("excite", "python", "torch", "numpy")
 
 
@@ -63,7 +63,8 @@ class StudyResult:
         return "\n".join([*lines, *map(str, self.verdicts)])
 
 
-@renamed_keywords(arms="variants")
+@renamed_keywords(arms="variants", engine="executor")
+@converted_keywords(progress=("on_progress", count_jobs), show=("on_progress", with_tracker))
 def run(
     name: str,
     scale: str = "quick",
@@ -71,12 +72,11 @@ def run(
     out: str | os.PathLike[str] | None = None,
     device: str | None = None,
     workers: int = 2,
-    progress: Progress | None = None,
+    on_progress: ProgressCallback | None = None,
     *,
     variants: str | None = None,
     docs: str | os.PathLike[str] | None = None,
-    engine: Engine | None = None,
-    show: Callable[[Tally], None] | None = None,
+    executor: Executor | None = None,
     retries: int = 1,
 ) -> StudyResult:
     """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
@@ -89,55 +89,56 @@ def run(
             runs/studies/NAME-SCALE by default.
         device: "cpu", "cuda"; by default the GPU for scale "paper" if there is one.
         workers: trainings side by side on the CPU.
-        progress: called as progress(what is going on, tasks done, tasks in all).
+        on_progress: called with a `JobProgress` whenever a job changes.
         variants: "figure" for the curves of the papers' figure, "all" for the others too; by default all at scale "paper".
         docs: also write the results page and its images into this folder.
-        engine: who does the work, from `excite.jobs.executors.find_engine`; by default this process and its workers.
-        show: called with the state of all tasks whenever it changes.
-        retries: how often work without an engine is tried again that fails for no reason of its own.
+        executor: runs the jobs, from `excite.jobs.executors.find_executor`; by default this process and its workers.
+        retries: without an executor, how often a job is started again after an error that may be transient.
     """
     study = find_study(name)
     size = find_scale(study, scale)
     count = size.seeds if seeds is None else _count(seeds)
     chosen = _which(study, size, variants)
-    place = find_place(out if out is not None else Path("runs/studies") / f"{study.name}-{size.name}")
-    folder = place.folder
+    workspace = find_workspace(out if out is not None else Path("runs/studies") / f"{study.name}-{size.name}")
+    folder = workspace.folder
     if device is None:
         device = "cuda" if size.name == "paper" and torch.cuda.is_available() else "cpu"
     find_device(device)
-    todo = tasks(study, size, count, folder, device, chosen == "all")
-    study.method.check(todo)
-    with place.held():
-        if out is None and place.store is None:
-            _take_over(todo, folder.parent.glob(f"*-{size.name}"))
-        complete(todo, workers, progress, engine, show=show, place=place, retries=retries)
-        place.gather(todo)
+    jobs = plan_jobs(study, size, count, folder, device, chosen == "all")
+    study.method.check(jobs)
+    with workspace.lock():
+        if out is None and workspace.store is None:
+            _take_over(jobs, folder.parent.glob(f"*-{size.name}"))
+        run_jobs(jobs, workers, on_progress, executor, workspace=workspace, retries=retries)
+        workspace.download(jobs)
         command = _command(study, size, count, chosen)
-        result, details = _gather(study, size, todo, folder, command)
+        result, details = _gather(study, size, jobs, folder, command)
         _write(result, details, Path(docs) if docs is not None else None)
     return result
 
 
-def tasks(study: Study, scale: Scale, seeds: int, folder: Path, device: str = "cpu", extra: bool = False) -> list[Work]:
+def plan_jobs(
+    study: Study, scale: Scale, seeds: int, folder: Path, device: str = "cpu", extra: bool = False
+) -> list[Job]:
     """Everything a study has to do, variant by variant."""
     return [
-        study.method.work(study.name, variant, scale, seed, folder / f"{variant.slug}-{seed}", device)
+        study.method.job(study.name, variant, scale, seed, folder / f"{variant.slug}-{seed}", device)
         for variant in study.variants(scale)
         if extra or not variant.extra
         for seed in range(seeds)
     ]
 
 
-def _take_over(todo: list[Work], studies: Iterable[Path]) -> None:
+def _take_over(jobs: list[Job], studies: Iterable[Path]) -> None:
     """Copy what another study has trained and measured in the same way: variants such as plain training stand in several."""
     others = [path for study in studies for path in study.iterdir() if (path / "run.json").exists()]
-    for task in todo:
-        if isinstance(task, Task) and not task.folder.exists():
-            alike = (dataclasses.replace(task, folder=path) for path in others if path.name.endswith(f"-{task.seed}"))
+    for job in jobs:
+        if isinstance(job, TrainingJob) and not job.folder.exists():
+            alike = (dataclasses.replace(job, folder=path) for path in others if path.name.endswith(f"-{job.seed}"))
             found = next((other.folder for other in alike if other.finished()), None)
             if found is not None:
-                with writing(task.folder):
-                    shutil.copytree(found, task.folder)
+                with writing(job.folder):
+                    shutil.copytree(found, job.folder)
 
 
 def find_study(name: str) -> Study:
@@ -167,25 +168,25 @@ def _which(study: Study, scale: Scale, variants: str | None) -> str:
 
 
 def _gather(
-    study: Study, scale: Scale, todo: list[Work], folder: Path, command: str
+    study: Study, scale: Scale, jobs: list[Job], folder: Path, command: str
 ) -> tuple[StudyResult, dict[str, list[Any]]]:
     numbers: list[VariantResult] = []
     details: dict[str, list[Any]] = {}
-    for task in todo:
-        found, detail = study.method.read(task)
+    for job in jobs:
+        found, detail = study.method.read(job)
         numbers.append(found)
-        details.setdefault(task.arm, []).append(detail)
+        details.setdefault(job.variant, []).append(detail)
     verdicts = [verdict for claim in study.claims(scale) if (verdict := judge(claim, numbers)) is not None]
-    seeds = tuple(dict.fromkeys(task.seed for task in todo))
-    versions = _versions(todo)
+    seeds = tuple(dict.fromkeys(job.seed for job in jobs))
+    versions = _versions(jobs)
     return StudyResult(study, scale.name, seeds, tuple(numbers), tuple(verdicts), folder, command, versions), details
 
 
-def _versions(todo: list[Work]) -> dict[str, str]:
+def _versions(jobs: list[Job]) -> dict[str, str]:
     """What everything was made with, on which machine."""
     found: dict[str, dict[str, None]] = {}
-    for task in todo:
-        made = json.loads((task.folder / "environment.json").read_text())
+    for job in jobs:
+        made = json.loads((job.folder / "environment.json").read_text())
         for name in _VERSIONS:
             if name in made:
                 found.setdefault(name, {})[str(made[name])] = None

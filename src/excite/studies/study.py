@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from excite._core.compatibility import renamed_attribute
-from excite.jobs.job import Work
+from excite.jobs.job import Job
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -170,13 +170,13 @@ class Method(Protocol):
     def settings(self) -> tuple[str, ...]:
         """Items of the page's section on settings."""
 
-    def work(self, study: str, variant: Variant, scale: Any, seed: int, folder: Path, device: str) -> Work:
+    def job(self, study: str, variant: Variant, scale: Any, seed: int, folder: Path, device: str) -> Job:
         """The job of one variant and seed."""
 
-    def check(self, work: Sequence[Work]) -> None:
+    def check(self, jobs: Sequence[Job]) -> None:
         """Raises before anything starts if data are missing."""
 
-    def read(self, work: Work) -> tuple[VariantResult, Any]:
+    def read(self, job: Job) -> tuple[VariantResult, Any]:
         """The numbers of a finished job, and what figures need beyond them."""
 
     def figures(

@@ -121,7 +121,7 @@ def test_damaged_artifacts_are_said(tiny: Path) -> None:
 
 def test_scale_paper_has_the_papers_network(tmp_path: Path) -> None:
     study = studies.STUDIES["hidden-rank"]
-    for task in runner.tasks(study, study.scales["paper"], 10, tmp_path, extra=True):
+    for task in runner.plan_jobs(study, study.scales["paper"], 10, tmp_path, extra=True):
         config = task.config
         assert config.model.options["widths"] == [6, 18, 120, 84]
         assert (config.epochs, config.batch, config.loss, config.data.classes) == (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from excite._core.files import read_json
-from excite.jobs.progress import FILE, FORMAT, STATES
+from excite.jobs.progress import FILE, FORMAT, STATUSES
 from excite.report.live.folder import folders_in
 from excite.runs.lock import held
 
@@ -61,7 +61,7 @@ def _row(root: Path, folder: Path) -> dict[str, Any] | None:
         lock = folder / "lock"
         alive = held(lock) if lock.exists() else time.time() - updated < _FRESH
         state = "running" if alive and not told["ended"] else "done"
-        counts = {kind: sum(task["state"] == kind for task in tasks) for kind in STATES}
+        counts = {kind: sum(task["state"] == kind for task in tasks) for kind in STATUSES}
         if state == "done" and counts["waiting"] + counts["running"]:
             state = "stopped"
         elif state == "done" and counts["failed"]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from excite.errors import RunError
-from excite.jobs.job import Work
-from excite.jobs.scheduler import Task
+from excite.jobs.job import Job
+from excite.jobs.training_job import TrainingJob
 from excite.margin import margins
 from excite.margin.fixed_radius import broken_at
 from excite.runs import Run, load_run
@@ -37,7 +37,7 @@ def in_pixels(size: float) -> float:
 
 
 @dataclass(frozen=True)
-class RobustnessTaken:
+class RobustnessMeasurement:
     """Robust accuracy of `points` training and test images; the minimum-norm search of `check` test images beside it."""
 
     points: int
@@ -45,10 +45,10 @@ class RobustnessTaken:
     steps: int
     restarts: int
 
-    def taken(self, run: Run, config: TrainConfig) -> bool:
+    def is_measured(self, run: Run, config: TrainConfig) -> bool:
         return (run.path / "artifacts/robust.json").exists() and run.read_json("robust").get("settings") == vars(self)
 
-    def take(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
+    def measure(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
         radii = [0.0, *map(in_pixels, SIZES)]
         options: dict[str, Any] = {"bounds": saved.data.bounds, "classes": len(saved.data.classes)}
         found: dict[str, Any] = {"settings": vars(self), "sizes": [0, *SIZES], "arm": variant}
@@ -112,17 +112,19 @@ class ByRobustness:
         "[Margins](../margins.md) on fewer test images; both give upper bounds.",
     )
 
-    def work(self, study: str, variant: Variant, scale: RobustnessScale, seed: int, folder: Path, device: str) -> Task:
+    def job(
+        self, study: str, variant: Variant, scale: RobustnessScale, seed: int, folder: Path, device: str
+    ) -> TrainingJob:
         config = parse_config({**variant.config, "seed": seed, "device": device}, f"{study}, {variant.name}")
-        taken = RobustnessTaken(scale.points, scale.check, scale.steps, scale.restarts)
-        return Task(variant.name, seed, folder, config, taken)
+        taken = RobustnessMeasurement(scale.points, scale.check, scale.steps, scale.restarts)
+        return TrainingJob(variant.name, seed, folder, config, taken)
 
-    def check(self, work: Sequence[Work]) -> None:
-        assert isinstance(work[0], Task)
-        load_data(work[0].config.data)  # says how to fetch them
+    def check(self, jobs: Sequence[Job]) -> None:
+        assert isinstance(jobs[0], TrainingJob)
+        load_data(jobs[0].config.data)  # says how to fetch them
 
-    def read(self, work: Work) -> tuple[VariantResult, dict[str, list[float]]]:
-        with load_run(work.folder) as run:
+    def read(self, job: Job) -> tuple[VariantResult, dict[str, list[float]]]:
+        with load_run(job.folder) as run:
             try:
                 found, minutes = run.read_json("robust"), float(run.read_json("time")["seconds"]) / 60
                 reached = radius_reached(run)
@@ -130,7 +132,7 @@ class ByRobustness:
                 attack, search = (list(map(float, found["check"][name])) for name in ("attack", "search"))
             except (KeyError, TypeError, ValueError) as error:
                 raise RunError(
-                    f"the artifacts of {work.folder} are damaged ({error!r}): delete them and start again"
+                    f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
         names = ["clean", *(f"robust{size}" for size in SIZES)]
         values = {f"{name}_{part}": lines[part][i] for i, name in enumerate(names) for part in PARTS}
@@ -141,9 +143,9 @@ class ByRobustness:
             for size, first, second in zip(SIZES, attack[1:], search[1:])
             if first - second > DOUBT
         )
-        assert isinstance(work, Task)
-        chance = 2 / (10 if work.config.data.classes is None else len(work.config.data.classes))
-        return VariantResult(work.arm, work.seed, values, flags, lines["test"][0] < chance), lines
+        assert isinstance(job, TrainingJob)
+        chance = 2 / (10 if job.config.data.classes is None else len(job.config.data.classes))
+        return VariantResult(job.variant, job.seed, values, flags, lines["test"][0] < chance), lines
 
     def figures(
         self, study: Study, scale: RobustnessScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from excite._core.preserve import eval_mode
 from excite.errors import RunError
-from excite.jobs.job import Work
-from excite.jobs.scheduler import Task
+from excite.jobs.job import Job
+from excite.jobs.training_job import TrainingJob
 from excite.probes import Moments
 from excite.runs import Run, load_run
 from excite.studies.by_margins import CHANCE, TrainingScale
@@ -94,16 +94,16 @@ def spectra(model: nn.Sequential, x: Tensor, batch: int = 250) -> dict[str, dict
 
 
 @dataclass(frozen=True)
-class SpectraTaken:
+class SpectraMeasurement:
     """Spectra over at most `points` training images and test images, and over test images before training."""
 
     points: int
 
-    def taken(self, run: Run, config: TrainConfig) -> bool:
+    def is_measured(self, run: Run, config: TrainConfig) -> bool:
         there = (run.path / "artifacts/spectra.json").exists()
         return there and run.read_json("spectra").get("settings") == asdict(self)
 
-    def take(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
+    def measure(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
         with closing(Run.open(saved.run, "a")) as run:  # its status stays
             config = stored_config(run, trust=saved.trusted)
         untrained = build_model(config, saved.data).to(saved.data.x_test.device)
@@ -138,17 +138,19 @@ class BySpectra:
         "Seeds draw the initial weights and the order of the images. The images are the same.",
     )
 
-    def work(self, study: str, variant: Variant, scale: TrainingScale, seed: int, folder: Path, device: str) -> Task:
+    def job(
+        self, study: str, variant: Variant, scale: TrainingScale, seed: int, folder: Path, device: str
+    ) -> TrainingJob:
         config = parse_config({**variant.config, "seed": seed, "device": device}, f"{study}, {variant.name}")
-        return Task(variant.name, seed, folder, config, SpectraTaken(scale.points))
+        return TrainingJob(variant.name, seed, folder, config, SpectraMeasurement(scale.points))
 
-    def check(self, work: Sequence[Work]) -> None:
-        assert isinstance(work[0], Task)
-        load_data(work[0].config.data)  # says how to fetch them
+    def check(self, jobs: Sequence[Job]) -> None:
+        assert isinstance(jobs[0], TrainingJob)
+        load_data(jobs[0].config.data)  # says how to fetch them
 
-    def read(self, work: Work) -> tuple[VariantResult, dict[str, Any]]:
+    def read(self, job: Job) -> tuple[VariantResult, dict[str, Any]]:
         """The numbers, of test images unless their name says otherwise, and the spectra by state and layer."""
-        with load_run(work.folder) as run:
+        with load_run(job.folder) as run:
             try:
                 found = run.read_json("spectra")
                 values = {f"accuracy_{part}": float(found["accuracy"][part]) for part in PARTS}
@@ -161,9 +163,9 @@ class BySpectra:
                     values[f"rank_{name}"], values[f"width_{name}"] = float(train["rank"]), float(train["width"])
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise RunError(
-                    f"the artifacts of {work.folder} are damaged ({error!r}): delete them and start again"
+                    f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
-        return VariantResult(work.arm, work.seed, values, (), values["accuracy_test"] < CHANCE), found
+        return VariantResult(job.variant, job.seed, values, (), values["accuracy_test"] < CHANCE), found
 
     def figures(
         self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]

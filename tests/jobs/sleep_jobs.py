@@ -1,4 +1,4 @@
-"""Work for tests of engines: it sleeps, fails, or dies, and leaves a file in its folder. And the settings of a small sweep."""
+"""Job for tests of engines: it sleeps, fails, or dies, and leaves a file in its folder. And the settings of a small sweep."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from excite.errors import InputError
-from excite.jobs.job import Tell
+from excite.jobs.progress import JobProgress, ProgressCallback, done
 
 
 @dataclass(frozen=True)
-class Job:
-    arm: str
+class SleepJob:
+    variant: str
     seed: int
     folder: Path
     seconds: float = 0.0
@@ -23,35 +23,37 @@ class Job:
     def finished(self) -> bool:
         return (self.folder / "done").exists()
 
-    def perform(self, tell: Tell) -> None:
+    def run(self, on_progress: ProgressCallback) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "tries").open("a") as file:
             file.write(f"{os.getpid()}\n")
-        print(f"at work on {self.arm}")
+        print(f"at work on {self.variant}")
         tries = len((self.folder / "tries").read_text().split())
-        if self.arm == "killed once" and tries == 1:
+        if self.variant == "killed once" and tries == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.arm == "killed always":
+        if self.variant == "killed always":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.arm == "fails once" and tries == 1:
+        if self.variant == "fails once" and tries == 1:
             raise RuntimeError("a passing failure")
-        if self.arm == "fails always":
+        if self.variant == "fails always":
             raise RuntimeError("a failure that stays")
-        if self.arm == "refused":
+        if self.variant == "refused":
             raise InputError("radius: expected a number")
         end = time.monotonic() + self.seconds
         while time.monotonic() < end:
-            tell(self.folder.name, "sleeping", 1 - (end - time.monotonic()) / self.seconds)
+            on_progress(JobProgress(self.folder.name, "sleeping", 1 - (end - time.monotonic()) / self.seconds))
             time.sleep(0.02)
         (self.folder / "done").write_text("done")
-        tell(self.folder.name, "done", 1.0)
+        on_progress(done(self.folder.name))
 
 
-def jobs(folder: Path, *arms: str, seconds: float = 0.0) -> list[Job]:
-    return [Job(arm, i, folder / f"{arm.replace(' ', '-')}-{i}", seconds) for i, arm in enumerate(arms)]
+def jobs(folder: Path, *variants: str, seconds: float = 0.0) -> list[SleepJob]:
+    return [
+        SleepJob(variant, i, folder / f"{variant.replace(' ', '-')}-{i}", seconds) for i, variant in enumerate(variants)
+    ]
 
 
-def tries_of(job: Job) -> int:
+def tries_of(job: SleepJob) -> int:
     return len((job.folder / "tries").read_text().split())
 
 
