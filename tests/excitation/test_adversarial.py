@@ -10,8 +10,8 @@ from torch import nn
 from excitation.literal import steepest
 from excitation.refusing import refusing
 from excite import AdversarialTraining, PersistentExcitation, Relative, Stages
-from excite.excitation.ball import project, random_point
 from excite.excitation.codes import codes
+from excite.excitation.perturbations import project, random_point
 from excite.runs.checkpoints import path_of, read, write
 from models import build, same_state, state_of, with_outputs
 

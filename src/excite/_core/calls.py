@@ -68,14 +68,12 @@ def own_copy(batch: Batch) -> Batch:
     return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, batch)  # type: ignore[no-any-return]
 
 
-def doubled(batch: Batch) -> Batch:
-    """The batch after itself: (B, ...) becomes (2B, ...) in every tensor whose first axis is the batch."""
-    return repeated(batch, 2)
+def repeated(batch: Batch, times: int, size: int | None = None) -> Batch:
+    """The batch `times` times in a row: (B, ...) becomes (times·B, ...) in every tensor whose first axis is the batch.
 
-
-def repeated(batch: Batch, times: int) -> Batch:
-    """The batch `times` times in a row: (B, ...) becomes (times·B, ...) in every tensor whose first axis is the batch."""
-    size = batch_size(batch)
+    `size` is B, where that is known.
+    """
+    size = batch_size(batch) if size is None else size
 
     def repeat(leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == size:

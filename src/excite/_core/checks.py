@@ -26,6 +26,7 @@ from excite.errors import ExciteError, InputError, ModelError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Bounds = tuple[float | Tensor, float | Tensor]  # (low, high) of a model's input
 LARGEST = 2**31 - 1  # of a count: what the kernels of torch index with
 
 

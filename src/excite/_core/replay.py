@@ -284,6 +284,37 @@ class Pass(AffineMode):
         return call.run(call.input)
 
 
+class PerturbedPass(Pass):
+    """Repeats a tape with the inputs of some calls moved.
+
+    `registered`: calls whose inputs are sites of the tape. `moves`: what to do with the input of a registered call, by name.
+    `frozen`: no gradients for weights and biases.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        tape: Tape,
+        registered: frozenset[str],
+        moves: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+        *,
+        frozen: bool = False,
+        live_norm: bool = False,
+        calibrate: bool = False,
+        copies: int = 2,
+    ):
+        super().__init__(names, tape, live_norm=live_norm, calibrate=calibrate, copies=copies)
+        self._registered, self._moves, self._frozen = registered, moves or {}, frozen
+
+    def affine(self, call: AffineCall) -> Tensor:
+        input = call.input
+        if call.name in self._registered:
+            self.site(input, call.name)
+            if call.name in self._moves:
+                input = self._moves[call.name](input)
+        return call.run(input, frozen=self._frozen)
+
+
 class _FixedNorm(torch.autograd.Function):
     """Batch normalization with given statistics, whose gradient is for its input only: a product per channel.
 

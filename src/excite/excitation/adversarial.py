@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import Pick, batch_size, call, own_copy, pick_output
 from excite._core.checks import (
+    Bounds,
     check_count,
     check_flag,
     check_model,
@@ -29,21 +30,18 @@ from excite._core.preserve import Buffers, eval_mode, preserve_state
 from excite._core.replay import Tape
 from excite._core.wrappers import eagerly, unwrap
 from excite.errors import InputError
-from excite.excitation.ball import project, random_point
 from excite.excitation.checks import (
     check_bounds,
     check_fraction,
     check_input,
     possible_layers,
 )
-from excite.excitation.direction import wide
+from excite.excitation.perturbations import PerturbedInput, project, random_point
 from excite.excitation.radius import Stages, check_radius, radius_of
 from excite.excitation.search import (
     INPUT,
-    Bounds,
     Perturbations,
-    Setting,
-    Site,
+    SearchSettings,
     evaluate,
     find_layouts,
     gradients_of,
@@ -110,8 +108,8 @@ class AdversarialTraining:
             with eagerly(self.model):
                 output = self._read(call(self.model, x), batch_size(x))
         else:
-            found = self._search(x, labels, self._start(x))
-            output = evaluate(self.model, Names(unwrap(self.model)), x, found, self._read, copies=1)
+            worst = self._search(x, labels, self._start(x))
+            output = evaluate(self.model, x, worst, self._read, copies=1)
         return self._errors(output, labels).mean()
 
     @model_errors
@@ -174,7 +172,9 @@ class AdversarialTraining:
 
     def _read(self, returned: Any, samples: int) -> Tensor:
         output = self.target.outputs(check_real(pick_output(returned, self.output)), samples)
-        return output.to(wide(output))  # errors of outputs in half precision would be rounded to three digits
+        return output.to(
+            torch.promote_types(output.dtype, torch.float32)
+        )  # errors of outputs in half precision would be rounded to three digits
 
     def _start(self, x: Tensor) -> Tensor:
         if not self.random_start:
@@ -186,7 +186,7 @@ class AdversarialTraining:
         """Steps up the error, from the start that the recording pass runs at: its masks and statistics hold for all."""
         model = unwrap(self.model)
         names, radius, batch = Names(model), self._radius(), len(x)
-        setting = Setting(
+        settings = SearchSettings(
             radius=lambda _: (radius, False),
             norm=self.norm,
             steps=self.steps,
@@ -195,20 +195,20 @@ class AdversarialTraining:
             at_input=True,
         )
         x = x.detach()
-        site = Site(Layout(), radius, self.bounds, x if self.bounds is not None else None)
+        allowed = PerturbedInput(Layout(), radius, self.bounds, x if self.bounds is not None else None)
         tape, buffers = Tape(batch), Buffers(model)
 
         def inside(d: Tensor) -> Tensor:
-            return site.within_bounds(project(d.flatten(1), self.norm, radius).reshape(x.shape))
+            return allowed.within_bounds(project(d.flatten(1), self.norm, radius).reshape(x.shape))
 
         def climb(d: Tensor, gradient: Tensor) -> Tensor:
-            return inside(d + self._length(radius) * site.steepest(d, gradient, self.norm, batch))
+            return inside(d + self._length(radius) * allowed.steepest(d, gradient, self.norm, batch))
 
         try:
             with torch.inference_mode(False), torch.enable_grad(), eagerly(model):
-                d = site.within_bounds(d)
-                start = site.moved(x, d)
-                clean = record(model, names, start, setting, tape, buffers)
+                d = allowed.within_bounds(d)
+                start = allowed.moved(x, d)
+                clean = record(model, names, start, settings, tape, buffers)
                 errors = self._errors(clean.output, labels).sum()
                 first = gradients_of(errors, clean.inputs)[INPUT]
                 find_layouts(model, names, start, clean.made_by, self._known_layouts)
@@ -216,11 +216,11 @@ class AdversarialTraining:
                 tape.sites.clear()
                 d = d if first is None else climb(d, first)
                 for _ in range(self.steps - 1):
-                    at = Perturbations({INPUT: d.requires_grad_()}, {INPUT: site}, tape, frozenset())
-                    output = repeat(model, names, own_copy(x), at, self._read, buffers, copies=1)
+                    at = Perturbations({INPUT: d.requires_grad_()}, {INPUT: allowed}, names, tape, frozenset())
+                    output = repeat(model, own_copy(x), at, self._read, buffers, copies=1)
                     gradient = gradients_of(self._errors(output, labels).sum(), at.values)[INPUT]
                     d = d.detach() if gradient is None else climb(d.detach(), gradient)
         finally:
             buffers.restore(thorough=False)
             tape.rewind()
-        return Perturbations({INPUT: d}, {INPUT: site}, tape, frozenset())
+        return Perturbations({INPUT: d}, {INPUT: allowed}, names, tape, frozenset())

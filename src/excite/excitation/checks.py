@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, check_finite, tensors
-from excite._core.checks import check_dense, check_number, is_number, shown
+from excite._core.checks import Bounds, check_dense, check_number, is_number, shown
 from excite._core.intercept.affine import clean_path, layer_name
 from excite._core.preserve import capturing
 from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, ModelError
-from excite.excitation.search import Bounds
 
 
 def check_fraction(fraction: object) -> float:

@@ -35,10 +35,6 @@ def unit(move: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(length > 0, move / torch.where(length > 0, length, 1), otherwise)
 
 
-def along(output: Tensor, direction: Tensor | None) -> Tensor:
-    """v'f for each sample, (B,); scalar outputs, (B,), are what they are."""
-    return output if direction is None else (output * direction).sum(1)
-
-
 def wide(output: Tensor) -> torch.dtype:
+    """At least float32: the precision in which outputs are compared."""
     return torch.promote_types(output.dtype, torch.float32)

@@ -18,7 +18,6 @@ from excite._core.calls import Batch, batch_size, check_finite, repeated
 from excite._core.checks import check_count, check_tensor, is_whole, shown
 from excite.errors import InputError, ModelError
 from excite.excitation.targets import (
-    Excite,
     Loss,
     Target,
     binary_errors,
@@ -165,9 +164,16 @@ class Nodes(Target):
     def decide(self, output: Tensor) -> Tensor:
         return self.hierarchy.descend(output > self.threshold)
 
-    def losses(self, excite: Excite, x: Batch, labels: Tensor) -> Tensor:
+    def searches(self, x: Batch, labels: Tensor | None) -> tuple[Batch, Tensor | None]:
+        """One search per node, over as many batches in a row: the nodes on the path of a label, or without labels all."""
+        node = self._all_nodes(batch_size(x)) if labels is None else self._paths_of(labels)[0]  # (B, K)
+        column = _column(node)
+        direction = torch.zeros(len(column), self.hierarchy.classes - 1, device=node.device).scatter_(1, column, 1.0)
+        return repeated(x, node.shape[1]), direction
+
+    def losses(self, low: Tensor, high: Tensor, labels: Tensor) -> Tensor:
         node, side, used = self._paths_of(labels)  # (B, depth)
-        low, high = self._stacked(excite, x, node)
+        low, high = _outputs_of(node, low), _outputs_of(node, high)
         errors = binary_errors(high, side, self.loss_name) + binary_errors(low, side, self.loss_name)
         return 0.5 * (errors * used.to(errors.dtype)).sum(1)
 
@@ -176,19 +182,13 @@ class Nodes(Target):
         _, _, used = self._paths_of(labels)
         return used.float().sum(1).mean() * (0.25 if self.loss_name == "squared" else math.log(2))
 
-    def extremes(self, excite: Excite, x: Batch) -> tuple[Tensor, Tensor]:
+    def extremes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Every node's own extremes, (B, m − 1): without labels there is no path, so all nodes are searched."""
-        nodes = torch.arange(self.hierarchy.classes - 1).expand(batch_size(x), -1)
-        return self._stacked(excite, x, nodes)
+        node = self._all_nodes(len(low) // (self.hierarchy.classes - 1))
+        return _outputs_of(node, low), _outputs_of(node, high)
 
-    def _stacked(self, excite: Excite, x: Batch, node: Tensor) -> tuple[Tensor, Tensor]:
-        """(low, high) of output `node[i, k]` of sample i, each (B, K), from one search over K batches in a row."""
-        batch, count = node.shape
-        column = node.T.reshape(-1, 1)  # (K·B, 1): decision by decision, as the batches lie
-        direction = torch.zeros(len(column), self.hierarchy.classes - 1, device=node.device).scatter_(1, column, 1.0)
-        low, high = excite(repeated(x, count), direction)
-        picked = [f.gather(1, column.to(f.device)).reshape(count, batch).T for f in (low, high)]
-        return picked[0], picked[1]
+    def _all_nodes(self, batch: int) -> Tensor:
+        return torch.arange(self.hierarchy.classes - 1).expand(batch, -1)
 
     def _paths_of(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if labels.device not in self._tables:
@@ -199,6 +199,17 @@ class Nodes(Target):
 
     def __repr__(self) -> str:
         return f"hierarchy={self.hierarchy!r}, threshold={self.threshold}, loss={self.loss_name!r}"
+
+
+def _column(node: Tensor) -> Tensor:
+    """Nodes (B, K) as (K·B, 1): search by search, as the repeated batches lie."""
+    return node.T.reshape(-1, 1)
+
+
+def _outputs_of(node: Tensor, outputs: Tensor) -> Tensor:
+    """Output `node[i, k]` of sample i in search k, (B, K), from the outputs (K·B, m − 1) of all searches."""
+    batch, count = node.shape
+    return outputs.gather(1, _column(node).to(outputs.device)).reshape(count, batch).T
 
 
 def choose_hierarchy(hierarchy: object, classes: int | None) -> Hierarchy:

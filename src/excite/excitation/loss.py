@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, batch_size, call, pick_output
 from excite._core.checks import (
+    Bounds,
     check_count,
     check_model,
     check_output,
@@ -33,9 +34,8 @@ from excite.excitation.checks import (
     check_layers,
     possible_layers,
 )
-from excite.excitation.direction import wide
 from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
-from excite.excitation.perturbations import check_kind
+from excite.excitation.perturbations import check_mode
 from excite.excitation.radius import (
     Radius,
     check_radius,
@@ -45,7 +45,7 @@ from excite.excitation.radius import (
     root_mean_square,
     unknown_layer,
 )
-from excite.excitation.search import INPUT, Bounds, Perturbations, Setting, evaluate, search
+from excite.excitation.search import INPUT, Perturbations, SearchSettings, evaluate, search
 from excite.excitation.targets import Loss, choose_target
 
 
@@ -98,7 +98,7 @@ class PersistentExcitation:
     ):
         self.model = check_model(model)
         self.radius = check_radius(radius)
-        self.kind = check_kind(kind, self.radius)
+        self.kind = check_mode(kind, self.radius)
         self.norm = parse_norm(norm)
         self.steps = check_count(steps, "steps")
         self.turns = check_count(turns, "turns", least=0)
@@ -130,14 +130,14 @@ class PersistentExcitation:
         self._check_input(x)
         labels = self.target.labels(y, batch_size(x))
         if not self._perturbs():
-            with eagerly(self.model):
-                clean = self._read(call(self.model, x), batch_size(x))
-            return self.target.errors(clean, labels)
-        return (
-            self._observed(x, labels)
-            if isinstance(self.radius, Auto)
-            else self.target.losses(self._extremes, x, labels)
-        )
+            return self.target.errors(self._forward(x), labels)
+        # Algorithm 1 for the whole batch: d1 = argmax f(x; d), d2 = argmin f(x; d), then the loss at both.
+        samples, direction = self.target.searches(x, labels)  # x and one direction per sample, but for a hierarchy
+        low, high = self._extremes(samples, direction)  # f(x; d2), f(x; d1)
+        losses = self.target.losses(low, high, labels)  # ½ error(f(x; d1), y) + ½ error(f(x; d2), y)
+        if isinstance(self.radius, Auto) and torch.is_grad_enabled():
+            self._adapt_radius(self.radius, losses, (low.detach() + high.detach()) / 2, labels)
+        return losses
 
     @model_errors
     def extremes(self, x: Batch) -> tuple[Tensor, Tensor]:
@@ -151,7 +151,7 @@ class PersistentExcitation:
             if not self._perturbs():
                 low = high = self._read(call(self.model, x), batch_size(x))
             else:
-                low, high = self.target.extremes(self._extremes, x)
+                low, high = self.target.extremes(*self._extremes(*self.target.searches(x, None)))
         if not torch.is_grad_enabled():  # with gradients it is part of a training step, which does not wait
             check_output(low), check_output(high)
         return low, high
@@ -165,8 +165,8 @@ class PersistentExcitation:
             )
         self._check_input(x)
         with preserve_state(unwrap(self.model)):
-            found = self._search(x) if self._perturbs() else None
-        return {} if found is None else {layer: found.halves(layer) for layer in found.values}
+            extremes = self._search(x) if self._perturbs() else None
+        return {} if extremes is None else {layer: extremes.halves(layer) for layer in extremes.values}
 
     @model_errors
     @torch.no_grad()
@@ -191,7 +191,8 @@ class PersistentExcitation:
         """What a step depends on besides its tensors: changes when the radius does."""
         if isinstance(self.radius, Auto):
             return (1.0,)  # a tensor, which changes inside the step
-        return tuple(float(self._radius_of(name)[0]) for name in list(radius_names(self.radius)) or [INPUT])
+        names = list(radius_names(self.radius)) or [INPUT]
+        return tuple(float(radius_of(self.radius, name, self.progress)[0]) for name in names)
 
     def of(self, model: nn.Module) -> PersistentExcitation:
         """The same excitation, as far advanced, of another model."""
@@ -226,70 +227,60 @@ class PersistentExcitation:
         return {**self.radius.state_dict(), **{f"radius/{layer or 'input'}": r for layer, r in self.radii().items()}}
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _observed(self, x: Batch, labels: Tensor) -> Tensor:
-        """The losses; the controller of the radius looks on."""
-        middle: list[Tensor] = []
+    def _forward(self, x: Batch) -> Tensor:
+        """The outputs without perturbations."""
+        with eagerly(self.model):
+            return self._read(call(self.model, x), batch_size(x))
 
-        def excite(x: Batch, direction: Tensor | None) -> tuple[Tensor, Tensor]:
-            low, high = self._extremes(x, direction)
-            middle.append((low.detach() + high.detach()) / 2)
-            return low, high
+    def _extremes(self, x: Batch, direction: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The outputs at the extremes of v'f, (f(x; argmin), f(x; argmax)), differentiable in the weights."""
+        both = evaluate(self.model, x, self._search(x, direction, together=torch.is_grad_enabled()), self._read)
+        high, low = both.chunk(2)
+        return low, high
 
-        losses = self.target.losses(excite, x, labels)
-        if torch.is_grad_enabled() and isinstance(self.radius, Auto):
-            # Every process has its own samples, and all must keep the same radius.
-            everyone, middle_of_all, errors = gathered(labels), gathered(middle[0]), gathered(losses.detach())
-            trivial, variance = self.target.trivial(everyone), self.target.variance(middle_of_all)
-            self.radius.observe(errors.mean() / trivial, None if variance is None else variance / trivial)
-        return losses
-
-    def _radius_of(self, layer: str) -> tuple[float | Tensor, bool]:
-        return radius_of(
-            self.radius, layer.split("#")[0] if layer not in radius_names(self.radius) else layer, self.progress
-        )
+    def _adapt_radius(self, radius: Auto, losses: Tensor, middle: Tensor, labels: Tensor) -> None:
+        """Updates the controller of the radius. Every process has its own samples, and all must keep the same radius."""
+        all_labels, all_middles, all_losses = gathered(labels), gathered(middle), gathered(losses.detach())
+        trivial, variance = self.target.trivial(all_labels), self.target.variance(all_middles)
+        radius.observe(all_losses.mean() / trivial, None if variance is None else variance / trivial)
 
     def _perturbs(self) -> bool:
         """Whether anything is perturbed now: not at radius 0, nor in the first of `Stages`."""
         return any(self.setting())
 
-    def _search(
-        self, x: Batch, direction: Tensor | None = None, together: bool = False, names: Names | None = None
-    ) -> Perturbations:
-        """`together`: the processes that train this model search at the same time, each for its part of the batch."""
-        model = unwrap(self.model)
-        wanted = self.layers
-        setting = Setting(
-            radius=self._radius_of,
+    def _search(self, x: Batch, direction: Tensor | None = None, together: bool = False) -> Perturbations:
+        """The perturbations at both extremes.
+
+        `together`: all processes that train this model search at the same time, each for its part of the batch.
+        """
+        model, layers = unwrap(self.model), self.layers
+        settings = SearchSettings(
+            radius=lambda name: radius_of(self.radius, name, self.progress),
             norm=self.norm,
             steps=self.steps,
             chosen=lambda name: (
-                wanted == "all" or (wanted != "input" and (name in wanted or name.split("#")[0] in wanted))
+                layers == "all" or (layers != "input" and (name in layers or name.split("#")[0] in layers))
             ),
-            everything=wanted == "all",
-            at_input=wanted == "input",
+            everything=layers == "all",
+            at_input=layers == "input",
             bounds=self.bounds,
-            kind=self.kind,
+            mode=self.kind,
             read=self._read,
             start=self.target.start,
-            turns=self.turns,
-            size=common_root_mean_square if together else root_mean_square,
+            alternations=self.turns,
+            size=common_root_mean_square if together and is_shared(self.model) else root_mean_square,
         )
         if isinstance(self.radius, Auto):
             self.radius.to(device_of(model))
-        found = search(model, names or Names(model), x, setting, self._known_layouts, direction)
-        self._radii = {layer: site.radius for layer, site in found.sites.items()}
-        return found
-
-    def _extremes(self, x: Batch, direction: Tensor | None) -> tuple[Tensor, Tensor]:
-        names = Names(unwrap(self.model))
-        found = self._search(x, direction, torch.is_grad_enabled() and is_shared(self.model), names)
-        both = evaluate(self.model, names, x, found, self._read)
-        high, low = both.chunk(2)
-        return low, high
+        extremes = search(model, Names(model), x, settings, self._known_layouts, direction)
+        self._radii = {name: layer.radius for name, layer in extremes.layers.items()}
+        return extremes
 
     def _read(self, returned: Any, samples: int) -> Tensor:
         output = self.target.outputs(check_real(pick_output(returned, self.output)), samples)
-        return output.to(wide(output))  # errors of outputs in half precision would be rounded to three digits
+        return output.to(
+            torch.promote_types(output.dtype, torch.float32)
+        )  # errors of outputs in half precision would be rounded to three digits
 
     def _check_input(self, x: Batch) -> None:
         check_input(x, self.layers == "input", self.bounds)

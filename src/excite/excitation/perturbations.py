@@ -1,18 +1,28 @@
-"""How a perturbation enters a signal: added to it, or multiplied into it."""
+"""Perturbations of one signal: how they enter it, the steepest step of each norm, and the ball and the bounds they stay in.
+
+The steepest step for the gradient g of one sample is the direction of unit norm along which a linear function grows fastest:
+sign(g) for the infinity norm, g/‖g‖₂ for the 2-norm, and for the 1-norm the unit vector of the largest |g_i| with its sign.
+Along it a linear function grows by the dual norm of g.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from excite._core.checks import Bounds, Norm
+from excite._core.layout import Layout
 from excite.errors import InputError
 from excite.excitation.auto_radius import Auto
 from excite.excitation.radius import Radius, Relative, Stages
 
 
-class Kind(Protocol):
+class PerturbationMode(Protocol):
+    """How a perturbation enters a signal."""
+
     name: str
 
     def moved(self, signal: Tensor, perturbation: Tensor) -> Tensor:
@@ -59,13 +69,13 @@ class Multiplicative:
         return gradient * signal
 
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Additive(), Multiplicative())}
+MODES: dict[str, PerturbationMode] = {mode.name: mode for mode in (Additive(), Multiplicative())}
 
 
-def check_kind(kind: object, radius: Radius) -> Kind:
-    """The kind by its name; multiplicative sets take radii below 1, and none relative to the signal."""
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise InputError(f"kind: expected {' or '.join(map(repr, KINDS))}; got {kind!r}")
+def check_mode(kind: object, radius: Radius) -> PerturbationMode:
+    """The mode by its name; multiplicative perturbations take radii below 1, and none relative to the signal."""
+    if not isinstance(kind, str) or kind not in MODES:
+        raise InputError(f"kind: expected {' or '.join(map(repr, MODES))}; got {kind!r}")
     if kind == "multiplicative":
         full = radius.radius if isinstance(radius, Stages) else radius
         if isinstance(full, Relative | Auto):
@@ -78,4 +88,119 @@ def check_kind(kind: object, radius: Radius) -> Kind:
             raise InputError(
                 f"multiplicative radius {largest:g}: expected less than 1; from 1 on, h·(1 + d) lets a signal vanish or flip"
             )
-    return KINDS[kind]
+    return MODES[kind]
+
+
+@dataclass(frozen=True)
+class PerturbedInput:
+    """The perturbations that the input of one layer may have: those of norm at most `radius` that keep it within `bounds`.
+
+    `layout` says where the batch lies in the signal. The clean signal is kept only where there are bounds, which need it.
+    """
+
+    layout: Layout
+    radius: float | Tensor
+    bounds: Bounds | None
+    clean: Tensor | None
+    mode: PerturbationMode = MODES["additive"]
+
+    def moved(self, signal: Tensor, perturbation: Tensor) -> Tensor:
+        """The signal under the perturbation, in its own precision."""
+        moved = self.mode.moved(signal, perturbation)
+        if self.bounds is not None:
+            # Rounding may lead out of the bounds by one unit; put the value right without changing the gradient.
+            moved = moved + (moved.detach().clamp(*self.bounds) - moved.detach())  # type: ignore[arg-type]
+        return moved.to(signal.dtype)
+
+    def step(self, at: Tensor | None, gradient: Tensor, norm: Norm, steps: int, samples: int) -> Tensor:
+        """The perturbation after one steepest step of length radius/steps up the gradient; `at` None: the first step.
+
+        `steps` of them from zero cannot leave the ball of `radius`, so there is nothing to project but onto the bounds.
+        """
+        unit, length = self.steepest(at, gradient, norm, samples), self.radius / steps
+        if at is not None and isinstance(length, float) and unit.dtype == at.dtype:
+            return self.within_bounds(torch.add(at, unit, alpha=length))  # one pass over memory instead of two
+        # In the precision of the signal it is added to: a wider one would be rounded away, and costs twice the memory.
+        step = (unit * length).to(gradient.dtype)
+        return self.within_bounds(step if at is None else at + step)
+
+    def first_step(self, gradient: Tensor, norm: Norm, steps: int, samples: int) -> Tensor:
+        """The first step of both searches, up for the first half of the doubled batch and down for the second."""
+        up = self.step(None, gradient, norm, steps, samples)
+        if self.bounds is None:
+            return self.layout.mirrored(up)
+        return self.layout.join(up, self.step(None, -gradient, norm, steps, samples))
+
+    def steepest(self, at: Tensor | None, gradient: Tensor, norm: Norm, samples: int) -> Tensor:
+        """The unit step up the gradient, along what the bounds leave free."""
+        signal = self.clean
+        if signal is not None and self.bounds is not None:
+            if gradient.shape != signal.shape:
+                signal = self.layout.join(signal, signal)
+            low, high = self.bounds
+            here = signal if at is None else self.mode.moved(signal, at)
+            uphill = self.mode.slope(signal, gradient)
+            stuck = ((here >= high) & (uphill > 0)) | ((here <= low) & (uphill < 0))
+            gradient = gradient.masked_fill(stuck, 0)
+        return steepest(gradient, norm, self.layout, samples)
+
+    def within_bounds(self, perturbation: Tensor) -> Tensor:
+        """The perturbation, changed where it would take the signal out of the bounds."""
+        signal = self.clean
+        if signal is None or self.bounds is None:
+            return perturbation
+        if perturbation.shape != signal.shape:
+            signal = self.layout.join(signal, signal)
+        return self.mode.between(signal, self.mode.moved(signal, perturbation).clamp(*self.bounds))  # type: ignore[arg-type]
+
+
+def steepest(gradient: Tensor, norm: Norm, layout: Layout, samples: int) -> Tensor:
+    """Unit steps per sample, in the layout of `gradient`; zero where the gradient of a sample is zero."""
+    if norm == "inf":
+        return gradient.sign()
+    rows = layout.by_sample(gradient, samples)
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    if norm == "2":
+        # Scaled by the largest entry first: squares of tiny gradients underflow.
+        largest = rows.abs().amax(1, keepdim=True)
+        rows = rows / torch.where(largest > 0, largest, 1)
+        length = rows.norm(dim=1, keepdim=True)
+        rows = rows / torch.where(length > 0, length, 1)
+    else:
+        index = rows.abs().argmax(1, keepdim=True)
+        rows = torch.zeros_like(rows).scatter_(1, index, rows.gather(1, index).sign())
+    return layout.from_samples(rows, gradient)
+
+
+def project(rows: Tensor, norm: Norm, radius: float) -> Tensor:
+    """The nearest point of the ball in the 2-norm, for each row of (B, n)."""
+    if norm == "inf":
+        return rows.clamp(-radius, radius)
+    length: Tensor = rows.norm(p=float(norm), dim=1, keepdim=True)
+    if norm == "2":
+        return rows * (radius / length.clamp(min=torch.finfo(rows.dtype).tiny)).clamp(max=1)
+    # Soft thresholding at the one level where the sum of what remains is the radius.
+    sorted_, _ = rows.abs().sort(1, descending=True)
+    above = (sorted_.cumsum(1) - radius) / torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
+    count = (sorted_ > above).sum(1, keepdim=True).clamp(min=1)
+    level = above.gather(1, count - 1)
+    return torch.where(length <= radius, rows, rows.sign() * (rows.abs() - level).clamp(min=0))
+
+
+def random_point(like: Tensor, norm: Norm, radius: float, generator: torch.Generator | None = None) -> Tensor:
+    """A point drawn uniformly from the ball, for each row of (B, n); from the global random state without a generator."""
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=like.device, dtype=like.dtype)
+
+    batch, n = like.shape
+    if norm == "inf":
+        cube: Tensor = radius * (2 * uniform(batch, n) - 1)
+        return cube
+    if norm == "2":
+        rows = torch.randn((batch, n), generator=generator, device=like.device, dtype=like.dtype)
+    else:  # exponential sizes, normalized, are uniform on the simplex; then random signs
+        rows = (1 - uniform(batch, n)).log() * (2 * (uniform(batch, n) < 0.5) - 1)
+    length = rows.norm(p=float(norm), dim=1, keepdim=True).clamp(min=torch.finfo(like.dtype).tiny)
+    ball: Tensor = rows * (radius * uniform(batch, 1).pow(1 / n) / length)
+    return ball

@@ -116,17 +116,20 @@ def radius_names(radius: Radius) -> Iterable[str]:
 
 
 def radius_of(radius: Radius, layer: str, fraction: float) -> tuple[float | Tensor, bool]:
-    """(number, whether it is relative to the layer's input) for one layer at `fraction` of training."""
-    share = 1.0
+    """(number, whether it is relative to the layer's input) for one layer at `fraction` of training.
+
+    A second call of a weight, `name#2`, has the radius of `name` unless the radius names it.
+    """
+    stage = 1.0
     if isinstance(radius, Auto):
         return radius.factor, True
     if isinstance(radius, Stages):
-        share, radius = radius.share(fraction), radius.radius
+        stage, radius = radius.share(fraction), radius.radius
     if isinstance(radius, Relative):
-        return share * radius.factor, True
+        return stage * radius.factor, True
     if isinstance(radius, Mapping):
-        return share * radius.get(layer, 0.0), False
-    return share * float(radius), False
+        return stage * radius.get(layer, radius.get(layer.split("#")[0], 0.0)), False
+    return stage * float(radius), False
 
 
 def root_mean_square(input: Tensor) -> Tensor:

@@ -10,35 +10,34 @@ with `steps`. Several outputs are searched along one direction for each sample, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from excite._core.calibration import resolve_layouts
-from excite._core.calls import Batch, batch_size, call, doubled, own_copy, tensors
-from excite._core.checks import Norm
+from excite._core.calls import Batch, batch_size, call, own_copy, repeated, tensors
+from excite._core.checks import Bounds, Norm
 from excite._core.distributed import anyone
 from excite._core.intercept.affine import AffineCall, Names
 from excite._core.intercept.parameters import account, report
 from excite._core.layout import Layout
 from excite._core.preserve import Buffers, RandomState, device_of, ignore_probes
-from excite._core.replay import Pass, Tape
+from excite._core.replay import Pass, PerturbedPass, Tape
 from excite._core.wrappers import eagerly, is_sharded
 from excite.errors import InputError, ModelError
-from excite.excitation.direction import along, any_direction, unit, wide
-from excite.excitation.perturbations import KINDS, Kind
+from excite.excitation.direction import any_direction, unit, wide
+from excite.excitation.perturbations import MODES, PerturbationMode, PerturbedInput
 from excite.excitation.radius import root_mean_square
-from excite.excitation.steepest import steepest
 
 INPUT = ""  # the name of the perturbation of the model's own input; no layer has it
-Bounds = tuple[float | Tensor, float | Tensor]
 Read = Callable[[Any, int], Tensor]  # (what the model returned, samples) -> outputs (B,) or (B, k)
 
 
 @dataclass(frozen=True)
-class Setting:
+class SearchSettings:
     """What is searched: the ball of `norm` and of `radius(layer)` around the input of each chosen affine call."""
 
     radius: Callable[[str], tuple[float | Tensor, bool]]  # layer -> (number, whether relative to the layer's input)
@@ -49,87 +48,50 @@ class Setting:
     everything: bool = False  # whether all affine calls are chosen
     at_input: bool = False  # perturb the model's own input instead
     bounds: Bounds | None = None  # on the model's own input
-    kind: Kind = KINDS["additive"]
+    mode: PerturbationMode = MODES["additive"]
     start: Callable[[Tensor], Tensor] = any_direction  # outputs (B, k) -> where the search for the direction begins
-    turns: int = 0  # of that search, where there are several outputs and no direction is given
+    alternations: int = 0  # of that search, where there are several outputs and no direction is given
     size: Callable[[Tensor], Tensor] = root_mean_square  # of a layer's input, for radii relative to it
 
 
 @dataclass(frozen=True)
-class Site:
-    """One place where a perturbation enters: where the batch lies in the signal there, its radius, and its bounds.
+class Perturbations:
+    """Perturbations by layer. Of the doubled batch: the first half for the maximum, the second for the minimum.
 
-    The clean signal is kept only where there are bounds, which need it.
+    `layers` has the sets they lie in, `registered` the calls whose inputs are sites of the tape.
     """
 
-    layout: Layout
-    radius: float | Tensor
-    bounds: Bounds | None
-    clean: Tensor | None
-    kind: Kind = KINDS["additive"]
-
-    def moved(self, signal: Tensor, perturbation: Tensor) -> Tensor:
-        moved = self.kind.moved(signal, perturbation)
-        if self.bounds is not None:
-            # Rounding may lead out of the bounds by one unit; put the value right without changing the gradient.
-            moved = moved + (moved.detach().clamp(*self.bounds) - moved.detach())  # type: ignore[arg-type]
-        return moved.to(signal.dtype)
-
-    def step(self, at: Tensor | None, gradient: Tensor, norm: Norm, steps: int, samples: int) -> Tensor:
-        """The perturbation after one steepest step of length radius/steps up the gradient; `at` None: the first step.
-
-        `steps` of them from zero cannot leave the ball of `radius`, so there is nothing to project but onto the bounds.
-        """
-        unit, length = self.steepest(at, gradient, norm, samples), self.radius / steps
-        if at is not None and isinstance(length, float) and unit.dtype == at.dtype:
-            return self.within_bounds(torch.add(at, unit, alpha=length))  # one pass over memory instead of two
-        # In the precision of the signal it is added to: a wider one would be rounded away, and costs twice the memory.
-        step = (unit * length).to(gradient.dtype)
-        return self.within_bounds(step if at is None else at + step)
-
-    def steepest(self, at: Tensor | None, gradient: Tensor, norm: Norm, samples: int) -> Tensor:
-        """The unit step up the gradient, along what the bounds leave free."""
-        signal = self.clean
-        if signal is not None and self.bounds is not None:
-            if gradient.shape != signal.shape:
-                signal = self.layout.join(signal, signal)
-            low, high = self.bounds
-            here = signal if at is None else self.kind.moved(signal, at)
-            uphill = self.kind.slope(signal, gradient)
-            stuck = ((here >= high) & (uphill > 0)) | ((here <= low) & (uphill < 0))
-            gradient = gradient.masked_fill(stuck, 0)
-        return steepest(gradient, norm, self.layout, samples)
-
-    def within_bounds(self, perturbation: Tensor) -> Tensor:
-        signal = self.clean
-        if signal is None or self.bounds is None:
-            return perturbation
-        if perturbation.shape != signal.shape:
-            signal = self.layout.join(signal, signal)
-        return self.kind.between(signal, self.kind.moved(signal, perturbation).clamp(*self.bounds))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Perturbations:
-    """Perturbations of the doubled batch by layer: the first half for the maximum, the second for the minimum."""
-
     values: dict[str, Tensor]
-    sites: dict[str, Site]
+    layers: dict[str, PerturbedInput]
+    names: Names
     tape: Tape
-    chosen: frozenset[str]
+    registered: frozenset[str]
 
     def halves(self, layer: str) -> tuple[Tensor, Tensor]:
         """(for the minimum, for the maximum) at one layer, each of the size of that layer's clean input."""
-        high, low = self.sites[layer].layout.split(self.values[layer])
+        high, low = self.layers[layer].layout.split(self.values[layer])
         return low, high
+
+    def run(self, model: nn.Module, x: Batch, *, frozen: bool = False, live_norm: bool = False, copies: int = 2) -> Any:
+        """What the model returns for x under the perturbations; `x` is the batch `copies` times in a row."""
+        moves = {name: partial(self.layers[name].moved, perturbation=d) for name, d in self.values.items()}
+        if INPUT in moves and isinstance(x, Tensor):
+            x = moves[INPUT](x)
+        repeated = PerturbedPass(
+            self.names, self.tape, self.registered, moves, frozen=frozen, live_norm=live_norm, copies=copies
+        )
+        with repeated:
+            returned = call(model, x)
+        repeated.finish()
+        return returned
 
 
 class CleanPass(Pass):
     """Records, and hands out an alias of every chosen input: its gradient is that of the perturbation at zero."""
 
-    def __init__(self, names: Names, tape: Tape, setting: Setting, x: Batch):
+    def __init__(self, names: Names, tape: Tape, settings: SearchSettings, x: Batch):
         super().__init__(names, tape, record=True)
-        self._setting, self._x, self.read = setting, x, setting.read
+        self._settings, self._x, self.read = settings, x, settings.read
         self.seen: list[str] = []
         self.inputs: dict[str, Tensor] = {}
         self.site_number: dict[str, int] = {}
@@ -139,10 +101,10 @@ class CleanPass(Pass):
         self.seen.append(call.name)
         input = call.input
         # Where gradients are off (a frozen backbone under no_grad) there is nothing to search.
-        if self._setting.chosen(call.name) and input.is_floating_point() and torch.is_grad_enabled():
+        if self._settings.chosen(call.name) and input.is_floating_point() and torch.is_grad_enabled():
             self.site_number[call.name] = len(self.tape.shapes)
             self.site(input, call.name)
-            if self._setting.bounds is not None and is_whole(input, self._x):
+            if self._settings.bounds is not None and is_model_input(input, self._x):
                 self.on_x.add(call.name)
             # A node of its own, because other users of this signal (a skip connection) must not be counted.
             input = input.view_as(input) if input.requires_grad else input.detach().requires_grad_()
@@ -150,36 +112,11 @@ class CleanPass(Pass):
         return call.run(input, frozen=True)
 
 
-class PerturbedPass(Pass):
-    """Puts the perturbations in, on the doubled batch or on one copy of it."""
-
-    def __init__(
-        self,
-        names: Names,
-        found: Perturbations,
-        *,
-        frozen: bool = False,
-        live_norm: bool = False,
-        calibrate: bool = False,
-        copies: int = 2,
-    ):
-        super().__init__(names, found.tape, live_norm=live_norm, calibrate=calibrate, copies=copies)
-        self._at, self._frozen = found, frozen
-
-    def affine(self, call: AffineCall) -> Tensor:
-        input, found = call.input, self._at
-        if call.name in found.chosen:
-            self.site(input, call.name)
-            if call.name in found.values:
-                input = found.sites[call.name].moved(input, found.values[call.name])
-        return call.run(input, frozen=self._frozen)
-
-
 def search(
     model: nn.Module,
     names: Names,
     x: Batch,
-    setting: Setting,
+    settings: SearchSettings,
     known_layouts: dict[object, list[Layout | None]],
     direction: Tensor | None = None,
 ) -> Perturbations:
@@ -189,64 +126,56 @@ def search(
     f can be moved most. The model is left as it was, except that the random state moves as in one ordinary forward of `x`.
     `known_layouts` remembers, by the shapes met, where the batch lies inside the model.
     """
-    batch, tape, buffers = batch_size(x), Tape(batch_size(x)), Buffers(model)
-    norm, steps = setting.norm, setting.steps
+    batch, norm, steps = batch_size(x), settings.norm, settings.steps
+    tape, buffers = Tape(batch), Buffers(model)
     try:
         with ignore_probes(), torch.inference_mode(False), torch.enable_grad(), eagerly(model):
-            clean = record(model, names, x, setting, tape, buffers)
-            found, gradients, v = _first_gradients(model, names, x, setting, clean, buffers, known_layouts, direction)
+            clean = record(model, names, x, settings, tape, buffers)
+            start, gradients, v = _first_gradients(model, names, x, settings, clean, buffers, known_layouts, direction)
             del clean
-            values = {}
-            for name in list(gradients):
-                site, gradient = found.sites[name], gradients.pop(name)
-                up = site.step(None, gradient, norm, steps, batch)
-                values[name] = (
-                    site.layout.mirrored(up)
-                    if site.bounds is None
-                    else site.layout.join(up, site.step(None, -gradient, norm, steps, batch))
-                )
+            layers = start.layers
+            values = {
+                name: layers[name].first_step(gradients.pop(name), norm, steps, batch) for name in list(gradients)
+            }
             for _ in range(steps - 1):
                 leaves = {name: value.requires_grad_() for name, value in values.items()}
-                at = Perturbations(leaves, found.sites, tape, found.chosen)
-                output = repeat(model, names, doubled(x), at, setting.read, buffers)
-                objective = along(output[:batch], v).sum() - along(output[batch:], v).sum()
-                gradients_now = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
+                output = repeat(model, repeated(x, 2, batch), replace(start, values=leaves), settings.read, buffers)
+                up, down = output[:batch], output[batch:]
+                if v is not None:
+                    up, down = (up * v).sum(1), (down * v).sum(1)
+                gradients_now = torch.autograd.grad(up.sum() - down.sum(), list(leaves.values()), allow_unused=True)
                 values = {
-                    name: leaf.detach()
-                    if g is None
-                    else found.sites[name].step(leaf.detach(), g, norm, steps, 2 * batch)
+                    name: leaf.detach() if g is None else layers[name].step(leaf.detach(), g, norm, steps, 2 * batch)
                     for (name, leaf), g in zip(leaves.items(), gradients_now)
                 }
     finally:
         buffers.restore(thorough=False)
         tape.rewind()
-    return Perturbations(values, found.sites, tape, found.chosen)
+    return replace(start, values=values)
 
 
-def evaluate(model: nn.Module, names: Names, x: Batch, found: Perturbations, read: Read, copies: int = 2) -> Tensor:
+def evaluate(model: nn.Module, x: Batch, perturbations: Perturbations, read: Read, copies: int = 2) -> Tensor:
     """The outputs at the perturbations, from one forward: of the doubled batch, or of one copy of the batch.
 
     An ordinary forward but for the perturbations and the dropout masks of the clean pass: differentiable in the
     weights, batch normalization takes the statistics of this batch and updates its running ones.
     """
+    tape = perturbations.tape
     try:
-        repeated = PerturbedPass(names, found, live_norm=True, copies=copies)
-        with eagerly(model), repeated:
-            output = read(call(model, _enter(doubled(x) if copies == 2 else x, found)), copies * found.tape.batch)
-        repeated.finish()
+        with eagerly(model):
+            returned = perturbations.run(
+                model, x if copies == 1 else repeated(x, copies, tape.batch), live_norm=True, copies=copies
+            )
     finally:
-        found.tape.rewind()
-    return output
+        tape.rewind()
+    return read(returned, copies * tape.batch)
 
 
 def repeat(
-    model: nn.Module, names: Names, x: Batch, at: Perturbations, read: Read, buffers: Buffers, copies: int = 2
+    model: nn.Module, x: Batch, perturbations: Perturbations, read: Read, buffers: Buffers, copies: int = 2
 ) -> Tensor:
-    """The outputs of the fixed function of the search, at `at`; `x` is the batch `copies` times in a row."""
-    repeated = PerturbedPass(names, at, frozen=True, copies=copies)
-    with repeated:
-        output = read(call(model, _enter(x, at)), copies * at.tape.batch)
-    repeated.finish()
+    """The outputs of the fixed function of the search; `x` is the batch `copies` times in a row."""
+    output = read(perturbations.run(model, x, frozen=True, copies=copies), copies * perturbations.tape.batch)
     buffers.restore(thorough=False)
     return output
 
@@ -260,18 +189,21 @@ class Recorded:
     made_by: CleanPass
 
 
-def record(model: nn.Module, names: Names, x: Batch, setting: Setting, tape: Tape, buffers: Buffers) -> Recorded:
+def record(
+    model: nn.Module, names: Names, x: Batch, settings: SearchSettings, tape: Tape, buffers: Buffers
+) -> Recorded:
     """One forward of the batch that fills the tape."""
     random = torch.get_rng_state()
     entering = own_copy(x)
-    leaf = entering.requires_grad_() if setting.at_input and isinstance(entering, Tensor) else None
-    clean = CleanPass(names, tape, setting, entering)
-    clean.roles = account(model) if setting.everything else None
+    leaf = entering.requires_grad_() if settings.at_input and isinstance(entering, Tensor) else None
+    clean = CleanPass(names, tape, settings, entering)
+    clean.roles = account(model) if settings.everything else None
     with clean:
         # Not the leaf itself, so that a model may change its input in place.
         returned = call(model, entering if leaf is None else leaf.clone())
-    output = setting.read(returned, tape.batch)
-    report(model, clean.roles)
+    output = settings.read(returned, tape.batch)
+    if clean.roles is not None:
+        report(model, clean.roles)
     buffers.restore(thorough=False)
     tape.after = RandomState(device_of(model)) if tape.random else None
     if not tape.random and not torch.equal(random, torch.get_rng_state()):
@@ -294,52 +226,57 @@ def _first_gradients(
     model: nn.Module,
     names: Names,
     x: Batch,
-    setting: Setting,
+    settings: SearchSettings,
     clean: Recorded,
     buffers: Buffers,
     known_layouts: dict[object, list[Layout | None]],
     direction: Tensor | None,
 ) -> tuple[Perturbations, dict[str, Tensor], Tensor | None]:
     """The sites, the gradient of v'f with respect to the perturbations at zero, and v (None for scalar outputs)."""
-    tape, output, turns = clean.made_by.tape, clean.output, 0
+    tape, output, alternations = clean.made_by.tape, clean.output, 0
     if direction is not None:
         direction = direction.to(output.device, wide(output))
     elif output.dim() == 2 and output.shape[1] == 1:
         direction = torch.ones_like(output, dtype=wide(output))
     elif output.dim() == 2:
-        direction, turns = setting.start(output.detach()), setting.turns
-    gradients = gradients_of(along(output, direction).sum(), clean.inputs, keep=turns > 0)
+        direction, alternations = settings.start(output.detach()), settings.alternations
+    gradients = gradients_of(along(output, direction).sum(), clean.inputs, keep=alternations > 0)
     layouts = find_layouts(model, names, x, clean.made_by, known_layouts)
     buffers.restore(thorough=False)
     tape.sites.clear()
-    sites, kept = {}, {}
+    layers, signal_gradients = {}, {}
     for name, signal in clean.inputs.items():
-        number, relative = setting.radius(name)
+        number, relative = settings.radius(name)
         gradient, layout = gradients[name], layouts[name]
         if gradient is None or layout is None or (not isinstance(number, Tensor) and number == 0):
             continue  # no influence on the output, not perturbed, or a signal that all samples share
-        radius = number * setting.size(signal) if relative else number
-        bounds = _shaped(setting.bounds, signal, x) if name == INPUT or name in clean.made_by.on_x else None
-        sites[name] = Site(layout, radius, bounds, signal.detach() if bounds is not None else None, setting.kind)
-        kept[name] = setting.kind.slope(signal.detach(), gradient)
-    if not sites:
+        radius = number * settings.size(signal) if relative else number
+        bounds = _shaped(settings.bounds, signal, x) if name == INPUT or name in clean.made_by.on_x else None
+        layers[name] = PerturbedInput(
+            layout, radius, bounds, signal.detach() if bounds is not None else None, settings.mode
+        )
+        signal_gradients[name] = gradient
+    if not layers:
         raise InputError(
             "nothing would be perturbed: no chosen layer has a radius above 0 and an influence on the output; "
             f"affine layers: {', '.join(clean.made_by.seen)}"
         )
-    inputs = {name: clean.inputs[name] for name in sites}
-    for turn in range(turns):
+    inputs = {name: clean.inputs[name] for name in layers}
+    slopes = {name: settings.mode.slope(inputs[name].detach(), g) for name, g in signal_gradients.items()}
+    start = Perturbations({}, layers, names, tape, frozenset(clean.made_by.inputs))
+    for alternation in range(alternations):
         # The best d of the linearised model for this v, the whole radius at once; then the best v for this d.
-        steps = {name: sites[name].step(None, kept[name], setting.norm, 1, tape.batch) for name in sites}
-        at = Perturbations(steps, sites, tape, frozenset(clean.made_by.inputs))
+        step = {
+            name: layers[name].step(None, gradient, settings.norm, 1, tape.batch) for name, gradient in slopes.items()
+        }
         with torch.no_grad():
-            moved = repeat(model, names, own_copy(x), at, setting.read, buffers, copies=1)
+            moved = repeat(model, own_copy(x), replace(start, values=step), settings.read, buffers, copies=1)
         direction = unit((moved - output.detach()).to(wide(output)), otherwise=any_direction(output))
-        gradients = gradients_of(along(output, direction).sum(), inputs, keep=turn < turns - 1)
+        gradients = gradients_of(along(output, direction).sum(), inputs, keep=alternation < alternations - 1)
         for name, gradient in gradients.items():
             if gradient is not None:
-                kept[name] = setting.kind.slope(inputs[name].detach(), gradient)
-    return Perturbations({}, sites, tape, frozenset(clean.made_by.inputs)), kept, direction
+                slopes[name] = settings.mode.slope(inputs[name].detach(), gradient)
+    return start, slopes, direction
 
 
 def gradients_of(objective: Tensor, inputs: dict[str, Tensor], keep: bool = False) -> dict[str, Tensor | None]:
@@ -368,34 +305,32 @@ def find_layouts(
     unknown = key not in known
     # A pass of a sharded model is one of all processes, and their batches may differ in size by one.
     if anyone(unknown, device_of(model)) if is_sharded(model) else unknown:
-        nothing = Perturbations({}, {}, tape, frozenset(clean.inputs))
-        calibration = PerturbedPass(names, nothing, frozen=True, calibrate=True)
+        registered = frozenset(clean.inputs)
+        calibration = PerturbedPass(names, tape, registered, frozen=True, calibrate=True)
 
-        def run(one: Pass, copies: int) -> Tensor:
-            with torch.no_grad(), one:
-                returned = call(model, doubled(x) if copies == 2 else own_copy(x))
-            one.finish()
+        def run(repeated_pass: Pass, copies: int) -> Tensor:
+            with torch.no_grad(), repeated_pass:
+                returned = call(model, own_copy(x) if copies == 1 else repeated(x, copies, tape.batch))
+            repeated_pass.finish()
             return clean.read(returned, copies * tape.batch)
 
         def any_process(true: bool) -> bool:
             return anyone(true, device_of(model)) if is_sharded(model) else true
 
         run(calibration, 2)
-        chosen = frozenset(clean.inputs)
-        tape.layouts, certain = resolve_layouts(run, names, tape, chosen, calibration.fitting, any_process)
+        tape.layouts, certain = resolve_layouts(run, names, tape, registered, calibration.fitting, any_process)
         if certain:  # otherwise another batch may tell
             known[key] = tape.layouts
     tape.layouts = known.get(key, tape.layouts)
     return {INPUT: Layout(), **{name: tape.layouts[number] for name, number in clean.site_number.items()}}
 
 
-def _enter(twice: Batch, found: Perturbations) -> Batch:
-    if INPUT not in found.values or not isinstance(twice, Tensor):
-        return twice
-    return found.sites[INPUT].moved(twice, found.values[INPUT])
+def along(output: Tensor, direction: Tensor | None) -> Tensor:
+    """v'f for each sample, (B,); scalar outputs, (B,), are what they are."""
+    return output if direction is None else (output * direction).sum(1)
 
 
-def is_whole(input: Tensor, x: Batch) -> bool:
+def is_model_input(input: Tensor, x: Batch) -> bool:
     """Whether a layer's input is the model's own input, perhaps flattened or copied: bounds on x hold there too."""
     first = tensors(x)[0]
     if input.dtype != first.dtype or input.numel() != first.numel():

@@ -1,14 +1,13 @@
 """What the outputs of a model mean: which labels there are, how far an output is from its label, what is decided.
 
 One class per reading: `Binary` (one output and a threshold), `Codes` (many classes, equidistant codes); the hierarchy of
-binary classifiers has its own file. The search only asks for `outputs`; `PersistentExcitation` for the rest.
+binary classifiers has its own file. A target sees outputs and labels only: it runs no model.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -23,8 +22,6 @@ from excite.excitation.codes import codes, nearest
 from excite.excitation.direction import any_direction, wide
 
 Loss = Literal["squared", "cross-entropy"]
-# (x, direction for each sample or None) -> outputs at (argmin, argmax)
-Excite = Callable[[Batch, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class Target(ABC):
@@ -58,13 +55,17 @@ class Target(ABC):
         """The variance of the outputs over the batch, on the scale of `trivial`; None where no such scale is known."""
         return None
 
-    def losses(self, excite: Excite, x: Batch, labels: Tensor) -> Tensor:
-        """½ errors(f(x; d1)) + ½ errors(f(x; d2)) of each sample, (B,)."""
-        low, high = excite(x, None)
+    def searches(self, x: Batch, labels: Tensor | None) -> tuple[Batch, Tensor | None]:
+        """What is searched for the batch x: samples, and the direction v of each; None leaves the direction to the search."""
+        return x, None
+
+    def losses(self, low: Tensor, high: Tensor, labels: Tensor) -> Tensor:
+        """½ error(f(x; d1), y) + ½ error(f(x; d2), y) of each sample, (B,), from the outputs at the extremes of `searches`."""
         return 0.5 * (self.errors(high, labels) + self.errors(low, labels))
 
-    def extremes(self, excite: Excite, x: Batch) -> tuple[Tensor, Tensor]:
-        return excite(x, None)
+    def extremes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) or (B, k) each, from the outputs at the extremes of `searches(x, None)`."""
+        return low, high
 
 
 class Binary(Target):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.checks import (
+    Bounds,
     check_count,
     check_model,
     check_numbers,
@@ -26,7 +27,6 @@ from excite._core.preserve import device_of, eval_mode
 from excite._core.randomness import own_randomness
 from excite.errors import InputError
 from excite.excitation import AdversarialTraining
-from excite.excitation.search import Bounds
 
 
 @model_errors

@@ -11,8 +11,6 @@ from excite._core.calls import check_finite
 from excite._core.checks import check_count, check_dense, check_flag, check_number, shown
 from excite.errors import InputError, ModelError
 
-Bounds = tuple[float | Tensor, float | Tensor]
-
 
 def checked_layers(layers: Any, relative: Any) -> str | tuple[str, ...]:
     """ "input", "all" or names of layers."""

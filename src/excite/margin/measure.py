@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import Pick, pick_output
 from excite._core.checks import (
+    Bounds,
     check_dense,
     check_flag,
     check_model,
@@ -27,7 +28,6 @@ from excite.margin.constraints import make_room
 from excite.margin.decision import Decision
 from excite.margin.evidence import Evidence, gather
 from excite.margin.inputs import (
-    Bounds,
     checked_bounds,
     checked_count,
     checked_labels,

@@ -22,7 +22,7 @@ from excite._core.replay import Pass, Tape
 from excite._core.wrappers import eagerly, unwrap
 from excite.errors import ModelError
 from excite.excitation.radius import unknown_layer
-from excite.excitation.search import INPUT, is_whole
+from excite.excitation.search import INPUT, is_model_input
 
 _PROBED = 8  # points with which the sites are found
 
@@ -136,7 +136,7 @@ class _Probe(Pass):
         input = call.input
         if not input.is_floating_point() or not torch.is_grad_enabled():
             return call.run(input)
-        if is_whole(input, self._x):
+        if is_model_input(input, self._x):
             self.readers.add(call.name)
         cut = call.name in self.readers or not input.requires_grad
         self.inputs[call.name] = input = input.detach().requires_grad_() if cut else input.view_as(input)

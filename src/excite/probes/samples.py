@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from excite._core.calls import Batch, batch_size, call, doubled, own_copy
+from excite._core.calls import Batch, batch_size, call, own_copy, repeated
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
 from excite._core.layout import Layout, find_layout
 from excite.errors import ModelError
@@ -50,7 +50,7 @@ class SampleLayouts:
         with clean:
             once = call(model, own_copy(few))
         with twice:
-            both = call(model, own_copy(doubled(few)))
+            both = call(model, own_copy(repeated(few, 2)))
         self.inputs: dict[str, Layout | None] = {}
         self.unknown: set[str] = set()
         for name in clean.inputs.keys() & twice.inputs.keys():
