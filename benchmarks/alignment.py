@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.timing import machine, race, ratio
 from excite.probes import Alignment
-from excite.probes.base import Every, Moment, Values
+from excite.probes.base import Every, StepContext, Values
 from excite.train.models.resnet import resnet
 
 
@@ -56,7 +56,7 @@ class Training:
 
 def measured(probe: Alignment, training: Training) -> Values:
     """All values of a measurement, waited for."""
-    values = probe.measure(Moment(training.model, training.steps))
+    values = probe.measure(StepContext(training.model, training.steps))
     return values.result() if isinstance(values, Future) else values
 
 
@@ -85,7 +85,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     training = Training(options.device, options.batch, options.width, options.half)
     probe = Alignment(Every(options.every))
-    probe.attach(Moment(training.model, 0, example=training.x[:2]))
+    probe.attach(StepContext(training.model, 0, example=training.x[:2]))
     training.run(3)
     start = time.perf_counter()
     measured(probe, training)

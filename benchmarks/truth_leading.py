@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.ledger import make
 from benchmarks.timing import machine
-from excite.probes.bias_trajectory.layer_operators import Operator
+from excite.probes.bias_trajectory.layer_operators import LayerOperator
 from excite.probes.bias_trajectory.sites import find
 from excite.probes.layer_alignment.probe import Measure
 from excite.wiring.junctions import parameters_of
@@ -35,7 +35,7 @@ def main() -> None:
     template /= template.norm()
     example = torch.randn(4, 3, 32, 32)
     wiring, site = trace(model, example), find(model, example).first
-    followed, some, whole = Operator(site), Measure(wiring, 32, 8), Measure(wiring, 4096, 8)
+    followed, some, whole = LayerOperator(site), Measure(wiring, 32, 8), Measure(wiring, 4096, 8)
     print(f"The papers' network, rate {options.rate}, a look every {options.every} steps; {machine()}\n")
     print(
         "| step | loss | σ₁ | error of σ₁ | as stated | largest error of ratio | of alignment |\n|---|---|---|---|---|---|---|"
@@ -47,7 +47,7 @@ def main() -> None:
         loss = (model(x + 3 * y[:, None, None, None] * template)[:, 0] - y).square().mean()
         loss.backward()
         if step % options.every == 0:
-            truth = Operator(site).largest(1e-6, most=2000)[0]
+            truth = LayerOperator(site).largest(1e-6, most=2000)[0]
             sigma, stated = followed.follow().found()
             (layers, met), (exact, aligned) = (one.begin(parameters_of(model))() for one in (some, whole))
             ratio = max(

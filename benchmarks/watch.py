@@ -26,7 +26,7 @@ from benchmarks.ledger import make
 from benchmarks.timing import machine, race, ratio
 from excite._core.background import drain
 from excite.probes import Conservation, Every, Loss, Trajectory, default_probes
-from excite.probes.base import Moment
+from excite.probes.base import StepContext
 
 _PHASE = 25  # steps ahead: measurements at every 50th step fall into the middle of a turn, and what follows one is timed with it
 
@@ -70,14 +70,14 @@ def each(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any, rep
         steps(model, optimizer, x, y, None, 10)
         took.append((time.perf_counter() - start) / 10)
     for probe in default_probes():
-        now = Moment(model, 0, None, x[:256], optimizer)
-        probe.attach(now)
+        ctx = StepContext(model, 0, None, x[:256], optimizer)
+        probe.attach(ctx)
         times = []
         for i in range(repeats + 1):
             steps(model, optimizer, x, y, None, 1)
-            now = Moment(model, i + 1, torch.zeros(()), x[:256], optimizer)
+            ctx = StepContext(model, i + 1, torch.zeros(()), x[:256], optimizer)
             start = time.perf_counter()
-            probe.measure(now)
+            probe.measure(ctx)
             if x.is_cuda:
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)

@@ -25,9 +25,9 @@ NOT_THERE = (
 )
 RESULTS = {  # returned by what is in the table, and not made by users
     "Alignments", "Assumption", "Audit", "Between", "BiasTrajectory", "Bound", "Checkpoint", "Consistent", "Course", "Covering", "Cut", "Dataset",
-    "Decomposition", "DropoutRun", "DropoutStatement", "EmptyRegions", "Ensemble", "Entry", "Equivalence", "Evidence", "Fitted", "Gap", "Group",
-    "JunctionAlignment", "Largest", "Layer", "LayerAlignment", "LayerRichness", "Ledger", "LipschitzBound", "MostActive", "PathCount", "Problem",
-    "Processes", "Reading", "RegionMap", "Repair", "Report", "Richness", "Segments", "Sharpness", "Site", "Smallest", "Spectrum", "Steadiness",
+    "Decomposition", "DropoutRun", "DropoutStatement", "EmptyRegions", "Ensemble", "Equivalence", "Evidence", "Fitted", "Gap", "Group",
+    "JunctionAlignment", "Largest", "Layer", "LayerAlignment", "LayerRichness", "Ledger", "LedgerEntry", "LedgerReport", "LipschitzBound", "MostActive", "PathCount", "Problem",
+    "Processes", "RegionMap", "Repair", "Report", "Richness", "Segments", "Sharpness", "Site", "Smallest", "Spectrum", "Steadiness",
     "StudyResult", "Units", "Updates", "Verdict", "Watch", "Wiring",
 }  # fmt: skip
 REASONS = {

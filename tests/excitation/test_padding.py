@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from excitation.literal import extreme
 from excite import AdversarialTraining, PersistentExcitation, margins, trace
-from excite.probes.base import Moment
-from excite.probes.bias_trajectory.layer_operators import Operator
+from excite.probes.base import StepContext
+from excite.probes.bias_trajectory.layer_operators import LayerOperator
 from excite.probes.bias_trajectory.sites import find
-from excite.probes.layer_inputs import seen
+from excite.probes.layer_inputs import layer_inputs
 from models import build, padded_network
 
 MODES = ["zeros", "circular", "replicate", "reflect"]
@@ -153,7 +153,9 @@ def test_patches_times_a_matrix_are_a_convolution(written: str) -> None:
     found = [extremes(model, x, bounds=(0, 1)) for model in models]
     assert torch.allclose(*found, **EXACT)
     # What the weight multiplies is the patches, in the order in which the way at hand has them.
-    rows = [seen(signal.call, signal.input).rows for signal in signals(models[0], x)[:1] + signals(models[1], x)[:1]]
+    rows = [
+        layer_inputs(signal.call, signal.input).rows for signal in signals(models[0], x)[:1] + signals(models[1], x)[:1]
+    ]
     assert torch.allclose(*(torch.linalg.svdvals(one) for one in rows), **EXACT)
 
 
@@ -181,7 +183,7 @@ def test_a_signal_that_is_written_to_between_is_left_as_it_is(what: str) -> None
 
 
 def signals(model: nn.Module, x: Tensor):
-    return Moment(model, 0, example=x).signals
+    return StepContext(model, 0, example=x).signals
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -190,12 +192,12 @@ def test_patches_are_those_of_the_padded_signal(mode: str) -> None:
     for one in (model, apart(model, mode, 2)):
         first = signals(one, x)[0]
         assert first.input.shape == x.shape
-        rows = seen(first.call, first.input, first.call.run(first.input)).rows
+        rows = layer_inputs(first.call, first.input, first.call.run(first.input)).rows
         conv = model[0]
         assert torch.allclose(
             rows @ conv.weight.flatten(1).T + conv.bias, conv(x).movedim(1, -1).reshape(-1, 3), **EXACT
         )
-        assert torch.equal(seen(first.call, first.input, patches="whole").rows, x.flatten(1))
+        assert torch.equal(layer_inputs(first.call, first.input, patches="whole").rows, x.flatten(1))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -204,14 +206,14 @@ def test_the_operator_of_a_site_includes_the_padding(mode: str) -> None:
     matrix = dense(model, tuple(x.shape[1:]))[1].weight.detach()
     expected = float(torch.linalg.matrix_norm(matrix, ord=2))
     for one in (model, apart(model, mode, 2)):
-        operator = Operator(find(one, x).first)
+        operator = LayerOperator(find(one, x).first)
         assert operator.largest(1e-10, most=400)[0] == pytest.approx(expected, rel=1e-9)
         assert torch.allclose(operator.apply(x).flatten(1), x.flatten(1) @ matrix.T, **EXACT)
 
 
 def test_the_operator_of_patches_takes_any_number_of_samples() -> None:
     model, x = build("patches")
-    operator = Operator(find(model, x).first)
+    operator = LayerOperator(find(model, x).first)
     assert operator.apply(x).shape[0] == 4
     assert torch.allclose(operator.apply(x)[:1], operator.apply(x[:1]), **EXACT)
 

@@ -133,8 +133,8 @@ class Given(Probe):
         super().__init__()
         self.values = values
 
-    def measure(self, now):
-        return {"effective/fc": self.values[min(now.step, len(self.values) - 1)]}
+    def measure(self, ctx):
+        return {"effective/fc": self.values[min(ctx.step, len(self.values) - 1)]}
 
 
 def test_alerts_in_a_watch_log_call_and_raise(tmp_path, caplog):

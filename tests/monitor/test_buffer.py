@@ -13,7 +13,7 @@ from excite._core.background import memoize, submit
 from excite.errors import InputError
 from excite.monitor.buffer import DeviceScalars, MetricBuffer
 from excite.probes import Alignment, Conservation, Every, Probe, Rank, Signs, Trajectory
-from excite.probes.base import Deferred, Measurement, Moment
+from excite.probes.base import Deferred, Measurement, StepContext
 
 
 class Fixed(Probe):
@@ -121,10 +121,10 @@ def test_deferred_values_do_not_hold_the_context(probe: type[Probe], monkeypatch
     model = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     one, x, go = probe(Every(1)), torch.randn(6, 4), Event()
-    one.attach(Moment(model, 0, None, x, optimizer))
+    one.attach(StepContext(model, 0, None, x, optimizer))
     model(x).sum().backward()
     optimizer.step()
-    now = Moment(model, 1, torch.ones(()), x, optimizer)
+    now = StepContext(model, 1, torch.ones(()), x, optimizer)
     before = submit(go.wait)  # nothing promised is computed yet
     try:
         with monkeypatch.context() as pretend:  # as on a GPU

@@ -78,13 +78,13 @@ def test_nothing_is_attached_after_an_exception(tmp_path):
     class Hooked(Probe):
         name = "hooked"
 
-        def attach(self, now):
-            self.handle = now.model.register_forward_hook(lambda *_: None)
+        def attach(self, ctx):
+            self.handle = ctx.model.register_forward_hook(lambda *_: None)
 
         def detach(self):
             self.handle.remove()
 
-        def measure(self, now):
+        def measure(self, ctx):
             return {"one": 1.0}
 
     model, x = build("mlp")
@@ -104,8 +104,8 @@ def test_a_probe_of_ones_own_takes_ten_lines(tmp_path):
     class WeightNorm(Probe):
         name, reduction = "weights", "first"
 
-        def measure(self, now):
-            return {"norm": sum(p.square().sum() for p in now.model.parameters()).sqrt(), "norm/0": 2}
+        def measure(self, ctx):
+            return {"norm": sum(p.square().sum() for p in ctx.model.parameters()).sqrt(), "norm/0": 2}
 
     model, _ = build("mlp")
     with excite.watch(model, run=tmp_path / "run", probes=[WeightNorm(PowersOfTwo())]) as watch:
@@ -120,8 +120,8 @@ def test_a_broken_probe_is_switched_off_and_training_goes_on(tmp_path):
     class Broken(Probe):
         name = "broken"
 
-        def measure(self, now):
-            if now.step == 3:
+        def measure(self, ctx):
+            if ctx.step == 3:
                 raise KeyError("gone")
             return {"x": 1.0}
 
@@ -180,9 +180,9 @@ def test_training_does_not_wait_for_what_was_promised(tmp_path, monkeypatch):
     class Slow(Probe):
         name, reduction = "slow", "first"
 
-        def measure(self, now):
-            promises[now.step] = Future()
-            return promises[now.step]
+        def measure(self, ctx):
+            promises[ctx.step] = Future()
+            return promises[ctx.step]
 
     model, _ = build("mlp")
     with excite.watch(model, run=tmp_path / "run", probes=[Slow(Every(3))], strict=True) as watch:
@@ -208,9 +208,9 @@ def test_values_may_be_promised_and_a_broken_promise_switches_the_probe_off(tmp_
     class Later(Probe):
         name = "later"
 
-        def measure(self, now):
+        def measure(self, ctx):
             promise = Future()
-            promise.set_result({"x": float(now.step)}) if now.step < 3 else promise.set_exception(KeyError("gone"))
+            promise.set_result({"x": float(ctx.step)}) if ctx.step < 3 else promise.set_exception(KeyError("gone"))
             return promise
 
     model, _ = build("mlp")
@@ -282,7 +282,7 @@ class PerProcess(Probe):
         super().__init__()
         self.name, self.reduction = f"process-{reduction}", reduction
 
-    def measure(self, now):
+    def measure(self, ctx):
         # NaN: this process has no value. It must not matter which one that is.
         some = {f"only-{rank}": 5.0 if dist.get_rank() == rank else math.nan for rank in range(2)}
         return {"value": float(dist.get_rank() + 1), **some, "none": math.nan}
@@ -319,8 +319,8 @@ def test_values_are_those_of_their_step(tmp_path):
     class Weight(Probe):
         name = "weight"
 
-        def measure(self, now):
-            return {"first": now.model.bias[0]}
+        def measure(self, ctx):
+            return {"first": ctx.model.bias[0]}
 
     model, total = torch.nn.Linear(2, 1), torch.zeros(())
     with excite.watch(model, run=tmp_path / "run", probes=[Loss(), Weight()]) as watch:
@@ -340,12 +340,12 @@ def test_every_probe_is_detached_whatever_the_others_do(tmp_path):
             super().__init__()
             self.name, self.fail = name, fail
 
-        def attach(self, now):
-            self.handle = now.model.register_forward_hook(lambda *_: None)
+        def attach(self, ctx):
+            self.handle = ctx.model.register_forward_hook(lambda *_: None)
             if self.fail == "attach":
                 raise OSError(self.fail)
 
-        def measure(self, now):
+        def measure(self, ctx):
             if self.fail == "measure":
                 raise OSError(self.fail)
             return {}
@@ -384,8 +384,8 @@ def test_odd_arguments_are_refused(tmp_path):
     class Vector(Probe):
         name = "vector"
 
-        def measure(self, now):
-            return {"all": now.model.weight}
+        def measure(self, ctx):
+            return {"all": ctx.model.weight}
 
     with pytest.warns(UserWarning, match=r"vector/all: expected one number; got a tensor of shape \(1, 2\)"):
         excite.watch(model, probes=[Vector()])
@@ -397,9 +397,9 @@ def test_what_is_measured_before_training_waits_until_training_has_begun(tmp_pat
     class Slow(Probe):
         name = "slow"
 
-        def measure(self, now):
-            time.sleep(1.2 if now.step == 0 else 0.0)
-            return {"step": float(now.step)}
+        def measure(self, ctx):
+            time.sleep(1.2 if ctx.step == 0 else 0.0)
+            return {"step": float(ctx.step)}
 
     model = torch.nn.Linear(2, 1)
     with Run.create(tmp_path / "run", {}) as run, excite.watch(model, run=run, probes=[Slow()]) as watching:

@@ -225,8 +225,8 @@ class Failing(Probe):
 
     name = "failing"
 
-    def measure(self, now):
-        if now.step == 2 and dist.get_rank() == 1:
+    def measure(self, ctx):
+        if ctx.step == 2 and dist.get_rank() == 1:
             raise KeyError("here")
         return {"x": 1.0}
 
@@ -236,8 +236,8 @@ class Sometimes(Probe):
 
     name, reduction = "sometimes", "max"
 
-    def measure(self, now):
-        return {} if dist.get_rank() == 1 and now.step % 2 else {"step": float(now.step)}
+    def measure(self, ctx):
+        return {} if dist.get_rank() == 1 and ctx.step % 2 else {"step": float(ctx.step)}
 
 
 class Uneven(Probe):
@@ -245,7 +245,7 @@ class Uneven(Probe):
 
     name = "uneven"
 
-    def measure(self, now):
+    def measure(self, ctx):
         return {"both": float(dist.get_rank()), f"only-{dist.get_rank()}": 5.0}
 
 

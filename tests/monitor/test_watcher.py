@@ -259,7 +259,7 @@ def test_strict_ends_the_training_where_values_cannot_be_written(tmp_path, monke
 class Many(Probe):
     name = "many"
 
-    def measure(self, now):
+    def measure(self, ctx):
         return {f"v/l{i}": float(i) for i in range(20)}
 
 

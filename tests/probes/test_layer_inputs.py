@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from excite.probes.base import Moment
-from excite.probes.layer_inputs import _places, seen
+from excite.probes.base import StepContext
+from excite.probes.layer_inputs import _places, layer_inputs
 from models import build
 
 CONVOLUTIONS = [
@@ -21,9 +21,9 @@ CONVOLUTIONS = [
 
 def look(model, x, patches=None, **options):
     """What the first affine call of a model sees."""
-    signal = Moment(model, 0, example=x).signals[0]
+    signal = StepContext(model, 0, example=x).signals[0]
     with torch.no_grad():
-        return seen(signal.call, signal.input, signal.call.run(signal.input), patches, **options)
+        return layer_inputs(signal.call, signal.input, signal.call.run(signal.input), patches, **options)
 
 
 def as_rows(output):
@@ -38,8 +38,8 @@ def test_patches_times_the_weight_are_the_convolution(conv):
     expected = as_rows(conv(x))
     assert torch.allclose(what.rows @ conv.weight.flatten(1).T + conv.bias, expected)
     assert torch.equal(what.active, expected > 0)
-    assert what.of == len(what.rows) == len(expected)
-    assert torch.equal(what.owner, torch.arange(2).repeat_interleave(len(expected) // 2))
+    assert what.total == len(what.rows) == len(expected)
+    assert torch.equal(what.sample_index, torch.arange(2).repeat_interleave(len(expected) // 2))
 
 
 @pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": (2, 1)}], ids=str)
@@ -56,8 +56,8 @@ def test_a_sample_of_patches_is_some_of_them_and_depends_on_the_image_alone():
     every = look(conv, x)
     some = look(conv, x, 5, seed=3)
     assert some.rows.shape == (45, 27)
-    assert (some.of, every.of) == (9 * 36, 9 * 36)
-    for row, active, owner in zip(some.rows, some.active, some.owner):
+    assert (some.total, every.total) == (9 * 36, 9 * 36)
+    for row, active, owner in zip(some.rows, some.active, some.sample_index):
         (at,) = torch.where((every.rows == row).all(1))
         assert torch.equal(every.active[at[0]], active)
         assert int(at[0]) // 36 == int(owner)
@@ -131,5 +131,5 @@ def test_products_with_a_parameter_however_written(name):
 
 def test_linear_rows_are_the_activations():
     model, x = build("mlp")
-    signals = Moment(model, 0, example=x).signals
-    assert torch.equal(seen(signals[1].call, signals[1].input).rows, F.relu(model[0](x)))
+    signals = StepContext(model, 0, example=x).signals
+    assert torch.equal(layer_inputs(signals[1].call, signals[1].input).rows, F.relu(model[0](x)))

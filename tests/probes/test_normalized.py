@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import excite
 from excite.probes import Consistency, Every, Rank, Trajectory, effective_rank, richness
-from excite.probes.base import Moment
+from excite.probes.base import StepContext
 from excite.report.audit import audit
 from models import build
 
@@ -73,7 +73,7 @@ def by_hooks(model: nn.Module, x: Tensor) -> tuple[float, float, Tensor]:
 
 def compare(model: nn.Module, x: Tensor, reference: nn.Module) -> None:
     rank, positive, by_unit = by_hooks(reference, x)
-    now = Moment(model, 0, example=x)
+    now = StepContext(model, 0, example=x)
     values = Rank(most_rows=10**6).measure(now)
     assert values["effective/4"] == pytest.approx(rank, rel=1e-9)
     active = now.signals[0].active
@@ -131,7 +131,7 @@ def test_a_collapse_is_not_hidden_by_statistics_of_an_untrained_network() -> Non
         model[0].weight[0] *= 1000
     x = torch.randn(100, 30, dtype=torch.float64)
     in_evaluation = float(richness(model, x)["3"].covariance.effective_rank)
-    measured = Rank().measure(Moment(model, 0, example=x))
+    measured = Rank().measure(StepContext(model, 0, example=x))
     assert in_evaluation < 1.1
     assert measured["effective/3"] > 15
     assert measured["statistics/example"] == 1
@@ -154,11 +154,11 @@ def test_an_example_of_one_sample_says_what_it_cannot_give() -> None:
     model, x, _ = made("BatchNorm1d")
     probe = Rank()
     with pytest.warns(UserWarning, match="1 gets one value per channel"):
-        values = probe.measure(Moment(model, 0, example=x[:1]))
+        values = probe.measure(StepContext(model, 0, example=x[:1]))
     assert values["statistics/few"] == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        probe.measure(Moment(model, 1, example=x[:1]))  # once is enough
+        probe.measure(StepContext(model, 1, example=x[:1]))  # once is enough
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,7 +223,7 @@ def test_points_with_output_zero_do_not_count_wherever_the_batch_stands(layout: 
         expected = np.linalg.matrix_rank(rows[active[:, unit]].numpy())
         assert found.units.rank[unit] == expected
     assert found.units_note == ""
-    probe = Rank(units=True).measure(Moment(model, 0, example=x))  # the probe leaves the same points out
+    probe = Rank(units=True).measure(StepContext(model, 0, example=x))  # the probe leaves the same points out
     assert probe["deficient/hidden"] == len(found.units.deficient) / 4
     assert richness(model, -x.abs(), units=True)["hidden"].units.points.tolist() == [0] * 4
 
@@ -258,11 +258,11 @@ def test_a_residual_sum_switches_units_off() -> None:
     torch.manual_seed(0)
     model, x = Summed().double(), torch.rand(16, 3, dtype=torch.float64) / 10
     probe = Consistency()
-    probe.measure(Moment(model, 0, example=x))
+    probe.measure(StepContext(model, 0, example=x))
     assert probe.since().holds
     with torch.no_grad():
         model.skip.bias.fill_(-11.0)
-    values = probe.measure(Moment(model, 1, example=x))
+    values = probe.measure(StepContext(model, 1, example=x))
     assert (float(values["points"]), float(values["units"])) == (1, 1)
     assert probe.since().changed == 1
 
@@ -273,10 +273,10 @@ def test_nothing_switches_behind_a_batch_normalization() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)).double()
     x = torch.randn(16, 3, dtype=torch.float64)
     probe = Consistency()
-    probe.measure(Moment(model, 0, example=x))
+    probe.measure(StepContext(model, 0, example=x))
     with torch.no_grad():
         model[0].bias.add_(0.7)
-    values = probe.measure(Moment(model, 1, example=x))
+    values = probe.measure(StepContext(model, 1, example=x))
     assert float(values["points"]) == 0
     assert float(values["gamma"]) == pytest.approx(0, abs=1e-9)
     assert probe.since().holds
@@ -303,7 +303,7 @@ def test_a_clean_pass_at_the_first_step_has_the_statistics_of_the_batch() -> Non
     with excite.watch(model, example=x, probes=[probe], strict=True) as watch:
         (model(x)[:, 0] - y).square().mean().backward()
         watch.steps += 1
-        values = probe.measure(watch._moment(None))
+        values = probe.measure(watch._context(None))
     reference = recalibrated(model, x)
     found = []
     for point in x:

@@ -13,7 +13,7 @@ import excite
 from excite import InputError
 from excite.errors import ModelError
 from excite.probes import Direction, Every, Signs, angle, sign_changes
-from excite.probes.base import Moment
+from excite.probes.base import StepContext
 
 
 def line(*values: float) -> nn.Module:
@@ -41,7 +41,7 @@ def test_signs_along_a_path_written_by_hand() -> None:
     rows = []
     for step, values in enumerate(path):
         put(model, *values)
-        found = probe.measure(Moment(model, step))
+        found = probe.measure(StepContext(model, step))
         rows.append((float(found["changed"]), float(found["since"]), float(found["stable"])))
     assert rows == [
         (0, 0, 0), (0.25, 0, 0), (0.25, 0, 0), (0.5, 0, 0), (0.5, 1, 0), (0.25, 2, 0), (0, 3, 1), (0, 4, 1)
@@ -50,7 +50,7 @@ def test_signs_along_a_path_written_by_hand() -> None:
 
 def test_signs_that_never_change_are_stable_after_a_window() -> None:
     model, probe = line(1, -1), Signs(Every(1), window=2)
-    stable = [float(probe.measure(Moment(model, step))["stable"]) for step in range(4)]
+    stable = [float(probe.measure(StepContext(model, step))["stable"]) for step in range(4)]
     assert stable == [0, 0, 1, 1]
 
 
@@ -65,7 +65,7 @@ def test_signs_are_the_same_after_a_restart(tmp_path: Any) -> None:
                 probe = Signs(Every(1), window=3)
                 probe.load_state_dict(torch.load(tmp_path / "signs"))
             put(model, *torch.randn(50).tolist())
-            found.append(float(probe.measure(Moment(model, step))["changed"]))
+            found.append(float(probe.measure(StepContext(model, step))["changed"]))
         return found
 
     assert run(4) == run(None)
@@ -85,7 +85,7 @@ def test_a_growing_norm_with_a_fixed_direction_converges() -> None:
     angles, smallest = [], []
     for step in range(1, 200):
         put(model, step, 1)
-        found = probe.measure(Moment(model, step))
+        found = probe.measure(StepContext(model, step))
         smallest.append(float(found["smallest"]))
         if "angle" in found:
             angles.append(float(found["angle"]))
@@ -107,7 +107,7 @@ def test_directions_are_the_same_after_a_restart() -> None:
                 probe = Direction(Every(1), window=2)
                 probe.load_state_dict(state)
             put(model, *torch.randn(3).tolist())
-            values = probe.measure(Moment(model, step))
+            values = probe.measure(StepContext(model, step))
             found += [float(values["total"]), float(values.get("angle", -1.0))]
         return found
 
@@ -121,13 +121,13 @@ def test_bad_input() -> None:
         Direction(window=True)
     for probe in (Signs(), Direction()):
         with pytest.raises(ModelError, match="not finite at step 3"):
-            probe.measure(Moment(line(1, float("nan")), 3))
-        probe.measure(Moment(line(1, 2), 0))
+            probe.measure(StepContext(line(1, float("nan")), 3))
+        probe.measure(StepContext(line(1, 2), 0))
     signs, direction = Signs(), Direction()
     for probe in (signs, direction):
-        probe.measure(Moment(line(1, 2), 0))
+        probe.measure(StepContext(line(1, 2), 0))
         with pytest.raises(ModelError, match=r"had shape|not those of the start"):
-            probe.measure(Moment(line(1, 2, 3), 1))
+            probe.measure(StepContext(line(1, 2, 3), 1))
 
 
 def test_both_are_written_to_a_run(tmp_path: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from excite.probes.base import Moment
+from excite.probes.base import StepContext
 from models import CASES, build
 
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
@@ -83,7 +83,7 @@ def example() -> Tensor:
 
 
 def active(model: nn.Module, x: Tensor, layer: str = "first") -> Tensor:
-    return next(one for one in Moment(model, 0, example=x).signals if one.layer == layer).active
+    return next(one for one in StepContext(model, 0, example=x).signals if one.layer == layer).active
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -179,7 +179,7 @@ def test_an_activation_later_in_a_stream_does_not_count() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_layer_of_every_model_has_units(name: str) -> None:
     model, x = build(name, batch=6)
-    for signal in Moment(model, 0, example=x).signals:
+    for signal in StepContext(model, 0, example=x).signals:
         if "transpose" not in signal.call.function.__name__:
             output = signal.call.run(signal.input)
             assert signal.positive.shape == output.shape

@@ -24,7 +24,7 @@ from excite.monitor.buffer import MetricBuffer
 from excite.monitor.reduce import reduce_rows
 from excite.monitor.writer import MetricWriter, Sink
 from excite.probes import Probe
-from excite.probes.base import Moment
+from excite.probes.base import StepContext
 from excite.probes.schedules import budgets
 from excite.runs import Run
 from excite.wiring.layers import record
@@ -66,7 +66,7 @@ class Watch:
         self._spent, self._counted = 0.0, 0
         try:
             self._describe(self._attach(optional), output)
-            self._measure(self._moment(None))
+            self._measure(self._context(None))
         except BaseException:
             self._detach()
             raise
@@ -89,7 +89,7 @@ class Watch:
             if not is_number(number := as_scalar(loss)):
                 raise InputError(f"watch.step: expected the loss as a number or a tensor; got {shown(loss)}")
             loss = torch.as_tensor(float(number))
-        self._measure(self._moment(loss, node))
+        self._measure(self._context(loss, node))
 
     @property
     def share(self) -> float:
@@ -162,8 +162,8 @@ class Watch:
                 raise
             warnings.warn(f"the run could not be closed, what was trained is not touched: {problem}", stacklevel=3)
 
-    def _attach(self, optional: bool) -> Moment:
-        start = self._moment(None)
+    def _attach(self, optional: bool) -> StepContext:
+        start = self._context(None)
         for probe in list(self.probes):
             try:
                 with eagerly(self._modules):
@@ -174,7 +174,7 @@ class Watch:
                 self._switch_off(probe, 0, error)
         return start
 
-    def _describe(self, start: Moment, output: Pick) -> None:
+    def _describe(self, start: StepContext, output: Pick) -> None:
         """Write what the model is made of beside the run. With several processes only where a probe asked already: finding
         it runs the model, which all of them would have to do."""
         if self.run is None or self.example is None or (self.run.path / "artifacts" / "wiring.json").exists():
@@ -202,30 +202,30 @@ class Watch:
                 first = first or error
         return first
 
-    def _moment(self, loss: Tensor | None, node: object = None) -> Moment:
-        return Moment(self.model, self.steps, loss, self.example, self.optimizer, node)
+    def _context(self, loss: Tensor | None, node: object = None) -> StepContext:
+        return StepContext(self.model, self.steps, loss, self.example, self.optimizer, node)
 
-    def _measure(self, now: Moment) -> None:
-        due = [probe for probe in self.probes if probe.schedule.due(now.step)]
+    def _measure(self, ctx: StepContext) -> None:
+        due = [probe for probe in self.probes if probe.schedule.due(ctx.step)]
         paid = budgets([probe.schedule for probe in due])
         began = self._settled() if paid else time.monotonic()
         cost = 0.0
         for probe in due:
             start = time.monotonic()
-            self._measure_probe(probe, now)
+            self._measure_probe(probe, ctx)
             if any(probe.schedule is budget for budget in paid):
                 cost += (self._settled() if self._device.type == "cuda" else time.monotonic()) - start
-        if self._buffer.ready(now.step):
+        if self._buffer.ready(ctx.step):
             self._write()
-        if self._buffer.due(now.step):
+        if self._buffer.due(ctx.step):
             self._write()
-            self._buffer.request(now.step)
-            if self._buffer.ready(now.step):
+            self._buffer.request(ctx.step)
+            if self._buffer.ready(ctx.step):
                 self._write()
         self._spent += time.monotonic() - began
         for budget in paid:
             trained = 0.0 if self._counted == 0 else time.monotonic() - self._began - self._spent
-            budget.next = self._agreed(budget.plan(now.step, self._counted, cost, self._spent, trained))
+            budget.next = self._agreed(budget.plan(ctx.step, self._counted, cost, self._spent, trained))
         self._announce()
 
     def _announce(self) -> None:
@@ -237,18 +237,18 @@ class Watch:
             except Exception as error:
                 self._raised(probe, self.steps, error)
 
-    def _measure_probe(self, probe: Probe, now: Moment) -> None:
+    def _measure_probe(self, probe: Probe, ctx: StepContext) -> None:
         if probe.name not in self._muted:
             try:
                 with self._prepared() if probe.runs_model else nullcontext():
-                    measurement = probe.measure(now)
-                self._buffer.add(now.step, probe, measurement)
+                    measurement = probe.measure(ctx)
+                self._buffer.add(ctx.step, probe, measurement)
                 return
             except Exception as error:
-                self._raised(probe, now.step, error)
+                self._raised(probe, ctx.step, error)
                 if rank_and_size()[1] == 1:
                     return
-        self._buffer.add(now.step, probe, None)
+        self._buffer.add(ctx.step, probe, None)
 
     def _write(self) -> None:
         """Write what was asked for; waits for it."""

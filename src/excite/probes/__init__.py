@@ -1,19 +1,20 @@
 """Quantities measured during training, one file each."""
 
 from excite._core.calls import Pick
+from excite._core.compatibility import renamed_names
 from excite.probes.activation_rank.moments import Moments
 from excite.probes.activation_rank.rank import Rank, effective_rank
 from excite.probes.activation_rank.result import LayerRichness, Richness
 from excite.probes.activation_rank.richness import richness
 from excite.probes.activation_rank.smallest import Smallest, smallest_eigenvalue, smallest_eigenvalues
 from excite.probes.activation_rank.units import Units
-from excite.probes.base import Moment, Probe
+from excite.probes.base import Probe, StepContext
 from excite.probes.bias_trajectory.consistency import Consistency, Consistent, consistency
 from excite.probes.bias_trajectory.probe import Trajectory
 from excite.probes.bias_trajectory.updates import Updates, trajectory
 from excite.probes.conserved.ledger import Ledger, conservation
 from excite.probes.conserved.probe import Conservation
-from excite.probes.conserved.report import Entry, Reading
+from excite.probes.conserved.report import LedgerEntry, LedgerReport
 from excite.probes.direction import Direction, angle
 from excite.probes.distance import Distance, distance
 from excite.probes.layer_alignment.probe import Alignment, alignment
@@ -34,25 +35,25 @@ __all__ = [
     "Consistent",
     "Direction",
     "Distance",
-    "Entry",
     "Every",
     "JunctionAlignment",
     "LayerAlignment",
     "LayerRichness",
     "Ledger",
+    "LedgerEntry",
+    "LedgerReport",
     "Loss",
     "Margin",
-    "Moment",
     "Moments",
     "PowersOfTwo",
     "Probe",
     "Rank",
-    "Reading",
     "Richness",
     "Schedule",
     "Signs",
     "Smallest",
     "Spectrum",
+    "StepContext",
     "Trajectory",
     "Units",
     "Updates",
@@ -69,6 +70,8 @@ __all__ = [
     "smallest_eigenvalues",
     "trajectory",
 ]
+
+__getattr__ = renamed_names(__name__, {"Entry": "LedgerEntry", "Moment": "StepContext", "Reading": "LedgerReport"})
 
 
 def default_probes(output: Pick = None) -> list[Probe]:

@@ -5,8 +5,8 @@ A probe of your own takes ten lines:
     class WeightNorm(Probe):
         name, reduction = "weights", "first"
 
-        def measure(self, now):
-            return {"norm": sum(p.square().sum() for p in now.model.parameters()).sqrt()}
+        def measure(self, ctx):
+            return {"norm": sum(p.square().sum() for p in ctx.model.parameters()).sqrt()}
 
 Its values arrive in `run.frame()` as `weights/norm`. Keys that end in a layer's name, "norm/fc1", become
 `weights/norm/fc1`.
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, call, own_copy
+from excite._core.compatibility import renamed_names
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
 from excite._core.wrappers import eagerly
 from excite.errors import InputError
@@ -40,30 +41,40 @@ Values = Mapping[str, float | Tensor]
 __all__ = [
     "Deferred",
     "Every",
+    "LayerSignal",
     "Measurement",
-    "Moment",
     "PowersOfTwo",
     "Probe",
     "Reduction",
     "Schedule",
-    "Signal",
+    "StepContext",
     "Values",
 ]
 
+__getattr__ = renamed_names(__name__, {"Moment": "StepContext", "Signal": "LayerSignal"})
+
 
 @dataclass
-class Moment:
-    """What probes can see at one step. What several probes need is computed once."""
+class StepContext:
+    """The state of a training at one step, passed to probes. What several probes need is computed once.
+
+    Args:
+        model: The watched model; leave it unchanged.
+        step: Optimizer steps so far; 0 before training.
+        loss: The loss passed to `watch.step`, detached; None before training.
+        example: The fixed example batch, if there is one.
+        optimizer: The optimizer passed to `excite.watch`, if any.
+        loss_node: The node of the loss in the autograd graph.
+        wirings: Results of `wiring`, by the output picked.
+    """
 
     model: nn.Module
     step: int
     loss: Tensor | None = None
     example: Batch | None = None
     optimizer: torch.optim.Optimizer | None = None
-    loss_node: Any = None  # the loss's node in the autograd graph, for probes that ask how the loss was made
-    wirings: dict[str, Wiring] = field(
-        default_factory=dict, repr=False
-    )  # those found at this moment, by what was picked
+    loss_node: Any = None
+    wirings: dict[str, Wiring] = field(default_factory=dict, repr=False)
 
     def wiring(self, output: Pick = None) -> Wiring:
         """What the model is made of (`excite.trace` on the example), for all probes that ask at this moment."""
@@ -74,7 +85,7 @@ class Moment:
         return self.wirings[key]
 
     @property
-    def signals(self) -> list[Signal]:
+    def signals(self) -> list[LayerSignal]:
         """The input of every affine call on the example; `.active`, which points activate which unit, takes one pass more.
 
         One pass for all probes, of the function that training changes, without its noise: no dropout, and normalizations
@@ -94,7 +105,7 @@ class Moment:
         return self._pass[2]
 
     @cached_property
-    def _pass(self) -> tuple[list[Signal], dict[str, Source], Any]:
+    def _pass(self) -> tuple[list[LayerSignal], dict[str, Source], Any]:
         if self.example is None:
             raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
         recorder = _Recorder(Names(self.model), _Units(self.model, self.example))
@@ -129,7 +140,7 @@ class _Units:
 
 
 @dataclass(frozen=True)
-class Signal:
+class LayerSignal:
     """The input of one affine call, and the call itself (weight, stride, padding, …)."""
 
     layer: str
@@ -154,13 +165,15 @@ class Signal:
 class _Recorder(AffineMode):
     def __init__(self, names: Names, units: _Units):
         super().__init__(names)
-        self.signals: list[Signal] = []
+        self.signals: list[LayerSignal] = []
         self._units = units
 
     def visit(self, call: AffineCall) -> Tensor:
         # A copy: the model may go on to change this tensor in place.
         number, input, units = len(self.signals), call.input.clone(), self._units
-        self.signals.append(Signal(call.name, input, call, lambda: units.positive(number, lambda: call.run(input))))
+        self.signals.append(
+            LayerSignal(call.name, input, call, lambda: units.positive(number, lambda: call.run(input)))
+        )
         return call.run(call.input)
 
 
@@ -206,7 +219,7 @@ class Probe:
     def __init__(self, schedule: Schedule | None = None):
         self.schedule: Schedule = Every(1) if schedule is None else as_schedule(schedule, "schedule")
 
-    def attach(self, now: Moment) -> None:
+    def attach(self, ctx: StepContext) -> None:
         """Called once before training."""
 
     def detach(self) -> None:
@@ -215,9 +228,9 @@ class Probe:
     def announce(self, due: bool) -> None:
         """Called after every step: whether the coming one will be measured. A probe with hooks can rest until then."""
 
-    def measure(self, now: Moment) -> Measurement:
+    def measure(self, ctx: StepContext) -> Measurement:
         """Values by quantity or quantity/layer, as numbers or tensors with one element; or a `Deferred` computation of them."""
-        raise NotImplementedError(f"{type(self).__name__} has to define measure(self, now)")
+        raise NotImplementedError(f"{type(self).__name__} has to define measure(self, ctx)")
 
     def state_dict(self) -> dict[str, Any]:
         """What has to survive a restart, as a nested dict of tensors and plain values."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from excite._core.checks import check_count, same_shapes
 from excite._core.intercept.affine import clean_path
 from excite.errors import InputError, ModelError
-from excite.probes.base import Every, Moment, Probe, Schedule, Values
+from excite.probes.base import Every, Probe, Schedule, StepContext, Values
 
 
 def angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
@@ -50,31 +50,31 @@ class Direction(Probe):
         self._kept: list[tuple[int, dict[str, Tensor]]] = []
         self._start: dict[str, Tensor] = {}
 
-    def measure(self, now: Moment) -> Values:
-        weights = {clean_path(path): p.detach() for path, p in now.model.named_parameters() if p.requires_grad}
+    def measure(self, ctx: StepContext) -> Values:
+        weights = {clean_path(path): p.detach() for path, p in ctx.model.named_parameters() if p.requires_grad}
         if not any(w.numel() for w in weights.values()):
             raise ModelError("direction: no parameter has requires_grad=True and elements")
         weights = {path: w for path, w in weights.items() if w.numel()}
         norm = torch.stack([w.double().square().sum() for w in weights.values()]).sum().sqrt()
         if not math.isfinite(float(norm)):
-            raise ModelError(f"direction: a weight is not finite at step {now.step}")
+            raise ModelError(f"direction: a weight is not finite at step {ctx.step}")
         self._start = self._start or {path: w.clone() for path, w in weights.items()}
         if self._start.keys() != weights.keys() or any(self._start[k].shape != w.shape for k, w in weights.items()):
             raise ModelError("direction: the parameters are not those of the start")
-        while len(self._kept) > 1 and self._kept[1][0] <= now.step - self.window:
+        while len(self._kept) > 1 and self._kept[1][0] <= ctx.step - self.window:
             self._kept.pop(0)
         values: dict[str, Tensor] = {
             "norm": norm,
             "total": _angle(list(weights.values()), list(self._start.values())),
             "smallest": torch.stack([w.abs().min().double() for w in weights.values()]).min() / norm,
         }
-        if self._kept and self._kept[0][0] <= now.step - self.window:
+        if self._kept and self._kept[0][0] <= ctx.step - self.window:
             old = self._kept[0][1]
             values["angle"] = _angle(list(weights.values()), list(old.values()))
             values |= {
                 f"angle/{path}": _angle([w], [old[path]]) for path, w in weights.items() if bool(old[path].any())
             }
-        self._kept.append((now.step, {path: w.clone() for path, w in weights.items()}))
+        self._kept.append((ctx.step, {path: w.clone() for path, w in weights.items()}))
         return values
 
     def state_dict(self) -> dict[str, Any]:

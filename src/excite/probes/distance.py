@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from excite._core.checks import same_shapes
 from excite._core.intercept.affine import clean_path
-from excite.probes.base import Every, Moment, Probe, Schedule, Values
+from excite.probes.base import Every, Probe, Schedule, StepContext, Values
 
 
 def distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
@@ -44,12 +44,12 @@ class Distance(Probe):
         self._initial: dict[str, Tensor] = {}
         self._paths: list[str] | None = None  # in the order of the columns of `_member`
 
-    def attach(self, now: Moment) -> None:
+    def attach(self, ctx: StepContext) -> None:
         if not self._initial:
-            self._initial = {path: p.detach().clone() for path, p in _trained(now.model)}
+            self._initial = {path: p.detach().clone() for path, p in _trained(ctx.model)}
 
-    def measure(self, now: Moment) -> Values:
-        current = {path: p for path, p in _trained(now.model) if path in self._initial}
+    def measure(self, ctx: StepContext) -> Values:
+        current = {path: p for path, p in _trained(ctx.model) if path in self._initial}
         if list(current) != self._paths:
             self._arrange(current)
         start = [self._initial[path] for path in current]

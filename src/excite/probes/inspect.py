@@ -16,21 +16,21 @@ from excite._core.intercept.affine import AffineCall, Names
 from excite._core.preserve import device_of, eval_mode
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.errors import ExciteError, InputError, ModelError
-from excite.probes.layer_inputs import Patches, Seen, seen, unit_rows
+from excite.probes.layer_inputs import LayerInputs, Patches, layer_inputs, unit_rows
 from excite.probes.samples import Live
 from excite.wiring.activations import UnitMode
 
 Inputs = Callable[[Any], Batch]
-Visit = Callable[[str, AffineCall, Seen, Tensor | None], None]
+Visit = Callable[[str, AffineCall, LayerInputs, Tensor | None], None]
 
 
-class Look(UnitMode):
+class CaptureInputs(UnitMode):
     """Collects what every affine call sees in one forward pass. `counts` says how many items each has seen before."""
 
     def __init__(self, names: Names, patches: Patches, seed: int, active: bool, counts: dict[str, int]):
         super().__init__(names)
         self.patches, self.seed, self.active, self.counts = patches, seed, active, counts
-        self.found: list[Found] = []
+        self.found: list[CapturedCall] = []
 
     def visit(self, call: AffineCall) -> Tensor:
         return super().visit(call) if self.active else self.called(call)
@@ -39,20 +39,20 @@ class Look(UnitMode):
         x = call.input
         if x.is_floating_point():
             first = self.counts.get(call.name, 0)
-            one = seen(call, x, None, self.patches, first=first, seed=self.seed)
+            one = layer_inputs(call, x, None, self.patches, first=first, seed=self.seed)
             self.counts[call.name] = first + one.items
             if one.rows.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
                 # A copy: the model may go on to change this tensor in place.
                 one = replace(one, rows=one.rows.clone())
             number = len(self.judged) if self.active else -1
-            self.found.append(Found(call, x.shape, one, first, number))
+            self.found.append(CapturedCall(call, x.shape, one, first, number))
         output = call.run(x)
         if self.active and x.is_floating_point():
             # Where no activation follows, the output's own sign counts; it may be changed in place as well.
             self.found[-1].own = output > 0
         return output
 
-    def units(self, one: Found) -> Tensor | None:
+    def units(self, one: CapturedCall) -> Tensor | None:
         """(R, units): which rows activate which unit, once the pass is over."""
         if not self.active:
             return None
@@ -61,18 +61,18 @@ class Look(UnitMode):
 
 
 @dataclass
-class Found:
+class CapturedCall:
     """One affine call: the shape of its input, what it sees of it, the number of its first item, and of the call itself."""
 
     call: AffineCall
     shape: torch.Size
-    seen: Seen
+    inputs: LayerInputs
     first: int
     number: int
     own: Any = None
 
 
-def look(
+def inspect_layers(
     model: nn.Module,
     data: Iterable[Batch],
     visit: Visit,
@@ -82,7 +82,7 @@ def look(
     active: bool = False,
     notes: dict[str, str] | None = None,
 ) -> int:
-    """Calls visit(layer, call, seen, live) for every affine call of every batch; returns the number of points.
+    """Calls visit(layer, call, inputs, live) for every affine call of every batch; returns the number of points.
 
     `live` (R,) says which rows belong to points at which the model's output is not zero, None if all do or it is not
     known. With `active` the units are judged, and `notes` gets what has to be said about that, by layer. The model runs in
@@ -97,7 +97,7 @@ def look(
             points += batch_size(batch)
             check_finite(batch)
             here = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, own_copy(batch))
-            mode = Look(names, patches, seed, active, counts)
+            mode = CaptureInputs(names, patches, seed, active, counts)
             try:
                 with mode:
                     output = call(model, own_copy(here) if active else here)
@@ -109,7 +109,7 @@ def look(
                 raise InputError(f"the model does not run on inputs of shape {shapes}: {reason}") from error
             counted = zero.of(here, output) if active else None
             for one in mode.found:
-                what = replace(one.seen, active=mode.units(one))
+                what = replace(one.inputs, active=mode.units(one))
                 if notes is not None and active and (before := mode.note(one.number)):
                     notes[one.call.name] = f"judged before {before}, which mixes units before their activation"
                 visit(one.call.name, one.call, what, counted(one.call, one.shape, what) if counted else None)

@@ -18,22 +18,22 @@ Patches = int | Literal["whole"] | None
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Rows (R, D) that a weight multiplies, out of `of` there are; the rest is None where it is not known.
+class LayerInputs:
+    """Rows (R, D) that a weight multiplies, out of `total`; the rest is None where it is not known.
 
-    `active` (R, units) says where the input of the unit's activation is positive, `owner` (R,) which item of the first axis
+    `active` (R, units) says where the input of the unit's activation is positive, `sample_index` (R,) which item of the first axis
     of the call's input a row belongs to. With `groups` above 1 unit k sees columns D/groups · ⌊k · groups / units⌋ and on.
     """
 
     rows: Tensor
-    of: int
-    owner: Tensor
+    total: int
+    sample_index: Tensor
     items: int
     active: Tensor | None = None
     groups: int = 1
 
 
-def seen(
+def layer_inputs(
     call: AffineCall,
     input: Tensor,
     output: Tensor | None = None,
@@ -41,7 +41,7 @@ def seen(
     *,
     first: int = 0,
     seed: int = 0,
-) -> Seen:
+) -> LayerInputs:
     """What `call` sees of `input`; `active` only if its `output` is given, or what its activation gets, laid out like it.
 
     Patches: so many of each item, None for all of them, "whole" for the items themselves, flattened. Which ones depends
@@ -51,8 +51,8 @@ def seen(
     if call.kind == "linear":
         rows = linear_rows(call, input)
         items = len(input) if input.dim() > 1 else 1
-        owner = torch.arange(len(rows)) * items // max(1, len(rows))
-        return Seen(rows, len(rows), owner, items, active)
+        sample_index = torch.arange(len(rows)) * items // max(1, len(rows))
+        return LayerInputs(rows, len(rows), sample_index, items, active)
     axes = call.weight.dim() - 2
     transposed = "transpose" in call.function.__name__
     if patches != "whole":
@@ -61,21 +61,21 @@ def seen(
         input = input[None]
     items = len(input)
     if patches == "whole":
-        return Seen(input.flatten(1), items, torch.arange(items), items)
+        return LayerInputs(input.flatten(1), items, torch.arange(items), items)
     # (B, C, ...) -> (B, positions..., C · kernel...)
     windows = input.movedim(1, -1) if transposed else _windows(call, input)
     places = windows.shape[1 : 1 + axes]
-    owner, index = _places_of(items, tuple(places), patches, first, seed, input.device)
+    sample_index, index = _places_of(items, tuple(places), patches, first, seed, input.device)
     groups = 1 if transposed else call.weight.shape[0] and input.shape[1] // call.weight.shape[1]
-    of = items * math.prod(places)
-    return Seen(windows[index].flatten(1), of, owner, items, active, groups)
+    total = items * math.prod(places)
+    return LayerInputs(windows[index].flatten(1), total, sample_index, items, active, groups)
 
 
 def unit_rows(
     call: AffineCall, shape: torch.Size, output: Tensor, patches: Patches = None, *, first: int = 0, seed: int = 0
 ) -> Tensor | None:
     """(R, units): the numbers of `output`, a tensor laid out like the output of `call` for an input of this shape, for the
-    rows that `seen` takes. The units of a convolution are its channels. None where what one unit sees is not known."""
+    rows that `layer_inputs` takes. The units of a convolution are its channels. None where what one unit sees is not known."""
     if call.kind == "linear":
         return _linear(call, call.entering(torch.empty(shape, device="meta")), output)[1]
     if "transpose" in call.function.__name__ or patches == "whole":
@@ -106,9 +106,9 @@ def _index(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The item of every row, and where the rows stand."""
     at = _places(items, math.prod(places), patches, first, seed)
-    owner = torch.arange(items).repeat_interleave(at.shape[1])
+    sample_index = torch.arange(items).repeat_interleave(at.shape[1])
     where = map(torch.from_numpy, np.unravel_index(at.reshape(-1), places))
-    return owner, tuple(i.to(device) for i in (owner, *where))
+    return sample_index, tuple(i.to(device) for i in (sample_index, *where))
 
 
 _kept_index = lru_cache(maxsize=64)(_index)

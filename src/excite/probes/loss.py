@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from excite.probes.base import Moment, Probe, Values
+from excite.probes.base import Probe, StepContext, Values
 
 
 class Loss(Probe):
@@ -11,5 +11,5 @@ class Loss(Probe):
     name = "loss"
     runs_model = False
 
-    def measure(self, now: Moment) -> Values:
-        return {} if now.loss is None else {"step": now.loss}
+    def measure(self, ctx: StepContext) -> Values:
+        return {} if ctx.loss is None else {"step": ctx.loss}

@@ -9,7 +9,7 @@ from torch import Tensor
 from excite._core.checks import check_dense
 from excite._core.preserve import device_of
 from excite.errors import InputError
-from excite.probes.base import Moment, Probe, Values
+from excite.probes.base import Probe, StepContext, Values
 from excite.probes.schedules import Every, Schedule
 
 
@@ -37,11 +37,11 @@ class Margin(Probe):
         self.x, self.y = x.detach().clone(), y.detach().clone()
         self.options = {"steps": 20, "restarts": 1, "evidence": False, "certify": False, **options}
 
-    def measure(self, now: Moment) -> Values:
+    def measure(self, ctx: StepContext) -> Values:
         from excite.margin import margins
 
-        device = device_of(now.model)
-        found = margins(now.model, self.x.to(device), self.y.to(device), **self.options)
+        device = device_of(ctx.model)
+        found = margins(ctx.model, self.x.to(device), self.y.to(device), **self.options)
         return {
             "median": found.median,
             "low": found.quantile(0.1),

@@ -14,9 +14,9 @@ from excite._core.calls import Batch, batch_size, call, own_copy, repeated
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
 from excite._core.layout import Layout, find_layout
 from excite.errors import ModelError
-from excite.probes.layer_inputs import Seen, linear_rows
+from excite.probes.layer_inputs import LayerInputs, linear_rows
 
-Rows = Callable[[AffineCall, torch.Size, Seen], Tensor | None]
+Rows = Callable[[AffineCall, torch.Size, LayerInputs], Tensor | None]
 _FEW = 8  # samples that are enough to tell
 
 
@@ -69,7 +69,7 @@ class SampleLayouts:
             return None
         return (self.output.by_sample(output, samples) != 0).any(1)
 
-    def owner(self, call: AffineCall, shape: torch.Size, what: Seen, samples: int) -> Tensor | None:
+    def sample_index(self, call: AffineCall, shape: torch.Size, what: LayerInputs, samples: int) -> Tensor | None:
         """(R,): the sample that each row of `what` belongs to; None if there is none, or it is not known."""
         layout = self.inputs.get(call.name)
         if layout is None or shape[layout.axis] % (layout.outer * samples):
@@ -77,7 +77,7 @@ class SampleLayouts:
         n = shape[layout.axis]
         along = torch.arange(n) // (n // (layout.outer * samples)) % samples
         if call.kind != "linear":
-            return along[what.owner] if layout.axis == 0 and n == what.items else None
+            return along[what.sample_index] if layout.axis == 0 and n == what.items else None
         places = along.view([-1 if axis == layout.axis else 1 for axis in range(len(shape))]).expand(shape)
         rows = linear_rows(call, places.double())  # not every function that pads or unfolds takes whole numbers
         return rows[:, 0].long() if bool((rows == rows[:, :1]).all()) else None
@@ -111,11 +111,11 @@ class Live:
         if live is not None and not bool(live.any()):
             return lambda call, shape, what: torch.zeros(len(what.rows), dtype=torch.bool)
 
-        def rows(call: AffineCall, shape: torch.Size, what: Seen) -> Tensor | None:
+        def rows(call: AffineCall, shape: torch.Size, what: LayerInputs) -> Tensor | None:
             if live is not None and layouts is not None:
-                owner = layouts.owner(call, shape, what, size)
-                if owner is not None:
-                    return live[owner.to(live.device)]
+                sample_index = layouts.sample_index(call, shape, what, size)
+                if sample_index is not None:
+                    return live[sample_index.to(live.device)]
             self.unknown.add(call.name)
             return None
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from excite._core.checks import check_count, same_shapes
 from excite._core.intercept.affine import clean_path
 from excite.errors import ModelError
-from excite.probes.base import Deferred, Every, Measurement, Moment, Probe, Schedule, Values
+from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
 
 
 def sign_changes(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
@@ -50,14 +50,14 @@ class Signs(Probe):
         self._last: dict[str, Tensor] = {}  # step of the look that saw the last change, −1 for none
         self._start = 0
 
-    def measure(self, now: Moment) -> Measurement:
+    def measure(self, ctx: StepContext) -> Measurement:
         weights = {
-            clean_path(path): p.detach() for path, p in now.model.named_parameters() if p.requires_grad and p.numel()
+            clean_path(path): p.detach() for path, p in ctx.model.named_parameters() if p.requires_grad and p.numel()
         }
         if not weights:
             return {}
         if not self._positive:
-            self._start = now.step
+            self._start = ctx.step
         latest, changed = [], []
         for path, w in weights.items():
             positive = w >= 0
@@ -66,13 +66,13 @@ class Signs(Probe):
             elif self._positive[path].shape != w.shape:
                 raise ModelError(f"signs: {path} had shape {tuple(self._positive[path].shape)}, now {tuple(w.shape)}")
             else:
-                self._last[path].masked_fill_(positive != self._positive[path], now.step)
+                self._last[path].masked_fill_(positive != self._positive[path], ctx.step)
             self._positive[path] = positive
             latest.append(self._last[path].max())
-            changed.append((self._last[path] > max(-1, now.step - self.window)).sum())
+            changed.append((self._last[path] > max(-1, ctx.step - self.window)).sum())
         sizes = {path: w.numel() for path, w in weights.items()}
         found = [_together(column) for column in (latest, changed, torch._foreach_norm(list(weights.values())))]
-        compute = partial(self._values, now.step, sizes, found)  # without the context and what it holds
+        compute = partial(self._values, ctx.step, sizes, found)  # without the context and what it holds
         return Deferred(compute) if found[0].is_cuda else compute()
 
     def _values(self, step: int, sizes: Mapping[str, int], found: Sequence[Tensor]) -> Values:

@@ -13,10 +13,10 @@ from torch.nn.utils import prune
 from excite import PersistentExcitation, margins, trace
 from excite.bounds.relu_network import relu_network
 from excite.errors import ModelError
-from excite.probes.base import Moment
-from excite.probes.bias_trajectory.layer_operators import Operator
+from excite.probes.base import StepContext
+from excite.probes.bias_trajectory.layer_operators import LayerOperator
 from excite.probes.bias_trajectory.sites import find
-from excite.probes.layer_inputs import seen
+from excite.probes.layer_inputs import layer_inputs
 from excite.report.audit.chains import linear_chain
 from models import CASES, WAYS, build, build_way
 
@@ -308,15 +308,15 @@ def test_identities_of_freed_tensors_do_not_confuse() -> None:
 @pytest.mark.parametrize("name", WAYS)
 def test_what_a_weight_multiplies_are_the_samples(name: str) -> None:
     model, _, x = build_way(name)
-    first = Moment(model, 0, example=x).signals[0]
-    found = seen(first.call, first.input, first.call.run(first.input))
+    first = StepContext(model, 0, example=x).signals[0]
+    found = layer_inputs(first.call, first.input, first.call.run(first.input))
     assert torch.equal(found.rows, x)
 
 
 @pytest.mark.parametrize("name", [name for name in WAYS if "bilinear" not in name])
 def test_the_operator_of_a_site_is_the_matrix(name: str) -> None:
     model, same, x = build_way(name)
-    operator = Operator(find(model, x).first)
+    operator = LayerOperator(find(model, x).first)
     assert operator.largest(1e-10)[0] == pytest.approx(
         float(torch.linalg.matrix_norm(same.w.detach(), ord=2)), rel=1e-9
     )
@@ -540,7 +540,7 @@ def test_a_product_with_out_is_recognised() -> None:
     model, x = Into(), torch.randn(3, 5)
     before = model(x)
     assert [layer.name for layer in trace(model, x).layers] == ["w", "head"]
-    assert torch.equal(before, Moment(model, 0, example=x).output)
+    assert torch.equal(before, StepContext(model, 0, example=x).output)
 
 
 @pytest.mark.parametrize("name", ["addmm_", "x.mul_(v).sum", "x *= v, sum", "x.div_(v).sum", "(x / v).sum"])
@@ -553,7 +553,7 @@ def test_calls_in_place_keep_the_numbers_of_the_model_in_low_precision(name: str
         if name == "(x / v).sum":
             model.head = model.head.float()
     with torch.autocast("cpu", torch.bfloat16, enabled=low == "autocast"):
-        assert torch.equal(model(x), Moment(model, 0, example=x).output)
+        assert torch.equal(model(x), StepContext(model, 0, example=x).output)
 
 
 class Odd(nn.Module):

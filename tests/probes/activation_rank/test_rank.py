@@ -8,7 +8,7 @@ from torch import nn
 
 from excite import InputError
 from excite.probes import Rank, effective_rank, richness
-from excite.probes.base import Moment
+from excite.probes.base import StepContext
 from models import CASES, build, same_state, state_of
 
 
@@ -46,7 +46,7 @@ def test_every_layer_of_every_model_has_a_rank(name):
     model, x = build(name, batch=6)
     model.train()
     before = state_of(model)
-    values = Rank().measure(Moment(model, 0, example=x))
+    values = Rank().measure(StepContext(model, 0, example=x))
     assert same_state(before, state_of(model))
     values = {key: value for key, value in values.items() if not key.startswith("statistics/")}
     assert len(values) == 5 * CASES[name].layers
@@ -61,7 +61,7 @@ def test_every_layer_of_every_model_has_a_rank(name):
 
 def test_the_probe_agrees_with_the_function_on_data():
     model, x = build("convolutional", batch=40)
-    values = Rank(units=True, most_rows=10**6).measure(Moment(model, 0, example=x))
+    values = Rank(units=True, most_rows=10**6).measure(StepContext(model, 0, example=x))
     found = richness(model, x, patches=None, units=True)
     for one in found:
         assert values[f"effective/{one.layer}"] == pytest.approx(float(one.covariance.effective_rank), rel=1e-9)
@@ -74,7 +74,7 @@ def test_the_probe_agrees_with_the_function_on_data():
 
 def test_at_most_so_many_rows():
     model, x = build("transformer", batch=6)
-    few, many = (Rank(most_rows=n).measure(Moment(model, 0, example=x)) for n in (5, 100))
+    few, many = (Rank(most_rows=n).measure(StepContext(model, 0, example=x)) for n in (5, 100))
     assert few["numerical/head"] <= 4
     assert many["numerical/encoder.layers.0.linear1"] > 4
 
@@ -89,7 +89,7 @@ def test_units_are_named_when_they_change_and_only_then():
     probe = Rank(units=True)
 
     def look():
-        values = probe.measure(Moment(model, 0, example=x))
+        values = probe.measure(StepContext(model, 0, example=x))
         return values["deficient/0"], {k: v for k, v in values.items() if k.startswith("unit/0/")}
 
     assert look() == (1 / 6, {})
@@ -111,9 +111,9 @@ def test_of_a_wide_layer_a_few_units_are_named():
     x, probe = torch.randn(30, 2), Rank(units=True)
     with torch.no_grad():
         model[0].bias.fill_(10.0)
-    probe.measure(Moment(model, 0, example=x))
+    probe.measure(StepContext(model, 0, example=x))
     with torch.no_grad():
         model[0].bias.fill_(-100.0)
-    values = probe.measure(Moment(model, 1, example=x))
+    values = probe.measure(StepContext(model, 1, example=x))
     assert values["deficient/0"] == 1
     assert sum(key.startswith("unit/0/") for key in values) == 64

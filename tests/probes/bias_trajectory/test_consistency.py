@@ -10,7 +10,7 @@ import torch
 import excite
 from excite.errors import InputError, ModelError
 from excite.probes import Consistency, Every, consistency
-from excite.probes.base import Moment
+from excite.probes.base import StepContext
 from excite.probes.bias_trajectory.consistency import patterns_and_slopes
 from models import build, same_state, state_of
 
@@ -73,7 +73,7 @@ def test_the_probe_while_a_network_trains():
 def test_bad_input():
     model, _x = build("mlp")
     with pytest.raises(InputError, match="example"):
-        Consistency().measure(Moment(model, 0))
+        Consistency().measure(StepContext(model, 0))
     classes, images = build("convolutional-classes")
     with pytest.raises(ModelError, match="one output"):
-        Consistency().measure(Moment(classes, 0, example=images))
+        Consistency().measure(StepContext(classes, 0, example=images))

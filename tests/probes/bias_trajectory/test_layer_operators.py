@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from excite.probes.bias_trajectory.layer_operators import Operator
+from excite.probes.bias_trajectory.layer_operators import LayerOperator
 from excite.probes.bias_trajectory.sites import find
 
 LAYERS = {
@@ -48,7 +48,7 @@ def operator_of(layer, shape):
     dtype = next(layer.parameters()).dtype
     outputs = layer(torch.zeros(1, *shape, dtype=dtype)).numel()
     model = nn.Sequential(layer, nn.Flatten(), nn.Linear(outputs, 1, dtype=dtype))
-    return Operator(find(model, torch.randn(4, *shape, dtype=dtype)).first)
+    return LayerOperator(find(model, torch.randn(4, *shape, dtype=dtype)).first)
 
 
 def truth_of(layer, shape):
@@ -115,5 +115,5 @@ def test_a_bias_that_is_large_beside_the_weight_does_not_count(bias: float) -> N
             model[0].weight.mul_(0.05)
             model[0].bias.fill_(one)
         site = next(iter(find(model, torch.randn(2, 1, 5, 5), "first").chosen))
-        found.append(Operator(site).largest())
+        found.append(LayerOperator(site).largest())
     assert found[0] == found[1]

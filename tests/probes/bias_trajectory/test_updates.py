@@ -12,7 +12,7 @@ from torch import nn
 from excite.errors import InputError, ModelError
 from excite.lipschitz import local
 from excite.probes import trajectory
-from excite.probes.bias_trajectory.layer_operators import Operator
+from excite.probes.bias_trajectory.layer_operators import LayerOperator
 from excite.probes.bias_trajectory.sites import find
 from models import CASES, build, same_state, state_of
 
@@ -130,7 +130,7 @@ def test_largest_singular_values_against_the_written_out_matrix(layer, shape):
     x = torch.randn(4, *shape, dtype=torch.float64)
     model(x)
     site = find(model, x).first
-    operator, matrix = Operator(site), matrix_of(layer, shape)
+    operator, matrix = LayerOperator(site), matrix_of(layer, shape)
     sigma, error = operator.largest(1e-9, most=2000)
     truth = float(torch.linalg.matrix_norm(matrix, 2))
     assert sigma == pytest.approx(truth, rel=1e-9)
@@ -147,7 +147,7 @@ def test_largest_singular_values_against_the_written_out_matrix(layer, shape):
 def test_the_search_for_the_largest_singular_value_starts_where_the_last_one_ended():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 12, 5), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 144, 1))
-    operator = Operator(find(model, torch.randn(2, 3, 16, 16)).first)
+    operator = LayerOperator(find(model, torch.randn(2, 3, 16, 16)).first)
     calls = []
     gram = operator.gram
     operator.gram = lambda x, offset: calls.append(1) or gram(x, offset)
@@ -158,7 +158,7 @@ def test_the_search_for_the_largest_singular_value_starts_where_the_last_one_end
     calls.clear()
     again, error = operator.largest(1e-4)
     assert len(calls) <= max(3, cold // 4)
-    fresh, _ = Operator(find(model, torch.randn(2, 3, 16, 16)).first).largest(1e-6, most=2000)
+    fresh, _ = LayerOperator(find(model, torch.randn(2, 3, 16, 16)).first).largest(1e-6, most=2000)
     assert again == pytest.approx(fresh, rel=3e-4)
     assert error <= 1e-4
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_a_direction_that_comes_to_lead_is_found():
     """Each input channel has its own filters, so what leads in the one is orthogonal to all that can come of the other."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 100, 1)).double()
-    operator = Operator(find(model, torch.randn(2, 2, 12, 12, dtype=torch.float64)).first)
+    operator = LayerOperator(find(model, torch.randn(2, 2, 12, 12, dtype=torch.float64)).first)
     weight = model[0].weight
     with torch.no_grad():
         weight[:2, 1] = 0
@@ -201,13 +201,13 @@ def test_following_the_largest_singular_value_from_the_start_and_without_finite_
     shape = (2, 6, 5) if isinstance(layer, nn.Conv2d) else (layer.in_features,)
     model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(1).double())
     model(torch.randn(4, *shape, dtype=torch.float64))
-    operator = Operator(find(model, torch.randn(4, *shape, dtype=torch.float64)).first)
+    operator = LayerOperator(find(model, torch.randn(4, *shape, dtype=torch.float64)).first)
     sigma, error = operator.follow().found()
     assert sigma == pytest.approx(float(torch.linalg.matrix_norm(matrix_of(layer, shape), 2)), rel=max(1e-12, error))
     with torch.no_grad():
         layer.weight.view(-1)[3] = torch.inf
     assert math.isnan(operator.follow().found()[0])
-    assert math.isnan(Operator(operator.site).follow().found()[0])
+    assert math.isnan(LayerOperator(operator.site).follow().found()[0])
 
 
 def test_a_layer_on_many_positions_is_as_its_worst_position():

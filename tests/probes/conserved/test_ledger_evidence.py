@@ -16,7 +16,7 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 from torch.utils.checkpoint import checkpoint
 
 import excite
-from excite.probes import Conservation, Entry, Every, conservation
+from excite.probes import Conservation, Every, LedgerEntry, conservation
 from excite.probes.conserved.norm_terms import eps_term
 from excite.wiring import Wiring, trace
 
@@ -134,7 +134,7 @@ def test_an_update_that_is_not_predicted_never_holds(name: str, kind: str, tmp_p
     make, closure, key, why = UNCHECKED[name]
     for penalty in PENALTIES:
         reading = train(make, penalty, kind, closure)
-        entry: Entry = reading.entries[0]
+        entry: LedgerEntry = reading.entries[0]
         assert not reading.holds
         assert not entry.holds
         assert entry.why is not None

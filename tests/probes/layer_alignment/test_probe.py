@@ -15,7 +15,7 @@ import excite
 from excite.bounds import alignment as of_matrices
 from excite.errors import InputError, ModelError
 from excite.probes import Alignment, Every, alignment
-from excite.probes.base import Moment
+from excite.probes.base import StepContext
 from excite.probes.layer_alignment import leading as leading_module
 from excite.probes.layer_alignment.leading import leading, shifted_cholesky
 from excite.wiring.junctions import junctions
@@ -312,9 +312,9 @@ def test_the_probe_through_watch_and_across_a_restart(tmp_path) -> None:
 def test_bad_input() -> None:
     model, x = build("mlp")
     with pytest.raises(InputError, match="example"):
-        Alignment().attach(Moment(model, 0))
+        Alignment().attach(StepContext(model, 0))
     with pytest.raises(InputError, match="attached"):
-        Alignment().measure(Moment(model, 0))
+        Alignment().measure(StepContext(model, 0))
     with pytest.raises(InputError, match="exact"):
         Alignment(exact=0)
     with torch.no_grad():

@@ -17,8 +17,18 @@ from excite.errors import InputError
 from excite.probes.activation_rank.covariance import Covariances
 from excite.probes.activation_rank.smallest import default_tolerance
 from excite.probes.activation_rank.units import UnitSums, live_rows
-from excite.probes.base import Deferred, Every, Measurement, Moment, Probe, Reduction, Schedule, Signal, counted
-from excite.probes.layer_inputs import Seen, seen
+from excite.probes.base import (
+    Deferred,
+    Every,
+    LayerSignal,
+    Measurement,
+    Probe,
+    Reduction,
+    Schedule,
+    StepContext,
+    counted,
+)
+from excite.probes.layer_inputs import LayerInputs, layer_inputs
 from excite.probes.samples import Live, Rows
 from excite.wiring.normalization import Source, as_trained
 
@@ -69,20 +79,20 @@ class Rank(Probe):
         self._named: dict[str, list[int]] = {}
         self._warned = False
 
-    def measure(self, now: Moment) -> Measurement:
-        signals = [signal for signal in now.signals if signal.input.is_floating_point()]
-        seen = [self._seen(signal) for signal in signals]
-        covariances = Covariances([one.rows for one in seen])
+    def measure(self, ctx: StepContext) -> Measurement:
+        signals = [signal for signal in ctx.signals if signal.input.is_floating_point()]
+        inputs = [self._inputs(signal) for signal in signals]
+        covariances = Covariances([layer_rows.rows for layer_rows in inputs])
         layers = [signal.layer for signal in signals]
-        known = counted(now.statistics)
-        self._warn(now.statistics)
+        known = counted(ctx.statistics)
+        self._warn(ctx.statistics)
         if covariances.apart and not self.units:
             return Deferred(lambda: _values(layers, covariances) | known)
         values = _values(layers, covariances) | known
         if not self.units:
             return values
-        counts = self._counted(now)
-        for layer, signal, one in zip(layers, signals, seen):
+        counts = self._counted(ctx)
+        for layer, signal, one in zip(layers, signals, inputs):
             if one.active is not None:
                 live = counts(signal.call, signal.input.shape, one)
                 if live is not None and len(live) > len(one.rows):  # thinned out like the rows
@@ -92,12 +102,12 @@ class Rank(Probe):
                 values |= {f"unit/{layer}/{unit}": value for unit, value in self._changed(layer, bad)}
         return values
 
-    def _counted(self, now: Moment) -> Rows:
+    def _counted(self, ctx: StepContext) -> Rows:
         """Which rows count in Theorem 1: those of points at which the output is not zero."""
-        if is_sharded(now.model):  # a pass is one of all processes, and not all may need one
+        if is_sharded(ctx.model):  # a pass is one of all processes, and not all may need one
             return lambda call, shape, what: None
-        with torch.no_grad(), as_trained(now.model, now.example):  # type: ignore[arg-type]
-            return Live(now.model).of(now.example, now.output)  # type: ignore[arg-type]
+        with torch.no_grad(), as_trained(ctx.model, ctx.example):  # type: ignore[arg-type]
+            return Live(ctx.model).of(ctx.example, ctx.output)  # type: ignore[arg-type]
 
     def _warn(self, statistics: Mapping[str, Source]) -> None:
         few = [path for path, source in statistics.items() if source == "few"]
@@ -125,15 +135,15 @@ class Rank(Probe):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._deficient, self._named = dict(state.get("deficient", {})), dict(state.get("named", {}))
 
-    def _seen(self, signal: Signal) -> Seen:
+    def _inputs(self, signal: LayerSignal) -> LayerInputs:
         """Linear layers are thinned out evenly, convolutions by patches."""
         items = signal.input.shape[0]
         with torch.no_grad():
             positive = signal.positive if self.units else None
-            what = seen(signal.call, signal.input, positive, max(1, self.most_rows // max(1, items)))
+            what = layer_inputs(signal.call, signal.input, positive, max(1, self.most_rows // max(1, items)))
         step = max(1, math.ceil(len(what.rows) / self.most_rows))
         active = None if what.active is None else what.active[::step]
-        return Seen(what.rows[::step], what.of, what.owner[::step], what.items, active, what.groups)
+        return LayerInputs(what.rows[::step], what.total, what.sample_index[::step], what.items, active, what.groups)
 
 
 def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]:
@@ -151,7 +161,7 @@ def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]
     return values
 
 
-def _deficient(what: Seen, live: Tensor | None) -> list[int]:
+def _deficient(what: LayerInputs, live: Tensor | None) -> list[int]:
     """The units that these rows do not excite."""
     rows, active = live_rows(what, live)
     what = replace(what, rows=rows, active=active)

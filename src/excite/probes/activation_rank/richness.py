@@ -25,8 +25,8 @@ from excite.probes.activation_rank.moments import EXACT, SKETCH, Moments
 from excite.probes.activation_rank.result import LayerRichness, Richness, Sampling
 from excite.probes.activation_rank.smallest import Smallest, default_tolerance
 from excite.probes.activation_rank.units import UnitFactors, Units, UnitSums, collected
-from excite.probes.inspect import Batches, Inputs, look
-from excite.probes.layer_inputs import Patches, Seen
+from excite.probes.inspect import Batches, Inputs, inspect_layers
+from excite.probes.layer_inputs import LayerInputs, Patches
 
 
 @model_errors
@@ -69,15 +69,15 @@ def richness(
     if not is_flag(units) and not isinstance(units, list | tuple):
         raise InputError(f"units: expected True, False or a list of layer names; got {shown(units)}")
     batches = Batches(data, batch, inputs)
-    layers: dict[str, Layer] = {}
+    layers: dict[str, _LayerMoments] = {}
 
-    def visit(name: str, call: AffineCall, what: Seen, live: Tensor | None) -> None:
+    def visit(name: str, call: AffineCall, what: LayerInputs, live: Tensor | None) -> None:
         if name not in layers:
-            layers[name] = Layer(name, call.kind, Moments(what.rows.shape[1], exact, sketch, what.rows.device))
+            layers[name] = _LayerMoments(name, call.kind, Moments(what.rows.shape[1], exact, sketch, what.rows.device))
         layers[name].add(what)
 
     notes: dict[str, str] = {}
-    look(model, batches, visit, patches=patches, seed=seed, active=bool(units), notes=notes)
+    inspect_layers(model, batches, visit, patches=patches, seed=seed, active=bool(units), notes=notes)
     results = {name: layer.result(tolerance) for name, layer in layers.items()}
     if units:
         if batches.once:
@@ -89,24 +89,24 @@ def richness(
 
 
 @dataclass
-class Layer:
+class _LayerMoments:
     """What is summed up of one layer."""
 
     name: str
     kind: str
     moments: Moments
     rows: int = 0
-    of: int = 0
+    total: int = 0
     units: int | None = None
     groups: int = 1
     dtype: torch.dtype = torch.float64
 
-    def add(self, what: Seen) -> None:
+    def add(self, what: LayerInputs) -> None:
         try:
             self.moments.add(what.rows)
         except InputError as error:
             raise InputError(f"layer {self.name!r}: {error}") from error
-        self.rows, self.of = self.rows + len(what.rows), self.of + what.of
+        self.rows, self.total = self.rows + len(what.rows), self.total + what.total
         self.units = None if what.active is None else what.active.shape[1]
         self.groups, self.dtype = what.groups, what.rows.dtype
 
@@ -116,15 +116,15 @@ class Layer:
         except InputError as error:
             raise InputError(f"layer {self.name!r}: {error}") from error
         sampling = None
-        if self.rows < self.of:
-            sampling = Sampling(self.rows, self.of, self.moments.sampling_error(self.of))
+        if self.rows < self.total:
+            sampling = Sampling(self.rows, self.total, self.moments.sampling_error(self.total))
         return LayerRichness(self.name, self.kind, self.rows, covariance, second, self.moments.exact, sampling)
 
 
 def judge(
     model: nn.Module,
     batches: Iterable[Any],
-    layers: Sequence[Layer],
+    layers: Sequence[_LayerMoments],
     patches: Patches,
     seed: int,
     tolerance: float | None,
@@ -171,14 +171,14 @@ def judge(
 
 
 def _through(model: nn.Module, batches: Iterable[Any], into: dict[str, Any], patches: Patches, seed: int) -> None:
-    def visit(name: str, call: AffineCall, what: Seen, live: Tensor | None) -> None:
+    def visit(name: str, call: AffineCall, what: LayerInputs, live: Tensor | None) -> None:
         if name in into:
             into[name].add(what, live)
 
-    look(model, batches, visit, patches=patches, seed=seed, active=True)
+    inspect_layers(model, batches, visit, patches=patches, seed=seed, active=True)
 
 
-def _passes(layers: Sequence[Layer], memory: int) -> list[dict[str, range]]:
+def _passes(layers: Sequence[_LayerMoments], memory: int) -> list[dict[str, range]]:
     """Units by pass: small layers together, large ones in parts; at least one unit a pass."""
     passes: list[dict[str, range]] = []
     left = 0
@@ -196,8 +196,8 @@ def _passes(layers: Sequence[Layer], memory: int) -> list[dict[str, range]]:
 
 
 def _chosen(
-    units: bool | Sequence[str], layers: dict[str, Layer], exact: int, results: dict[str, LayerRichness]
-) -> list[Layer]:
+    units: bool | Sequence[str], layers: dict[str, _LayerMoments], exact: int, results: dict[str, LayerRichness]
+) -> list[_LayerMoments]:
     """Layers whose units can be judged; for the others the result says why not."""
     names = list(layers) if units is True else list(units)  # type: ignore[arg-type]
     for name in names:

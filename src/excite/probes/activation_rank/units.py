@@ -12,7 +12,7 @@ from torch import Tensor
 
 from excite.probes.activation_rank.smallest import Smallest, from_eigenvalues, smallest_eigenvalues
 from excite.probes.activation_rank.sums import add_outer, home
-from excite.probes.layer_inputs import Seen
+from excite.probes.layer_inputs import LayerInputs
 
 _BLOCK = 2048  # rows collected before they are added up
 
@@ -71,7 +71,7 @@ class UnitSums:
         self._active = torch.empty(_BLOCK, len(units), dtype=torch.bool, device=device)
         self._waiting = 0
 
-    def add(self, what: Seen, live: Tensor | None = None) -> None:
+    def add(self, what: LayerInputs, live: Tensor | None = None) -> None:
         rows, active = live_rows(what, live)
         active = active[:, self.units.start : self.units.stop]
         while len(rows):
@@ -106,7 +106,7 @@ class UnitFactors:
         self.units, self.each, self.width = units, max(1, of // groups), width // groups
         self._factors = {unit: torch.zeros(0, self.width, dtype=torch.float64) for unit in units}
 
-    def add(self, what: Seen, live: Tensor | None = None) -> None:
+    def add(self, what: LayerInputs, live: Tensor | None = None) -> None:
         rows, active = live_rows(what, live)
         for unit in self.units:
             mine = rows[:, _columns(unit, self.each, self.width)][active[:, unit]].to("cpu", torch.float64)
@@ -127,7 +127,7 @@ def _columns(unit: int, each: int, width: int) -> slice:
     return slice(first, first + width)
 
 
-def live_rows(what: Seen, live: Tensor | None) -> tuple[Tensor, Tensor]:
+def live_rows(what: LayerInputs, live: Tensor | None) -> tuple[Tensor, Tensor]:
     """Without the rows of points at which the network's output is zero, `live` (R,): Theorem 1 leaves them out."""
     active: Tensor = what.active  # type: ignore[assignment]
     if live is None:

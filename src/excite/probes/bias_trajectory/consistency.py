@@ -14,7 +14,7 @@ from excite._core.checks import check_real, check_tensor, check_values
 from excite._core.intercept.affine import AffineCall, Names
 from excite._core.layout import Layout, find_layout
 from excite.errors import InputError, ModelError
-from excite.probes.base import Every, Moment, Probe, Schedule, Values, counted
+from excite.probes.base import Every, Probe, Schedule, StepContext, Values, counted
 from excite.wiring.activations import ActivationCall, ActivationMode
 from excite.wiring.normalization import Source, as_trained
 
@@ -150,21 +150,21 @@ class Consistency(Probe):
         self._layouts: Layouts | None = None
         self._looks: list[tuple[int, Tensor, Tensor]] = []  # step, hashes of the patterns, slopes
 
-    def measure(self, now: Moment) -> Values:
+    def measure(self, ctx: StepContext) -> Values:
         if (
-            now.example is None
-            or not isinstance(now.example, Tensor)
-            or not tensors(now.example)[0].is_floating_point()
+            ctx.example is None
+            or not isinstance(ctx.example, Tensor)
+            or not tensors(ctx.example)[0].is_floating_point()
         ):
             raise InputError(
                 "the consistency probe needs an example batch, one tensor: excite.watch(model, example=x, ...)"
             )
-        signs, slopes, self._layouts, statistics = _measured(now.model, now.example, self.output, self._layouts)
+        signs, slopes, self._layouts, statistics = _measured(ctx.model, ctx.example, self.output, self._layouts)
         signs, slopes = signs.cpu(), slopes.cpu()
         before, self._last = self._last, signs
         generator = torch.Generator().manual_seed(0)
         keys = torch.randint(-(2**62), 2**62, (signs.shape[1],), generator=generator)
-        self._looks.append((now.step, torch.where(signs, keys, 0).sum(1), slopes))
+        self._looks.append((ctx.step, torch.where(signs, keys, 0).sum(1), slopes))
         if before is None or len(self._looks) < 2:
             return {}
         if signs.shape != before.shape:

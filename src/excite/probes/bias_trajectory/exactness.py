@@ -15,7 +15,7 @@ from excite._core.intercept.affine import AffineCall, AffineMode, Names, clean_p
 from excite._core.preserve import RandomState, device_of, preserve_state
 from excite._core.wrappers import eagerly, without_reentrant_checkpointing
 from excite.errors import ModelError
-from excite.probes.bias_trajectory.sites import Sites
+from excite.probes.bias_trajectory.sites import TracedLayers
 from excite.wiring.export import resized
 
 LABELS = {
@@ -53,7 +53,7 @@ class _Cut(AffineMode):
         return self.z.clone()
 
 
-def labels(model: nn.Module, example: Batch, sites: Sites, output: Pick = None) -> tuple[str, ...]:
+def labels(model: nn.Module, example: Batch, sites: TracedLayers, output: Pick = None) -> tuple[str, ...]:
     """Labels that follow from the model in the mode it is in, tried out on a few samples; it is left as it was.
 
     Raises ModelError where the first layer's output does not influence the model's.
@@ -115,7 +115,7 @@ def random_layers(model: nn.Module) -> list[str]:
     ]
 
 
-def _unreachable(sites: Sites) -> str:
+def _unreachable(sites: TracedLayers) -> str:
     return f"the first affine layer, {sites.first.name!r}, cannot be reached from the output: something detaches or rounds between them"
 
 

@@ -20,10 +20,10 @@ from excite._core.intercept.affine import AffineCall, AffineMode, Names
 from excite._core.preserve import probes_ignored
 from excite._core.wrappers import is_sharded
 from excite.errors import ExciteError, ModelError
-from excite.probes.bias_trajectory.sites import Site
+from excite.probes.bias_trajectory.sites import TracedLayer
 from excite.probes.bias_trajectory.updates import row_norms
 
-Look = Callable[[Site, Tensor, Tensor], None]  # site, dL/dz, ‖dL/df‖
+Look = Callable[[TracedLayer, Tensor, Tensor], None]  # site, dL/dz, ‖dL/df‖
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -49,7 +49,7 @@ class _Gradients:
         self.backward = backward  # its number
         self.error: Tensor | None = None
         self.direction: Tensor | None = None  # dL/df, if asked for
-        self.at_z: list[tuple[Site, Tensor, Tensor | None]] = []
+        self.at_z: list[tuple[TracedLayer, Tensor, Tensor | None]] = []
 
 
 class _Pass:
@@ -104,7 +104,7 @@ class Hooks:
     def __init__(
         self,
         model: nn.Module,
-        sites: Sequence[Site],
+        sites: Sequence[TracedLayer],
         output: Pick = None,
         *,
         pair: Callable[[str, Tensor, Tensor], None],
@@ -196,7 +196,7 @@ class Hooks:
         if site is not None and isinstance(output, Tensor):
             self.reached(site, output)
 
-    def reached(self, site: Site, z: Tensor) -> None:
+    def reached(self, site: TracedLayer, z: Tensor) -> None:
         if self._now is not None and z.requires_grad:
             z.register_hook(partial(self._at_z, self._now, site, self._looking))
 
@@ -242,7 +242,7 @@ class Hooks:
         except Exception as problem:
             self._fail(problem)
 
-    def _at_z(self, now: _Pass, site: Site, looking: bool, gradient: Tensor) -> None:
+    def _at_z(self, now: _Pass, site: TracedLayer, looking: bool, gradient: Tensor) -> None:
         if not self._live or self.failure is not None:
             return
         try:
@@ -305,7 +305,7 @@ class Hooks:
                 self._pair(site, norm, whole, found.error)
         found.at_z.clear()
 
-    def _pair(self, site: Site, norm: Tensor, whole: Tensor | None, error: Tensor) -> None:
+    def _pair(self, site: TracedLayer, norm: Tensor, whole: Tensor | None, error: Tensor) -> None:
         if norm.shape != error.shape:
             raise ModelError(
                 f"layer {site.name!r} saw {len(norm)} samples and the output has {len(error)}: expected one row per sample"

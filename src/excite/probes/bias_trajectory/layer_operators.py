@@ -13,7 +13,7 @@ from torch import Tensor
 
 from excite._core.background import record_stream
 from excite._core.lanczos import krylov_space
-from excite.probes.bias_trajectory.sites import Site
+from excite.probes.bias_trajectory.sites import TracedLayer
 
 _LARGEST = 4_000_000  # entries of an operator that is written out as a matrix
 _WORK = 5e8  # multiplications spent on the singular values of active rows
@@ -64,10 +64,10 @@ class Estimate:
         return math.sqrt(max(0.0, square)), error
 
 
-class Operator:
+class LayerOperator:
     """A of z = A x + b for one site, with the weight as it is now. Vectors of samples have the batch axis in front."""
 
-    def __init__(self, site: Site):
+    def __init__(self, site: TracedLayer):
         self.site = site
         self.last: Estimate | None = None  # where the last search for the largest singular value ended
         self._noise: Tensor | None = None

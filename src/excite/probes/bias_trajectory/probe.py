@@ -14,12 +14,12 @@ from excite._core.checks import check_count
 from excite._core.intercept.affine import clean_path
 from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, ModelError
-from excite.probes.base import Deferred, Every, Measurement, Moment, Probe, Reduction, Schedule, Values
+from excite.probes.base import Deferred, Every, Measurement, Probe, Reduction, Schedule, StepContext, Values
 from excite.probes.bias_trajectory.exactness import LABELS, applies_link, labels, random_layers
 from excite.probes.bias_trajectory.hooks import Hooks
-from excite.probes.bias_trajectory.layer_operators import Operator
-from excite.probes.bias_trajectory.ratio_bounds import Sandwich, largest
-from excite.probes.bias_trajectory.sites import Site, Sites, find
+from excite.probes.bias_trajectory.layer_operators import LayerOperator
+from excite.probes.bias_trajectory.ratio_bounds import RatioBounds, largest
+from excite.probes.bias_trajectory.sites import TracedLayer, TracedLayers, find
 from excite.probes.bias_trajectory.steady import Steady
 from excite.probes.bias_trajectory.updates import gradients_of, row_norms
 from excite.probes.bias_trajectory.windows import BiasPath, Sums
@@ -91,13 +91,13 @@ class Trajectory(Probe):
         self._warned = False
         self._kept: dict[str, Any] = {}  # from a checkpoint, until the model is known
 
-    def attach(self, now: Moment) -> None:
-        if now.example is None:
+    def attach(self, ctx: StepContext) -> None:
+        if ctx.example is None:
             raise InputError("the trajectory probe needs an example batch: excite.watch(model, example=x, ...)")
-        model = now.model
+        model = ctx.model
         refuse_lazy(model)
-        self._model, self._example = model, own_copy(now.example)
-        self._sites: Sites = find(model, self._example, self.layers)
+        self._model, self._example = model, own_copy(ctx.example)
+        self._sites: TracedLayers = find(model, self._example, self.layers)
         for site in self._sites.chosen:
             if site.checkpointed and self.clean is None:
                 raise ModelError(_recomputed(site.name))
@@ -115,15 +115,15 @@ class Trajectory(Probe):
         device = self._sites.first.call.weight.device
         self._sums = {site.name: Sums(device) for site in self._sites.chosen}
         self._steady = {name: Steady(device, plain=device.type == "cpu") for name in self._sums}
-        self._operators = {site.name: Operator(site) for site in self._sites.chosen}
+        self._operators = {site.name: LayerOperator(site) for site in self._sites.chosen}
         parameters = {clean_path(path): p for path, p in model.named_parameters()}
         self._paths = {
             site.name: BiasPath(parameters[site.bias]) for site in self._sites.chosen if site.bias in parameters
         }
-        self._sandwiches: dict[str, Sandwich] = {}
+        self._sandwiches: dict[str, RatioBounds] = {}
         self._looks: dict[str, tuple[dict[str, Any], bool]] = {}  # what was in them, from a checkpoint
         self._batch: Batch | None = None
-        self._steps_seen = now.step
+        self._steps_seen = ctx.step
         self._hooks = Hooks(
             model,
             [site for site in self._sites.chosen if site.trained and not site.checkpointed],
@@ -160,7 +160,7 @@ class Trajectory(Probe):
         self._due |= self.sandwich is not None and (self._passes - 1) % self.sandwich == 0
         return self._due
 
-    def _look(self, site: Site, gradient: Tensor, errors: Tensor) -> None:
+    def _look(self, site: TracedLayer, gradient: Tensor, errors: Tensor) -> None:
         """Lemma 1 for the samples of one pass, with the weights they met."""
         self._due = False
         operator = self._operators[site.name]
@@ -168,31 +168,31 @@ class Trajectory(Probe):
             gradient, errors = gradient.narrow(site.axis, 0, min(self.most, len(errors))), errors[: self.most]
         if not site.live:  # the weight is computed anew in every pass
             operator.site = find(self._model, self._example, [site.name])[site.name]
-        self._sandwiches[site.name] = Sandwich.of(site, gradient, errors, operator)
+        self._sandwiches[site.name] = RatioBounds.of(site, gradient, errors, operator)
 
     # -- at a measurement ----------------------------------------------------------------------------------------
-    def measure(self, now: Moment) -> Measurement:
+    def measure(self, ctx: StepContext) -> Measurement:
         hooks = self._hooks
-        if hooks is None or hooks.resting or now.step == 0:
+        if hooks is None or hooks.resting or ctx.step == 0:
             return {}
         if hooks.failure is not None:
             raise hooks.failure
-        steps, self._steps_seen = now.step - self._steps_seen, now.step
+        steps, self._steps_seen = ctx.step - self._steps_seen, ctx.step
         values: dict[str, Tensor | float] = {}
         if hooks.by_name and steps > 0:
             self._check(hooks)
             for name in hooks.by_name:
                 found = self._sums[name].read()
-                found |= self._steady[name].add(now.step, found["max"])
+                found |= self._steady[name].add(ctx.step, found["max"])
                 values |= {f"{key}/{name}": value for key, value in found.items()}
         for name, path in self._paths.items():
             values |= {f"{key}/{name}": value for key, value in path.read().items()}
         if self.passes == "measured":
             values = {key: value for key, value in values.items() if key.partition("/")[0] not in _OF_EVERY_STEP}
-        if self.clean is not None and self.clean.due(now.step):
+        if self.clean is not None and self.clean.due(ctx.step):
             values |= self._clean_pass(hooks)
-        if self._link_found is None and now.loss_node is not None and hooks.number:
-            self._link_found = self.link == "identity" and applies_link(now.loss_node, hooks.number)
+        if self._link_found is None and ctx.loss_node is not None and hooks.number:
+            self._link_found = self.link == "identity" and applies_link(ctx.loss_node, hooks.number)
         known = [*self._labels_now()]
         known += ["logits"] if self._link_found else []
         known += ["side"] if hooks.side else []
@@ -220,7 +220,7 @@ class Trajectory(Probe):
                 stacklevel=2,
             )
 
-    def _read(self, sandwiches: Mapping[str, Sandwich]) -> dict[str, tuple[dict[str, Any], bool]]:
+    def _read(self, sandwiches: Mapping[str, RatioBounds]) -> dict[str, tuple[dict[str, Any], bool]]:
         return {name: one.found("vector" in self._static) for name, one in sandwiches.items()}
 
     def _check(self, hooks: Hooks) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excite.probes.bias_trajectory.layer_operators import Estimate, Operator
-from excite.probes.bias_trajectory.sites import Site
+from excite.probes.bias_trajectory.layer_operators import Estimate, LayerOperator
+from excite.probes.bias_trajectory.sites import TracedLayer
 from excite.probes.bias_trajectory.updates import looked
 
 
 @dataclass(frozen=True)
-class Sandwich:
+class RatioBounds:
     """Read off the weights when it was made. `found` says what there is to write; it waits for the device."""
 
     updates: Tensor  # (B,), NaN for a sample without a loss gradient
@@ -25,10 +25,10 @@ class Sandwich:
     least: Callable[[], Tensor | None]
 
     @staticmethod
-    def of(site: Site, gradient: Tensor, errors: Tensor, operator: Operator) -> Sandwich:
+    def of(site: TracedLayer, gradient: Tensor, errors: Tensor, operator: LayerOperator) -> RatioBounds:
         """From dL/dz and ‖dL/df‖ of a pass. σ is followed from look to look, and what that leaves is its error."""
         updates, steep, active = looked(site, gradient, errors, operator)
-        return Sandwich(updates, steep, operator.follow(), operator.smallest_active(active))
+        return RatioBounds(updates, steep, operator.follow(), operator.smallest_active(active))
 
     def found(self, vector: bool) -> tuple[dict[str, Any], bool]:
         """Values by name, and whether σ is an estimate. For a `vector` as output there is no upper bound."""

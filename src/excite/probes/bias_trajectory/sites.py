@@ -25,7 +25,7 @@ _SMOOTH = {
 
 
 @dataclass(frozen=True)
-class Site:
+class TracedLayer:
     """One affine call z = A x + b. `module` is the path of the module that returns z, at its `turn`-th call in one forward
     pass; None for a bare functional call. `axis` is the batch axis of z, `in_axis` that of x, `shape` x for two samples."""
 
@@ -43,7 +43,7 @@ class Site:
 
 
 @dataclass
-class _Found:
+class _RecordedCall:
     call: AffineCall
     output: Tensor
     module: str | None = None
@@ -56,12 +56,12 @@ class Finder(AffineMode):
 
     def __init__(self, names: Names):
         super().__init__(names)
-        self.found: list[_Found] = []
+        self.found: list[_RecordedCall] = []
         self.functions: set[str] = set()
 
     def visit(self, call: AffineCall) -> Tensor:
         output = call.run(call.input)
-        self.found.append(_Found(call, output, checkpointed=in_reentrant_checkpoint()))
+        self.found.append(_RecordedCall(call, output, checkpointed=in_reentrant_checkpoint()))
         return output
 
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -70,18 +70,18 @@ class Finder(AffineMode):
 
 
 @dataclass(frozen=True)
-class Sites:
+class TracedLayers:
     """The chosen calls of a model in order of execution, the first affine call, and whether the model has smooth parts."""
 
-    chosen: tuple[Site, ...]
-    first: Site
+    chosen: tuple[TracedLayer, ...]
+    first: TracedLayer
     smooth: bool
 
-    def __getitem__(self, name: str) -> Site:
+    def __getitem__(self, name: str) -> TracedLayer:
         return next(site for site in self.chosen if site.name == name)
 
 
-def find(model: nn.Module, example: Batch, layers: str | Sequence[str] = "first") -> Sites:
+def find(model: nn.Module, example: Batch, layers: str | Sequence[str] = "first") -> TracedLayers:
     """The first affine call, all of them ("all": of every hidden layer, and of the output layer), or those named.
 
     Runs the model in its own mode on two and on three samples of the example and leaves it as it was.
@@ -90,7 +90,7 @@ def find(model: nn.Module, example: Batch, layers: str | Sequence[str] = "first"
     if not two.found:
         raise ModelError("the model has no affine layer that can be seen: expected linear layers or convolutions")
     try:
-        three: list[_Found] | None = _run(model, resized(example, 3)).found
+        three: list[_RecordedCall] | None = _run(model, resized(example, 3)).found
     except ExciteError:
         three = None
     if three is not None and [f.call.name for f in three] != [f.call.name for f in two.found]:
@@ -113,7 +113,9 @@ def find(model: nn.Module, example: Batch, layers: str | Sequence[str] = "first"
         for i, f in enumerate(two.found)
         if f.call.name in wanted or i == 0
     }
-    return Sites(tuple(sites[name] for name in names if name in wanted), sites[names[0]], bool(two.functions & _SMOOTH))
+    return TracedLayers(
+        tuple(sites[name] for name in names if name in wanted), sites[names[0]], bool(two.functions & _SMOOTH)
+    )
 
 
 def _run(model: nn.Module, batch: Batch) -> Finder:
@@ -145,7 +147,7 @@ def _run(model: nn.Module, batch: Batch) -> Finder:
     return finder
 
 
-def _site(two: _Found, three: _Found | None, names: Names) -> Site:
+def _site(two: _RecordedCall, three: _RecordedCall | None, names: Names) -> TracedLayer:
     call = two.call
     axis = _batch_axis(call.name, two.output.shape, three.output.shape if three else None)
     in_axis = _batch_axis(call.name, call.input.shape, three.call.input.shape if three else None)
@@ -155,7 +157,7 @@ def _site(two: _Found, three: _Found | None, names: Names) -> Site:
             f"layer {call.name!r}: its weight is repeated for every sample, as in torch.bmm(x, weight.expand(len(x), -1, -1)): "
             "use a product that broadcasts, x @ weight, or choose other layers="
         )
-    return Site(
+    return TracedLayer(
         call.name,
         two.module,
         two.turn,

@@ -29,8 +29,8 @@ from excite._core.preserve import device_of, eval_mode
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap, without_reentrant_checkpointing
 from excite.errors import InputError, ModelError
 from excite.probes.bias_trajectory.exactness import LABELS, applies_link, labels
-from excite.probes.bias_trajectory.layer_operators import Operator
-from excite.probes.bias_trajectory.sites import Site, find
+from excite.probes.bias_trajectory.layer_operators import LayerOperator
+from excite.probes.bias_trajectory.sites import TracedLayer, find
 
 
 @dataclass(frozen=True)
@@ -205,18 +205,20 @@ def row_norms(gradient: Tensor, axis: int = 0) -> Tensor:
     return norms
 
 
-def looked(site: Site, gradient: Tensor, errors: Tensor, operator: Operator | None = None) -> tuple[Tensor, ...]:
+def looked(
+    site: TracedLayer, gradient: Tensor, errors: Tensor, operator: LayerOperator | None = None
+) -> tuple[Tensor, ...]:
     """Normalized update, local Lipschitz constant and which rows are active, from dL/dz and ‖dL/df‖; NaN where that is 0."""
     gradient = gradient.movedim(site.axis, 0)
-    operator = operator or Operator(site)
+    operator = operator or LayerOperator(site)
     kept = torch.where(errors > 0, errors, torch.nan)
     steep = row_norms(operator.transpose(gradient))
     return row_norms(gradient) / kept, steep / kept, gradient != 0
 
 
-def _updates(site: Site, parts: list[tuple[Tensor, ...]], tolerance: float, known: Sequence[str]) -> Updates:
+def _updates(site: TracedLayer, parts: list[tuple[Tensor, ...]], tolerance: float, known: Sequence[str]) -> Updates:
     values, steep, active = (torch.cat(column) for column in zip(*parts))
-    operator = Operator(site)
+    operator = LayerOperator(site)
     sigma, error = operator.largest(tolerance, most=1000)
     names = (*known, "estimated") if error else tuple(known)
     zero = int(values.isnan().sum())

@@ -23,11 +23,11 @@ from excite.probes.conserved.laws import LawSums, NamedLaw, check_wiring, named
 from excite.probes.conserved.norm_terms import NormTerms
 from excite.probes.conserved.off_diagonal import OffDiagonal
 from excite.probes.conserved.passes import PassPrecision
-from excite.probes.conserved.report import Entry, Reading, Unchecked
+from excite.probes.conserved.report import LedgerEntry, LedgerReport, Unchecked
 from excite.probes.conserved.step_terms import StepRecord, StepTerms
 from excite.probes.conserved.summary import LawRow, LawSummary, Summarizer
 from excite.probes.conserved.unchecked import UncheckedSteps
-from excite.probes.conserved.update_terms import PARTS, Rule, rule_of
+from excite.probes.conserved.update_terms import PARTS, UpdateRule, rule_of
 from excite.wiring.groups import Group
 from excite.wiring.tracing import Wiring, trace
 
@@ -84,7 +84,7 @@ class Ledger:
         self._sums = LawSums(laws, shapes, device)
         self._parameters = [parameters[path] for path in self._sums.paths]
         self._shapes = [p.shape for p in self._parameters]
-        self.rule: Rule = rule_of(optimizer)
+        self.rule: UpdateRule = rule_of(optimizer)
         norms = any(law.group.norm_sites for law in laws)
         self._norms = NormTerms(laws, self.model, parameters) if norms else None
         # Also inside the model: autocast may be on in its forward only.
@@ -174,7 +174,7 @@ class Ledger:
         return dict(zip(self._sums.paths, self._step_terms.settings(self.optimizer)))
 
     # -- reading -------------------------------------------------------------------------------------------------
-    def read(self) -> Reading:
+    def read(self) -> LedgerReport:
         """A report of all laws as of now; synchronizes with the device."""
         self._check()
         self.commit()
@@ -202,10 +202,12 @@ class Ledger:
             matrix = None if self._off is None else self._off.read(law.name)
             why = self.unchecked.why(law.name, self.steps)
             entries.append(
-                Entry(law.name, law.group, parts=split, off_diagonal=matrix, tolerance=self.tolerance, why=why, **mine)
+                LedgerEntry(
+                    law.name, law.group, parts=split, off_diagonal=matrix, tolerance=self.tolerance, why=why, **mine
+                )
             )
         self.check_same_parameters()
-        return Reading(self.steps, tuple(entries), self._unchecked, self.precision, self.tolerance, self.rule)
+        return LedgerReport(self.steps, tuple(entries), self._unchecked, self.precision, self.tolerance, self.rule)
 
     @torch.no_grad()
     def state(self) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from excite._core.calls import Pick
 from excite._core.checks import check_count, check_flag, check_number, is_flag
 from excite.errors import InputError
-from excite.probes.base import Deferred, Every, Measurement, Moment, Probe, Schedule
+from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext
 from excite.probes.conserved.ledger import Ledger, Snapshot, conservation
 from excite.probes.conserved.update_terms import PARTS
 from excite.wiring.tracing import Wiring
@@ -57,13 +57,13 @@ class Conservation(Probe):
         }  # fmt: skip
         self.ledger: Ledger | None = None
 
-    def attach(self, now: Moment) -> None:
-        if now.optimizer is None:
+    def attach(self, ctx: StepContext) -> None:
+        if ctx.optimizer is None:
             raise InputError("Conservation needs the optimizer: excite.watch(model, optimizer=optimizer, ...)")
         options = dict(self._options)
-        if options["wiring"] is None and now.example is not None:
-            options["wiring"] = now.wiring(options["output"])  # type: ignore[arg-type]
-        self.ledger = conservation(now.model, now.optimizer, now.example, **options)  # type: ignore[arg-type]
+        if options["wiring"] is None and ctx.example is not None:
+            options["wiring"] = ctx.wiring(options["output"])  # type: ignore[arg-type]
+        self.ledger = conservation(ctx.model, ctx.optimizer, ctx.example, **options)  # type: ignore[arg-type]
         if not self.parts:
             self.ledger.close()  # its hooks are what takes time; the start is in the accumulator
 
@@ -71,7 +71,7 @@ class Conservation(Probe):
         if self.ledger is not None:
             self.ledger.close()
 
-    def measure(self, now: Moment) -> Measurement:
+    def measure(self, ctx: StepContext) -> Measurement:
         ledger = self.ledger
         if ledger is None or not ledger.laws:
             return {}

@@ -24,7 +24,7 @@ class Unchecked:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One law: a number per channel, Σ w² over its producers minus Σ w² over its consumers, as often as they count. All tensors: (channels,).
 
     drift = value − start = the sum of `parts` + rest. `scale` is Σ w² over producers and consumers, the larger of then
@@ -94,17 +94,17 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Reading:
+class LedgerReport:
     """All laws after `steps` steps. Printable; `reading["name"]` is the entry of a law."""
 
     steps: int
-    entries: tuple[Entry, ...]
+    entries: tuple[LedgerEntry, ...]
     unchecked: tuple[Unchecked, ...]
     precision: torch.dtype  # of the weights, the lowest; rounding in it bounds what can be told
     tolerance: float
     rule: str  # the optimizer's formula; "measured": it is not known, its update is taken as it comes and not checked
 
-    def __getitem__(self, name: str) -> Entry:
+    def __getitem__(self, name: str) -> LedgerEntry:
         for entry in self.entries:
             if entry.name == name:
                 return entry
@@ -144,7 +144,7 @@ class Reading:
             lines.append("nothing to check: no channels lie between two layers")
         return "\n".join(lines)
 
-    def _flag(self, entry: Entry) -> str:
+    def _flag(self, entry: LedgerEntry) -> str:
         """What is wrong with a law, for the end of its line."""
         if not bool(torch.isfinite(entry.rest).all()):
             return "  not finite" + ("" if entry.first_flag is None else f" since step {entry.first_flag}")

@@ -16,8 +16,8 @@ from excite.probes.conserved.norm_terms import NormTerms
 from excite.probes.conserved.unchecked import Reason
 from excite.probes.conserved.update_terms import (
     Form,
-    Moments,
-    Rule,
+    OptimizerMoments,
+    UpdateRule,
     decayed,
     decayed_by,
     direction_of_sgd,
@@ -65,7 +65,7 @@ class StepTerms:
     def __init__(self, sums: LawSums, parameters: Sequence[Tensor], norms: NormTerms | None = None):
         self._sums, self._norms, self._parameters = sums, norms, parameters
         self.unchecked: Reason | None = None
-        self._rule: Rule = "measured"
+        self._rule: UpdateRule = "measured"
         self._quick = self._blind = self._closure = False
         self._copies: list[Tensor] | None = None
         self._grads: list[Tensor] | None = None
@@ -90,7 +90,7 @@ class StepTerms:
         found = {i: self._numbers.plain(groups[i]) for i in dict.fromkeys(self._found[1])}
         return [found[i] for i in self._found[1]]
 
-    def before(self, rule: Rule, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+    def before(self, rule: UpdateRule, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         self._shared = False
         settings = self.settings(optimizer)
         different = {id(group): group for group in settings}.values()
@@ -229,7 +229,7 @@ class StepTerms:
         self._share.buffers = [state[path].to(p).clone() for path, p in pairs] if state else None
 
 
-def _unchecked(rule: Rule, optimizer: torch.optim.Optimizer, closure: bool, nesterov: bool) -> Reason | None:
+def _unchecked(rule: UpdateRule, optimizer: torch.optim.Optimizer, closure: bool, nesterov: bool) -> Reason | None:
     """Why the update of the step to come cannot be predicted, if so. Optimizers with a formula evaluate a closure once, at the
     weights before the step, and leave its gradients where they are: all but Nesterov's momentum, which may be added to them."""
     name = type(optimizer).__name__
@@ -258,7 +258,7 @@ def _grad(p: Tensor) -> Tensor:
     return grad.to_dense() if grad.is_sparse else grad
 
 
-def _scale(moments: Moments, columns: dict[str, Sequence[Tensor]]) -> Derive | None:
+def _scale(moments: OptimizerMoments, columns: dict[str, Sequence[Tensor]]) -> Derive | None:
     """Add Adam's directions to the columns: "u" is m, "s" is m/(√v̂ + ε), computed by block where it can be."""
     columns["u"] = moments.first
     if len({*moments.root}) > 1 or len({*moments.eps}) > 1:

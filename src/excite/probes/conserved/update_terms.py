@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 PARTS = ("step", "rates", "decay", "momentum", "rescaling", "eps", "update")
-Rule = Literal["sgd", "adam", "rmsprop", "adagrad", "measured"]
-_RULES: dict[type[torch.optim.Optimizer], Rule] = {
+UpdateRule = Literal["sgd", "adam", "rmsprop", "adagrad", "measured"]
+_RULES: dict[type[torch.optim.Optimizer], UpdateRule] = {
     torch.optim.SGD: "sgd",
     torch.optim.Adam: "adam",
     torch.optim.AdamW: "adam",
@@ -30,7 +30,7 @@ _RULES: dict[type[torch.optim.Optimizer], Rule] = {
 }
 
 
-def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
+def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
     """Which formula predicts the optimizer's update from the gradient; "measured" where Excite has none: then the update is
     taken as it comes, and the laws are not checked."""
     return _RULES.get(type(optimizer), "measured")
@@ -96,7 +96,7 @@ def direction_of_sgd(
 
 
 @dataclass(frozen=True)
-class Moments:
+class OptimizerMoments:
     """Adam's moments by parameter, and what its update divides them by: m̂ = m / correction, √v̂ = √v / root."""
 
     first: list[Tensor]
@@ -118,9 +118,9 @@ def moments_of_adam(
     settings: Sequence[Mapping[str, Any]],
     like: Sequence[Tensor],
     counts: Sequence[float],
-) -> Moments:
+) -> OptimizerMoments:
     """`counts`: the steps that each parameter has made."""
-    found = Moments([], [], [], [], [])
+    found = OptimizerMoments([], [], [], [], [])
     for state, setting, w, steps in zip(states, settings, like, counts):
         # Without a state it never had a gradient, and does not move.
         found.first.append(state["exp_avg"] if state else torch.zeros_like(w))

@@ -14,7 +14,7 @@ from excite._core.background import memoize, record_stream
 from excite._core.calls import Batch, Pick
 from excite._core.checks import check_count, check_model, check_norms, check_weights, model_errors
 from excite.errors import InputError
-from excite.probes.base import Deferred, Every, Measurement, Moment, Probe, Schedule
+from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext
 from excite.probes.layer_alignment.leading import Leading, Search
 from excite.probes.layer_alignment.result import Alignments, JunctionAlignment, LayerAlignment
 from excite.probes.spectrum import Between
@@ -25,7 +25,7 @@ from excite.wiring.tracing import Wiring, trace
 EXACT = 256
 
 
-class Measure:
+class AlignmentSearch:
     """The matrices of a traced model, and where their searches stand."""
 
     def __init__(self, wiring: Wiring, exact: int, block: int):
@@ -58,7 +58,9 @@ class Measure:
             return plain_rows(site, weight)
         return weight.flatten(1) if weight.dim() > 1 else weight[None]
 
-    def begin(self, parameters: Mapping[str, Tensor]) -> Callable[[], tuple[dict[str, Row], dict[str, Aligned]]]:
+    def begin(
+        self, parameters: Mapping[str, Tensor]
+    ) -> Callable[[], tuple[dict[str, SpectrumRow], dict[str, Aligned]]]:
         """Reads the weights, and waits for nothing; what it returns gives numbers by layer and by junction. A matrix that is a
         layer is done once."""
         matrices = self.matrices(parameters)
@@ -75,7 +77,7 @@ class Measure:
         bases = [known.get(key) for key in matrices]
         search = Search(list(matrices.values()), bases, exact=self.exact, block=self.block)
 
-        def finish() -> tuple[dict[str, Row], dict[str, Aligned]]:
+        def finish() -> tuple[dict[str, SpectrumRow], dict[str, Aligned]]:
             found = dict(zip(matrices, search.found()))
             self._bases |= {key: one.basis for key, one in found.items() if one.basis is not None}
             pairs = [(found[key].left, found[f"{name}/read"].left) for name, key in made.items()]
@@ -90,7 +92,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Row:
+class SpectrumRow:
     """A `Leading` in plain numbers."""
 
     squares: list[float]
@@ -106,10 +108,10 @@ class Aligned:
     """|⟨u, v⟩| of a junction, and what makes its channels."""
 
     value: float
-    made: Row
+    made: SpectrumRow
 
 
-def _fetch(found: Sequence[Leading], dots: Sequence[Tensor]) -> tuple[list[Row], list[float]]:
+def _fetch(found: Sequence[Leading], dots: Sequence[Tensor]) -> tuple[list[SpectrumRow], list[float]]:
     """All of it in one transfer."""
     parts = [
         part.double().reshape(-1)
@@ -121,7 +123,7 @@ def _fetch(found: Sequence[Leading], dots: Sequence[Tensor]) -> tuple[list[Row],
     for one in found:
         squares, total, residual = [next(numbers) for _ in range(len(one.squares))], next(numbers), next(numbers)
         fourth = None if one.fourth is None else next(numbers)
-        rows.append(Row(squares, total, fourth, residual, one.small, one.complete))
+        rows.append(SpectrumRow(squares, total, fourth, residual, one.small, one.complete))
     return rows, list(numbers)
 
 
@@ -136,7 +138,7 @@ def alignment(
     """
     exact, iterations = check_count(exact, "exact"), check_count(iterations, "iterations")
     check_norms(check_weights(check_model(model)).named_parameters())
-    measure = Measure(trace(model, example, output=output), exact, 8)
+    measure = AlignmentSearch(trace(model, example, output=output), exact, 8)
     parameters = parameters_of(model)
     for _ in range(max(1, iterations)):
         done, met = measure.begin(parameters)()
@@ -149,7 +151,7 @@ def alignment(
     )
 
 
-def _layer(name: str, shape: tuple[int, ...], found: Row) -> LayerAlignment:
+def _layer(name: str, shape: tuple[int, ...], found: SpectrumRow) -> LayerAlignment:
     total, first = found.total, found.squares[0]
     ratio = min(1.0, first / total) if total > 0 else 0.0
     second = found.squares[1] if len(found.squares) > 1 else 0.0
@@ -174,7 +176,7 @@ def _junction(junction: Junction, met: Aligned) -> JunctionAlignment:
     return JunctionAlignment(junction.name, junction.law, met.value, ratio)
 
 
-def _effective_rank(found: Row) -> Between:
+def _effective_rank(found: SpectrumRow) -> Between:
     """exp of the entropy of σ²/Σσ². What the first k leave is spread over the others: evenly at most, and at least in
     pieces as large as the k-th."""
     if not found.total:
@@ -206,21 +208,21 @@ class Alignment(Probe):
         if (exact is not None and exact < 1) or block < 2:
             raise InputError(f"Alignment: expected exact of at least 1 and block of at least 2; got {exact}, {block}")
         self.exact, self.block, self.output = exact, block, output
-        self._measure: Measure | None = None
+        self._measure: AlignmentSearch | None = None
         self._stored: dict[str, Tensor] = {}
 
-    def attach(self, now: Moment) -> None:
-        if now.example is None:
+    def attach(self, ctx: StepContext) -> None:
+        if ctx.example is None:
             raise InputError("the alignment probe needs an example batch: excite.watch(model, example=x, ...)")
-        gpu = any(p.is_cuda for p in now.model.parameters())
+        gpu = any(p.is_cuda for p in ctx.model.parameters())
         exact = self.exact if self.exact is not None else 32 if gpu else EXACT
-        self._measure = Measure(now.wiring(self.output), exact, self.block)
+        self._measure = AlignmentSearch(ctx.wiring(self.output), exact, self.block)
         self._measure.go_on(self._stored)
 
-    def measure(self, now: Moment) -> Measurement:
+    def measure(self, ctx: StepContext) -> Measurement:
         if self._measure is None:
             raise InputError("the alignment probe is not attached: use it through excite.watch")
-        parameters = parameters_of(now.model)
+        parameters = parameters_of(ctx.model)
         with torch.no_grad():
             finish = self._measure.begin(parameters)
         on_device = any(p.is_cuda for p in parameters.values())
@@ -236,7 +238,7 @@ class Alignment(Probe):
             self._measure.go_on(self._stored)
 
 
-def _values(done: Mapping[str, Row], met: Mapping[str, Aligned]) -> dict[str, float]:
+def _values(done: Mapping[str, SpectrumRow], met: Mapping[str, Aligned]) -> dict[str, float]:
     values: dict[str, float] = {}
     for name, row in done.items():
         one = _layer(name, (0, 0), row)

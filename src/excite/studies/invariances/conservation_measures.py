@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excite.probes import Reading
+from excite.probes import LedgerReport
 from excite.probes.conserved.update_terms import PARTS
 
 
-def sizes(reading: Reading) -> dict[str, float]:
+def sizes(reading: LedgerReport) -> dict[str, float]:
     """Norms over all channels of all laws, relative to the norm of the squared weights: of the drift and of its parts."""
     whole = torch.cat([entry.scale for entry in reading.entries]).norm()
 
@@ -24,7 +24,7 @@ def sizes(reading: Reading) -> dict[str, float]:
     return found | {part: size(lambda e, part=part: e.parts[part]) for part in PARTS}  # type: ignore[misc]
 
 
-def shares(reading: Reading) -> dict[str, float]:
+def shares(reading: LedgerReport) -> dict[str, float]:
     """By part ⟨part, drift⟩/‖drift‖² over all channels of all laws; with the rest they sum to one."""
     drift = torch.cat([entry.drift for entry in reading.entries])
 
@@ -34,7 +34,7 @@ def shares(reading: Reading) -> dict[str, float]:
     return {part: share(part) for part in PARTS}
 
 
-def imbalance(reading: Reading) -> tuple[float, float]:
+def imbalance(reading: LedgerReport) -> tuple[float, float]:
     """Over the laws that have consumers: ‖Q‖/‖Q₀‖, and what is left of the first imbalance, ⟨Q, Q₀⟩/‖Q₀‖²."""
     entries = [entry for entry in reading.entries if entry.group.consumers]
     first, now = (torch.cat([getattr(e, at) for e in entries]) for at in ("start", "value"))
@@ -53,14 +53,14 @@ def rate_of_decay(optimizer: torch.optim.Optimizer) -> float:
     return float(group["lr"] * group["weight_decay"] / kept)
 
 
-def growth(reading: Reading) -> float:
+def growth(reading: LedgerReport) -> float:
     """Squared weights in front of normalizations, now over at the start; NaN if there are none."""
     entries = [entry for entry in reading.entries if entry.law == "norm"]
     first = sum(float(entry.start.sum()) for entry in entries)
     return sum(float(entry.value.sum()) for entry in entries) / first if first else math.nan
 
 
-def balances(reading: Reading, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+def balances(reading: LedgerReport, parameters: Mapping[str, Tensor]) -> dict[str, float]:
     """By law with consumers, in the order of the network: ‖what makes its channels‖² / ‖what reads them‖²."""
     found = {}
     for entry in reading.entries:
