@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from benchmarks.timing import machine, race, ratio
 from excite.studies.trajectory.frequency import FREQUENCIES, network, points
 from excite.train import ensemble
-from excite.train.vectorized.stacked_modules import Stacked, stack_batches, stack_models
+from excite.train.vectorized.stacked_modules import StackedLayers, stack_batches, stack_models
 
 EPOCH = 100
 
@@ -46,7 +46,7 @@ def stacked(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> None:
     for step in range(steps):
         at = step % x.shape[1]
         optimizer.zero_grad()
-        with Stacked():
+        with StackedLayers():
             f = model(stack_batches(list(x[:, at : at + 1])))
         ((f.squeeze(1) - y[:, at]).square() / 2).sum().backward()
         optimizer.step()

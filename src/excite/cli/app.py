@@ -168,12 +168,12 @@ def train(
     """
     from excite.report import make_report
     from excite.train.config import load_config
-    from excite.train.distributed.processes import many_processes, said_once
+    from excite.train.distributed.processes import many_processes, rank0_only
     from excite.train.evaluate import load_model, measure
     from excite.train.from_config import train_across
     from excite.train.stopping import stop_signals
 
-    with said_once():
+    with rank0_only():
         settings = load_config(config)
     folder = run or Path("runs") / config.stem
     with stop_signals(), ExitStack() as stack:
@@ -185,7 +185,7 @@ def train(
         trained = train_across(settings, folder, progress=tell)
         assert trained is not None
         trained.close()
-        here.part()  # what follows is for this process alone
+        here.destroy()  # what follows runs on this rank alone
         saved = load_model(folder, trust=True)  # `train_across` refuses a run of another config: this one is the user's
         if margins and saved.data.classes:
             measure(saved, progress=tell)

@@ -35,8 +35,8 @@ from excite.train.config import DataConfig, TrainConfig, parse_config
 from excite.train.distributed.processes import Processes, alone, many_processes, these_processes
 from excite.train.models.architectures import ARCHITECTURES, options_for
 from excite.train.schedule import OneCycle
-from excite.train.trainer import Training, make_training, parse_every
-from excite.train.vectorized.trainer import OneStopped, fit_together
+from excite.train.trainer import Trainer, TrainerSettings, make_trainer
+from excite.train.vectorized.trainer import fit_together
 
 Progress = Callable[[str, int, int], None]
 _EXAMPLES = 200  # training points on which the watch looks at the layers
@@ -45,14 +45,32 @@ _EXAMPLES = 200  # training points on which the watch looks at the layers
 def train(
     config: TrainConfig | Mapping[str, Any], run_path: str | os.PathLike[str], progress: Progress | None = None
 ) -> Run:
-    """Train as `config` says, into the run folder at `run_path`; returns the run, open for reading.
+    """Trains as a config says, into a run folder.
 
-    A run that is there already and was made by the same config is continued from its last checkpoint; if it is done,
-    nothing is trained. `progress(phase, done, total)` is called as training goes.
+    A run folder that exists and was made by the same config is resumed from its last checkpoint; if it is done, nothing is
+    trained.
+
+    Args:
+        config: Config, or its keys and values (see `excite.train.load_config`).
+        run_path: Run folder.
+        progress: Called as `progress("training", steps_done, steps_total)`.
+
+    Returns:
+        The run, open for reading.
+
+    Raises:
+        InputError: If the config is invalid, or this is one of several processes (use `train_across`).
+        RunError: If the folder holds a run of another config, or another process is writing to it.
+        TrainingStopped: If the loss or the weights are not finite, or the run cannot be written.
+
+    Example:
+        >>> run = train({"data": {"name": "moons"}, "model": {"name": "mlp"}, "epochs": 5, "batch": 20}, "runs/moons")
+        >>> run.status
+        'done'
     """
     settings = config if isinstance(config, TrainConfig) else parse_config(config)
     if these_processes().size > 1:
-        raise InputError(f"{these_processes().size} processes are here together: call train_across in all of them")
+        raise InputError(f"world_size is {these_processes().size}: call train_across on every rank")
     _train(settings, Path(run_path), progress, these_processes())
     return load_run(run_path)
 
@@ -60,35 +78,68 @@ def train(
 def train_across(
     config: TrainConfig | Mapping[str, Any], run_path: str | os.PathLike[str], progress: Progress | None = None
 ) -> Run | None:
-    """`train` on all processes that torchrun started, each calling this; without torchrun, or on one process, `train`.
+    """Trains one model on all processes that torchrun started; on one process, the same as `train`.
 
-    The run, open for reading, in the first process, which alone writes it and tells the progress; None in the others. Runs
-    are those of one process: another number of processes continues them, and so does `train`.
+    Every rank calls this. Only rank 0 writes the run and calls `progress`. A run can be resumed on another number of
+    processes.
+
+    Args:
+        config: Config, or its keys and values.
+        run_path: Run folder.
+        progress: Called as `progress("training", steps_done, steps_total)`.
+
+    Returns:
+        The run, open for reading, on rank 0; None on other ranks.
+
+    Raises:
+        InputError: If the config is invalid or differs between ranks.
+        RunError: If the folder holds a run of another config, or another process is writing to it.
+        TrainingStopped: If the loss or the weights are not finite, a rank is lost, or the run cannot be written.
     """
     settings = config if isinstance(config, TrainConfig) else parse_config(config)
-    with many_processes(settings.device) as here:
-        with here.ending_together():
-            _train(settings, Path(run_path), progress if here.first else None, here)
-        return load_run(run_path) if here.first else None
+    with many_processes(settings.device) as processes:
+        with processes.ending_together():
+            _train(settings, Path(run_path), progress if processes.first else None, processes)
+        return load_run(run_path) if processes.first else None
 
 
-def _train(settings: TrainConfig, path: Path, progress: Progress | None, here: Processes) -> None:
+def _train(settings: TrainConfig, path: Path, progress: Progress | None, processes: Processes) -> None:
     with ExitStack() as stack:
-        training = _prepare(stack, settings, path, progress, here)
-        with training.ending(), own_randomness(settings.seed, training.device):
-            training.begin()
-            training.train()
-    if here.size == 1:
-        training.raise_interrupt()
+        trainer = _prepare(stack, settings, path, progress, processes)
+        with trainer.record_failure(), own_randomness(settings.seed, trainer.device):
+            trainer.begin()
+            trainer.train()
+    if processes.size == 1:
+        trainer.raise_interrupt()
+
+
+class TrainerFailed(TrainingStopped):
+    """One of several networks cannot continue. `index` is its position."""
+
+    def __init__(self, index: int, reason: TrainingStopped):
+        super().__init__(str(reason))
+        self.index = index
 
 
 def train_together(
     configs: Sequence[TrainConfig], paths: Sequence[str | os.PathLike[str]], progress: Progress | None = None
 ) -> list[Run]:
-    """Train configs that differ in their seeds only, all in one vectorised step, each into its own run folder.
+    """Trains configs that differ only in their seeds in one vectorized step, each into its own run folder.
 
     The results are those of `train`, up to rounding. Networks that cannot be stacked (dropout, running statistics) are
-    trained one after the other. A training that cannot go on does not stop the others; it is reported at the end.
+    trained one after the other. A network that cannot continue does not stop the others and is reported at the end.
+
+    Args:
+        configs: Configs that differ only in `seed` and `data.seed`.
+        paths: One run folder per config.
+        progress: Called as `progress("training", steps_done, steps_total)`.
+
+    Returns:
+        The runs, open for reading, in the order of `configs`.
+
+    Raises:
+        InputError: If the configs differ in anything else, or the numbers of configs and folders differ.
+        TrainingStopped: If networks could not continue; the others are done.
     """
     folders = [Path(path) for path in paths]
     if len(configs) != len(folders):
@@ -100,7 +151,7 @@ def train_together(
         try:
             _attempt([configs[i] for i in left], [folders[i] for i in left], progress)
             break
-        except OneStopped as error:
+        except TrainerFailed as error:
             stopped[left.pop(error.index)] = error
     if stopped:
         first = next(iter(stopped))
@@ -109,31 +160,44 @@ def train_together(
 
 
 def _attempt(configs: Sequence[TrainConfig], folders: Sequence[Path], progress: Progress | None) -> None:
-    with ExitStack() as stack:
-        trainings = [_prepare(stack, config, folder, None) for config, folder in zip(configs, folders)]
-        for training in trainings:
-            stack.enter_context(training.ending())
-        stack.enter_context(own_randomness(configs[0].seed, trainings[0].device))
-        for training in trainings:
-            training.begin()
-        for step in sorted({training.step for training in trainings}):  # those that are equally far
-            group = [training for training in trainings if training.step == step]
-            group[0].progress = progress
-            try:
-                fit_together(group, partial(_losses, group[0]))
-            except ModelError:
-                for training in group:
-                    training.train()
-    for training in trainings:
-        training.raise_interrupt()
+    """Trains all configs; ends with the first network that cannot continue."""
+    trainers: list[Trainer] = []
+    try:
+        with ExitStack() as stack:
+            for config, folder in zip(configs, folders):
+                trainers.append(_prepare(stack, config, folder, None))
+            for trainer in trainers:
+                stack.enter_context(trainer.record_failure())
+            stack.enter_context(own_randomness(configs[0].seed, trainers[0].device))
+            for trainer in trainers:
+                trainer.begin()
+            for step in sorted({trainer.step for trainer in trainers}):
+                _train_group([trainer for trainer in trainers if trainer.step == step], progress)
+    except TrainingStopped as error:
+        failed = [index for index, trainer in enumerate(trainers) if trainer.failure is error]
+        if not failed:
+            raise
+        raise TrainerFailed(failed[0], error) from error
+    for trainer in trainers:
+        trainer.raise_interrupt()
 
 
-def _losses(training: Training, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss of each sample, of a stacked model."""
-    excitation = training.excitation
-    if training.transform is not None:
+def _train_group(group: Sequence[Trainer], progress: Progress | None) -> None:
+    """Trains networks that are at the same step together if they can be stacked, else one after the other."""
+    group[0].progress = progress
+    try:
+        fit_together(group, partial(_losses, group[0]))
+    except ModelError:
+        for trainer in group:
+            trainer.train()
+
+
+def _losses(trainer: Trainer, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns the loss per sample of a stacked model."""
+    excitation, settings = trainer.excitation, trainer.settings
+    if settings.transform is not None:
         raise ModelError("each network draws its own augmented data: train one by one")
-    if training.schedule is not None:
+    if settings.schedule is not None:
         raise ModelError("learning rates that move are not known to the step of several networks: train one by one")
     if not isinstance(excitation, PersistentExcitation) or isinstance(base_radius(excitation.radius), Relative | Auto):
         raise ModelError("radii relative to the layers are those of each network: train one by one")
@@ -152,30 +216,30 @@ def _without_seeds(config: TrainConfig) -> str:
 
 
 def _prepare(
-    stack: ExitStack, settings: TrainConfig, path: Path, progress: Progress | None, here: Processes | None = None
-) -> Training:
-    """Everything that a training needs, with the run open and the watch attached as long as `stack` is."""
-    here = here or alone()
-    with here.agreeing():
-        device = find_device(settings.device) if here.size == 1 else here.place(settings.device)
-        data = load_data(settings.data) if here.first_of_machine else None
-    with here.agreeing():  # the others find what the first of their machine has fetched
+    stack: ExitStack, settings: TrainConfig, path: Path, progress: Progress | None, processes: Processes | None = None
+) -> Trainer:
+    """Builds a trainer; `stack` closes its run and detaches its watch."""
+    processes = processes or alone()
+    with processes.raise_together():
+        device = find_device(settings.device) if processes.size == 1 else processes.local_device(settings.device)
+        data = load_data(settings.data) if processes.first_of_machine else None
+    with processes.raise_together():  # the others find what the first of their machine has fetched
         data = load_data(settings.data) if data is None else data
         model = build_model(settings, data).to(device)
         if _channels_last(settings, data):
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if here.size > 1:
-        here.check_same(_identity(settings, data))
-        model = here.wrap(model, settings.model.sharded)
+    if processes.size > 1:
+        processes.check_same(_identity(settings, data))
+        model = processes.wrap(model, settings.model.sharded)
     run = None
-    with here.agreeing():
+    with processes.raise_together():
         excitation = build_excitation(settings, model, data)
-        optimizer = build_optimizer(settings, model, captured=here.size == 1)
+        optimizer = build_optimizer(settings, model, captured=processes.size == 1)
         loss = excitation.loss if excitation is not None else squared_error(model)
         if settings.precision == "bfloat16":
             loss = partial(_in_bfloat16, loss, device.type)
         transform = build_transform(settings, data)
-        if here.first:
+        if processes.first:
             check_folder_name(path)
             _clear_unstarted(path)
             run = stack.enter_context(Run.create(path, _as_stored(settings, path), resume=True, keep=settings.keep))
@@ -185,14 +249,24 @@ def _prepare(
         probes = [Loss(), Distance(Every(every)), Rank(Every(every))]
         examples = data.x_train[:: max(1, len(data.x_train) // _EXAMPLES)][:_EXAMPLES].to(device)
         watching = stack.enter_context(watch(model, examples, run, optimizer, probes))
-    training = make_training(
-        model, data, loss, optimizer, settings.epochs, settings.batch, settings.seed, run, excitation, watching, None,
-        progress,
-    )  # fmt: skip
-    training.every = parse_every(settings.checkpoint_every, training.per_epoch)
-    training.transform = transform
-    training.schedule = OneCycle(optimizer, here.size == 1) if settings.schedule == "one-cycle" else None
-    return training
+    return make_trainer(
+        model,
+        data,
+        loss,
+        optimizer,
+        TrainerSettings(
+            settings.epochs,
+            settings.batch,
+            settings.seed,
+            run=run,
+            excitation=excitation,
+            watch=watching,
+            checkpoint_every=settings.checkpoint_every,
+            progress=progress,
+            transform=transform,
+            schedule=OneCycle(optimizer, processes.size == 1) if settings.schedule == "one-cycle" else None,
+        ),
+    )
 
 
 def _identity(settings: TrainConfig, data: Dataset) -> dict[str, object]:
@@ -279,9 +353,9 @@ def find_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(1, device=device).item()  # fails where the device is not there, or holds no numbers
+        torch.empty(1, device=device).item()  # fails where the device is not available, or holds no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"device {name!r} is not there: expected 'cpu', 'cuda', 'cuda:0' or 'auto'") from error
+        raise InputError(f"device {name!r} is not available: expected 'cpu', 'cuda', 'cuda:0' or 'auto'") from error
     return device
 
 

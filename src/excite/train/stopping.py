@@ -1,43 +1,52 @@
-"""Ctrl-C and SIGTERM end a training after the step under way, with a checkpoint.
+"""Ctrl-C and SIGTERM end a training after the current step, with a checkpoint.
 
-In the middle of a step the weights are neither those before nor those after it: a handler only takes a note, and the loop
-looks at it between steps. Handlers are installed by Excite's own commands and worker processes; a library leaves those of
-other people's programs alone.
+In the middle of a step the weights are neither those before nor those after it: the handler only sets a flag, and the loop
+checks it between steps. Handlers are installed by Excite's own commands and worker processes; the library does not touch
+those of the user's program.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _requested = False
-_trainings = 0  # loops that look at the note
+_loops = 0  # loops that check the flag
 
 
 @contextmanager
-def stop_signals(*numbers: signal.Signals, insist: bool = True) -> Iterator[None]:
-    """Inside, these signals (SIGINT and SIGTERM by default) stop a training at the end of its step.
+def stop_signals(
+    *numbers: signal.Signals, insist: bool = True, ignore: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Context in which signals stop a training at the end of its step, with a checkpoint.
 
-    A second signal (unless `insist` is False), or one outside of a training, raises KeyboardInterrupt at once. In other threads than the main one signals
-    cannot be handled: nothing is installed there.
+    A second signal, or one outside of a training, raises KeyboardInterrupt at once. Python handles signals in the main thread
+    only: in other threads nothing is installed.
+
+    Args:
+        numbers: Signals to handle. Default: SIGINT and SIGTERM.
+        insist: Whether a second signal raises KeyboardInterrupt at once.
+        ignore: Called when a signal arrives; True ignores it.
     """
     global _requested
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def note(number: int, frame: object) -> None:
+    def request(number: int, frame: object) -> None:
         global _requested
-        if not _trainings or (_requested and insist):
+        if ignore():
+            return
+        if not _loops or (_requested and insist):
             raise KeyboardInterrupt
         _requested = True
 
     wanted = numbers or (signal.SIGINT, signal.SIGTERM)
     # One that is ignored stays so: that is how shells and nohup keep Ctrl-C from what runs in the background.
     before = {
-        number: signal.signal(number, note) for number in wanted if signal.getsignal(number) is not signal.SIG_IGN
+        number: signal.signal(number, request) for number in wanted if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield
@@ -49,14 +58,15 @@ def stop_signals(*numbers: signal.Signals, insist: bool = True) -> Iterator[None
 
 @contextmanager
 def between_steps() -> Iterator[None]:
-    """A loop that asks `stop_requested` after every step."""
-    global _trainings
-    _trainings += 1
+    """Context of a loop that checks `stop_requested` after every step."""
+    global _loops
+    _loops += 1
     try:
         yield
     finally:
-        _trainings -= 1
+        _loops -= 1
 
 
 def stop_requested() -> bool:
+    """Returns whether a signal has requested a stop."""
     return _requested

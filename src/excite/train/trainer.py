@@ -7,6 +7,7 @@ weights and its metrics as one that was not.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +26,12 @@ from excite.errors import InputError, RunError, TrainingStopped, one_line
 from excite.runs.metrics import Busy
 from excite.runs.run import Run
 from excite.train.cuda_graph import CapturedStep
+from excite.train.loop import run_loop
 from excite.train.predictions import Predict, accuracy, decisions
 from excite.train.schedule import OneCycle
 from excite.train.shuffle import Shuffle
 from excite.train.step import Loss, Step
-from excite.train.stopping import between_steps, stop_requested
+from excite.train.stopping import stop_requested
 
 Progress = Callable[[str, int, int], None]
 _PENDING = 32  # steps whose losses may wait on a GPU before they are fetched and checked
@@ -72,15 +74,66 @@ class Saved(Protocol):
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """What a training ended with. Accuracies are None for regression and for sets without test points."""
+class TrainingResult:
+    """Result of a training run.
+
+    Attributes:
+        steps: Number of optimizer steps.
+        loss: Loss of the last step, before its update.
+        train_accuracy: Accuracy on the training points; None for regression.
+        test_accuracy: Accuracy on the test points; None for regression and for sets without test points.
+        resumed_from: Step of the checkpoint that training was resumed from; None if it started from the beginning.
+        why_not_captured: Why steps were not run as a CUDA graph; None if they were.
+    """
 
     steps: int
     loss: float
     train_accuracy: float | None
     test_accuracy: float | None
-    resumed_from: int | None  # the step of the checkpoint it continued from
-    why_not_captured: str | None = None  # why steps ran one kernel at a time instead of as a CUDA graph
+    resumed_from: int | None
+    why_not_captured: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Settings of a `Trainer`: everything except the model, the data, the loss and the optimizer.
+
+    Attributes:
+        epochs: Number of passes over the training points.
+        batch: Batch size, over all processes.
+        seed: Seed of the order of the points and of everything random in the steps.
+        run: Run to log to and to resume from.
+        excitation: Its `advance` is called once per epoch, and its state is saved in checkpoints.
+        watch: Its `step(loss)` is called after every optimizer step; its state is saved if it has a `state_dict`.
+        checkpoint_every: Number of steps, or text such as "10 steps" or "1 epoch".
+        predict: Function from x to labels, used for the accuracies.
+        progress: Called as `progress("training", steps_done, steps_total)`.
+        capture: Whether to run steps as CUDA graphs where possible. Ignored on several processes.
+        transform: Applied to the points of every batch before the step.
+        schedule: Sets the learning rate before every step.
+    """
+
+    epochs: int
+    batch: int
+    seed: int = 0
+    run: Run | None = None
+    excitation: Scheduled | None = None
+    watch: Watching | None = None
+    checkpoint_every: int | str = "1 epoch"
+    predict: Predict | None = None
+    progress: Progress | None = None
+    capture: bool = True
+    transform: Callable[[Tensor], Tensor] | None = None
+    schedule: OneCycle | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("epochs", check_count(self.epochs, "epochs")),
+            ("batch", check_count(self.batch, "batch")),
+            ("seed", check_seed(self.seed)),
+            ("capture", check_flag(self.capture, "capture")),
+        ):
+            object.__setattr__(self, name, value)
 
 
 def fit(
@@ -99,114 +152,137 @@ def fit(
     predict: Predict | None = None,
     progress: Progress | None = None,
     capture: bool = True,
-) -> Fitted:
-    """Train `model` with `loss(x, y)`, a mean over the batch.
+) -> TrainingResult:
+    """Trains a model with `loss(x, y)`, a mean over the batch.
 
     With a `run`, the loss of every step (`loss/step`) and the accuracies after every epoch (`accuracy/train`,
-    `accuracy/test`) are logged, checkpoints are written, and if there is one already training continues from it.
-    The modes of the model's modules are left as they are; the global random state is the user's again afterwards.
+    `accuracy/test`) are logged and checkpoints are written; if the run has a checkpoint, training resumes from it.
+    The training mode of every module and the global random state are left unchanged.
 
-    In a process group (`excite.train.many_processes`) all processes call it together, with a model in
-    DistributedDataParallel or sharded by FSDP2, the same data, and a `run` in the first process only; `batch` is the
-    size of the batch of all of them. See `excite.train.distributed.data_parallel` for what is the same as on one process.
+    In a process group (`excite.train.many_processes`) all ranks call `fit` with a model wrapped in
+    DistributedDataParallel or sharded by FSDP2, the same data, and a `run` on rank 0 only. See
+    `excite.train.distributed.data_parallel` for what is the same as on one process.
 
     Args:
-        excitation: told once per epoch how much of training is done, and saved with checkpoints.
-        watch: its `step(loss)` is called after every optimizer step, and it is saved if it has a `state_dict`.
-        checkpoint_every: a number of steps, or text such as "10 steps" or "1 epoch".
-        predict: x to labels, for the accuracies; by default that of `excitation`, else threshold 0.5 or argmax.
-        progress: called as progress("training", steps done, steps in all).
-        capture: on a GPU, run each step as one CUDA graph where that is possible; `why_not_captured` says where not.
+        model: Model to train, in place, on its device.
+        data: Training and test points, such as an `excite.data.Dataset`.
+        loss: Function of a batch (x, y) that returns one number with a gradient.
+        optimizer: Optimizer of the model's parameters.
+        epochs: Number of passes over the training points.
+        batch: Batch size; in a process group, over all ranks.
+        seed: Seed of the order of the points and of everything random in the steps.
+        run: Run to log to and to resume from, open for writing.
+        excitation: Its `advance` is called once per epoch, and its state is saved in checkpoints.
+        watch: Its `step(loss)` is called after every optimizer step; its state is saved if it has a `state_dict`.
+        checkpoint_every: Number of steps, or text such as "10 steps" or "1 epoch".
+        predict: Function from x to labels, used for the accuracies. Default: `excitation.predict`, else threshold
+            0.5 for one output and argmax for several.
+        progress: Called as `progress("training", steps_done, steps_total)`.
+        capture: On a GPU, run each step as one CUDA graph where possible.
+
+    Returns:
+        Number of steps, last loss and accuracies.
+
+    Raises:
+        InputError: If an argument is invalid, or the model is not wrapped in a process group.
+        TrainingStopped: If the loss or the weights are not finite, or the run cannot be written.
+        RunError: If the run was made with other settings or another model.
+
+    Example:
+        >>> data = excite.data.load("digits", classes=(8, 9))
+        >>> pe = excite.PersistentExcitation(model, radius=0.02)
+        >>> result = fit(model, data, pe.loss, optimizer, epochs=10, batch=50, excitation=pe)
+        >>> result.test_accuracy
     """
-    training = make_training(
-        model, data, loss, optimizer, epochs, batch, seed, run, excitation, watch, predict, progress
+    settings = TrainerSettings(
+        epochs, batch, seed, run, excitation, watch, checkpoint_every, predict, progress, capture
     )
-    training.capture = check_flag(capture, "capture") and training.processes == 1
-    training.every = parse_every(checkpoint_every, training.per_epoch)
-    with training.ending(), own_randomness(seed, training.device):
-        training.begin()
-        fitted = training.train()
-    training.raise_interrupt()
-    return fitted
+    trainer = make_trainer(model, data, loss, optimizer, settings)
+    with trainer.record_failure(), own_randomness(seed, trainer.device):
+        trainer.begin()
+        result = trainer.train()
+    trainer.raise_interrupt()
+    return result
 
 
-def make_training(model: nn.Module, *rest: Any) -> Training:
-    """The training of this process: alone, or with the others of its process group."""
-    from excite.train.distributed.data_parallel import SharedTraining
+def make_trainer(
+    model: nn.Module, data: Points, loss: Loss, optimizer: torch.optim.Optimizer, settings: TrainerSettings
+) -> Trainer:
+    """Builds the trainer of this process; in a process group, a `DataParallelTrainer`."""
+    from excite.train.distributed.data_parallel import DataParallelTrainer
     from excite.train.distributed.processes import these_processes
 
-    here = these_processes()
-    return Training(model, *rest) if here.size == 1 else SharedTraining(here, model, *rest)
+    processes = these_processes()
+    if processes.size == 1:
+        return Trainer(model, data, loss, optimizer, settings)
+    return DataParallelTrainer(model, data, loss, optimizer, settings, processes)
 
 
-class Training:
-    """The state of one training, and how it moves."""
+class Trainer:
+    """Trains one model: holds its progress, logs, and writes and restores checkpoints.
+
+    `begin` resumes from the last checkpoint and `train` takes the remaining steps in `excite.train.loop.run_loop`, which
+    also takes several trainers at once (`excite.train.vectorized.trainer.fit_together`).
+
+    Args:
+        model: Model to train, in place.
+        data: Training and test points.
+        loss: Function of a batch (x, y) that returns one number with a gradient.
+        optimizer: Optimizer of the model's parameters.
+        settings: Everything else.
+    """
 
     def __init__(
-        self,
-        model: nn.Module,
-        data: Points,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        optimizer: torch.optim.Optimizer,
-        epochs: int,
-        batch: int,
-        seed: int,
-        run: Run | None,
-        excitation: Scheduled | None,
-        watch: Watching | None,
-        predict: Predict | None,
-        progress: Progress | None,
+        self, model: nn.Module, data: Points, loss: Loss, optimizer: torch.optim.Optimizer, settings: TrainerSettings
     ) -> None:
-        epochs, batch, seed = check_count(epochs, "epochs"), check_count(batch, "batch"), check_seed(seed)
         refuse_lazy(check_model(model))
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise InputError(f"optimizer: expected a torch.optim.Optimizer; got {shown(optimizer)}")
         if not callable(loss):
             raise InputError(f"loss: expected a function of x and y; got {shown(loss)}")
         _check(data)
-        self.model, self.loss, self.optimizer, self.run = model, loss, optimizer, run
-        self.excitation, self.watch, self.progress = excitation, watch, progress
+        self.model, self.loss, self.optimizer, self.settings = model, loss, optimizer, settings
+        self.run, self.excitation, self.watch = settings.run, settings.excitation, settings.watch
+        self.progress = settings.progress
         self.device = device_of(model)
         self.x, self.y = data.x_train.to(self.device), data.y_train.to(self.device)
         self.test = (data.x_test.to(self.device), data.y_test.to(self.device))
-        # Weights that are no longer finite are measured too: `decide` is `predict` without its checks.
+        # Weights that are no longer finite are evaluated too: `decide` is `predict` without its checks.
+        excitation = settings.excitation
         own = None if excitation is None else getattr(excitation, "decide", excitation.predict)
-        self.predict = predict or own or decisions(model)
+        self.predict = settings.predict or own or decisions(model)
         self.classifies = not data.y_train.is_floating_point()
-        self.epochs, self.per_epoch = epochs, -(-len(self.x) // batch)
-        self.settings = {"epochs": epochs, "batch": batch, "seed": seed, "points": len(self.x)}
-        self.shuffle = Shuffle(len(self.x), batch, seed)
-        self.every = self.per_epoch
+        self.epochs, self.per_epoch = settings.epochs, -(-len(self.x) // settings.batch)
+        self.every = parse_every(settings.checkpoint_every, self.per_epoch)
+        self.shuffle = Shuffle(len(self.x), settings.batch, settings.seed)
         self.epoch, self.position, self.step = 0, 0, 0  # the next batch is number `position` of `epoch`
         self.resumed_from: int | None = None
         self.started = False
         self.interrupted = False  # by Ctrl-C in `progress`: ends after the step
+        self.failure: TrainingStopped | None = None  # why this trainer cannot continue
         self.last: dict[str, float] = {}
-        self.capture, self.processes = True, 1
-        self.transform: Callable[[Tensor], Tensor] | None = None
-        self.schedule: OneCycle | None = None
+        self.processes = 1
         self._spent, self._since = 0.0, time.perf_counter()  # seconds of training before the last checkpoint, and now
         self._pending: list[Tensor] = []
         self._patience = _PENDING if self.device.type == "cuda" else 1
 
-    def train(self) -> Fitted:
-        """All steps that are left after `begin`."""
+    def train(self) -> TrainingResult:
+        """Takes all remaining steps, after `begin`."""
         step = self.make_step(self.loss, self.optimizer)
         step.check = self.before_update
-        with between_steps() if self.processes == 1 else contextlib.nullcontext():
-            while self.epoch < self.epochs:
-                for at in self.open_epoch():
-                    if self.schedule is not None:
-                        self.schedule(self.step, self.epochs * self.per_epoch)
-                    self.after_update(step(*self.batch(at)))
-                    stop_where_asked([self])
-                self.close_epoch()
-                stop_where_asked([self])
-            return self.finish(step.why_not)  # a signal that comes now waits for the final checkpoint
+
+        def update(batches: Sequence[Tensor]) -> list[Tensor]:
+            (indices,) = batches
+            if self.settings.schedule is not None:
+                self.settings.schedule(self.step, self.epochs * self.per_epoch)
+            return [step(*self.batch(indices))]
+
+        (result,) = run_loop([self], update, step)
+        return result
 
     @contextlib.contextmanager
-    def ending(self) -> Iterator[None]:
-        """Whatever ends the training early is said in the run."""
+    def record_failure(self) -> Iterator[None]:
+        """Records in the run why a training inside the context ended early."""
         try:
             yield
         except KeyboardInterrupt:
@@ -221,37 +297,39 @@ class Training:
             record_end(self.run, "failed", one_line(error))
             raise
 
-    # The parts of a training, for those who take several through the same steps.
+    # Called by the loop
 
     def make_step(self, loss: Loss, optimizer: torch.optim.Optimizer, networks: int = 1) -> Step:
         setting = getattr(self.excitation, "setting", lambda: None)
-        return (CapturedStep if self.capture else Step)(loss, optimizer, setting, networks)
+        return (CapturedStep if self.settings.capture else Step)(loss, optimizer, setting, networks)
 
     def begin(self) -> None:
-        """Continue from the last checkpoint of the run, if there is one."""
+        """Resumes from the last checkpoint of the run, if it has one."""
         self._resume()
         self.started, self._since = True, time.perf_counter()
         if self.resumed_from is None:
             self._measure_accuracy()
 
     def open_epoch(self) -> list[Tensor]:
-        """The batches of indices that are left of this epoch."""
+        """Returns the indices of the remaining batches of this epoch."""
         if self.excitation is not None:
             self.excitation.advance(self.epoch / self.epochs)
         return self.shuffle.epoch(self.device)[self.position :]
 
-    def batch(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.x[at]
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the points and labels of a batch."""
+        x, transform = self.x[indices], self.settings.transform
         # Outside the step: random numbers of the CPU would be frozen into a captured one.
-        return x if self.transform is None else self.transform(x), self.y[at]
+        return x if transform is None else transform(x), self.y[indices]
 
     def before_update(self, loss: Tensor) -> None:
-        """On the CPU a loss that is not finite does not reach the weights; a GPU is not made to wait for it."""
+        """On the CPU, keeps a loss that is not finite from the weights. On a GPU that would cost a synchronization."""
         if self._patience == 1:
             self._record(loss)
             self._settle()
 
     def after_update(self, loss: Tensor) -> None:
+        """Logs the loss, calls `watch` and `progress`, and writes a checkpoint where one is due."""
         if self._patience > 1:
             self._record(loss)
             if len(self._pending) >= self._patience:
@@ -262,23 +340,26 @@ class Training:
             try:
                 self.progress("training", self.step, self.epochs * self.per_epoch)
             except KeyboardInterrupt:
-                if self.processes > 1:  # a checkpoint needs all of them
-                    raise
                 self.interrupted = True
         if self.step % self.every == 0 and self.position < self.per_epoch:
             self._checkpoint()
 
     def raise_interrupt(self) -> None:
-        """After a training that was asked to stop when it was as good as done."""
-        if self.interrupted or stop_requested():
+        """Raises KeyboardInterrupt after a training that was interrupted when it had only its end left to do."""
+        if self.stop_requested:
             raise KeyboardInterrupt
 
     def checkpoint_now(self) -> None:
-        """A checkpoint of this step, unless there is one."""
-        if self.run is not None and self.step not in [c.step for c in self.run.checkpoints()]:
+        """Writes a checkpoint of this step, unless it exists."""
+        if self.run is not None and not self._has_checkpoint():
             self._checkpoint()
 
+    def interrupt(self) -> BaseException:
+        """Returns the exception that ends a training after a requested stop."""
+        return KeyboardInterrupt()
+
     def close_epoch(self) -> None:
+        """Measures accuracies at the end of an epoch."""
         self._settle()
         self._measure_accuracy()
         measured: dict[str, float] = getattr(self.excitation, "measured", dict)()
@@ -288,7 +369,8 @@ class Training:
         if self.step % self.every == 0 and self.epoch < self.epochs:
             self._checkpoint()
 
-    def finish(self, why_not_captured: str | None = None, together: int = 1) -> Fitted:
+    def finish(self, why_not_captured: str | None = None, together: int = 1) -> TrainingResult:
+        """Writes the final checkpoint; `together` is the number of networks trained in the same step."""
         if self.resumed_from != self.step:
             if self.excitation is not None:
                 self.excitation.advance(1.0)
@@ -301,34 +383,42 @@ class Training:
             self.run.write_json("time", {"device": _device_name(self.device), **taken})
             self.run.set_status("done")
         train, test = self.last.get("accuracy/train"), self.last.get("accuracy/test")
-        return Fitted(self.step, self.last["loss/step"], train, test, self.resumed_from, why_not_captured)
+        return TrainingResult(self.step, self.last["loss/step"], train, test, self.resumed_from, why_not_captured)
 
     @property
     def seconds(self) -> float:
-        """What training has taken so far, in all its pieces."""
+        """Seconds of training so far, including those before it was resumed."""
         return self._spent + time.perf_counter() - self._since
 
-    # Inside
+    @property
+    def stop_requested(self) -> bool:
+        """Whether training should end after this step, with a checkpoint."""
+        return self.interrupted or stop_requested()
+
+    # Metrics
 
     def _record(self, loss: Tensor) -> None:
         self._pending.append(loss)
         self.step, self.position = self.step + 1, self.position + 1
 
     def _settle(self) -> None:
-        """Fetch, log and check the losses of the steps since the last time."""
+        """Fetches, logs and checks the losses of the steps since the last call."""
         if not self._pending:
             return
-        losses = torch.stack([loss.reshape(()) for loss in self._pending])
-        values, finite = losses.tolist(), torch.isfinite(losses).tolist()
-        first = self.step - len(values) + 1
+        values = self._fetch(self._pending)
         self._pending.clear()
-        for step, (value, good) in enumerate(zip(values, finite), first):
+        for step, value in enumerate(values, self.step - len(values) + 1):
             self._log(step, {"loss/step": value})
-            if not good:
-                raise TrainingStopped(
+            if not math.isfinite(value):
+                raise self._stopped(
                     f"the loss is {value} at step {step}: training stopped, {self.last_good()}; lower the learning rate "
                     "or the radius, or look at the data"
                 )
+
+    def _fetch(self, pending: Sequence[Tensor]) -> list[float]:
+        """Copies recorded losses to the host, all at once."""
+        values: list[float] = torch.stack([loss.reshape(()) for loss in pending]).tolist()
+        return values
 
     def _measure_accuracy(self) -> None:
         if not self.classifies:
@@ -347,8 +437,11 @@ class Training:
             self.run.log(step, values)
 
     def last_good(self) -> str:
-        found = self.run.checkpoints() if self.run is not None else []
-        return f"the last good checkpoint is that of step {found[-1].step}" if found else "there is no checkpoint yet"
+        """Names the last good checkpoint, for error messages."""
+        checkpoints = self.run.checkpoints() if self.run is not None else []
+        if not checkpoints:
+            return "there is no checkpoint yet"
+        return f"the last good checkpoint is that of step {checkpoints[-1].step}"
 
     # Checkpoints
 
@@ -360,6 +453,9 @@ class Training:
         if not self._finite():
             raise self._not_finite()
         self._save(self._state(), final)
+
+    def _has_checkpoint(self) -> bool:
+        return self.run is not None and self.step in [checkpoint.step for checkpoint in self.run.checkpoints()]
 
     def _save(self, state: dict[str, Any], final: bool) -> None:
         """Write a checkpoint. Where another process holds the metrics, which it must not be ahead of, it is left out, and the
@@ -380,14 +476,18 @@ class Training:
         return bool(torch.stack([torch.isfinite(p).all() for p in self.model.parameters()]).all())
 
     def _not_finite(self) -> TrainingStopped:
-        return TrainingStopped(
+        return self._stopped(
             f"the weights are not finite after step {self.step}: training stopped, {self.last_good()}; lower the "
             "learning rate or the radius"
         )
 
+    def _stopped(self, message: str) -> TrainingStopped:
+        self.failure = TrainingStopped(message)
+        return self.failure
+
     def _state(self) -> dict[str, Any]:
         return {
-            "settings": self.settings,
+            "settings": self._identity(),
             "progress": {"epoch": self.epoch, "position": self.position},
             "last": self.last,
             "seconds": self.seconds,
@@ -399,13 +499,18 @@ class Training:
             "random": capture(self.device),
         }
 
+    def _identity(self) -> dict[str, int]:
+        """Settings that must not change when a training is resumed."""
+        settings = self.settings
+        return {"epochs": settings.epochs, "batch": settings.batch, "seed": settings.seed, "points": len(self.x)}
+
     def _resume(self) -> None:
-        found = self._read()
-        if found is not None:
-            self._restore(*found)
+        checkpoint = self._read()
+        if checkpoint is not None:
+            self._restore(*checkpoint)
 
     def _read(self) -> tuple[int, dict[str, Any]] | None:
-        """The last checkpoint of the run."""
+        """Step and state of the last checkpoint of the run."""
         if self.run is None:
             return None
         if not self.run.checkpoints():
@@ -413,7 +518,7 @@ class Training:
                 self.run.rewind(-1)  # killed before its first checkpoint: start over
             return None
         step, state = self.run.load_checkpoint()
-        for name, value in self.settings.items():
+        for name, value in self._identity().items():
             if state["settings"][name] != value:
                 raise RunError(
                     f"{self.run.path} was made with {name} = {state['settings'][name]}, not {value}: use the same settings "
@@ -441,18 +546,6 @@ class Training:
         if self.run is not None:
             self.run.rewind(step)
         restore(state["random"], self.device)
-
-
-def stop_where_asked(trainings: Sequence[Training]) -> None:
-    """If somebody asked for it, end trainings that are equally far, each with a checkpoint. An epoch is finished first."""
-    first = trainings[0]
-    if not (stop_requested() or any(training.interrupted for training in trainings)):
-        return
-    if first.processes > 1 or first.position == first.per_epoch or first.epoch == first.epochs:
-        return
-    for training in trainings:
-        training.checkpoint_now()
-    raise KeyboardInterrupt
 
 
 def _device_name(device: torch.device) -> str:

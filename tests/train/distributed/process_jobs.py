@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from excite.train import make_model
-from excite.train.distributed.data_parallel import SharedTraining
+from excite.train.distributed.data_parallel import DataParallelTrainer
 from excite.train.distributed.processes import many_processes
 
 SIZE = 2
@@ -67,9 +67,9 @@ def process(rank: int, port: int, jobs: list[tuple[dict[str, Any], str]], told: 
     from excite.train.from_config import train_across
 
     torch.set_num_threads(1)
-    after_update = SharedTraining.after_update
+    after_update = DataParallelTrainer.after_update
 
-    def stopping(self: SharedTraining, loss: torch.Tensor) -> None:
+    def stopping(self: DataParallelTrainer, loss: torch.Tensor) -> None:
         after_update(self, loss)
         if "how" in stop and self.step == stop["step"] and rank == stop["rank"]:
             if stop["how"] == "kill":
@@ -78,7 +78,7 @@ def process(rank: int, port: int, jobs: list[tuple[dict[str, Any], str]], told: 
                 raise KeyboardInterrupt
             raise ValueError("this one\ncannot go on")
 
-    SharedTraining.after_update = stopping  # type: ignore[method-assign]
+    DataParallelTrainer.after_update = stopping  # type: ignore[method-assign]
     raised = None
     try:
         with many_processes("cpu", wait=600):

@@ -14,7 +14,7 @@ from excite.errors import InputError, ModelError, TrainingStopped
 from excite.runs import Run
 from excite.train.config import parse_config
 from excite.train.from_config import train, train_together
-from excite.train.vectorized.stacked_modules import Stacked, check_stack, side_by_side, stack_batches, stack_models
+from excite.train.vectorized.stacked_modules import StackedLayers, check_stack, side_by_side, stack_batches, stack_models
 
 SMALL: dict[str, Any] = {
     "data": {"name": "digits", "classes": [8, 9], "train": 60, "test": 20},
@@ -154,7 +154,7 @@ def test_stacked_layers_in_float64(make: Any, shape: tuple[int, ...]) -> None:
     batches = [torch.randn(5, *shape, dtype=torch.float64) for _ in range(4)]
     expected = stack_batches([model(x) for model, x in zip(models, batches)])
     stacked = stack_models(models)
-    with Stacked():
+    with StackedLayers():
         torch.testing.assert_close(stacked(stack_batches(batches)), expected, rtol=1e-12, atol=1e-12)
     with torch.no_grad():  # the networks move with the stack
         stacked.weight += 1  # type: ignore[operator]
@@ -175,5 +175,5 @@ def test_stacked_convolutions_on_a_gpu_in_float64() -> None:
     models = [nn.Conv2d(2, 3, 3, stride=2, padding=1, dtype=torch.float64, device="cuda") for _ in range(4)]
     batches = [torch.randn(5, 2, 9, 9, dtype=torch.float64, device="cuda") for _ in range(4)]
     expected = stack_batches([model(x) for model, x in zip(models, batches)])
-    with Stacked():
+    with StackedLayers():
         torch.testing.assert_close(stack_models(models)(stack_batches(batches)), expected, rtol=1e-12, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The state of a training as one process has it, whatever the number of processes: whole tensors, no shards."""
+"""The state of a training with full tensors, as one process has it, whatever the number of processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from excite.runs.state import flatten, unflatten
 from excite.train.distributed.processes import Processes
 
 
-def whole(tree: Any, keep: bool) -> Any:
+def full_state(tree: Any, keep: bool) -> Any:
     """The tree with its shards put together, in the same order in every process; where not `keep`, without their values."""
     if isinstance(tree, Tensor):
         shards = getattr(tree, "full_tensor", None)  # of a DTensor, as FSDP has them
@@ -22,24 +22,24 @@ def whole(tree: Any, keep: bool) -> Any:
         full = shards().detach()
         return full.cpu() if keep else None
     if isinstance(tree, Mapping):
-        return {key: whole(value, keep) for key, value in tree.items()}
+        return {key: full_state(value, keep) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(whole(value, keep) for value in tree)
+        return type(tree)(full_state(value, keep) for value in tree)
     return tree
 
 
-def sharded_like(pattern: Any, tree: Any) -> Any:
+def shard_like(pattern: Any, tree: Any) -> Any:
     """The tree with every tensor cut as the one in the same place of `pattern` is."""
     if isinstance(tree, Tensor):
         return _cut(tree, pattern) if isinstance(pattern, Tensor) else tree
     if isinstance(tree, Mapping) and isinstance(pattern, Mapping):
-        return {key: sharded_like(pattern.get(key), value) for key, value in tree.items()}
+        return {key: shard_like(pattern.get(key), value) for key, value in tree.items()}
     if isinstance(tree, list | tuple) and isinstance(pattern, list | tuple) and len(tree) == len(pattern):
         return type(tree)(map(sharded_like, pattern, tree))
     return tree
 
 
-def sharded_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+def shard_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
     """The state of an optimizer with momenta and the like cut as their parameters are."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     moments = {
@@ -49,22 +49,22 @@ def sharded_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
     return {**state, "state": moments}
 
 
-def spread(here: Processes, state: Any) -> Any:
+def broadcast_state(ranks: Processes, state: Any) -> Any:
     """The state that the first process has read, in all processes; tensors are on the CPU."""
-    tensors, structure = flatten(state) if here.first else ({}, "")
+    tensors, structure = flatten(state) if ranks.first else ({}, "")
     told: list[Any] = [structure, [(name, t.shape, t.dtype) for name, t in tensors.items()]]
     dist.broadcast_object_list(told, 0)
     structure, shapes = told
     for name, shape, dtype in shapes:
-        tensor = tensors[name].contiguous() if here.first else torch.empty(shape, dtype=dtype)
-        raw = tensor.reshape(-1).view(torch.uint8).to(here.device)
+        tensor = tensors[name].contiguous() if ranks.first else torch.empty(shape, dtype=dtype)
+        raw = tensor.reshape(-1).view(torch.uint8).to(ranks.device)
         if len(raw):
             dist.broadcast(raw, 0)
         tensors[name] = raw.cpu().view(dtype).reshape(shape)
     return unflatten(tensors, structure)
 
 
-def same_buffers(model: nn.Module) -> None:
+def broadcast_buffers(model: nn.Module) -> None:
     """Every process takes the buffers (running statistics) of the first one."""
     buffers = [buffer for buffer in model.buffers() if buffer.numel()]
     if not buffers:
@@ -76,7 +76,7 @@ def same_buffers(model: nn.Module) -> None:
         buffer.data.copy_(part.clone().view(buffer.dtype).reshape(buffer.shape))
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process has."""
     part = getattr(tensor, "to_local", None)
     return tensor if part is None else part()

@@ -1,4 +1,4 @@
-"""The processes that train one model together: how they meet, agree, and end when one of them does."""
+"""The processes that train one model: joining, agreement, and common failure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import os
 import signal
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,49 +15,65 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from excite.errors import ExciteError, InputError, TrainingStopped, one_line
-from excite.train.distributed.process_group import asked, leave, local_device, local_rank, local_size, meet
+from excite.train.distributed.process_group import destroy_process_group, init_process_group, local_device, local_rank, local_size, world_size
+from excite.train.stopping import stop_signals
 
-_FAILED = "failed"  # key in the store: who failed first, and why
+_FAILED = "failed"  # key in the store: which rank failed first, and why
 
 
 class OtherProcess(ExciteError):
-    """Another of the processes failed, and says why: this one ends with it."""
+    """Another rank failed; the message says why."""
 
     def __init__(self, message: str, lost: bool = False):
         super().__init__(message)
-        self.lost = lost  # gone without a word, or interrupted: the training can go on
+        self.lost = lost  # killed or interrupted: the training can be resumed
 
 
-class Lost(TrainingStopped):
-    """A process is gone without a word."""
+class RankLost(TrainingStopped):
+    """A rank was killed, or its machine is gone."""
 
     lost = True
 
 
 class Processes:
-    """This process among those that train one model: `rank` of `size`, on `device`. One process alone is rank 0 of 1."""
+    """This process among those that train one model. A single process is rank 0 of 1.
+
+    Attributes:
+        rank: Rank of this process.
+        size: Number of processes (world size).
+        device: Device of this process.
+        first_of_machine: Whether this is the first process on its machine.
+    """
 
     def __init__(self, rank: int, size: int, device: torch.device, store: Any = None):
         self.rank, self.size, self.device = rank, size, device
         self.first_of_machine = size == 1 or local_rank(rank) == 0
         self._store = store
-        self._agreed: BaseException | None = None  # raised by all of them at the same place
-        self._told, self._parted = False, False
+        self._raised_by_all: BaseException | None = None
+        self._reported, self._destroyed = False, False
 
     @property
     def first(self) -> bool:
-        """The process that writes the run and prints."""
+        """Whether this is rank 0, which writes the run and prints."""
         return self.rank == 0
 
     def wrap(self, model: nn.Module, sharded: bool = False) -> nn.Module:
-        """The model for training: in DistributedDataParallel, or `sharded` by FSDP2, in place. Alone: the model itself.
+        """Wraps a model for training, with the weights of rank 0 on every rank. Build the optimizer afterwards.
 
-        All processes begin with the weights of the first one. Make the optimizer afterwards.
+        Args:
+            model: Model on the device of this process.
+            sharded: Whether to shard it by FSDP2, in place, instead of wrapping it in DistributedDataParallel.
+
+        Returns:
+            The wrapped model; on a single process, the model itself.
+
+        Raises:
+            InputError: If the model has no parameter with requires_grad=True.
         """
         if self.size == 1:
             return model
         if not any(p.requires_grad for p in model.parameters()):
-            raise InputError("the model has no parameters to train")
+            raise InputError("the model has no parameter with requires_grad=True")
         if sharded:
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor.data, 0)
@@ -71,29 +86,31 @@ class Processes:
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, devices, gradient_as_bucket_view=True, **options)
 
-    # -- agreeing ------------------------------------------------------------------------------------------------
-    def everyone(self, value: Any) -> list[Any]:
-        """The values of all processes, by rank."""
+    # Agreement between ranks
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, in order of rank. The value must be picklable."""
         values: list[Any] = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value)
         return values
 
-    def check_same(self, what: Mapping[str, object]) -> None:
-        """Refuse to train together what is not the same in all processes, by name."""
-        for rank, theirs in enumerate(values := self.everyone(dict(what))):
-            for name, value in theirs.items():
-                if value != values[0][name]:
-                    shown = f": {value} there, {values[0][name]} in process 0" if len(str(value)) < 40 else ""
-                    raise self.as_one(InputError(f"process {rank} of {self.size} has another {name}{shown}"))
+    def check_same(self, values: Mapping[str, object]) -> None:
+        """Raises an InputError on every rank if a value differs between ranks."""
+        gathered = self.all_gather(dict(values))
+        for rank, on_rank in enumerate(gathered):
+            for name, value in on_rank.items():
+                if value != gathered[0][name]:
+                    shown = f": {value}, but {gathered[0][name]} on rank 0" if len(str(value)) < 40 else ""
+                    raise self.report_once(InputError(f"rank {rank} of {self.size} has another {name}{shown}"))
 
-    def place(self, name: str) -> torch.device:
-        """The device of this process, for the device that a config names."""
+    def local_device(self, name: str) -> torch.device:
+        """Returns the device of this rank for the device that a config names."""
         return local_device(name, local_rank(self.rank), local_size(self.rank))
 
     @contextlib.contextmanager
-    def agreeing(self) -> Iterator[None]:
-        """What fails inside in one process fails in all, after they have all come to the end; nothing collective inside."""
+    def raise_together(self) -> Iterator[None]:
+        """Raises on every rank if the body raises on one. The body must not use collectives."""
         problem: Exception | None = None
         try:
             yield
@@ -101,85 +118,84 @@ class Processes:
             if self.size == 1:
                 raise
             problem = error
-        told = self.everyone(None if problem is None else one_line(problem))
-        failed = next((rank for rank, text in enumerate(told) if text is not None), None)
+        problems = self.all_gather(None if problem is None else one_line(problem))
+        failed = next((rank for rank, text in enumerate(problems) if text is not None), None)
         if failed is None:
             return
         if failed == self.rank and problem is not None:
-            self._agreed = problem
-            raise problem
-        self._agreed = OtherProcess(f"process {failed} of {self.size} failed: {told[failed]}")
-        raise self._agreed from problem
+            raise self.raised_by_all(problem)
+        raise self.raised_by_all(OtherProcess(f"process {failed} of {self.size} failed: {problems[failed]}")) from problem
 
-    def as_one(self, error: Exception) -> Exception:
-        """An error that every process meets at this place: the first one says it."""
-        self._agreed = error if self.first else OtherProcess(f"process 0 of {self.size} failed: {one_line(error)}")
-        return self._agreed
+    def raised_by_all(self, error: BaseException) -> BaseException:
+        """Marks an error that every rank raises at the same place, so that no rank has to be notified."""
+        self._raised_by_all = error
+        return error
 
-    # -- ending --------------------------------------------------------------------------------------------------
+    def report_once(self, error: Exception) -> BaseException:
+        """Marks an error that every rank raises at the same place; rank 0 reports it."""
+        other = OtherProcess(f"process 0 of {self.size} failed: {one_line(error)}")
+        return self.raised_by_all(error if self.first else other)
+
+    # Failures
+
     @contextlib.contextmanager
     def ending_together(self) -> Iterator[None]:
-        """What ends one process ends the others: each hears why, and none waits for one that is gone."""
+        """Ends all ranks when one of them fails: each learns why, and none waits for one that is gone."""
         try:
             yield
         except BaseException as error:
-            if self.size == 1 or self._told or error is self._agreed:
+            if self.size == 1 or self._reported or error is self._raised_by_all:
                 raise
-            told = self._tell(error)
-            if told is error:
+            cause = self._report(error)
+            if cause is error:
                 raise
-            raise told from error
+            raise cause from error
+
+    def raise_if_failed(self) -> None:
+        """Raises KeyboardInterrupt if another rank has reported a failure: collectives would wait for it."""
+        if self._store is not None and self._store.check([_FAILED]):
+            raise KeyboardInterrupt
 
     @contextlib.contextmanager
-    def ending_when_told(self) -> Iterator[None]:
-        """torchrun ends the others (SIGTERM) when one has failed: as by Ctrl-C, so that the run is closed and says why."""
-
-        def end(number: int, frame: object) -> None:
-            if not self._told or self._parted:  # else it is ending already
-                raise KeyboardInterrupt
-
-        if threading.current_thread() is not threading.main_thread():
+    def handle_sigterm(self) -> Iterator[None]:
+        """Stops training at SIGTERM, which torchrun sends when it is stopped and when a rank has failed."""
+        with stop_signals(signal.SIGTERM, ignore=lambda: self._reported and not self._destroyed):
             yield
-            return
-        before = signal.signal(signal.SIGTERM, end)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
-    def part(self) -> None:
-        """What follows is for each process alone: none waits for another any more."""
-        self._told = self._parted = True
-        leave()
+    def destroy(self) -> None:
+        """Destroys the process group: what follows runs on this rank alone."""
+        self._reported = self._destroyed = True
+        destroy_process_group()
 
-    def _tell(self, error: BaseException) -> BaseException:
-        """Say to the others what happened here, unless they were faster; leave the group. What to raise here."""
-        self._told = True
-        kind = "lost" if _is_about_others(error) else "failed" if isinstance(error, Exception) else "stopped"
-        told = mine = f"{self.rank} {kind} {one_line(error)}"
+    def _report(self, error: BaseException) -> BaseException:
+        """Tells other ranks what failed, unless one of them was faster, and returns the error to raise on this rank."""
+        self._reported = True
+        kind = "lost" if _is_collective_error(error) else "failed" if isinstance(error, Exception) else "stopped"
+        report = own = f"{self.rank} {kind} {one_line(error)}"
         if self._store is not None:
             with contextlib.suppress(Exception):  # the store may be gone with the process that held it
-                told = self._store.compare_set(_FAILED, "", mine).decode()
-        leave(abort=True)
-        rank, kind, text = told.split(" ", 2)
+                report = self._store.compare_set(_FAILED, "", own).decode()
+        destroy_process_group(abort=True)
+        rank, kind, text = report.split(" ", 2)
         if kind == "lost":
             text = f"one of the {self.size} processes is gone (killed, or its machine is): start the same command again to continue"
-            return Lost(text) if told == mine else OtherProcess(text, lost=True)
+            return RankLost(text) if report == own else OtherProcess(text, lost=True)
         if kind == "stopped":
             text = f"process {rank} of {self.size} was interrupted: start the same command again to continue"
             return OtherProcess(text, lost=True) if isinstance(error, Exception) else error
-        return error if told == mine else OtherProcess(f"process {rank} of {self.size} failed: {text}")
+        return error if report == own else OtherProcess(f"process {rank} of {self.size} failed: {text}")
 
 
 _current: Processes | None = None
 
 
 def alone(device: str = "cpu") -> Processes:
+    """Returns rank 0 of 1."""
     return Processes(0, 1, torch.device("cuda" if device == "auto" and torch.cuda.is_available() else "cpu"))
 
 
 def these_processes() -> Processes:
-    """Those of the process group that is there; without one, this process alone."""
+    """Returns the processes of the current process group; without one, this process alone."""
     if not dist.is_available() or not dist.is_initialized():
         return alone()
     if _current is not None:
@@ -192,34 +208,47 @@ def these_processes() -> Processes:
 
 @contextlib.contextmanager
 def many_processes(device: str = "auto", wait: float = 300.0) -> Iterator[Processes]:
-    """Meet the other processes that torchrun started, and part from them at the end; alone without torchrun.
+    """Context in which the processes that torchrun started form a process group; without torchrun, this process alone.
 
-        with many_processes() as here:
-            model = here.wrap(Net().to(here.device))
-            ...
+    A process group that exists already is used and left unchanged.
 
-    `device`: "cpu", "cuda" (each process of a machine has a GPU of its own) or "auto". A group that is there already is used
-    and left as it is. `wait`: seconds for the others to come.
+    Args:
+        device: "cpu", "cuda" (one GPU per process of a machine) or "auto".
+        wait: Timeout in seconds for the other processes to join.
+
+    Yields:
+        This process among the others.
+
+    Raises:
+        InputError: If torchrun's environment variables are invalid, the processes cannot reach each other, or there are
+            fewer GPUs than processes.
+
+    Example:
+        >>> with many_processes() as here:
+        ...     model = here.wrap(Net().to(here.device))
     """
     global _current
-    there = dist.is_available() and dist.is_initialized()
-    with said_once():
-        here = these_processes() if there else alone(device) if asked() == 1 else Processes(*meet(device, wait))
-    if there or here.size == 1:
-        yield here
+    initialized = dist.is_available() and dist.is_initialized()
+    with rank0_only():
+        if initialized:
+            processes = these_processes()
+        else:
+            processes = alone(device) if world_size() == 1 else Processes(*init_process_group(device, wait))
+    if initialized or processes.size == 1:
+        yield processes
         return
-    _current = here
+    _current = processes
     try:
-        with here.ending_together(), here.ending_when_told():
-            yield here
+        with processes.ending_together(), processes.handle_sigterm():
+            yield processes
     finally:
         _current = None
-        leave()
+        destroy_process_group()
 
 
 @contextlib.contextmanager
-def said_once() -> Iterator[None]:
-    """What is wrong before the processes have met is wrong in all of them: the first of each machine says it."""
+def rank0_only() -> Iterator[None]:
+    """Reports errors that occur on every rank before there is a process group on the first rank of each machine only."""
     try:
         yield
     except ExciteError as error:
@@ -228,9 +257,8 @@ def said_once() -> Iterator[None]:
         raise OtherProcess(one_line(error)) from error
 
 
-# -- inside --------------------------------------------------------------------------------------------------------------
-def _is_about_others(error: BaseException) -> bool:
-    """Whether a collective failed, rather than something of this process."""
+def _is_collective_error(error: BaseException) -> bool:
+    """Whether a collective failed, because another rank is gone."""
     words = ("gloo", "NCCL", "ncclComm", "Connection closed by peer", "Connection reset by peer")
     return isinstance(error, RuntimeError) and (
         isinstance(error, dist.DistError) or any(word in str(error) for word in words)
@@ -238,7 +266,7 @@ def _is_about_others(error: BaseException) -> bool:
 
 
 def _shard(model: nn.Module, device: torch.device) -> nn.Module:
-    """FSDP2 on every child that has parameters and is called, blocks inside lists one by one; then on the whole."""
+    """Applies FSDP2 to every child that has parameters, to blocks inside containers one by one, then to the model."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

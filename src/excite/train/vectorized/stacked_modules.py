@@ -25,7 +25,7 @@ _DENSE = (
 _CONVOLUTIONS: dict[Callable[..., Any], int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
 
-class Stacked(TorchFunctionMode):
+class StackedLayers(TorchFunctionMode):
     """While active, linear maps and convolutions whose weights have one axis too many are those of a stack."""
 
     def __torch_function__(
@@ -92,7 +92,7 @@ def stack_batches(parts: Sequence[Tensor]) -> Tensor:
 def stack_models(models: Sequence[nn.Module]) -> nn.Module:
     """One module with the parameters of all models, (S, ...); theirs become views of it, so that they move with it.
 
-    Run it under `Stacked`. Refused where a network cannot be stacked; the models are left as they were.
+    Run it under `StackedLayers`. Refused where a network cannot be stacked; the models are left as they were.
     """
     first = models[0]
     if next(first.buffers(), None) is not None:
@@ -128,7 +128,7 @@ def check_stack(stacked: nn.Module, models: Sequence[nn.Module], x: Tensor) -> N
     random = RandomState(x.device)
     try:
         with torch.no_grad():
-            with Stacked():
+            with StackedLayers():
                 out = stacked(stack_batches([x] * len(models)))
             drew = random.moved()
             single = stack_batches([model(x) for model in models])

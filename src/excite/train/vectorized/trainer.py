@@ -11,57 +11,60 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from excite.errors import InputError, ModelError, TrainingStopped
-from excite.train.stopping import between_steps
-from excite.train.trainer import Fitted, Training, stop_where_asked
-from excite.train.vectorized.stacked_modules import Stacked, check_stack, stack_batches, stack_models
+from excite.errors import InputError, ModelError
+from excite.train.loop import run_loop
+from excite.train.trainer import Trainer, TrainingResult
+from excite.train.vectorized.stacked_modules import StackedLayers, check_stack, stack_batches, stack_models
 
 Losses = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> one loss per sample
 
 
-class OneStopped(TrainingStopped):
-    """One of the networks cannot go on; the others can. `index` is its place."""
+def fit_together(trainers: Sequence[Trainer], losses: Callable[[nn.Module], Losses]) -> list[TrainingResult]:
+    """Trains several networks of one architecture in one vectorized step; each ends as if it had been trained alone.
 
-    def __init__(self, index: int, reason: TrainingStopped):
-        super().__init__(str(reason))
-        self.index = index
+    Args:
+        trainers: Trainers that have begun, are at the same step, and differ only in weights, data and seed.
+        losses: Builds the loss per sample of the stacked model.
 
+    Returns:
+        The result of each trainer.
 
-def fit_together(trainings: Sequence[Training], losses: Callable[[nn.Module], Losses]) -> list[Fitted]:
-    """Take trainings that have begun through all their steps at once; each ends as if it had been alone.
-
-    They must be equally far, and alike but for weights, data and seed. `losses(model)` makes the loss per sample of the
-    stacked model. Where networks cannot be stacked this is refused with a ModelError before anything is trained.
+    Raises:
+        InputError: If the trainers differ in their number of points or steps.
+        ModelError: If the networks cannot be stacked; nothing has been trained then.
+        TrainingStopped: If a network cannot continue; its trainer has `failure` set.
     """
-    first, count = trainings[0], len(trainings)
-    if len({(t.epoch, t.position, t.epochs, t.per_epoch, len(t.x), t.device) for t in trainings}) != 1:
+    first, count = trainers[0], len(trainers)
+    if len({(t.epoch, t.position, t.epochs, t.per_epoch, len(t.x), t.device) for t in trainers}) != 1:
         raise InputError("networks that are trained together must have as many points and steps, and be equally far")
-    stacked = stack_models([t.model for t in trainings])
-    check_stack(stacked, [t.model for t in trainings], first.x[:4])
-    optimizer = stack_optimizers(stacked, [t.optimizer for t in trainings])
-    each = losses(stacked)
+    stacked = stack_models([t.model for t in trainers])
+    check_stack(stacked, [t.model for t in trainers], first.x[:4])
+    optimizer = stack_optimizers(stacked, [t.optimizer for t in trainers])
+    per_sample = losses(stacked)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        with Stacked():
-            return each(x, y).reshape(-1, count).mean(0)
+        with StackedLayers():
+            return per_sample(x, y).reshape(-1, count).mean(0)
+
+    def check(values: Tensor) -> None:
+        for trainer, value in zip(trainers, values.unbind()):
+            trainer.before_update(value)
 
     step = first.make_step(loss, optimizer, count)
-    step.check = lambda found: _for_each(trainings, Training.before_update, found.unbind())
+    step.check = check
     shared = False
-    with between_steps():
-        while first.epoch < first.epochs:
-            for batches in zip(*(t.open_epoch() for t in trainings)):
-                x = stack_batches([t.x[at] for t, at in zip(trainings, batches)])
-                y = stack_batches([t.y[at] for t, at in zip(trainings, batches)])
-                found = step(x, y)
-                if not shared:  # the first step made the optimizer's state
-                    share_state(stacked, optimizer, [t.optimizer for t in trainings])
-                    shared = True
-                _for_each(trainings, Training.after_update, found.unbind())
-                stop_where_asked(trainings)
-            _for_each(trainings, Training.close_epoch)
-            stop_where_asked(trainings)
-        return [t.finish(step.why_not, count) for t in trainings]
+
+    def update(batches: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        nonlocal shared
+        x = stack_batches([t.x[indices] for t, indices in zip(trainers, batches)])
+        y = stack_batches([t.y[indices] for t, indices in zip(trainers, batches)])
+        values = step(x, y)
+        if not shared:  # the first step made the optimizer's state
+            share_state(stacked, optimizer, [t.optimizer for t in trainers])
+            shared = True
+        return values.unbind()
+
+    return run_loop(trainers, update, step)
 
 
 def stack_optimizers(stacked: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -101,10 +104,3 @@ def share_state(
 def _per_weight(value: object, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape
 
-
-def _for_each(trainings: Sequence[Training], act: Callable[..., None], *values: Sequence[Tensor]) -> None:
-    for i, each in enumerate(zip(trainings, *values)):
-        try:
-            act(*each)
-        except TrainingStopped as error:
-            raise OneStopped(i, error) from error
