@@ -24,8 +24,8 @@ NOT_THERE = (
     "Run.open",
 )
 RESULTS = {  # returned by what is in the table, and not made by users
-    "Alignments", "Assumption", "Audit", "Between", "BiasTrajectory", "Bound", "Checkpoint", "Consistent", "Course", "Covering", "Cut", "Dataset",
-    "Decomposition", "DropoutRun", "DropoutStatement", "EmptyRegions", "Ensemble", "Equivalence", "Evidence", "Fitted", "Gap", "Group",
+    "Alignments", "Assumption", "Audit", "Between", "BiasTrajectory", "Bound", "Checkpoint", "Consistent", "FlowResult", "Covering", "Cut", "Dataset",
+    "Decomposition", "DropoutRun", "DropoutStatement", "EmptyRegions", "Ensemble", "Equivalence", "Evidence", "TrainingResult", "Gap", "Group",
     "JunctionAlignment", "Largest", "Layer", "LayerAlignment", "LayerRichness", "Ledger", "LedgerEntry", "LedgerReport", "LipschitzBound", "MostActive", "PathCount", "Problem",
     "Processes", "RegionMap", "Repair", "Report", "Richness", "Segments", "Sharpness", "Site", "Smallest", "Spectrum", "Steadiness",
     "StudyResult", "Units", "Updates", "Verdict", "Watch", "Wiring",

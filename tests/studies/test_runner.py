@@ -283,7 +283,7 @@ def test_on_a_gpu_the_seeds_of_a_variant_are_trained_together(tiny: Path, monkey
         ({"name": "margin-layers", "seeds": 0}, "seeds: expected a whole number"),
         ({"name": "margin-layers", "variants": "some"}, "expected 'figure' or 'all'"),
         pytest.param(
-            {"name": "margin-layers", "device": "cuda"}, "device 'cuda' is not there",
+            {"name": "margin-layers", "device": "cuda"}, "device 'cuda' is not available",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
     ],

@@ -24,7 +24,7 @@ from excite.train import fit
 from excite.train.config import parse_config
 from excite.train.from_config import train, train_together
 from excite.train.stopping import stop_signals
-from excite.train.trainer import Training
+from excite.train.trainer import Trainer
 
 CONFIG: dict[str, Any] = {
     "data": {"name": "moons", "train": 60, "test": 30},
@@ -93,14 +93,14 @@ def test_a_signal_at_the_last_step_leaves_a_run_that_is_done(tmp_path: Path, who
 def test_a_signal_before_the_final_checkpoint_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, networks: int
 ) -> None:
-    save = Training._save
+    save = Trainer._save
 
-    def signalled(training: Training, state: dict[str, Any], final: bool) -> None:
+    def signalled(training: Trainer, state: dict[str, Any], final: bool) -> None:
         if final:
             os.kill(os.getpid(), signal.SIGTERM)
         save(training, state, final)
 
-    monkeypatch.setattr(Training, "_save", signalled)
+    monkeypatch.setattr(Trainer, "_save", signalled)
     configs = [parse_config({**CONFIG, "seed": seed}) for seed in range(networks)]
     paths = [tmp_path / f"run-{seed}" for seed in range(networks)]
     with pytest.raises(KeyboardInterrupt), stop_signals(insist=False):

@@ -17,7 +17,7 @@ from excite.data import Dataset, load
 from excite.errors import InputError, RunError, TrainingStopped
 from excite.excitation import PersistentExcitation, Stages
 from excite.runs import Run, load_run
-from excite.train import Fitted, accuracy, build, fit, squared_error
+from excite.train import TrainingResult, accuracy, build, fit, squared_error
 from excite.train.trainer import parse_every
 
 
@@ -32,7 +32,7 @@ def network() -> nn.Module:
 
 def run_fit(
     data: Dataset, model: nn.Module | None = None, loss: Any = None, **options: Any
-) -> tuple[nn.Module, Fitted]:
+) -> tuple[nn.Module, TrainingResult]:
     model = network() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     settings = {"epochs": 3, "batch": 25, **options}

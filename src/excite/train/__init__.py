@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from excite._core.compatibility import renamed_names
 from excite.train.distributed.processes import Processes, many_processes
 from excite.train.dynamics.descent import descent
 from excite.train.dynamics.dropout import train_with_dropout
 from excite.train.dynamics.flow import gradient_flow
-from excite.train.dynamics.objective import Course
+from excite.train.dynamics.objective import FlowResult
 from excite.train.dynamics.trajectories import BiasTrajectory
 from excite.train.losses import squared_error
 from excite.train.models.architectures import ARCHITECTURES, build
 from excite.train.models.factories import import_factory, make_model
 from excite.train.predictions import accuracy
-from excite.train.trainer import Fitted, fit
+from excite.train.trainer import TrainingResult, fit
 from excite.train.vectorized.ensembles import Ensemble, ensemble
 
 if TYPE_CHECKING:
@@ -30,21 +31,22 @@ _LAZY = {
     "train_across": "excite.train.from_config",
     "train_together": "excite.train.from_config",
 }
+_renamed = renamed_names(__name__, {"Course": "FlowResult", "Fitted": "TrainingResult"})
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'excite.train' has no attribute {name!r}")
+        return _renamed(name)
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 __all__ = [
     "ARCHITECTURES",
     "BiasTrajectory",
-    "Course",
     "Ensemble",
-    "Fitted",
+    "FlowResult",
     "Processes",
+    "TrainingResult",
     "accuracy",
     "build",
     "descent",

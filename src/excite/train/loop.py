@@ -1,8 +1,8 @@
 """The training loop. All ways to train lead here.
 
-    fit                             one trainer
-    train, train_across             one trainer built from a config; `train_across` on every rank of a process group
-    train_together, fit_together    several trainers whose networks share one vectorized step
+fit                             one trainer
+train, train_across             one trainer built from a config; `train_across` on every rank of a process group
+train_together, fit_together    several trainers whose networks share one vectorized step
 """
 
 from __future__ import annotations

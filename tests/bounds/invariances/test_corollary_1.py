@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from excite.bounds.excitation.hard_margin import separation
 from excite.probes import alignment
-from excite.train import Course, gradient_flow
+from excite.train import FlowResult, gradient_flow
 
 
 def points(m: int) -> Tensor:
@@ -48,7 +48,7 @@ def log_exponential(x: Tensor) -> Callable[[nn.Module], Tensor]:
     return lambda m: torch.logsumexp(-m(x)[:, 0], 0)
 
 
-def flow_error(course: Course, rtol: float = 1e-9) -> float:
+def flow_error(course: FlowResult, rtol: float = 1e-9) -> float:
     """How far the weights may be from the exact path, relative to their norm.
 
     Each step errs by at most rtol·|θ| in the root mean square over the n weights, which is rtol·√n·‖θ‖ at most, and the flow

@@ -76,6 +76,9 @@ def process(rank: int, port: int, jobs: list[tuple[dict[str, Any], str]], told: 
                 os.kill(os.getpid(), signal.SIGKILL)
             if stop["how"] == "interrupt":
                 raise KeyboardInterrupt
+            if stop["how"] == "sigterm":
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
             raise ValueError("this one\ncannot go on")
 
     DataParallelTrainer.after_update = stopping  # type: ignore[method-assign]

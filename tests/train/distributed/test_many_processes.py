@@ -159,7 +159,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         raised, codes = together([(WAYS[way], folder / way)], folder / f"told-{way}", how="kill", rank=rank, step=10)
         assert codes[rank] == -signal.SIGKILL
         assert codes[1 - rank] == 0  # the test's own process: it has written what it raised
-        assert raised[1 - rank][0] == "Lost"
+        assert raised[1 - rank][0] == "RankLost"
         assert "one of the 2 processes is gone (killed, or its machine is): start the same" in raised[1 - rank][1]
         run = load_run(folder / way)
         assert run.status == "stopped"
@@ -217,6 +217,18 @@ def test_what_interrupts_one_process_stops_the_other(tmp_path: Path) -> None:
     assert load_run(tmp_path / "run").status == "stopped"
 
 
+def test_sigterm_of_one_rank_checkpoints_all(two: Path, tmp_path: Path) -> None:
+    """Rank 1 alone gets the signal after step 9; all ranks stop after step 10, and resume to the same bits."""
+    raised, codes = together([(WAYS["excited"], tmp_path / "run")], tmp_path / "told", how="sigterm", rank=1, step=9)
+    assert codes == [0, 0]
+    assert [kind for kind, _ in raised] == ["KeyboardInterrupt"] * 2
+    run = load_run(tmp_path / "run")
+    assert run.status == "stopped"
+    assert [checkpoint.step for checkpoint in run.checkpoints()] == [7, 10]
+    assert together([(WAYS["excited"], tmp_path / "run")], tmp_path / "told") == ([None, None], [0, 0])
+    compare(load_run(two / "excited"), load_run(tmp_path / "run"), within=0.0)
+
+
 @pytest.mark.slow
 def test_what_all_processes_meet_is_said_by_one(tmp_path: Path) -> None:
     """A loss that overflows, a parameter that nothing depends on."""
@@ -243,10 +255,10 @@ TORCHRUN = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE
     [
         ({"MASTER_ADDR": ""}, "WORLD_SIZE is 2, but MASTER_ADDR is not set: start with torchrun"),
         ({"RANK": ""}, "WORLD_SIZE is 2, but RANK is not set"),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: expected a whole number of at least 1; got 'two'"),
-        ({"RANK": "2", "MASTER_PORT": "1"}, r"RANK is 2, but there are 2 processes \(WORLD_SIZE\)"),
-        ({"MASTER_PORT": "70000"}, "the 2 processes did not meet at 127.0.0.1:70000"),
-        ({"MASTER_PORT": "free"}, "the 2 processes did not meet at 127.0.0.1:"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: expected an integer of at least 1; got 'two'"),
+        ({"RANK": "2", "MASTER_PORT": "1"}, r"RANK is 2, but WORLD_SIZE is 2"),
+        ({"MASTER_PORT": "70000"}, "the 2 processes could not connect at 127.0.0.1:70000"),
+        ({"MASTER_PORT": "free"}, "the 2 processes could not connect at 127.0.0.1:"),
     ],
 )
 def test_a_wrong_environment_is_one_line(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], words: str) -> None:

@@ -14,7 +14,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError, TrainingStopped
-from excite.train import Course, descent, gradient_flow
+from excite.train import FlowResult, descent, gradient_flow
 from excite.train.dynamics.kinks import Kinks, sides
 from models import same_state, state_of
 
@@ -386,6 +386,6 @@ def test_frozen_parameters_stay() -> None:
     x, y = data()
     model = network(3, 4, 1, relu=True)
     model[0].weight.requires_grad_(False)
-    course: Course = gradient_flow(model, logistic(x, y), 2.0)
+    course: FlowResult = gradient_flow(model, logistic(x, y), 2.0)
     assert torch.equal(course.model[0].weight, model[0].weight)  # type: ignore[union-attr]
     assert not torch.equal(course.model[2].weight, model[2].weight)  # type: ignore[union-attr]

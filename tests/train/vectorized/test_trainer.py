@@ -14,7 +14,13 @@ from excite.errors import InputError, ModelError, TrainingStopped
 from excite.runs import Run
 from excite.train.config import parse_config
 from excite.train.from_config import train, train_together
-from excite.train.vectorized.stacked_modules import StackedLayers, check_stack, side_by_side, stack_batches, stack_models
+from excite.train.vectorized.stacked_modules import (
+    StackedLayers,
+    check_stack,
+    side_by_side,
+    stack_batches,
+    stack_models,
+)
 
 SMALL: dict[str, Any] = {
     "data": {"name": "digits", "classes": [8, 9], "train": 60, "test": 20},

@@ -35,7 +35,7 @@ def shard_like(pattern: Any, tree: Any) -> Any:
     if isinstance(tree, Mapping) and isinstance(pattern, Mapping):
         return {key: shard_like(pattern.get(key), value) for key, value in tree.items()}
     if isinstance(tree, list | tuple) and isinstance(pattern, list | tuple) and len(tree) == len(pattern):
-        return type(tree)(map(sharded_like, pattern, tree))
+        return type(tree)(map(shard_like, pattern, tree))
     return tree
 
 

@@ -15,7 +15,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from excite.errors import ExciteError, InputError, TrainingStopped, one_line
-from excite.train.distributed.process_group import destroy_process_group, init_process_group, local_device, local_rank, local_size, world_size
+from excite.train.distributed.process_group import (
+    destroy_process_group,
+    init_process_group,
+    local_device,
+    local_rank,
+    local_size,
+    world_size,
+)
 from excite.train.stopping import stop_signals
 
 _FAILED = "failed"  # key in the store: which rank failed first, and why
@@ -124,7 +131,9 @@ class Processes:
             return
         if failed == self.rank and problem is not None:
             raise self.raised_by_all(problem)
-        raise self.raised_by_all(OtherProcess(f"process {failed} of {self.size} failed: {problems[failed]}")) from problem
+        raise self.raised_by_all(
+            OtherProcess(f"process {failed} of {self.size} failed: {problems[failed]}")
+        ) from problem
 
     def raised_by_all(self, error: BaseException) -> BaseException:
         """Marks an error that every rank raises at the same place, so that no rank has to be notified."""

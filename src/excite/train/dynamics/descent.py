@@ -10,7 +10,7 @@ from torch import nn
 from excite._core.checks import check_count
 from excite.bounds.stability import largest_eigenvalue
 from excite.errors import TrainingStopped
-from excite.train.dynamics.objective import Course, Field, Loss, Quantity, Record, Status, positive
+from excite.train.dynamics.objective import Field, FlowResult, Loss, Quantity, Record, Status, positive
 
 
 def descent(
@@ -23,7 +23,7 @@ def descent(
     every: int = 1,
     quantities: Mapping[str, Quantity] | None = None,
     tolerance: float = 0.0,
-) -> Course:
+) -> FlowResult:
     """θ ← θ − η ∇R(θ), `steps` times, with η = min(1, 1/β) and R(θ) = `loss(model)`.
 
     β is the largest eigenvalue of the Hessian, by Lanczos, every `refresh` steps. That is the smoothness at a point; the
@@ -70,4 +70,4 @@ def descent(
         slack += size * (size * square)
         taken += 1
     record.add(float(taken), point)
-    return record.course(point, status, taken, slack)
+    return record.result(point, status, taken, slack)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from excite._core.checks import check_count, is_whole, shown, to_array
 from excite.errors import InputError, TrainingStopped
 from excite.train.dynamics.kinks import Side, first_crossing, left_side, sides
-from excite.train.dynamics.objective import Array, Course, Field, Loss, Quantity, Record, Status, positive
+from excite.train.dynamics.objective import Array, Field, FlowResult, Loss, Quantity, Record, Status, positive
 from excite.train.dynamics.sliding import MOST, Place, corrected, leaving, mask, released, tangent
 
 METHODS: dict[str, Any] = {name: getattr(integrate, name) for name in ("DOP853", "RK45", "LSODA", "Radau", "BDF")}
@@ -42,20 +42,20 @@ def gradient_flow(
     shortest: float | None = None,
     tolerance: float = 0.0,
     most: int = 100_000,
-) -> Course:
+) -> FlowResult:
     """Follow dθ/dt = −∇R(θ) from the model's weights for `time`; R(θ) = `loss(model)`, as in `lambda m: mse(m(x), y)`.
 
     The integrator (scipy's; DOP853 is explicit of order 8, LSODA and Radau are for stiff problems) keeps the error of
     each step below atol + rtol · |θ|. At the kink of a ReLU the gradient jumps. A step is taken with the smooth continuation of
     the loss on its own side of all kinks; if it ends beyond one, the crossing is located on the step's interpolant, to the
-    rounding of the switching values, and the flow restarts there on the other side (`Course.crossings`). Kinks are those of
+    rounding of the switching values, and the flow restarts there on the other side (`FlowResult.crossings`). Kinks are those of
     ReLU-like functions, `abs`, `clamp`, `maximum` and max pooling; at others (`where`) steps shorten instead.
 
     Where the flows of both sides lead to the kink, the path slides along it, which gradient flow of ReLU networks does
     (`excite.train.dynamics.sliding`): it follows the gradient of the loss on the surface of the kink until that is left on one side.
-    `Course.sliding` says for how long. Where even that makes no progress (more than eight kinks at once, kinks of max pooling
+    `FlowResult.sliding` says for how long. Where even that makes no progress (more than eight kinks at once, kinks of max pooling
     or others that are not seen) it takes plain descent steps of length `shortest` (a 20,000th of the time by default), which
-    zigzag around the path and count in `Course.slides` and `Course.slack`.
+    zigzag around the path and count in `FlowResult.slides` and `FlowResult.slack`.
 
     Args:
         at: times to record, or so many, evenly from 0 to `time`; what is recorded is `quantities`, each a function of the
@@ -90,7 +90,7 @@ def gradient_flow(
         ),
     )
     status = walk.go()
-    return walk.record.course(walk.point, status, walk.steps, walk.slack, walk.slides, walk.crossings, walk.sliding)
+    return walk.record.result(walk.point, status, walk.steps, walk.slack, walk.slides, walk.crossings, walk.sliding)
 
 
 def _slope(field: Field, clock: Clock, side: Side | None, held: Sequence[Place] = ()) -> Slope:

@@ -27,7 +27,7 @@ Status = Literal["converged", "finished", "too many steps"]
 
 
 @dataclass(frozen=True)
-class Course:
+class FlowResult:
     """Where training went. `model` is a copy in float64 with the last weights; the user's model is left as it was.
 
     - `times` (K,): flow time, or number of steps, of each record; `values[name]` (K, ...): the quantities asked for, and
@@ -192,7 +192,7 @@ class Record:
                 found = found.detach().cpu().numpy() if isinstance(found, Tensor) else found
                 self._values[name].append(np.array(found, dtype=np.float64))
 
-    def course(
+    def result(
         self,
         point: Array,
         status: Status,
@@ -201,12 +201,12 @@ class Record:
         slides: int = 0,
         crossings: int = 0,
         sliding: float = 0.0,
-    ) -> Course:
+    ) -> FlowResult:
         loss, gradient = self._field.gradient(point)
         values = {name: np.asarray(found) for name, found in self._values.items()}
         model = self._field.put(point)
         norm, count = float(np.linalg.norm(gradient)), self._field.evaluations
-        return Course(
+        return FlowResult(
             np.asarray(self.times), values, model, status, loss, norm, steps, count, slack, slides, crossings, sliding
         )
 

@@ -103,4 +103,3 @@ def share_state(
 
 def _per_weight(value: object, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape
-
