@@ -109,7 +109,7 @@ def test_margins_in_different_norms_are_not_compared(runs):
 def test_doubts_are_said(tmp_path):
     make_run(tmp_path / "one", "one", 0.1, status="failed")
     text = " ".join(verdict(collect([tmp_path / "one"])))
-    assert "no evidence was gathered" in text
+    assert "without evidence that the search converged" in text
     assert "failed: because" in text
     with Run.create(tmp_path / "bare", {}) as run:
         run.log(0, {"loss/step": 1.0})

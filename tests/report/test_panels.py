@@ -9,7 +9,7 @@ import pytest
 
 from excite.report import make_report
 from excite.report.panels import PANELS, in_order, make_panels, natural, select, split
-from excite.report.view import Shown, describe, draw, findings
+from excite.report.view import RunView, describe, draw, findings
 from excite.runs import Run
 from excite.runs.reader import Follower
 
@@ -65,7 +65,7 @@ def shown(tmp_path):
         with Run.create(tmp_path / f"run{i}", {}) as run:
             for step in range(3000):
                 run.log(step, {"loss/step": 1.0, "rank/share/b": 0.5, "rank/share/a": i, "signs/changed": 0.1})
-        runs.append(Shown(Follower(tmp_path / f"run{i}"), f"run{i}", i, order=("b", "a")))
+        runs.append(RunView(Follower(tmp_path / f"run{i}"), f"run{i}", i, order=("b", "a")))
         runs[-1].follower.refresh()
     yield runs
     for run in runs:
@@ -152,7 +152,7 @@ def test_sentences_from_some_of_many_metrics_say_so(tmp_path):
         run.flush()
         follower = Follower(run.path)
         follower.refresh()
-        whole, some = (findings([Shown(follower, "run", 0)], limit) for limit in (None, 11))
+        whole, some = (findings([RunView(follower, "run", 0)], limit) for limit in (None, 11))
         assert some[-1]["text"] == "This is from 11 of 31 metrics, a share of every quantity."
-        assert findings([Shown(follower, "run", 0)], 31) == whole
+        assert findings([RunView(follower, "run", 0)], 31) == whole
         assert {one["text"] for one in whole} - {one["text"] for one in some}  # 27 more layers, and 7

@@ -1,4 +1,4 @@
-"""What people look at: curves, verdicts in words, and one self-contained page."""
+"""Pages on runs: curves, findings, verdicts; the static report, the live page and the audit of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Report", "make_report"]
 
 
 def __getattr__(name: str) -> Any:
-    # Only the page needs plotly; curves and their distances are also used where there is none.
+    # Only the page needs plotly; curves and their distances are also used without it.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from excite.report import page

@@ -1,4 +1,4 @@
-"""What a report shows, read from run folders."""
+"""Reads what a report shows from run folders."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Series = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One run as a report sees it. What was not measured is None or empty."""
+class RunData:
+    """Config, status and measurements of one run. Quantities that were not measured are None or empty."""
 
     path: Path
-    arm: str  # runs of one arm differ in their seed only
+    variant: str  # runs of one variant differ only in their seed
     config: dict[str, Any]
     environment: dict[str, Any]
     status: str
@@ -45,12 +45,12 @@ class Seen:
 
     @cached_property
     def metrics(self) -> dict[str, Series]:
-        """Everything measured, by name; read when it is asked for."""
+        """All series by the name of the metric, read on first access."""
         with load_run(self.path) as run:
             return {name: run.series(name) for name in run.names()}
 
     def layers(self) -> list[str]:
-        """Names of layers in the order of the wiring."""
+        """Names of the layers in the order of the wiring."""
         return [str(row["name"]) for row in self.wiring["layers"]] if self.wiring else []
 
     def by_layer(self, prefix: str) -> dict[str, Series]:
@@ -63,19 +63,19 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Arm:
-    """Runs that were made the same way."""
+class VariantRuns:
+    """The runs of one variant: the same settings, different seeds."""
 
     name: str
-    runs: tuple[Seen, ...]
+    runs: tuple[RunData, ...]
 
     def values(self, part: str) -> npt.NDArray[np.float64] | None:
-        """Margins of all runs together."""
+        """Margins of all runs, concatenated; None if no run has any."""
         found = [np.asarray(run.margins[part].values.cpu()) for run in self.runs if part in run.margins]
         return np.concatenate(found) if found else None
 
     def pairs(self) -> dict[object, tuple[Values, Values]]:
-        """(training, test) margins of each run that has both, by the run's seed, or by number if seeds repeat."""
+        """(training, test) margins of each run that has both, keyed by the run's seed, or by index if seeds repeat."""
         found = [run for run in self.runs if {"train", "test"} <= run.margins.keys()]
         seeds: list[object] = [run.config.get("seed") for run in found]
         keys = seeds if len(set(seeds)) == len(seeds) and None not in seeds else range(len(found))
@@ -85,7 +85,7 @@ class Arm:
         }
 
     def gap(self) -> float | None:
-        """Largest distance between the curves of training and test margins, points of all runs together."""
+        """Largest distance between the curves of training and test margins, over the points of all runs."""
         pairs = list(self.pairs().values())
         if not pairs:
             return None
@@ -94,36 +94,46 @@ class Arm:
         return high - low
 
     def accuracies(self, part: str) -> list[float]:
+        """Accuracy of each run that has one, on "train" or "test" data."""
         return [run.accuracy[part] for run in self.runs if part in run.accuracy]
 
 
-def collect(paths: Iterable[str | Path], below: Path | None = None) -> list[Arm]:
-    """The runs at `paths`, or in folders of runs, grouped into arms in the order given; those at URLs are copied here.
+def collect(paths: Iterable[str | Path], below: Path | None = None) -> list[VariantRuns]:
+    """Reads runs and groups them by variant, in the order of `paths`.
 
-    With `below`, a folder above all of them, no symbolic link from there on is followed, large files are refused, and
-    metrics are not checked.
+    Args:
+        paths: Run folders, folders of runs, or URLs; runs at URLs are copied to the local disk first.
+        below: A folder above all of them. Then no symbolic link below it is followed, large files are refused, and
+            metrics are not checked. For runs that others can write.
+
+    Returns:
+        One entry per variant.
+
+    Raises:
+        InputError: If `paths` is not a list or holds no run.
+        RunError: If a run folder is damaged.
     """
     if isinstance(paths, str | Path) or not isinstance(paths, Iterable):
         raise InputError(f"paths: expected a list of run folders; got {shown(paths)}")
     runs: list[Path] = []
-    for given in (local_copy(str(path)) if is_url(path) else check_folder_name(path) for path in paths):
-        inside = sorted(folder.parent for folder in given.glob("*/run.json")) if given.is_dir() else []
-        runs += [given] if (given / "run.json").exists() or not inside else inside
+    for folder in (local_copy(str(path)) if is_url(path) else check_folder_name(path) for path in paths):
+        inside = sorted(file.parent for file in folder.glob("*/run.json")) if folder.is_dir() else []
+        runs += [folder] if (folder / "run.json").exists() or not inside else inside
     if not runs:
         raise InputError("report: expected at least one run folder")
-    arms: dict[str, list[Seen]] = {}
+    variants: dict[str, list[RunData]] = {}
     norm = (
         "inf" if any((path / f"artifacts/margins-inf-{part}.json").exists() for path in runs for part in PARTS) else "2"
     )
     for path in dict.fromkeys(runs):
-        seen = _see(path, norm, below)
-        arms.setdefault(seen.arm, []).append(seen)
-    return [Arm(name, tuple(members)) for name, members in arms.items()]
+        run = _read_run(path, norm, below)
+        variants.setdefault(run.variant, []).append(run)
+    return [VariantRuns(name, tuple(members)) for name, members in variants.items()]
 
 
-def _see(path: Path, norm: str, below: Path | None) -> Seen:
+def _read_run(path: Path, norm: str, below: Path | None) -> RunData:
     if below is None:
-        load_run(path).close()  # says what is wrong with the metrics
+        load_run(path).close()  # raises if the metrics are damaged
 
     def read(name: str, max_bytes: int = _MAX_SETTINGS) -> dict[str, Any]:
         value = read_json(path / name, below, None if below is None else max_bytes)
@@ -148,9 +158,9 @@ def _see(path: Path, norm: str, below: Path | None) -> Seen:
         if stored is not None:
             margins[part] = _margins(stored, f"{path}/artifacts/margins-{norm}-{part}.json")
     status, reason = standing(path, below)
-    return Seen(
+    return RunData(
         path=path,
-        arm=str(summary.get("arm") or path.name),
+        variant=str(summary.get("variant") or summary.get("arm") or path.name),
         config=read("config.json"),
         environment=read("environment.json"),
         status="stopped" if status == "stale" else status,
@@ -161,16 +171,16 @@ def _see(path: Path, norm: str, below: Path | None) -> Seen:
     )
 
 
-def _is_wiring(found: dict[str, Any]) -> bool:
+def _is_wiring(wiring: dict[str, Any]) -> bool:
     keys = {
         "layers": {"name", "kind", "in", "out", "parameters"},
         "groups": {"channels", "producers", "consumers", "law", "why"},
     }
-    for part, wanted in keys.items():
-        rows = found.get(part)
-        if not isinstance(rows, list) or not all(isinstance(row, dict) and wanted <= row.keys() for row in rows):
+    for part, required in keys.items():
+        rows = wiring.get(part)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and required <= row.keys() for row in rows):
             return False
-    return all(isinstance(row[key], list) for row in found["groups"] for key in ("producers", "consumers"))
+    return all(isinstance(row[key], list) for row in wiring["groups"] for key in ("producers", "consumers"))
 
 
 def _margins(stored: dict[str, Any], name: str) -> Margins:
@@ -181,13 +191,13 @@ def _margins(stored: dict[str, Any], name: str) -> Margins:
 
 
 def flat(settings: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as rows of dotted names and values."""
+    """Flattens nested settings into (dotted name, value) rows."""
     if not isinstance(settings, dict):
         return [(prefix, str(settings))]
     return [row for key, value in settings.items() for row in flat(value, f"{prefix}.{key}" if prefix else str(key))]
 
 
 def differing(columns: Sequence[dict[str, str]]) -> set[str]:
-    """Names whose values are not the same in all columns."""
+    """Names whose values differ between columns."""
     names = {name for column in columns for name in column}
     return {name for name in names if len({column.get(name) for column in columns}) > 1}

@@ -1,4 +1,4 @@
-"""Curves as arrays: what is drawn, and the numbers read off it."""
+"""Margin curves as arrays, their largest distance, and smoothing and thinning of series."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 def curve(values: npt.NDArray[np.float64], widest: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Steps of the fraction of values that are at most x, from 0 to `widest`."""
+    """Empirical distribution function: fraction of values that are at most x, for x from 0 to `widest`."""
     x, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     y = np.cumsum(counts) / values.size
     x, y = np.concatenate([[0.0], x]), np.concatenate([[float((values <= 0).mean())], y])
@@ -18,23 +18,24 @@ def curve(values: npt.NDArray[np.float64], widest: float) -> tuple[npt.NDArray[n
 
 
 def widest_gap(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[float, float, float]:
-    """Where the two curves are farthest apart, and the lower and upper value there."""
+    """(x, lower value, upper value) where the distribution functions of `a` and `b` differ most: the KS distance."""
     places = np.unique(np.concatenate([a, b]))
     places = places[np.isfinite(places)] if np.isfinite(places).any() else np.zeros(1)
-    ours, theirs = ((np.searchsorted(np.sort(v), places, side="right")) / v.size for v in (a, b))
-    best = int(np.argmax(np.abs(ours - theirs)))
-    return float(places[best]), float(min(ours[best], theirs[best])), float(max(ours[best], theirs[best]))
+    first, second = ((np.searchsorted(np.sort(v), places, side="right")) / v.size for v in (a, b))
+    widest = int(np.argmax(np.abs(first - second)))
+    return float(places[widest]), float(min(first[widest], second[widest])), float(max(first[widest], second[widest]))
 
 
 def chance_gap(n: int, m: int) -> float:
     """The gap that two samples of n and m points from one distribution show on average: √(π/2) ln 2 · √(1/n + 1/m).
 
-    The mean of Kolmogorov's distribution; a measured gap of this size is none.
+    The mean of Kolmogorov's distribution. A measured gap of this size is no evidence of a difference.
     """
     return math.sqrt(math.pi / 2) * math.log(2) * math.sqrt(1 / n + 1 / m)
 
 
 def smooth(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Trailing mean over 2 % of the values."""
     width = max(1, len(values) // 50)
     sums = np.cumsum(np.concatenate([np.zeros(1), values]))
     starts = np.maximum(np.arange(1, len(values) + 1) - width, 0)
@@ -42,8 +43,8 @@ def smooth(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return means
 
 
-def thin(values: npt.NDArray[Any], most: int = 2000) -> npt.NDArray[Any]:
-    """Every k-th value and the last one: what a screen can show."""
-    if len(values) <= most:
+def thin(values: npt.NDArray[Any], max_points: int = 2000) -> npt.NDArray[Any]:
+    """Every k-th value and the last one: at most about `max_points`."""
+    if len(values) <= max_points:
         return values
-    return np.append(values[:: -(-len(values) // most)], values[-1])
+    return np.append(values[:: -(-len(values) // max_points)], values[-1])

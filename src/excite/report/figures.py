@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from excite.report.collect import Arm
+from excite.report.collect import VariantRuns
 from excite.report.curves import curve, widest_gap
 
 # Colours that people with colour-blindness tell apart (Okabe and Ito).
@@ -18,23 +18,31 @@ _GREY = "#555"
 
 
 def as_text(text: str) -> str:
-    """Text that Plotly shows as it is: it takes tags, entities and %{...} for markup. The same as `safe` in `static/view.js`."""
+    """Escapes text that Plotly would read as markup (tags, entities, %{...}); the same as `safe` in `static/view.js`."""
     return html.escape(text, quote=False).replace("%{", "%\u200b{")
 
 
-def margin_curves(arms: Sequence[Arm]) -> go.Figure | None:
-    """For each arm, the fraction of points misclassified within ε, for training and test data, and their gap."""
-    shown = [arm for arm in arms if arm.values("train") is not None or arm.values("test") is not None]
+def margin_curves(variants: Sequence[VariantRuns]) -> go.Figure | None:
+    """One plot per variant: fraction of points misclassified within ε on training and test data, and their largest distance."""
+    shown = [
+        variant for variant in variants if variant.values("train") is not None or variant.values("test") is not None
+    ]
     if not shown:
         return None
     figure = make_subplots(
-        1, len(shown), shared_yaxes=True, subplot_titles=[as_text(arm.name) for arm in shown], horizontal_spacing=0.03
+        1,
+        len(shown),
+        shared_yaxes=True,
+        subplot_titles=[as_text(variant.name) for variant in shown],
+        horizontal_spacing=0.03,
     )
-    every = np.concatenate([v for arm in shown for part in ("train", "test") if (v := arm.values(part)) is not None])
+    every = np.concatenate(
+        [v for variant in shown for part in ("train", "test") if (v := variant.values(part)) is not None]
+    )
     finite = every[np.isfinite(every)]
     widest = float(finite.max()) * 1.05 if finite.size and finite.max() > 0 else 1.0
-    for column, arm in enumerate(shown, 1):
-        curves = {part: values for part in ("train", "test") if (values := arm.values(part)) is not None}
+    for column, variant in enumerate(shown, 1):
+        curves = {part: values for part in ("train", "test") if (values := variant.values(part)) is not None}
         for part, values in curves.items():
             x, y = curve(values, widest)
             line = {"color": COLOURS[0] if part == "train" else COLOURS[1], "width": 2.5, "shape": "hv"}

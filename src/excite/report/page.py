@@ -1,4 +1,4 @@
-"""One self-contained HTML file: everything inside, nothing fetched, opens from disk."""
+"""The report as one self-contained HTML file that opens from disk and fetches nothing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
+from excite._core.compatibility import renamed_attribute
 from excite._core.files import write_bytes, writing
 from excite._version import __version__
 from excite.report import figures
-from excite.report.collect import Arm, collect, differing, flat
+from excite.report.collect import VariantRuns, collect, differing, flat
 from excite.report.panels import WHOLE
 from excite.report.verdict import verdict
-from excite.report.view import Shown, describe, draw, findings
+from excite.report.view import RunView, describe, draw, findings
 from excite.runs.reader import Follower
 
 ASSETS = ("plotly.js", "page.css", "view.js", "list.js", "tasks.js")
@@ -30,14 +31,23 @@ FROZEN_POINTS, FROZEN_BUDGET = 500, 20_000  # points of a curve, and of all curv
 
 @dataclass(frozen=True)
 class Report:
-    """Runs, grouped into arms, and what they show."""
+    """Runs grouped by variant, the summary table and the verdict."""
 
-    arms: tuple[Arm, ...]
-    rows: tuple[dict[str, str], ...]  # one an arm: accuracy, median margins, gap
+    variants: tuple[VariantRuns, ...]
+    rows: tuple[dict[str, str], ...]  # one per variant: accuracy, median margins, gap
     sentences: tuple[str, ...]
+    arms = renamed_attribute("arms", "variants")
 
     def write(self, target: str | os.PathLike[str], title: str = "Excite report") -> Path:
-        """Write one self-contained HTML file to `target`; returns its path."""
+        """Writes the report as one self-contained HTML file.
+
+        Args:
+            target: File to write; missing folders are created.
+            title: Title of the page.
+
+        Returns:
+            The path of the file.
+        """
         path = Path(target)
         html = _render(self, title)
         with writing(path):
@@ -47,16 +57,31 @@ class Report:
 
 
 def make_report(paths: Iterable[str | Path], below: Path | None = None) -> Report:
-    """The report on the runs at `paths`, or in folders of runs; `below`: see `collect`."""
-    arms = collect(paths, below)
-    return Report(tuple(arms), tuple(table(arms)), tuple(verdict(arms)))
+    """Builds the report on one or more runs.
+
+    Args:
+        paths: Run folders, folders of runs, or URLs.
+        below: For runs that others can write: see `excite.report.collect.collect`.
+
+    Returns:
+        The report; `write` makes an HTML file of it.
+
+    Raises:
+        InputError: If `paths` is not a list or holds no run.
+        RunError: If a run folder is damaged.
+
+    Example:
+        >>> make_report(["runs/first"]).write("report.html")  # doctest: +SKIP
+    """
+    variants = collect(paths, below)
+    return Report(tuple(variants), tuple(table(variants)), tuple(verdict(variants)))
 
 
 def _render(report: Report, title: str) -> str:
     shown = [
-        Shown(Follower(run.path), arm.name, i, first=j == 0, order=tuple(run.layers()))
-        for i, arm in enumerate(report.arms)
-        for j, run in enumerate(arm.runs)
+        RunView(Follower(run.path), variant.name, i, first=j == 0, order=tuple(run.layers()))
+        for i, variant in enumerate(report.variants)
+        for j, run in enumerate(variant.runs)
     ]
     try:
         for one in shown:
@@ -80,43 +105,47 @@ def _render(report: Report, title: str) -> str:
         styles=asset("page.css"),
         plotly=asset("plotly.js"),
         script=asset("view.js"),
-        frozen=frozen | {"figures": _figures(report.arms)},
+        frozen=frozen | {"figures": _figures(report.variants)},
         count=len(shown),
         **_contents(report),
     )
 
 
 def details(paths: Sequence[Path], below: Path | None = None) -> dict[str, Any]:
-    """For the live page: what is said and drawn about whole runs, as HTML from the templates of the report."""
+    """Verdict, tables and figures of whole runs for the live page: HTML from the templates of the report."""
     report = make_report(paths, below)
     contents = _contents(report)
-    top = render("summary.html.j2", **contents) if any(run.margins for arm in report.arms for run in arm.runs) else ""
-    return {"top": top, "bottom": render("settings.html.j2", **contents), "figures": _figures(report.arms)}
+    top = (
+        render("summary.html.j2", **contents)
+        if any(run.margins for variant in report.variants for run in variant.runs)
+        else ""
+    )
+    return {"top": top, "bottom": render("settings.html.j2", **contents), "figures": _figures(report.variants)}
 
 
 def _contents(report: Report) -> dict[str, Any]:
-    arms = report.arms
+    variants = report.variants
     return {
         "rows": report.rows,
         "sentences": report.sentences,
-        "margins": any(run.margins for arm in arms for run in arm.runs),
+        "margins": any(run.margins for variant in variants for run in variant.runs),
         "judged": any(
-            run.margins or run.accuracy for arm in arms for run in arm.runs
+            run.margins or run.accuracy for variant in variants for run in variant.runs
         ),  # by `excite margins` or a training
-        "wiring": next((run.wiring for arm in arms for run in arm.runs if run.wiring), None),
-        "settings": _settings(arms),
-        "environment": flat(arms[0].runs[0].environment),
-        "evidence": _evidence(arms),
+        "wiring": next((run.wiring for variant in variants for run in variant.runs if run.wiring), None),
+        "settings": _settings(variants),
+        "environment": flat(variants[0].runs[0].environment),
+        "evidence": _evidence(variants),
     }
 
 
-def _figures(arms: Sequence[Arm]) -> dict[str, Any]:
-    found = figures.margin_curves(arms)
+def _figures(variants: Sequence[VariantRuns]) -> dict[str, Any]:
+    found = figures.margin_curves(variants)
     return {} if found is None else {"margins": json.loads(str(found.to_json()))}
 
 
 def render(template: str, **values: Any) -> str:
-    """A page or a part of one; everything put into it is escaped."""
+    """Renders a template to HTML; all values are escaped."""
     return _environment().get_template(template).render(version=__version__, **values)
 
 
@@ -133,7 +162,7 @@ def _environment() -> Environment:
 
 @cache
 def asset(name: str) -> str:
-    """A script or style sheet of the pages; all of them are part of the installation, nothing is fetched."""
+    """Text of a script or style sheet; all of them are part of the installation."""
     if name == "plotly.js":
         return unwrapped(str(get_plotlyjs()))
     return (files("excite.report") / "static" / name).read_text(encoding="utf-8")
@@ -154,17 +183,17 @@ def unwrapped(plotly: str) -> str:
     return f'{license}\n"use strict";Error.stackTraceLimit=0;{body}\nError.stackTraceLimit=10;\n'
 
 
-def table(arms: Sequence[Arm]) -> list[dict[str, str]]:
-    """One row an arm: accuracy, median margins, gap and censored points; means over runs, with the range if several."""
+def table(variants: Sequence[VariantRuns]) -> list[dict[str, str]]:
+    """One row per variant: accuracy, median margins, gap and censored points; means over runs, with the range if several."""
     rows = []
-    for arm in arms:
-        row = {"arm": arm.name, "runs": str(len(arm.runs))}
+    for variant in variants:
+        row = {"arm": variant.name, "runs": str(len(variant.runs))}
         for part in ("train", "test"):
-            values = arm.values(part)
-            row[f"accuracy {part}"] = _mean(arm.accuracies(part), "{:.1%}")
+            values = variant.values(part)
+            row[f"accuracy {part}"] = _mean(variant.accuracies(part), "{:.1%}")
             row[f"margin {part}"] = "–" if values is None else _number(float(np.median(values)))
             row[f"censored {part}"] = "–" if values is None else f"{np.isinf(values).mean():.1%}"
-        gap = arm.gap()
+        gap = variant.gap()
         row["gap"] = "–" if gap is None else f"{gap:.3f}"
         rows.append(row)
     return rows
@@ -181,19 +210,22 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if np.isfinite(value) else "not reached"
 
 
-def _settings(arms: Sequence[Arm]) -> dict[str, Any]:
-    """Settings of the first run of each arm; those that differ between arms come first."""
-    columns = [dict(flat(arm.runs[0].config)) for arm in arms]
+def _settings(variants: Sequence[VariantRuns]) -> dict[str, Any]:
+    """Settings of the first run of each variant; those that differ between variants come first."""
+    columns = [dict(flat(variant.runs[0].config)) for variant in variants]
     different = differing(columns)
     names = list(dict.fromkeys(name for column in columns for name in column))
     names.sort(key=lambda name: name not in different)
     return {
-        "arms": [arm.name for arm in arms],
+        "variants": [variant.name for variant in variants],
         "rows": [(name, name in different, [column.get(name, "–") for column in columns]) for name in names],
     }
 
 
-def _evidence(arms: Sequence[Arm]) -> list[tuple[str, str, str]]:
+def _evidence(variants: Sequence[VariantRuns]) -> list[tuple[str, str, str]]:
     return [
-        (run.path.name, part, str(margins)) for arm in arms for run in arm.runs for part, margins in run.margins.items()
+        (run.path.name, part, str(margins))
+        for variant in variants
+        for run in variant.runs
+        for part, margins in run.margins.items()
     ]

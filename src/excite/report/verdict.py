@@ -1,4 +1,4 @@
-"""Verdicts in words, computed from the numbers."""
+"""Verdict on the runs of a report: sentences computed from the measurements."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from excite.report.collect import Arm, Values
+from excite.report.collect import Values, VariantRuns
 from excite.report.curves import chance_gap
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Gap of one arm minus gap of another, with a 95 % bootstrap interval."""
+    """Gap of one variant minus gap of another, with a 95 % bootstrap interval."""
 
-    arm: str
+    variant: str
     against: str
     difference: float
     low: float
@@ -26,10 +26,11 @@ class Comparison:
 
     @property
     def decided(self) -> bool:
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
-        where = f"{self.arm} against {self.against}"
+        where = f"{self.variant} against {self.against}"
         what = "runs and points" if self.runs > 1 else "points only, since there is one run each"
         interval = f"95 % interval {_signed(self.low)} to {_signed(self.high)}, resampling {what}"
         if not self.decided:
@@ -38,29 +39,31 @@ class Comparison:
         return f"{where}: the gap is {word}, by {abs(self.difference):.3f} ({interval})."
 
 
-def compare(arm: Arm, against: Arm, resamples: int = 1000, seed: int = 0) -> Comparison | None:
-    """Runs of the two arms are paired by their seed (the same data and initial weights); others are left out.
+def compare(variant: VariantRuns, against: VariantRuns, resamples: int = 1000, seed: int = 0) -> Comparison | None:
+    """Compares the gaps of two variants, with a bootstrap interval; None if no seed is common to both.
+
+    Runs are paired by their seed (the same data and initial weights); others are left out.
 
     A bootstrap on two levels: pairs of runs are drawn with replacement, then the points of each. Resampling adds to a gap,
     and more to a small one than to a large one; the basic interval, 2·estimate − quantiles, takes that off again. On
-    made-up arms with equal gaps it decides for a difference in 3 to 5 % of cases, while plain quantiles do in 0 to 2 %
+    synthetic variants with equal gaps it decides for a difference in 3 to 5 % of cases, while plain quantiles do in 0 to 2 %
     and miss twice as many real differences (`tests/report/test_page.py`, slow tier).
     """
-    first, second = arm.pairs(), against.pairs()
+    first, second = variant.pairs(), against.pairs()
     common = [key for key in first if key in second]
-    ours, theirs = [first[key] for key in common], [second[key] for key in common]
+    pairs, other_pairs = [first[key] for key in common], [second[key] for key in common]
     runs = len(common)
     if not runs:
         return None
     rng = np.random.default_rng(seed)
-    sides = _Resampled(ours), _Resampled(theirs)
+    sides = _Resampled(pairs), _Resampled(other_pairs)
     differences = np.empty(resamples)
     for i in range(resamples):
         chosen = rng.integers(runs, size=runs) if runs > 1 else np.zeros(1, np.int64)
         differences[i] = sides[0].gap(chosen, rng) - sides[1].gap(chosen, rng)
     estimate = sides[0].estimate - sides[1].estimate
     high, low = 2 * estimate - np.quantile(differences, [0.025, 0.975])
-    return Comparison(arm.name, against.name, estimate, float(low), float(high), runs)
+    return Comparison(variant.name, against.name, estimate, float(low), float(high), runs)
 
 
 class _Resampled:
@@ -82,50 +85,52 @@ class _Resampled:
         return float(np.abs(curves[0] - curves[1]).max())
 
 
-def verdict(arms: Sequence[Arm]) -> list[str]:
-    """Sentences on what the runs show: gaps compared with the first arm and the one before, accuracy, trust."""
+def verdict(variants: Sequence[VariantRuns]) -> list[str]:
+    """Sentences on gaps (compared with the first variant and the previous one), accuracy, and how far margins can be trusted."""
     sentences: list[str] = []
-    measured = {arm.name: gap for arm in arms if (gap := arm.gap()) is not None}
+    measured = {variant.name: gap for variant in variants if (gap := variant.gap()) is not None}
     if measured:
         listed = ", ".join(f"{name} {gap:.3f}" for name, gap in sorted(measured.items(), key=lambda item: item[1]))
         floor = max(
-            chance_gap(*(sum(map(len, part)) for part in zip(*arm.pairs().values()))) for arm in arms if arm.pairs()
+            chance_gap(*(sum(map(len, part)) for part in zip(*variant.pairs().values())))
+            for variant in variants
+            if variant.pairs()
         )
         order = ", smallest first" if len(measured) > 1 else ""
         sentences.append(
             f"Gap between training and test margins{order}: {listed}. "
             f"Two sets of this size from one distribution would show about {floor:.3f}."
         )
-    compared = [arm for arm in arms if arm.pairs()]
-    for i, arm in enumerate(compared):
+    compared = [variant for variant in variants if variant.pairs()]
+    for i, variant in enumerate(compared):
         others = {0, i - 1} if i else set()
-        sentences += [str(found) for j in sorted(others) if (found := compare(arm, compared[j])) is not None]
-    sentences += [sentence for arm in arms for sentence in _warnings(arm)]
+        sentences += [str(found) for j in sorted(others) if (found := compare(variant, compared[j])) is not None]
+    sentences += [sentence for variant in variants for sentence in _warnings(variant)]
     if not measured:
         sentences.append("No margins were measured in these runs.")
     return sentences
 
 
-def _warnings(arm: Arm) -> list[str]:
+def _warnings(variant: VariantRuns) -> list[str]:
     found = []
-    accuracies = arm.accuracies("test")
+    accuracies = variant.accuracies("test")
     if accuracies and min(accuracies) < 0.6:
         found.append(
-            f"{arm.name}: test accuracy is {min(accuracies):.0%}: this network decides hardly better than by chance, "
+            f"{variant.name}: test accuracy is {min(accuracies):.0%}: the network is hardly better than chance, "
             "so its margins say nothing about robustness."
         )
-    margins = [m for run in arm.runs for m in run.margins.values()]
+    margins = [m for run in variant.runs for m in run.margins.values()]
     doubtful = [m for m in margins if m.flags]
     if doubtful:
         reasons = "; ".join(dict.fromkeys(flag for m in doubtful for flag in m.flags))
         found.append(
-            f"{arm.name}: {len(doubtful)} of {len(margins)} measurements of margins are not to be trusted, margins may be "
+            f"{variant.name}: {len(doubtful)} of {len(margins)} measurements of margins are unreliable, margins may be "
             f"smaller than shown: {reasons}."
         )
     if any(m.evidence is None for m in margins):
-        found.append(f"{arm.name}: no evidence was gathered that the search for margins worked.")
-    broken = [run for run in arm.runs if run.status == "failed"]
-    found += [f"{arm.name}: the run {run.path.name} failed: {run.reason}." for run in broken]
+        found.append(f"{variant.name}: margins were measured without evidence that the search converged.")
+    broken = [run for run in variant.runs if run.status == "failed"]
+    found += [f"{variant.name}: the run {run.path.name} failed: {run.reason}." for run in broken]
     return found
 
 

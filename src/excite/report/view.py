@@ -24,7 +24,7 @@ MAX_METRICS = 2000  # on a live page; the others are found by a part of their na
 
 
 @dataclass(frozen=True)
-class Shown:
+class RunView:
     """One run on a page. Runs of one `group` have one colour; quantities by layer are shown for the `first` of a group."""
 
     follower: Follower
@@ -34,17 +34,17 @@ class Shown:
     order: tuple[str, ...] = ()  # layers as they are executed
 
 
-def select(runs: Sequence[Shown], limit: int, part: str = "") -> tuple[set[str], int]:
+def select(runs: Sequence[RunView], limit: int, part: str = "") -> tuple[set[str], int]:
     """At most `limit` metrics of these runs whose name contains `part`, and how many are left out."""
     return select_names(_names(runs), limit, _order(runs), part)
 
 
-def describe(runs: Sequence[Shown], names: Collection[str] | None = None) -> list[dict[str, Any]]:
+def describe(runs: Sequence[RunView], names: Collection[str] | None = None) -> list[dict[str, Any]]:
     """The panels of a page: their quantities and layers, over all runs. `names`: only of these metrics."""
     return [_described(panel) for panel in make_panels(_names(runs) if names is None else names, _order(runs))]
 
 
-def _names(runs: Sequence[Shown]) -> set[str]:
+def _names(runs: Sequence[RunView]) -> set[str]:
     return {name for run in runs for name in run.follower.names()}
 
 
@@ -61,7 +61,7 @@ def _described(panel: PanelView) -> dict[str, Any]:
 
 
 def draw(
-    runs: Sequence[Shown],
+    runs: Sequence[RunView],
     keys: Collection[str],
     points: int = POINTS,
     low: float | None = None,
@@ -88,7 +88,7 @@ def draw(
 class _Chosen:
     """One quantity of one panel, of all runs, between two steps."""
 
-    runs: Sequence[Shown]
+    runs: Sequence[RunView]
     names: Sequence[Collection[str]]  # of each run
     panel: PanelView
     quantity: Quantity
@@ -123,7 +123,7 @@ class _Chosen:
                 found.append({"run": i, "layers": layers, "x": plain(drawn.steps), "z": z})
         return found
 
-    def _layers(self, i: int, run: Shown) -> list[str]:
+    def _layers(self, i: int, run: RunView) -> list[str]:
         there = self.names[i]
         layers = self.quantity.layers if run.first else (WHOLE,)
         return [layer for layer in layers if self.quantity.metric(layer) in there]
@@ -134,7 +134,7 @@ class _Chosen:
         count = sum(len(self._layers(i, run)) for i, run in enumerate(self.runs))
         return max(40, min(self.points, self.budget // max(count, 1)))
 
-    def _series(self, run: Shown, layer: str) -> tuple[Series, Series]:
+    def _series(self, run: RunView, layer: str) -> tuple[Series, Series]:
         """(values between whose highest and lowest to draw, values to average): the same, unless a long series was not
         read yet, of which the database gives the ends and the means of stretches."""
         key = (run.label, layer)
@@ -170,7 +170,7 @@ def _smooth(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np
     return found
 
 
-def findings(runs: Sequence[Shown], limit: int | None = None) -> list[dict[str, str]]:
+def findings(runs: Sequence[RunView], limit: int | None = None) -> list[dict[str, str]]:
     """What changed in each run, in words. With `limit`, from at most so many metrics of a run: a last sentence says so."""
     return [
         {"run": run.label, "kind": finding.kind, "text": finding.text}
@@ -179,7 +179,7 @@ def findings(runs: Sequence[Shown], limit: int | None = None) -> list[dict[str, 
     ]
 
 
-def _findings(run: Shown, limit: int | None) -> list[Finding]:
+def _findings(run: RunView, limit: int | None) -> list[Finding]:
     names: Collection[str] = run.follower.names()
     count, left_out = len(names), 0
     if limit is not None and count > limit:
@@ -192,5 +192,5 @@ def _findings(run: Shown, limit: int | None) -> list[Finding]:
     return stated
 
 
-def _order(runs: Sequence[Shown]) -> tuple[str, ...]:
+def _order(runs: Sequence[RunView]) -> tuple[str, ...]:
     return next((run.order for run in runs if run.order), ())

@@ -15,7 +15,7 @@ from excite.margin import margins
 from excite.probes import richness
 from excite.report.audit import audit
 from excite.report.audit.narrative import unit_counts
-from excite.report.audit.training_setup import mean_loss, setting_of
+from excite.report.audit.training_setup import mean_loss, training_setup
 from excite.runs import Run
 from excite.train import make_model
 from excite.train.config import parse_config
@@ -65,7 +65,7 @@ def settled():
 
 
 def promise(found, name):
-    return next(one for one in found.promises if one.bound.name.startswith(name))
+    return next(one for one in found.theorems if one.bound.name.startswith(name))
 
 
 @pytest.mark.slow
@@ -74,13 +74,13 @@ def test_the_numbers_are_those_of_the_functions(folder):
     saved = load_model(folder)
     model, x, y = saved.model, saved.data.x_train, saved.data.y_train
     assert str(found.layers) == str(richness(model, x, units=True))
-    for one in found.steepness:
+    for one in found.lipschitz:
         assert one.local["train"] == pytest.approx(lipschitz.local(model, x, one.norm).numpy(), rel=1e-12)
         assert one.guaranteed == lipschitz.bound(model, x[:2], one.norm).value
     rule = Descent(0.2, 0.9)
     by_hand = bounds.descent_stability(model, lambda m: F.mse_loss(m(x)[:, 0], y.float()), rule)
     assert promise(found, "Stability").bound.value == by_hand.value
-    assert promise(found, "Stability").truth == pytest.approx(by_hand.terms["sharpness"], rel=1e-6)
+    assert promise(found, "Stability").measured == pytest.approx(by_hand.terms["sharpness"], rel=1e-6)
     two = bounds.two_layer_lipschitz(model, x, y[:, None].double(), rule, loss="mean")
     assert str(promise(found, "Persistency of excitation, Theorem 1").bound) == str(two)
     deep = bounds.deep_lipschitz(model, x, y[:, None].double(), rule, loss="mean")
@@ -108,7 +108,9 @@ def test_the_loss_and_the_start_are_those_of_the_training(changes, tmp_path):
     train(settings, tmp_path / "run").close()
     saved = load_model(tmp_path / "run")
     begun = build_model(settings, saved.data)
-    loss = mean_loss(begun, saved.data.x_train, saved.data.y_train, len(saved.data.classes), setting_of(settings, 16))
+    loss = mean_loss(
+        begun, saved.data.x_train, saved.data.y_train, len(saved.data.classes), training_setup(settings, 16)
+    )
     for start, slope, end in zip(
         begun.parameters(), torch.autograd.grad(loss, begun.parameters()), saved.model.parameters()
     ):
@@ -120,7 +122,7 @@ def test_sharpness_over_limit_is_the_same_in_the_units_of_the_training_and_of_th
     data = {"name": "digits", "classes": list(range(classes)), "train": 12, "test": 6}
     train(config(data=data, epochs=5, batch=12), tmp_path / "run").close()
     found = audit(tmp_path / "run", units=False, **QUICK)
-    ratios = [p.bound.terms["sharpness"] / p.bound.terms["limit"] for p in found.promises]
+    ratios = [p.bound.terms["sharpness"] / p.bound.terms["limit"] for p in found.theorems]
     assert len(ratios) >= 2
     assert ratios == pytest.approx([ratios[0]] * len(ratios), rel=1e-3)
 
@@ -129,13 +131,13 @@ def test_sharpness_over_limit_is_the_same_in_the_units_of_the_training_and_of_th
 def test_where_training_has_settled_the_bounds_hold_and_say_something(settled):
     model, x, y = settled
     found = audit(model, (x, y), loss="squared", descent=0.1, **QUICK)
-    assert {one.bound.name.split(" (")[0] for one in found.promises} == {
+    assert {one.bound.name.split(" (")[0] for one in found.theorems} == {
         "Stability of gradient descent",
         "Persistency of excitation, Theorem 1",
         "Persistency of excitation, Corollary 1",
         "Richness of hidden activations, Theorem 1",
     }
-    for one in found.promises:
+    for one in found.theorems:
         assert one.bound.holds, str(one.bound)
         assert math.isfinite(one.bound.value)
         assert one.ratio >= 1
@@ -151,7 +153,7 @@ def test_a_failed_condition_leaves_no_number(folder):
     theorem = promise(found, "Persistency of excitation, Theorem 1")
     assert theorem.bound.value is None
     assert theorem.ratio is None
-    assert any(sentence.startswith("No number from") and "converged" in sentence for sentence in found.sentences)
+    assert any(sentence.startswith("No bound from") and "converged" in sentence for sentence in found.sentences)
     assert "failed: training has converged" in str(found)
 
 
@@ -210,7 +212,7 @@ def test_a_regression_has_no_margins_but_everything_else(tmp_path):
     assert found.margins == {}
     assert "regression" in found.margins_why
     assert found.accuracy == {}
-    assert promise(found, "Persistency of excitation, Theorem 1").truth > 0
+    assert promise(found, "Persistency of excitation, Theorem 1").measured > 0
     assert found.write(tmp_path / "page.html").exists()
 
 
@@ -218,7 +220,7 @@ def test_what_it_returns_can_be_stored(folder, tmp_path):
     found = audit(folder, margin_points=1)
     again = json.loads(json.dumps(found.to_dict()))
     assert again["layers"][0]["effective_rank"] == float(found.layers["1"].covariance.effective_rank)
-    assert again["bounds"][0]["value"] == found.promises[0].bound.value
+    assert again["bounds"][0]["value"] == found.theorems[0].bound.value
     found.keep(folder)
     assert Run.open(folder).read_json("audit") == again
 
@@ -243,7 +245,7 @@ def test_bad_input_is_refused_in_one_line(folder, tmp_path):
         (InputError, "at least one", lambda: audit(model, (x[:0], y[:0]))),
         (InputError, "finite", lambda: audit(model, (x * math.nan, y))),
         (ModelError, "does not run on points of shape", lambda: audit(model, (x[:, :2], y))),
-        (InputError, "a run brings its own data", lambda: audit(folder, (x, y))),
+        (InputError, "a run has its own data", lambda: audit(folder, (x, y))),
         (InputError, "points: expected", lambda: audit(model, (x, y), points=0)),
         (InputError, "step size", lambda: audit(model, (x, y), descent=-1.0, loss="squared")),
     ]
@@ -252,3 +254,22 @@ def test_bad_input_is_refused_in_one_line(folder, tmp_path):
             attempt()
         assert isinstance(caught.value, ExciteError)
         assert "\n" not in str(caught.value)
+
+
+def test_training_and_test_points_as_tensors():
+    model, x = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), torch.randn(20, 2)
+    y = (x[:, 0] > 0).long()
+    found = audit(model, train=(x[:12], y[:12]), test=(x[12:], y[12:]), units=False, **QUICK)
+    assert dict(found.points) == {"train": (12, 12), "test": (8, 8)}
+    assert found.accuracy.keys() == {"train", "test"}
+    with pytest.raises(InputError, match="either data= or train="):
+        audit(model, (x, y), train=(x, y))
+    with pytest.raises(InputError, match="test: expected points of shape"):
+        audit(model, train=(x, y), test=(x[:, :1], y))
+
+
+def test_earlier_names_of_an_audit_still_work(folder):
+    found = audit(folder, units=False, **QUICK)
+    for old, new in {"promises": "theorems", "silent": "not_applicable", "steepness": "lipschitz"}.items():
+        with pytest.warns(DeprecationWarning, match=new):
+            assert getattr(found, old) is getattr(found, new)

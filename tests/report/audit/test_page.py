@@ -52,7 +52,7 @@ def test_the_command_writes_the_page_and_the_artifact(excite, tmp_path):
     assert status == 0, err
     assert "page: pages/a.html" in out
     assert "Lipschitz constant of the network" in out
-    assert "Not measured: not asked for" in (tmp_path / "pages/a.html").read_text()
+    assert "Not measured: not requested" in (tmp_path / "pages/a.html").read_text()
     stored = load_run(tmp_path / "runs/first").read_json("audit")
     assert [layer["layer"] for layer in stored["layers"]] == ["1", "3"]
     assert stored["layers"][0]["units"]["width"] == 2
@@ -86,8 +86,8 @@ def test_the_page_in_a_browser(found, tmp_path, browser_page):
         assert drawn.count() == traces, chart
     assert browser_page.locator("#layers tr").count() == 1 + len(found.layers)
     assert browser_page.locator("#units tr").count() == 1 + len(found.layers)
-    assert browser_page.locator("#silent tr").count() == len(found.silent)
-    assert browser_page.locator(".card").count() == len(found.promises)
+    assert browser_page.locator("#silent tr").count() == len(found.not_applicable)
+    assert browser_page.locator(".card").count() == len(found.theorems)
     assert browser_page.locator("#verdict li").count() == len(found.sentences)
     text = browser_page.locator("#layers").inner_text()
     assert f"{found.layers['0'].covariance.effective_rank:.1f}" in text

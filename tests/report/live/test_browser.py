@@ -147,7 +147,7 @@ def test_two_runs_on_the_same_axes(tmp_path, serve, browser_page, keep):
     page.locator("#panel-ranks").get_by_label("of").select_option(label="fc2")
     wait(lambda: len(page.evaluate(POINTS, "chart-ranks")) == 2)  # one layer: both on one set of axes
     assert len(page.evaluate(COLUMNS)) == 2  # a heat map each
-    page.get_by_text("Everything else that was measured").press("Enter")
+    page.get_by_text("Other metrics").press("Enter")
     wait(lambda: len(page.evaluate(POINTS, "chart-other-weights")) == 2)
     page.wait_for_selector("#settings tr.differs")
     assert page.locator("#settings tr.differs").first.inner_text().split()[0] == "seed"

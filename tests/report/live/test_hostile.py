@@ -99,7 +99,7 @@ def test_nothing_of_a_hostile_run_becomes_markup_in_a_browser(root, serve, brows
     page.goto(f"{served.url}/view?run=markup&run=good")
     page.wait_for_selector("#chart-margins .plot-container")
     page.wait_for_selector("#chart-map-ranks .heatmaplayer")
-    page.get_by_text("Everything else that was measured").press("Enter")
+    page.get_by_text("Other metrics").press("Enter")
     page.wait_for_selector("#other-panels .scatterlayer .trace")
     assert page.locator("img, b:not(#findings b), [onerror]").count() == 0
     titles = page.locator("#chart-margins .annotation-text").all_text_contents()

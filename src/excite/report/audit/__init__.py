@@ -1,4 +1,4 @@
-"""One page on a trained model: how rich its layers are, which theorems speak about it, how steep and how robust it is."""
+"""Audit of a trained model: richness of its layers, theorems that apply, Lipschitz constants, margins."""
 
 from excite.report.audit.result import Audit
 from excite.report.audit.run import audit

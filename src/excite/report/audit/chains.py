@@ -1,4 +1,4 @@
-"""A model that is a chain of linear layers with nothing between them, as its weights."""
+"""Weights of a model that is a chain of linear layers with nothing between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ Pairs = list[tuple[Tensor, Tensor | None]]
 
 
 def linear_chain(model: nn.Module, x: Tensor) -> Pairs:
-    """(weight (out, in), bias or None) of x ↦ W_L (… W_1 x + b_1 …) + b_L in float64; any other model is refused."""
+    """Layers of a model x ↦ W_L (… W_1 x + b_1 …) + b_L.
+
+    Args:
+        model: Any module; anything but such a chain is refused.
+        x: Points (N, ...) on which the chain is verified.
+
+    Returns:
+        (weight (out, in), bias or None) per layer, in float64.
+
+    Raises:
+        ModelError: If the model is anything else.
+    """
     model = unwrap(model)
     need_real(x)
     recorder = Recorder(Names(model))
@@ -31,7 +42,7 @@ def linear_chain(model: nn.Module, x: Tensor) -> Pairs:
             raise ModelError(f"expected linear layers only; layer {call.name} is not one")
         if entered.shape != flowing.shape or not torch.equal(entered, flowing):
             raise ModelError(
-                f"expected linear layers and nothing between them; something happens before layer {call.name}"
+                f"expected linear layers and nothing between them; the input of layer {call.name} is not the previous layer's output"
             )
         pairs.append((matrix.detach().double(), None if call.bias is None else call.bias.detach().double()))
         flowing = output

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from excite.margin import Margins
 from excite.probes import Richness
-from excite.report.audit.lipschitz import Steepness
+from excite.report.audit.lipschitz import LipschitzConstants
 from excite.report.audit.narrative import PART, number
 from excite.report.curves import curve, thin
 from excite.report.figures import COLOURS, as_text
@@ -17,33 +17,33 @@ from excite.report.figures import COLOURS, as_text
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def explained(layers: Richness) -> go.Figure:
-    """Share of the variance in the first k directions of every layer's input, k on a logarithmic axis."""
+def explained_variance(layers: Richness) -> go.Figure:
+    """Fraction of the variance in the first k directions of each layer's input, k on a logarithmic axis."""
     figure = go.Figure()
-    for i, one in enumerate(layers):
-        c = one.covariance
+    for i, layer in enumerate(layers):
+        c = layer.covariance
         if c.total <= 0:
             continue
-        share = np.minimum(1.0, np.cumsum(c.values) / c.total)
+        fraction = np.minimum(1.0, np.cumsum(c.values) / c.total)
         figure.add_scatter(
-            x=thin(np.arange(1, len(share) + 1)), y=thin(share), mode="lines+markers" if one.width <= 20 else "lines",
-            name=f"layer {as_text(one.layer)} ({one.width} wide)",
+            x=thin(np.arange(1, len(fraction) + 1)), y=thin(fraction), mode="lines+markers" if layer.width <= 20 else "lines",
+            name=f"layer {as_text(layer.layer)} (width {layer.width})",
             line={"color": COLOURS[i % len(COLOURS)], "width": 2.2, "dash": _DASHES[i // len(COLOURS) % len(_DASHES)]},
-            hovertemplate="the first %{x} directions hold %{y:.1%}<extra>layer " + as_text(one.layer) + "</extra>",
+            hovertemplate="the first %{x} directions hold %{y:.1%}<extra>layer " + as_text(layer.layer) + "</extra>",
         )  # fmt: skip
     figure.update_xaxes(title_text="number of directions, strongest first", type="log", dtick="D2")
-    figure.update_yaxes(title_text="share of the variance in them", tickformat=".0%", range=[0, 1.02])
+    figure.update_yaxes(title_text="fraction of the variance", tickformat=".0%", range=[0, 1.02])
     return _styled(figure, 380)
 
 
-def constants(steep: Steepness, promised: Mapping[str, float]) -> go.Figure:
-    """For training and test points, the share that is at most so steep; upper bounds as vertical lines."""
+def lipschitz_constants(constants: LipschitzConstants, bounds: Mapping[str, float]) -> go.Figure:
+    """Distribution of local Lipschitz constants at training and test points; upper bounds as vertical lines."""
     figure = go.Figure()
-    lines = {name: value for name, value in promised.items() if np.isfinite(value) and value > 0}
-    if steep.guaranteed is not None and np.isfinite(steep.guaranteed) and steep.guaranteed > 0:
-        lines["guaranteed for all inputs"] = steep.guaranteed
-    smallest = min(float(v[v > 0].min(initial=np.inf)) for v in steep.local.values())
-    for i, (part, values) in enumerate(steep.local.items()):
+    lines = {name: value for name, value in bounds.items() if np.isfinite(value) and value > 0}
+    if constants.guaranteed is not None and np.isfinite(constants.guaranteed) and constants.guaranteed > 0:
+        lines["guaranteed for all inputs"] = constants.guaranteed
+    smallest = min(float(v[v > 0].min(initial=np.inf)) for v in constants.local.values())
+    for i, (part, values) in enumerate(constants.local.items()):
         ordered = np.sort(values)
         figure.add_scatter(
             x=thin(ordered), y=thin(np.arange(1, len(ordered) + 1) / len(ordered)), mode="lines",
@@ -56,37 +56,37 @@ def constants(steep: Steepness, promised: Mapping[str, float]) -> go.Figure:
             line={"color": COLOURS[(i + 2) % len(COLOURS)], "width": 2, "dash": "dash"},
             hovertemplate=f"{number(value)}<extra></extra>",
         )  # fmt: skip
-    ends = [smallest, *lines.values(), steep.largest]
+    ends = [smallest, *lines.values(), constants.largest]
     wide = np.isfinite(smallest) and max(ends) > 20 * smallest
-    title = "change of the output over change of the input, 2-norm"
+    title = "local Lipschitz constant, 2-norm"
     figure.update_xaxes(title_text=title, **({"type": "log"} if wide else {"rangemode": "tozero"}))
-    figure.update_yaxes(title_text="share of points at most so steep", tickformat=".0%", range=[0, 1.02])
+    figure.update_yaxes(title_text="fraction of points below", tickformat=".0%", range=[0, 1.02])
     figure = _styled(figure, 400)
     figure.update_layout(legend={"orientation": "h", "yanchor": "bottom", "y": 1.04, "x": 0}, margin={"t": 90})
     return figure
 
 
 def margin_curves(margins: Mapping[str, Margins], norm: str) -> go.Figure:
-    """The fraction of points misclassified within ε; dashed, what is certified to be the most."""
+    """Fraction of points misclassified within ε; dashed, the certified upper bound on it."""
     figure = go.Figure()
     every = np.concatenate([np.asarray(m.values) for m in margins.values()])
     finite = every[np.isfinite(every)]
     widest = float(finite.max()) * 1.05 if finite.size and finite.max() > 0 else 1.0
-    for i, (part, found) in enumerate(margins.items()):
-        x, y = curve(np.asarray(found.values), widest)
+    for i, (part, measured) in enumerate(margins.items()):
+        x, y = curve(np.asarray(measured.values), widest)
         figure.add_scatter(
             x=thin(x), y=thin(y), mode="lines", name=f"{PART[part]} data",
             line={"color": COLOURS[i], "width": 2.5, "shape": "hv"},
             hovertemplate="within %{x:.3g}: %{y:.1%}<extra>" + PART[part] + "</extra>",
         )  # fmt: skip
-        if found.certified is not None:
-            safe = np.asarray(found.certified)
+        if measured.certified is not None:
+            safe = np.asarray(measured.certified)
             x, y = curve(np.where(safe <= widest, safe, np.inf), widest)
             figure.add_scatter(
-                x=thin(x), y=thin(y), mode="lines", name=f"{PART[part]} data, at most (certified)",
+                x=thin(x), y=thin(y), mode="lines", name=f"{PART[part]} data, certified upper bound",
                 line={"color": COLOURS[i], "width": 1.2, "shape": "hv", "dash": "dash"}, hoverinfo="skip",
             )  # fmt: skip
-    figure.update_xaxes(title_text=f"size ε of the change of the input ({norm}-norm)", range=[0, widest])
+    figure.update_xaxes(title_text=f"perturbation size ε ({norm}-norm)", range=[0, widest])
     figure.update_yaxes(title_text="fraction misclassified within ε", tickformat=".0%", range=[0, 1.02])
     return _styled(figure, 380)
 

@@ -1,4 +1,4 @@
-"""How steep a model is: local Lipschitz constants at the points, and a constant guaranteed for all inputs."""
+"""Lipschitz constants of a model: local ones at the points, and an upper bound for all inputs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ _BATCH = 250
 
 
 @dataclass(frozen=True)
-class Steepness:
-    """In one norm: `local` constants at the points of each part, and a `guaranteed` one or `why` there is none.
+class LipschitzConstants:
+    """Lipschitz constants in one norm.
 
-    `local` is empty where inputs have no derivative, as token ids; `why` then says so.
+    Attributes:
+        norm: "2" or "inf".
+        local: Local constants at the points of each part; empty where inputs have no derivative, such as token ids.
+        guaranteed: Upper bound for all inputs, or None.
+        why: How the upper bound was obtained, or why there is none.
     """
 
     norm: str
@@ -28,27 +32,29 @@ class Steepness:
     why: str
 
     def median(self, part: str) -> float:
+        """Median local constant of a part."""
         return float(np.median(self.local[part]))
 
     @property
     def largest(self) -> float:
-        """Of all points: the true constant is at least this."""
+        """Largest local constant over all points: a lower bound on the global one."""
         return float(max(values.max() for values in self.local.values()))
 
 
-def steepness(model: nn.Module, parts: Mapping[str, Tensor], norm: str) -> Steepness:
+def lipschitz_constants(model: nn.Module, parts: Mapping[str, Tensor], norm: str) -> LipschitzConstants:
+    """Measures local constants at the points of each part and bounds the global one."""
     first = next(iter(parts.values()))
     if not first.is_floating_point():
-        return Steepness(norm, {}, None, f"the inputs are {first.dtype}, which have no derivative")
+        return LipschitzConstants(norm, {}, None, f"the inputs are {first.dtype}, which have no derivative")
     try:
-        found = {part: _local(model, x, norm) for part, x in parts.items()}
+        local_constants = {part: _local(model, x, norm) for part, x in parts.items()}
     except ExciteError as error:
-        return Steepness(norm, {}, None, str(error))
+        return LipschitzConstants(norm, {}, None, str(error))
     try:
         all_inputs = bound(model, first[:2], norm)
     except ExciteError as error:
-        return Steepness(norm, found, None, str(error))
-    return Steepness(norm, found, all_inputs.value, all_inputs.why)
+        return LipschitzConstants(norm, local_constants, None, str(error))
+    return LipschitzConstants(norm, local_constants, all_inputs.value, all_inputs.why)
 
 
 def _local(model: nn.Module, x: Tensor, norm: str) -> npt.NDArray[np.float64]:

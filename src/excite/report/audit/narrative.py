@@ -1,4 +1,4 @@
-"""An audit in words: the findings, and a text for the terminal."""
+"""Findings of an audit, and its summary for the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from excite.bounds import Assumption
 from excite.probes import LayerRichness, Units
-from excite.report.audit.target import Promise
+from excite.report.audit.target import TheoremResult
 
 if TYPE_CHECKING:
     from excite.report.audit.result import Audit
@@ -17,13 +17,14 @@ IS = {True: "held", False: "failed", None: "not checked"}
 
 
 def number(value: float | None) -> str:
+    """Three significant digits."""
     if value is None:
         return "none"
     return f"{value:.3g}" if math.isfinite(value) else "infinite"
 
 
 def unit_counts(units: Units) -> dict[str, int]:
-    """Every unit in one of four kinds."""
+    """Number of units that are excited, and of deficient ones by reason."""
     n, few = units.points, units.points < units.width
     return {
         "excited": int(units.excited.sum()),
@@ -34,22 +35,30 @@ def unit_counts(units: Units) -> dict[str, int]:
 
 
 def findings(audit: Audit) -> list[str]:
-    found = [_richness(audit), _units(audit), *_stability(audit), *_bounds(audit), _steepness(audit), *_margins(audit)]
-    return [sentence for sentence in found if sentence]
+    """Sentences on layers, units, stability, bounds, Lipschitz constants and margins."""
+    sentences = [
+        _richness(audit),
+        _units(audit),
+        *_stability(audit),
+        *_bounds(audit),
+        _lipschitz(audit),
+        *_margins(audit),
+    ]
+    return [sentence for sentence in sentences if sentence]
 
 
 def summary(audit: Audit) -> str:
-    """A table of layers, what the theorems say, and the other findings."""
+    """Table of the layers, results of the theorems, and the other findings."""
     at = "" if audit.step is None else f" at step {audit.step}"
     lines = [f"{audit.name}{at}: {audit.model}", f"data: {audit.data}", ""]
     lines += _table(
         ["layer", "width", "effective rank", "rank", "smallest/largest", "units excited"],
         [_layer_row(one) for one in audit.layers],
     )
-    lines += ["", "what theory promises:", *(f"  {line}" for one in audit.promises for line in _bound_lines(one))]
-    lines += [f"  {one.theorem}\n    says nothing: {one.why}" for one in audit.silent]
-    said = [_richness(audit), _units(audit), _steepness(audit), *_margins(audit)]
-    return "\n".join([*lines, "", *(f"• {sentence}" for sentence in said if sentence)])
+    lines += ["", "theorems:", *(f"  {line}" for one in audit.theorems for line in _bound_lines(one))]
+    lines += [f"  {one.theorem}\n    does not apply: {one.why}" for one in audit.not_applicable]
+    sentences = [_richness(audit), _units(audit), _lipschitz(audit), *_margins(audit)]
+    return "\n".join([*lines, "", *(f"• {sentence}" for sentence in sentences if sentence)])
 
 
 def _layer_row(one: LayerRichness) -> list[str]:
@@ -62,56 +71,61 @@ def _layer_row(one: LayerRichness) -> list[str]:
     ]  # fmt: skip
 
 
-def _bound_lines(one: Promise) -> list[str]:
+def _bound_lines(one: TheoremResult) -> list[str]:
     sign = "≤" if one.bound.side == "upper" else "≥"
     says = f"{one.bound.quantity} {sign} {number(one.bound.value)}"
     if one.bound.value is None:
         says = f"{one.bound.quantity}: no bound"
-    measured = "" if one.truth is None else f"; measured {number(one.truth)}"
+    measured = "" if one.measured is None else f"; measured {number(one.measured)}"
     failed = "".join(f"\n    failed: {a.text} ({a.detail})" for a in one.bound.failed)
-    return [one.bound.name, f"  {says}{measured}; conditions: {tally(one.bound.assumptions)}{failed}"]
+    return [one.bound.name, f"  {says}{measured}; conditions: {count_assumptions(one.bound.assumptions)}{failed}"]
 
 
-def tally(assumptions: tuple[Assumption, ...]) -> str:
+def count_assumptions(assumptions: tuple[Assumption, ...]) -> str:
+    """As in "3 held, 1 failed"."""
     counts = [(IS[state], sum(1 for a in assumptions if a.held is state)) for state in (True, False, None)]
     return ", ".join(f"{n} {word}" for word, n in counts if n) or "none"
 
 
 def _richness(audit: Audit) -> str:
     shares = {one.layer: float(one.covariance.effective_rank) / one.width for one in audit.layers}
-    least = audit.layers[min(shares, key=lambda name: shares[name])]
-    c = least.covariance
-    poor = " Weights along the other directions are hardly trained." if shares[least.layer] < 0.5 else ""
+    poorest = audit.layers[min(shares, key=lambda name: shares[name])]
+    c = poorest.covariance
+    poor = (
+        " Its weights along the other directions receive hardly any training signal."
+        if shares[poorest.layer] < 0.5
+        else ""
+    )
     return (
-        f"Layer {least.layer} sees the fewest directions for its width: an effective rank of {c.effective_rank:.1f} of "
-        f"{least.width} ({shares[least.layer]:.0%}).{poor}"
+        f"Layer {poorest.layer} has the lowest effective rank for its width: {c.effective_rank:.1f} of "
+        f"{poorest.width} ({shares[poorest.layer]:.0%}).{poor}"
     )
 
 
 def hidden(audit: Audit) -> list[LayerRichness]:
-    """Layers whose units the theorems ask about: all but the last, where units were judged."""
+    """Layers whose units the theorems depend on: all but the last, where units were measured."""
     return [one for one in list(audit.layers)[:-1] if one.units is not None]
 
 
 def _units(audit: Audit) -> str:
-    judged = hidden(audit)
-    if not judged:
-        return "" if audit.units_asked else "Units were not judged."
-    totals = {k: sum(unit_counts(one.units)[k] for one in judged if one.units is not None) for k in
+    layers = hidden(audit)
+    if not layers:
+        return "" if audit.units_measured else "Units were not measured."
+    totals = {k: sum(unit_counts(one.units)[k] for one in layers if one.units is not None) for k in
               ("excited", "never active", "too few points", "too few directions")}  # fmt: skip
     every = sum(totals.values())
-    text = f"{totals['excited']} of {every} hidden units are excited: every weight of theirs gets a signal from some point."
+    text = f"{totals['excited']} of {every} hidden units are excited: each of their weights receives a training signal."
     reasons = [
-        (totals["never active"], "no point activates"),
+        (totals["never active"], "are activated by no point"),
         (totals["too few points"], "are activated by fewer points than they have weights"),
-        (totals["too few directions"], "see points that leave some direction out"),
+        (totals["too few directions"], "are activated by points that miss some direction"),
     ]
     left = "; ".join(f"{n} {why}" for n, why in reasons if n)
     return text + (f" Of the deficient ones, {left}." if left else "")
 
 
 def _stability(audit: Audit) -> list[str]:
-    found = [one for one in audit.promises if one.bound.name.startswith("Stability")]
+    found = [one for one in audit.theorems if one.bound.name.startswith("Stability")]
     if not found:
         return []
     terms = found[0].bound.terms
@@ -119,56 +133,56 @@ def _stability(audit: Audit) -> list[str]:
     held = found[0].bound.assumptions[0].held
     if held is False:
         return [
-            f"The loss is {top / limit:.2g} times sharper here than the step size allows ({number(top)} against "
-            f"{number(limit)}): gradient descent on all points with this step would leave, so no theorem that rests on it applies."
+            f"The sharpness of the loss is {top / limit:.2g} times what the step size allows ({number(top)} against "
+            f"{number(limit)}): gradient descent on all points with this step size would not stay here, so theorems that assume it do not apply."
         ]
     if held is None:
         return [
-            f"Whether the step size allows the sharpness of the loss is open: {found[0].bound.assumptions[0].detail}."
+            f"Whether the step size allows the sharpness of the loss is undecided: {found[0].bound.assumptions[0].detail}."
         ]
     return [
-        f"The step size allows a sharpness of {number(limit)}; the loss has {number(top)} here, {top / limit:.0%} of it."
+        f"The step size allows a sharpness of {number(limit)}; that of the loss is {number(top)}, {top / limit:.0%} of it."
     ]
 
 
-def _theory(audit: Audit) -> list[Promise]:
-    return [one for one in audit.promises if not one.bound.name.startswith("Stability")]
+def _theory(audit: Audit) -> list[TheoremResult]:
+    return [one for one in audit.theorems if not one.bound.name.startswith("Stability")]
 
 
-def _says_something(one: Promise) -> bool:
+def _is_informative(one: TheoremResult) -> bool:
     return one.bound.value is not None and math.isfinite(one.bound.value)
 
 
 def _bounds(audit: Audit) -> list[str]:
     theory = _theory(audit)
     if not theory:
-        return [f"No {'other ' if audit.promises else ''}theorem speaks about networks and trainings of this kind."]
-    said = [one for one in theory if _says_something(one)]
+        return [f"No {'other ' if audit.theorems else ''}theorem applies to this network and training."]
+    informative = [one for one in theory if _is_informative(one)]
     found = []
-    for one in said:
-        unsure = "" if one.bound.holds else ", if what was not checked holds"
-        least = "at most" if one.bound.side == "upper" else "at least"
-        loose = "" if one.ratio is None else f"; measured: {number(one.truth)}"
-        found.append(f"{one.bound.name}: {one.bound.quantity} {least} {number(one.bound.value)}{loose}{unsure}.")
-    mute = [one for one in theory if not _says_something(one)]
-    if mute:
-        why = list(dict.fromkeys(a.text for one in mute for a in one.bound.failed))
-        names = ", ".join(dict.fromkeys(one.bound.name for one in mute))
-        found.append(f"No number from {names}. " + (f"What failed: {'; '.join(why)}." if why else "It is infinite."))
+    for one in informative:
+        unsure = "" if one.bound.holds else ", if the unchecked assumptions hold"
+        side = "at most" if one.bound.side == "upper" else "at least"
+        loose = "" if one.ratio is None else f"; measured: {number(one.measured)}"
+        found.append(f"{one.bound.name}: {one.bound.quantity} {side} {number(one.bound.value)}{loose}{unsure}.")
+    uninformative = [one for one in theory if not _is_informative(one)]
+    if uninformative:
+        why = list(dict.fromkeys(a.text for one in uninformative for a in one.bound.failed))
+        names = ", ".join(dict.fromkeys(one.bound.name for one in uninformative))
+        found.append(f"No bound from {names}: " + (f"{'; '.join(why)} (failed)." if why else "it is infinite."))
     return found
 
 
-def _steepness(audit: Audit) -> str:
-    one = audit.steepness[0]
+def _lipschitz(audit: Audit) -> str:
+    one = audit.lipschitz[0]
     if not one.local:
         return f"Local Lipschitz constants were not measured: {one.why}."
     text = (
-        f"At the points looked at, a small change of the input changes the output by up to {number(one.largest)} times its "
-        f"length (median {number(one.median('train'))}, 2-norm)."
+        f"Local Lipschitz constant (2-norm) at the measured points: at most {number(one.largest)}, "
+        f"median {number(one.median('train'))} on training points."
     )
     if one.guaranteed is None:
-        return f"{text} No constant is known for all inputs."
-    return f"{text} For all inputs at most {number(one.guaranteed)} is guaranteed."
+        return f"{text} No upper bound for all inputs is known."
+    return f"{text} Guaranteed for all inputs: at most {number(one.guaranteed)}."
 
 
 def _margins(audit: Audit) -> list[str]:
@@ -177,9 +191,9 @@ def _margins(audit: Audit) -> list[str]:
         medians = ", ".join(f"{PART[part]} {number(m.median)}" for part, m in parts.items())
         doubt = ""
         if any(m.flags for m in parts.values()):
-            doubt = " The search shows signs of failure: they may be smaller."
+            doubt = " The search shows signs of failure: true margins may be smaller."
         elif any(m.evidence is None for m in parts.values()):
-            doubt = " Whether the search worked was not checked."
+            doubt = " The search was not verified."
         found.append(f"Median margin in the {norm}-norm: {medians}.{doubt}")
     return found
 

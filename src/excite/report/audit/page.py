@@ -1,4 +1,4 @@
-"""The page of an audit: one HTML file with everything inside."""
+"""The page of an audit: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from excite.probes import LayerRichness
 from excite.report.audit import figures
 from excite.report.audit.narrative import IS, PART, number, unit_counts
 from excite.report.audit.result import Audit
-from excite.report.audit.target import Promise
+from excite.report.audit.target import TheoremResult
 
 _LISTED = 40  # deficient units named in the table; the rest are in the run's artifact
 
 
 def render(audit: Audit) -> str:
+    """Renders the page to HTML."""
     environment = Environment(
         loader=PackageLoader("excite.report.audit"),
         autoescape=True,
@@ -36,11 +37,11 @@ def render(audit: Audit) -> str:
         is_=IS,
         layers=[_layer(one, last=one is layers[-1]) for one in layers],
         example=_example(layers),
-        bounds=[_bound(one) for one in audit.promises],
+        bounds=[_bound(one) for one in audit.theorems],
         charts={
-            "explained": _div(figures.explained(audit.layers), "explained"),
-            "constants": _div(figures.constants(audit.steepness[0], _promised(audit)), "constants")
-            if audit.steepness[0].local
+            "explained": _div(figures.explained_variance(audit.layers), "explained"),
+            "constants": _div(figures.lipschitz_constants(audit.lipschitz[0], _upper_bounds(audit)), "constants")
+            if audit.lipschitz[0].local
             else "",
             "margins": {n: _div(figures.margin_curves(m, n), f"margins-{n}") for n, m in audit.margins.items()},
         },
@@ -91,12 +92,12 @@ def _weakest(one: LayerRichness) -> str:
 
 
 def _example(layers: list[LayerRichness]) -> dict[str, str]:
-    """The layer by which the page explains what an effective rank is: the poorest one."""
+    """The layer used to explain the effective rank: the one with the smallest fraction."""
     one = min(layers, key=lambda layer: float(layer.covariance.effective_rank) / layer.width)
     return {"name": one.layer, "rank": f"{one.covariance.effective_rank:.1f}", "width": str(one.width)}
 
 
-def _bound(one: Promise) -> dict[str, Any]:
+def _bound(one: TheoremResult) -> dict[str, Any]:
     bound = one.bound
     state = "no number" if bound.value is None else "holds" if bound.holds else "open"
     return {
@@ -104,7 +105,7 @@ def _bound(one: Promise) -> dict[str, Any]:
         "quantity": bound.quantity,
         "sign": "≤" if bound.side == "upper" else "≥",
         "value": bound.value,
-        "truth": one.truth,
+        "truth": one.measured,
         "away": "larger" if bound.side == "upper" else "smaller",
         "how": one.how,
         "ratio": one.ratio,
@@ -114,11 +115,11 @@ def _bound(one: Promise) -> dict[str, Any]:
     }
 
 
-def _promised(audit: Audit) -> dict[str, float]:
+def _upper_bounds(audit: Audit) -> dict[str, float]:
     """Upper bounds of theorems on the Lipschitz constant of the network itself."""
     return {
         one.bound.name: one.bound.value
-        for one in audit.promises
+        for one in audit.theorems
         if one.bound.quantity == "Lipschitz constant of the network" and one.bound.value is not None
     }
 

@@ -1,4 +1,4 @@
-"""What `audit` returns: values, a text for the terminal, and a page."""
+"""The result of `audit`: values, a text for the terminal, and a page."""
 
 from __future__ import annotations
 
@@ -12,22 +12,36 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from excite._core.compatibility import renamed_attribute
 from excite._core.files import write_bytes, writing
 from excite.bounds import Assumption
 from excite.margin import Margins
 from excite.probes import Between, LayerRichness, Richness
-from excite.report.audit.lipschitz import Steepness
-from excite.report.audit.target import Promise, Silent
+from excite.report.audit.lipschitz import LipschitzConstants
+from excite.report.audit.target import NotApplicable, TheoremResult
 from excite.runs import Run
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Everything measured of one model.
+    """Measurements of one model, and the theorems that apply to it.
 
-    points: (used, there are) by part. asked: conditions of the theorems on the training, empty if nothing is known of
-    it. promises: what theorems say, with the measured quantity beside. silent: theorems that do not speak about the
-    model, and why. margins: by norm and part; `margins_why` says why there are none.
+    Attributes:
+        name: Name of the run or class of the model.
+        step: Training step of the checkpoint, or None for a model.
+        model: Class and number of parameters.
+        outputs: Number of outputs per point.
+        data: Description of the data.
+        points: (number used, number available) by part, "train" and "test".
+        accuracy: Accuracy by part; empty for a regression.
+        layers: Richness of each layer's input.
+        units_measured: Whether single units were measured.
+        training_conditions: Conditions of the theorems on the training; empty if nothing is known about it.
+        theorems: Bounds of the theorems that apply, each with the measured quantity.
+        not_applicable: Theorems that do not apply to the model, and why.
+        lipschitz: Lipschitz constants in the 2-norm and in the inf-norm.
+        margins: Margins by norm and part.
+        margins_why: Why there are no margins, or which were taken from the run.
     """
 
     name: str
@@ -38,23 +52,29 @@ class Audit:
     points: Mapping[str, tuple[int, int]]
     accuracy: Mapping[str, float]
     layers: Richness
-    units_asked: bool
-    asked: tuple[Assumption, ...]
-    promises: tuple[Promise, ...]
-    silent: tuple[Silent, ...]
-    steepness: tuple[Steepness, ...]
+    units_measured: bool
+    training_conditions: tuple[Assumption, ...]
+    theorems: tuple[TheoremResult, ...]
+    not_applicable: tuple[NotApplicable, ...]
+    lipschitz: tuple[LipschitzConstants, ...]
     margins: Mapping[str, Mapping[str, Margins]]
     margins_why: str
 
+    promises = renamed_attribute("promises", "theorems")
+    silent = renamed_attribute("silent", "not_applicable")
+    steepness = renamed_attribute("steepness", "lipschitz")
+    asked = renamed_attribute("asked", "training_conditions")
+    units_asked = renamed_attribute("units_asked", "units_measured")
+
     @property
     def sentences(self) -> list[str]:
-        """What the numbers say, in words."""
+        """Findings: one sentence per result."""
         from excite.report.audit.narrative import findings
 
         return findings(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, ready for JSON. Spectra and local constants are there in full."""
+        """Plain lists and numbers for JSON, with complete spectra and local constants."""
         return {
             "name": self.name,
             "step": self.step,
@@ -65,12 +85,12 @@ class Audit:
             "accuracy": dict(self.accuracy),
             "sentences": self.sentences,
             "layers": [_layer(one) for one in self.layers],
-            "training": [_assumption(one) for one in self.asked],
-            "bounds": [_promise(one) for one in self.promises],
-            "silent": [{"theorem": one.theorem, "why": one.why} for one in self.silent],
+            "training": [_assumption(one) for one in self.training_conditions],
+            "bounds": [_theorem(one) for one in self.theorems],
+            "silent": [{"theorem": one.theorem, "why": one.why} for one in self.not_applicable],
             "lipschitz": {
                 one.norm: {"local": plain(one.local), "guaranteed": one.guaranteed, "why": one.why}
-                for one in self.steepness
+                for one in self.lipschitz
             },
             "margins": {n: {part: m.to_dict() for part, m in parts.items()} for n, parts in self.margins.items()},
             "margins_why": self.margins_why,
@@ -82,7 +102,14 @@ class Audit:
         return summary(self)
 
     def write(self, target: str | os.PathLike[str]) -> Path:
-        """Write the page, one self-contained HTML file, to `target`; returns its path."""
+        """Writes the page as one self-contained HTML file.
+
+        Args:
+            target: File to write; missing folders are created.
+
+        Returns:
+            The path of the file.
+        """
         from excite.report.audit.page import render  # only the page needs plotly
 
         path, html = Path(target), render(self)
@@ -92,13 +119,13 @@ class Audit:
         return path
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
-        """Write `to_dict` as the artifact "audit" of the run at `folder`."""
+        """Stores `to_dict` as the artifact "audit" of the run at `folder`."""
         with closing(Run.open(folder, "a")) as run:  # its status stays
             run.write_json("audit", self.to_dict())
 
 
 def plain(value: Any) -> Any:
-    """Arrays, tensors and ranges as numbers, lists and dicts."""
+    """Converts arrays, tensors and ranges to numbers, lists and dicts."""
     if isinstance(value, Between):
         return value.low if value.exact else [value.low, value.high]
     if isinstance(value, np.ndarray | np.generic | Tensor):
@@ -138,14 +165,14 @@ def _assumption(one: Assumption) -> dict[str, Any]:
     return {"text": one.text, "held": one.held, "detail": one.detail}
 
 
-def _promise(one: Promise) -> dict[str, Any]:
+def _theorem(one: TheoremResult) -> dict[str, Any]:
     bound = one.bound
     return {
         "name": bound.name,
         "quantity": bound.quantity,
         "side": bound.side,
         "value": bound.value,
-        "measured": one.truth,
+        "measured": one.measured,
         "how": one.how,
         "assumptions": [_assumption(a) for a in bound.assumptions],
         "terms": plain(bound.terms),

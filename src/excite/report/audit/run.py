@@ -1,4 +1,4 @@
-"""`audit`: everything that Excite can say about one trained model and its data."""
+"""`audit`: measures a trained model on its data and applies the theorems to it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from excite.data import Dataset
 from excite.errors import ExciteError, InputError, ModelError
 from excite.margin import Margins, margins
 from excite.probes import richness
-from excite.report.audit.lipschitz import steepness
+from excite.report.audit.lipschitz import lipschitz_constants
 from excite.report.audit.result import Audit
-from excite.report.audit.target import Subject
-from excite.report.audit.theorems import promises
-from excite.report.audit.training_setup import AuditLoss, Setting, setting_of
+from excite.report.audit.target import AuditTarget
+from excite.report.audit.theorems import apply_theorems
+from excite.report.audit.training_setup import AuditLoss, TrainingSetup, training_setup
 from excite.runs import load_run
 from excite.train.evaluate import PARTS, SavedModel, artifact_name, load_model
 from excite.train.from_config import build_model, stored_config
@@ -43,7 +43,7 @@ from excite.train.predictions import accuracy, decisions
 
 Progress = Callable[[str, int, int], None]
 NORMS: tuple[Literal["2", "inf"], ...] = ("2", "inf")
-_MOST_CLASSES = 10**6
+_MAX_CLASSES = 10**6
 STAGES = {"layers and units": 0, "theorems": 20, "steepness": 50, "margins": 60}  # in percent of the time
 
 
@@ -52,6 +52,8 @@ def audit(
     what: str | Path | SavedModel | nn.Module,
     data: Dataset | tuple[Tensor, Tensor] | None = None,
     *,
+    train: tuple[Tensor, Tensor] | None = None,
+    test: tuple[Tensor, Tensor] | None = None,
     descent: float | Descent | None = None,
     loss: AuditLoss | None = None,
     threshold: float = 0.5,
@@ -62,78 +64,92 @@ def audit(
     trust: bool = False,
     progress: Progress | None = None,
 ) -> Audit:
-    """Richness of every layer, deficient units, the theorems that apply, Lipschitz constants and margins.
+    """Audits a trained model: richness of its layers, theorems that apply, Lipschitz constants and margins.
 
-    `what` is a run folder, a checkpoint in one, or a loaded one: then data, loss, step size and threshold are the run's.
-    Or it is a model, with its `data` (a `Dataset`, or training points x (N, ...) and labels or targets y), and as far as
-    known the `loss` and the step size or `descent` that it was trained with on all points. Losses are means over points:
-    "squared" of ‖f − y‖², a sum over outputs; "mse" of ‖f − y‖²/m, a mean over m outputs as `F.mse_loss` takes it;
-    "cross-entropy". The step size is in the units of that loss.
+    The model is left unchanged and nothing is written: see `Audit.write`.
 
-    At most `points` points of each part are looked at, taken evenly; theorems that need all training points are silent
-    if there are more. `trust`: also a run whose model is a "module:factory", whose code is then imported and called. Margins are those that the run has, else measured at `margin_points` points of each part. The
-    model is left as it was and nothing is written: see `Audit.write`.
+    Args:
+        what: A run folder, a checkpoint in one, or a loaded one: data, loss, step size and threshold are then the run's.
+            Or a model, with its `data`.
+        data: For a model, a `Dataset`, or training points x (N, ...) and labels or targets y.
+        train: Training points and labels (x, y), instead of `data`.
+        test: For a model with tensors as training points, test points and labels (x, y).
+        descent: For a model, the step size, or `excite.bounds.Descent`, it was trained with on all points.
+        loss: For a model, the loss it was trained with, a mean over points: "squared" of ‖f − y‖², a sum over outputs;
+            "mse" of ‖f − y‖²/m, a mean over m outputs as in `F.mse_loss`; or "cross-entropy". The step size is in the
+            units of that loss.
+        threshold: For a model with one output, class 1 where f > threshold.
+        points: At most this many points per part, evenly spaced. Theorems that require all training points do not apply
+            if there are more.
+        margin_points: At most this many points per part for margins that the run does not have yet.
+        units: Whether to measure single units.
+        with_margins: Whether to measure margins.
+        trust: Also load a run whose model is a "module:factory"; its code is then imported and called.
+        progress: Called with (stage, percent done, 100).
+
+    Returns:
+        The measurements; `print` shows a summary, `Audit.write` makes a page.
+
+    Raises:
+        InputError: If the data, the labels or a setting cannot be used.
+        ModelError: If the model does not run on the points.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        >>> x = torch.randn(20, 2)
+        >>> result = excite.audit(model, train=(x, (x[:, 0] > 0).long()), with_margins=False)
+        >>> result.accuracy["train"]  # doctest: +SKIP
+        0.55
     """
-    tell = progress or (lambda phase, done, total: None)
-    name, saved, setting = _subject(what, data, descent, loss, threshold, trust)
-    model, set_ = saved.model, saved.data
-    check_weights(model)
+    report = progress or (lambda stage, done, total: None)
+    if data is not None and train is not None:
+        raise InputError("expected either data= or train=; got both")
+    name, saved, setup = _load(what, train if data is None else data, test, descent, loss, threshold, trust)
+    check_weights(saved.model)
     points, margin_points = check_count(points, "points"), check_count(margin_points, "margin_points")
     check_flag(units, "units"), check_flag(with_margins, "with_margins")
-    parts = {part: saved.points(part, points) for part in PARTS}
-    parts = {part: pair for part, pair in parts.items() if len(pair[0])}
-    if "train" not in parts:
-        raise InputError("expected at least one training point; got none")
+    parts, outputs = _parts(saved, points)
     x, y = parts["train"]
-    for part, (inputs, labels) in parts.items():
-        check_finite(inputs, f"{part} points")
-        check_finite(labels, f"{part} labels")
-    outputs = _outputs(model, x)
-    if set_.classes and (most := max(int(labels.max()) for _, labels in parts.values())) >= max(2, outputs + 1):
-        raise InputError(
-            f"data: expected labels below the number of classes; got {most} for a model with {outputs} outputs"
-        )
-
-    def begin(stage: str) -> None:
-        tell(stage, STAGES[stage], 100)
-
-    def searched(done: float) -> None:
-        tell("margins", round(STAGES["margins"] + done * (100 - STAGES["margins"])), 100)
-
-    begin("layers and units")
-    layers = richness(model, x, units=units)
-    begin("theorems")
-    subject = Subject(model, x, y, len(set_.x_train), len(set_.classes), setting, saved.threshold)
-    spoken, silent = promises(subject)
-    begin("steepness")
-    steep = tuple(steepness(model, {part: pair[0] for part, pair in parts.items()}, norm) for norm in NORMS)
-    found, why = _margins(saved, min(points, margin_points), with_margins, searched)
-    tell("margins", 100, 100)
-    decide = decisions(model, saved.threshold)
+    report("layers and units", STAGES["layers and units"], 100)
+    layers = richness(saved.model, x, units=units)
+    report("theorems", STAGES["theorems"], 100)
+    classes = len(saved.data.classes)
+    target = AuditTarget(saved.model, x, y, len(saved.data.x_train), classes, setup, saved.threshold)
+    theorems, not_applicable = apply_theorems(target)
+    report("steepness", STAGES["steepness"], 100)
+    inputs = {part: pair[0] for part, pair in parts.items()}
+    constants = tuple(lipschitz_constants(saved.model, inputs, norm) for norm in NORMS)
+    measured, margins_why = _margins(saved, min(points, margin_points), with_margins, report)
+    report("margins", 100, 100)
     return Audit(
         name=name,
         step=saved.step if saved.step >= 0 else None,
-        model=f"{type(model).__name__} with {sum(p.numel() for p in model.parameters())} parameters",
+        model=f"{type(saved.model).__name__} with {sum(p.numel() for p in saved.model.parameters())} parameters",
         outputs=outputs,
-        data=repr(set_).removeprefix("Dataset(").removesuffix(")"),
-        points={part: (len(pair[0]), len(getattr(set_, f"x_{part}"))) for part, pair in parts.items()},
-        accuracy={part: accuracy(model, decide, *pair) for part, pair in parts.items()}
-        if set_.classes and y.numel() == len(y)
-        else {},
+        data=repr(saved.data).removeprefix("Dataset(").removesuffix(")"),
+        points={part: (len(pair[0]), len(getattr(saved.data, f"x_{part}"))) for part, pair in parts.items()},
+        accuracy=_accuracies(saved, parts),
         layers=layers,
-        units_asked=units,
-        asked=setting.asked,
-        promises=spoken,
-        silent=silent,
-        steepness=steep,
-        margins=found,
-        margins_why=why,
+        units_measured=units,
+        training_conditions=setup.conditions,
+        theorems=theorems,
+        not_applicable=not_applicable,
+        lipschitz=constants,
+        margins=measured,
+        margins_why=margins_why,
     )
 
 
-def _subject(
-    what: Any, data: Any, descent: float | Descent | None, loss: AuditLoss | None, threshold: float, trust: bool
-) -> tuple[str, SavedModel, Setting]:
+def _load(
+    what: Any,
+    data: Any,
+    test: Any,
+    descent: float | Descent | None,
+    loss: AuditLoss | None,
+    threshold: float,
+    trust: bool,
+) -> tuple[str, SavedModel, TrainingSetup]:
+    """(name, model with its data, training setup) of a run or a model."""
     if isinstance(what, nn.Module):
         if data is None:
             raise InputError("expected data with a model: a Dataset, or training points and labels (x, y)")
@@ -141,52 +157,91 @@ def _subject(
             check_choice(loss, "loss", ("squared", "mse", "cross-entropy"))
         threshold = check_number(threshold, "threshold")
         rule = None if descent is None else as_descent(descent)
-        absent = [name for name, one in (("loss", loss), ("step size", rule)) if one is None]
-        why = (
-            Setting.why if len(absent) == 2 else f"the {absent[0]} it was trained with was not given" if absent else ""
-        )
-        setting = Setting("squared" if loss == "mse" else loss, rule, why, averaged=loss == "mse")
-        return type(what).__name__, SavedModel(what, _dataset(data), threshold, Path(), -1), setting
-    if data is not None or descent is not None or loss is not None:
-        raise InputError("a run brings its own data, loss and step size: give them with a model only")
+        return type(what).__name__, SavedModel(what, _dataset(data, test), threshold, Path(), -1), _setup(loss, rule)
+    if data is not None or test is not None or descent is not None or loss is not None:
+        raise InputError("a run has its own data, loss and step size: pass them with a model only")
     saved = what if isinstance(what, SavedModel) else load_model(what, trust=trust)
     with load_run(saved.run) as run:
         config = stored_config(run, trust=saved.trusted)
-    setting = setting_of(config, len(saved.data.x_train))
-    setting = replace(setting, start=lambda: build_model(config, saved.data))
-    return saved.run.resolve().name, saved, setting
+    setup = training_setup(config, len(saved.data.x_train))
+    return saved.run.resolve().name, saved, replace(setup, start=lambda: build_model(config, saved.data))
 
 
-def _dataset(data: Any) -> Dataset:
-    if isinstance(data, Dataset):
-        return data
-    if not (isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(t, Tensor) for t in data)):
-        raise InputError(f"data: expected a Dataset or tensors (x, y); got {shown(data)}")
-    x, y = (check_dense(part, "data") for part in data)
-    if not x.dim() or not y.dim() or not len(x) or len(x) != len(y):
+def _setup(loss: AuditLoss | None, descent: Descent | None) -> TrainingSetup:
+    missing = [name for name, value in (("loss", loss), ("step size", descent)) if value is None]
+    why = {0: "", 2: TrainingSetup.why}.get(
+        len(missing), f"the {missing[0]} of the training was not passed" if missing else ""
+    )
+    return TrainingSetup("squared" if loss == "mse" else loss, descent, why, averaged=loss == "mse")
+
+
+def _parts(saved: SavedModel, max_points: int) -> tuple[dict[str, tuple[Tensor, Tensor]], int]:
+    """(points, labels) of each part that has any, checked, and the number of the model's outputs."""
+    every = {part: saved.points(part, max_points) for part in PARTS}
+    parts = {part: pair for part, pair in every.items() if len(pair[0])}
+    if "train" not in parts:
+        raise InputError("expected at least one training point; got none")
+    for part, (inputs, labels) in parts.items():
+        check_finite(inputs, f"{part} points")
+        check_finite(labels, f"{part} labels")
+    outputs = _outputs(saved.model, parts["train"][0])
+    largest = max(int(labels.max()) for _, labels in parts.values()) if saved.data.classes else 0
+    if largest >= max(2, outputs + 1):
         raise InputError(
-            f"data: expected a label for each point, at least one; got {tuple(x.shape)} and {tuple(y.shape)}"
+            f"data: expected labels below the number of classes; got {largest} for a model with {outputs} outputs"
         )
+    return parts, outputs
+
+
+def _accuracies(saved: SavedModel, parts: dict[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
+    y = parts["train"][1]
+    if not saved.data.classes or y.numel() != len(y):
+        return {}
+    decide = decisions(saved.model, saved.threshold)
+    return {part: accuracy(saved.model, decide, *pair) for part, pair in parts.items()}
+
+
+def _dataset(data: Any, test: Any = None) -> Dataset:
+    if isinstance(data, Dataset):
+        if test is not None:
+            raise InputError("test: a Dataset has its own test points; pass training points (x, y) as data")
+        return data
+    x, y = _points(data, "data")
+    x_test, y_test = (x[:0], y[:0]) if test is None else _points(test, "test")
+    if x_test.shape[1:] != x.shape[1:] or y_test.dtype != y.dtype:
+        raise InputError(f"test: expected points of shape {tuple(x.shape[1:])} and labels {y.dtype}; got {shown(test)}")
     classes: tuple[str, ...] = ()
     if not y.is_floating_point():
-        classes = tuple(map(str, range(_classes(y))))
-    return Dataset("data", x, y, x[:0], y[:0], classes, None, "")
+        classes = tuple(map(str, range(max(_classes(y), _classes(y_test) if len(y_test) else 0))))
+    return Dataset("data", x, y, x_test, y_test, classes, None, "")
+
+
+def _points(pair: Any, name: str) -> tuple[Tensor, Tensor]:
+    if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)):
+        kinds = "a Dataset or tensors (x, y)" if name == "data" else "tensors (x, y)"
+        raise InputError(f"{name}: expected {kinds}; got {shown(pair)}")
+    x, y = (check_dense(part, name) for part in pair)
+    if not x.dim() or not y.dim() or not len(x) or len(x) != len(y):
+        raise InputError(
+            f"{name}: expected a label for each point, at least one; got {tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    return x, y
 
 
 def _classes(y: Tensor) -> int:
-    """How many classes integer labels stand for: 0 to m − 1."""
+    """Number of classes of integer labels 0 to m − 1."""
     if y.is_complex() or not y.numel():
         raise InputError(f"data: expected integer labels or real targets; got {shown(y)}")
     low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= _MOST_CLASSES:
+    if low < 0 or high >= _MAX_CLASSES:
         raise InputError(
-            f"data: expected labels from 0 to the number of classes − 1, below {_MOST_CLASSES}; got {low} to {high}: relabel the data"
+            f"data: expected labels from 0 to the number of classes − 1, below {_MAX_CLASSES}; got {low} to {high}: relabel the data"
         )
     return max(2, high + 1)
 
 
 def _outputs(model: nn.Module, x: Tensor) -> int:
-    """How many numbers the model gives for a point; says in one line if it does not take these points."""
+    """Number of outputs per point; raises ModelError if the model does not run on these points."""
     try:
         with eval_mode(model), torch.no_grad():
             output = pick_output(model(x[:2].clone()))
@@ -204,36 +259,37 @@ def _outputs(model: nn.Module, x: Tensor) -> int:
 
 
 def _margins(
-    saved: SavedModel, most: int, wanted: bool, tell: Callable[[float], None]
+    saved: SavedModel, max_points: int, wanted: bool, report: Progress
 ) -> tuple[dict[str, dict[str, Margins]], str]:
-    """Margins by norm and part; those of the run where it has them for this checkpoint."""
+    """Margins by norm and part, from the run where it has them for this checkpoint; and why there are none."""
     if not wanted:
-        return {}, "not asked for"
+        return {}, "not requested"
     if not saved.data.classes:
-        return {}, f"{saved.data.name} is a regression: there are no decisions that a change of the input could change"
+        return {}, f"{saved.data.name} is a regression: there is no decision that a perturbation could change"
     if not saved.data.x_train.is_floating_point():
-        return {}, f"the inputs are {saved.data.x_train.dtype}, such as token ids, which have no small change"
-    found: dict[str, dict[str, Margins]] = {}
-    kept = False
-    each = [(norm, part) for norm in NORMS for part in PARTS]
-    for i, (norm, part) in enumerate(each):
-        x, y = saved.points(part, most)
-        one = _stored(saved, norm, part)
-        kept = kept or one is not None
+        return {}, f"the inputs are {saved.data.x_train.dtype}, such as token ids, which cannot be perturbed slightly"
+    measured: dict[str, dict[str, Margins]] = {}
+    from_run = False
+    searches = [(norm, part) for norm in NORMS for part in PARTS]
+    for i, (norm, part) in enumerate(searches):
+        x, y = saved.points(part, max_points)
+        result = _stored(saved, norm, part)
+        from_run = from_run or result is not None
 
-        def progress(done: int, total: int, i: int = i) -> None:
-            tell((i + done / max(1, total)) / len(each))
+        def searched(done: int, total: int, i: int = i) -> None:
+            fraction = (i + done / max(1, total)) / len(searches)
+            report("margins", round(STAGES["margins"] + fraction * (100 - STAGES["margins"])), 100)
 
-        if one is None and len(x):
+        if result is None and len(x):
             try:
-                one = margins(
-                    saved.model, x, y, norm=norm, bounds=saved.data.bounds, threshold=saved.threshold, progress=progress
+                result = margins(
+                    saved.model, x, y, norm=norm, bounds=saved.data.bounds, threshold=saved.threshold, progress=searched
                 )
             except ExciteError as error:
                 return {}, str(error)
-        if one is not None:
-            found.setdefault(norm, {})[part] = one
-    return found, "some of them the run had already" if kept else ""
+        if result is not None:
+            measured.setdefault(norm, {})[part] = result
+    return measured, "some were measured before and are stored in the run" if from_run else ""
 
 
 def _stored(saved: SavedModel, norm: str, part: str) -> Margins | None:

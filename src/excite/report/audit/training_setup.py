@@ -1,4 +1,4 @@
-"""How a model was trained, as far as the theorems ask."""
+"""How a model was trained: loss, step size and the conditions of the theorems."""
 
 from __future__ import annotations
 
@@ -21,59 +21,66 @@ AuditLoss = Literal["squared", "mse", "cross-entropy"]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """`loss` is a mean over points: ‖f − target‖² or the cross-entropy, with decay/2 ‖θ‖² added; None if not known.
+class TrainingSetup:
+    """How a model was trained, as far as the theorems depend on it.
 
-    `descent` is None where the optimizer has no step that a theorem speaks about, and `why` says so. `asked` are the
-    conditions that the theorems put on the training itself. `start` makes the model with its initial weights. With
-    `averaged` the squared error is a mean over points and outputs, ‖f − target‖²/m, as in `F.mse_loss`.
+    Attributes:
+        loss: Mean over points of ‖f − target‖² or of the cross-entropy, plus decay/2 ‖θ‖²; None if unknown.
+        descent: Step size and momentum, or None where the optimizer has no single step size.
+        why: Why the loss or the step size is unknown.
+        decay: Weight decay.
+        conditions: Conditions of the theorems on the training itself.
+        start: Builds the model with its initial weights.
+        averaged: The squared error is a mean over points and outputs, ‖f − target‖²/m, as in `F.mse_loss`.
     """
 
     loss: Loss | None = None
     descent: Descent | None = None
     why: str = "how the model was trained is not known"
     decay: float = 0.0
-    asked: tuple[Assumption, ...] = ()
+    conditions: tuple[Assumption, ...] = ()
     start: Callable[[], nn.Module] | None = None
     averaged: bool = False
 
 
-def setting_of(config: TrainConfig, points: int) -> Setting:
-    """What the config of a run says about training on `points` points."""
+def training_setup(config: TrainConfig, points: int) -> TrainingSetup:
+    """The setup that the config of a run describes, for `points` training points."""
     optimizer = config.optimizer
     descent, why = None, ""
     if optimizer.name != "sgd":
-        why = f"{optimizer.name} scales the step of every weight by itself: there is no one step size"
+        why = f"{optimizer.name} scales the step of each weight: there is no single step size"
     elif config.schedule != "constant":
-        why = f"the step size moves ({config.schedule}): there is no one step size"
+        why = f"the step size changes ({config.schedule}): there is no single step size"
     else:
         try:
             descent = Descent(optimizer.lr, optimizer.momentum, optimizer.dampening, optimizer.nesterov)
         except InputError as error:
             why = str(error)
-    words = [] if descent is None else [f"step size {descent.step:g}"]
+    details = [] if descent is None else [f"step size {descent.step:g}"]
     if descent is not None and descent.momentum:
-        words.append(f"momentum {descent.momentum:g}" + (" of Nesterov's kind" if descent.nesterov else ""))
-        words += [f"dampening {descent.dampening:g}"] if descent.dampening else []
+        details.append(f"{'Nesterov ' if descent.nesterov else ''}momentum {descent.momentum:g}")
+        details += [f"dampening {descent.dampening:g}"] if descent.dampening else []
     changed = [name for name in ("excitation", "adversarial", "augment") if getattr(config, name) is not None]
     size = min(config.batch, points)
-    asked = (
+    conditions = (
         Assumption(
-            "steps are those of gradient descent, with one step size", descent is not None, why or ", ".join(words)
+            "the optimizer is gradient descent with a single step size", descent is not None, why or ", ".join(details)
         ),
-        Assumption("every step sees all training points", size == points, f"{size} of {points} a step"),
-        Assumption("steps go down the plain loss", not changed, f"changed by {', '.join(changed)}" if changed else ""),
+        Assumption("every step uses all training points", size == points, f"{size} of {points} per step"),
         Assumption(
-            "weights do not decay",
+            "the training loss is the plain loss", not changed, f"changed by {', '.join(changed)}" if changed else ""
+        ),
+        Assumption(
+            "no weight decay",
             optimizer.weight_decay == 0,
             f"weight decay {optimizer.weight_decay:g}" if optimizer.weight_decay else "",
         ),
     )
-    return Setting(config.loss, descent, why, optimizer.weight_decay, asked)
+    return TrainingSetup(config.loss, descent, why, optimizer.weight_decay, conditions)
 
 
 def targets(output: Tensor, y: Tensor, classes: int) -> Tensor:
-    """What the squared error compares the outputs with, (N,) or (N, m): the targets themselves, 0 and 1, or codes."""
+    """Targets of the squared error, (N,) or (N, m): the targets themselves, 0 and 1, or codes of the classes."""
     if not classes:
         if y.numel() != output.numel():
             raise InputError(f"targets: expected shape {tuple(output.shape)}, one per output; got {tuple(y.shape)}")
@@ -84,8 +91,8 @@ def targets(output: Tensor, y: Tensor, classes: int) -> Tensor:
     return codes(classes, output.shape[1])[y.cpu()].to(output)
 
 
-def mean_loss(model: nn.Module, x: Tensor, y: Tensor, classes: int, setting: Setting) -> Tensor:
-    """The mean over points that training went down, without anything that perturbs them; decay/2 ‖θ‖² is added."""
+def mean_loss(model: nn.Module, x: Tensor, y: Tensor, classes: int, setup: TrainingSetup) -> Tensor:
+    """The training loss without perturbations: a mean over points, plus decay/2 ‖θ‖²."""
     output = pick_output(model(x))
     if classes and output.dim() > 2:
         if y.shape != output.shape[:-1]:
@@ -93,17 +100,17 @@ def mean_loss(model: nn.Module, x: Tensor, y: Tensor, classes: int, setting: Set
                 f"labels: expected shape {tuple(output.shape[:-1])}, one per decision; got {tuple(y.shape)}"
             )
         output, y = output.flatten(0, -2), y.flatten()  # a label for every token: the mean is over tokens
-    one = output.dim() < 2 or output.shape[1] == 1
-    if setting.loss == "cross-entropy" and not classes:
-        raise InputError(f"cross-entropy: expected labels as whole numbers; got {y.dtype}: use y.long()")
+    single = output.dim() < 2 or output.shape[1] == 1
+    if setup.loss == "cross-entropy" and not classes:
+        raise InputError(f"cross-entropy: expected integer labels; got {y.dtype}: use y.long()")
     if classes:
-        target = choose_target(None if one else classes, None, setting.loss or "squared")
-        loss = target.errors(output.reshape(-1) if one else output, target.labels(y, len(output))).mean()
+        target = choose_target(None if single else classes, None, setup.loss or "squared")
+        loss = target.errors(output.reshape(-1) if single else output, target.labels(y, len(output))).mean()
     else:
         error = output.reshape(len(output), -1) - targets(output, y, 0).reshape(len(y), -1).to(output)
         loss = error.square().sum(1).mean()
-    if setting.averaged:
+    if setup.averaged:
         loss = loss / output[0].numel()
-    if setting.decay:
-        loss = loss + setting.decay / 2 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
+    if setup.decay:
+        loss = loss + setup.decay / 2 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
     return loss

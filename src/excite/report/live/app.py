@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from excite.errors import ExciteError, InputError
-from excite.report.live.folder import MOST_RUNS, NotFound, Runs
+from excite.report.live.folder import MAX_RUNS, NotFound, Runs
 from excite.report.live.guard import Guard
 from excite.report.live.sharing import Sharing
 from excite.report.live.tasks import sweeps
@@ -26,7 +26,7 @@ from excite.report.page import ASSETS, asset, details, render
 from excite.report.view import MAX_METRICS, POINTS, describe, draw, findings, select
 from excite.runs.reader import standing
 
-MOST_COMPARED, _MOST_KEYS, _FIRST = 12, 64, 3
+MAX_COMPARED, MAX_KEYS, FIRST_PANELS = 12, 64, 3
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
 _log = logging.getLogger("excite.serve")
 Answer = Callable[[Runs, Request], Response]
@@ -102,7 +102,7 @@ def _list_data(runs: Runs, request: Request) -> Response:
         }
         for row in rows
     ]  # fmt: skip
-    return _json({"runs": listed, "cut": len(rows) == MOST_RUNS})
+    return _json({"runs": listed, "cut": len(rows) == MAX_RUNS})
 
 
 def _tasks_data(runs: Runs, request: Request) -> Response:
@@ -112,8 +112,8 @@ def _tasks_data(runs: Runs, request: Request) -> Response:
 def _view_data(runs: Runs, request: Request) -> Response:
     chosen = _chosen(runs, request)
     keys = request.query_params.getlist("key")
-    if len(keys) > _MOST_KEYS:
-        raise InputError(f"at most {_MOST_KEYS} quantities at once; got {len(keys)}")
+    if len(keys) > MAX_KEYS:
+        raise InputError(f"at most {MAX_KEYS} quantities at once; got {len(keys)}")
     points = int(_parameter(request, "points", 40, 4000) or POINTS)
     low, high = _parameter(request, "low"), _parameter(request, "high")
     since, part = request.query_params.get("since"), request.query_params.get("names", "")
@@ -150,7 +150,7 @@ def _seen(
         names, left_out = select(shown, MAX_METRICS, part)
         panels = describe(shown, names)
         if "*" in keys:  # a page that does not know yet what there is; at once only the first panel
-            keys = [*keys, *(panel["quantities"][0]["key"] for panel in panels[: 1 if rough else _FIRST])]
+            keys = [*keys, *(panel["quantities"][0]["key"] for panel in panels[: 1 if rough else FIRST_PANELS])]
         data = draw(shown, keys, points, low, high, rough, names=names)
         answer |= {"panels": panels, "data": data, "left_out": left_out}
     return answer
@@ -189,8 +189,8 @@ def _chosen(runs: Runs, request: Request) -> list[str]:
     names = list(dict.fromkeys(request.query_params.getlist("run")))
     if not names:
         raise InputError("expected ?run=NAME, once for every run")
-    if len(names) > MOST_COMPARED:
-        raise InputError(f"at most {MOST_COMPARED} runs can be compared; got {len(names)}")
+    if len(names) > MAX_COMPARED:
+        raise InputError(f"at most {MAX_COMPARED} runs can be compared; got {len(names)}")
     for name in names:
         runs.path(name)
     return names

@@ -16,14 +16,14 @@ from typing import Any
 
 from excite._core.files import read_json
 from excite.errors import ExciteError, InputError, RunError
-from excite.report.view import Shown
+from excite.report.view import RunView
 from excite.runs.reader import Follower, read_last, standing
 from excite.runs.reader_processes import Readers
 
-MOST_RUNS, _DEPTH, _LONGEST = 2000, 6, 1000
+MAX_RUNS, _DEPTH, _MAX_NAME = 2000, 6, 1000
 _MAX_FOLDERS = 20_000  # looked into for runs
-_MOST_POINTS = 16_000_000  # numbers kept in memory for all runs together: 256 MB
-_MOST_OPEN = 64  # three files each
+_MAX_POINTS = 16_000_000  # numbers kept in memory for all runs together: 256 MB
+_MAX_OPEN = 64  # three files each
 _FILES = ("run.json", "config.json", "environment.json", "metrics.db", "artifacts")
 _STAMPED = ("run.json", "config.json", "environment.json", "artifacts", "lock", "metrics.db", "metrics.db-wal")
 LIST_SECONDS = 0.5  # for reading rows of one list
@@ -41,7 +41,7 @@ class NotFound(InputError):
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """One line of the list of runs."""
 
     id: str
@@ -61,7 +61,7 @@ class Runs:
             raise RunError(f"there is no folder {self.root}: name a folder of runs, or a run")
         self._real = self.root.resolve()
         self._open: OrderedDict[str, Follower] = OrderedDict()
-        self._rows: dict[str, tuple[Stamp | None, Row]] = {}
+        self._rows: dict[str, tuple[Stamp | None, RunRow]] = {}
         self._next: str | None = None  # the first run that the last list did not come to
         self._logged: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class Runs:
     def real(self) -> Path:
         return self._real
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RunRow]:
         """All runs, those that were written last first. Runs whose files did not change are not read again.
 
         Reading stops after half a second. The rows that are left are as they were before, or say "reading"; the next call
@@ -89,7 +89,7 @@ class Runs:
             row = self._unchanged(name, stamp)
             if row is None and some and time.monotonic() > deadline:
                 left = left or name
-                row = self._rows[name][1] if name in self._rows else Row(name, "reading", None)
+                row = self._rows[name][1] if name in self._rows else RunRow(name, "reading", None)
             elif row is None:
                 row, some = self._row(name, stamp), True
             rows.append(row)
@@ -103,7 +103,7 @@ class Runs:
         names: list[str] = []
         folders = [(self._real, 0)]  # still to be looked into, the last one first
         for _ in range(_MAX_FOLDERS):
-            if not folders or len(names) == MOST_RUNS:
+            if not folders or len(names) == MAX_RUNS:
                 break
             folder, depth = folders.pop()
             if os.path.lexists(folder / "run.json"):
@@ -112,7 +112,7 @@ class Runs:
                 folders += [(folder / name, depth + 1) for name in reversed(folders_in(folder))]
         return names
 
-    def _unchanged(self, name: str, stamp: Stamp) -> Row | None:
+    def _unchanged(self, name: str, stamp: Stamp) -> RunRow | None:
         """From memory, if the run's files are as they were; whether its process is alive is looked at every time."""
         known = self._rows.get(name)
         if known is None or known[0] != stamp:
@@ -126,7 +126,7 @@ class Runs:
             return replace(row, status=status, reason=reason)
         return row
 
-    def _row(self, name: str, before: Stamp) -> Row:
+    def _row(self, name: str, before: Stamp) -> RunRow:
         """Nothing that is wrong with one run gets further than its row."""
         try:
             with self.reading(name):
@@ -136,9 +136,9 @@ class Runs:
                 if self._stamp(name)[-2:] != before[-2:]:  # somebody writes: again, with all of SQLite's locks
                     follower = self.follower(name)
                     (step, updated), loss = follower.last() or (None, None), follower.latest("loss/step")
-                row = Row(name, status, reason, step, loss, updated)
+                row = RunRow(name, status, reason, step, loss, updated)
         except ExciteError as error:
-            row = Row(name, "unreadable", self.within(error))
+            row = RunRow(name, "unreadable", self.within(error))
             self._log(name, str(row.reason))
         newest = max((file[0] for file in before if file is not None), default=0)
         settled = newest < time.time_ns() - _SETTLED and self._stamp(name) == before
@@ -185,7 +185,7 @@ class Runs:
     def path(self, name: str) -> Path:
         """The folder of the run called `name`; anything that is not a run below the root is refused."""
         parts = PurePosixPath(name).parts
-        plain = 0 < len(name) <= _LONGEST and name.isprintable() and "\\" not in name
+        plain = 0 < len(name) <= _MAX_NAME and name.isprintable() and "\\" not in name
         if not plain or name.startswith("/") or ".." in parts or any(part.startswith(".") for part in parts):
             raise NotFound("there is no such run")
         path = self._real.joinpath(*parts)
@@ -213,17 +213,17 @@ class Runs:
                 found = other
             self._open[name] = found
             points = sum(one.points for one in self._open.values())
-            while len(self._open) > 1 and (points > _MOST_POINTS or len(self._open) > _MOST_OPEN):
+            while len(self._open) > 1 and (points > _MAX_POINTS or len(self._open) > _MAX_OPEN):
                 _, old = self._open.popitem(last=False)
                 points -= old.points
                 old.close()
         found.refresh()
         return found
 
-    def shown(self, names: list[str]) -> list[Shown]:
+    def shown(self, names: list[str]) -> list[RunView]:
         """Runs as a page shows them, each with its own colour."""
         return [
-            Shown(self.follower(n), self.label(n), i, order=layers(self.path(n), self._real))
+            RunView(self.follower(n), self.label(n), i, order=layers(self.path(n), self._real))
             for i, n in enumerate(names)
         ]
 

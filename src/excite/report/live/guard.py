@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "excite-token"
-LONGEST_QUERY, LONGEST_HEADERS = 8000, 32_000
+MAX_QUERY, MAX_HEADERS = 8000, 32_000
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -68,10 +68,10 @@ class Guard:
         if not self._knows(headers.get("host", "")):
             return _say(421, "this page does not go by that name: open it by the address that excite serve printed")
         query: bytes = scope.get("query_string", b"")
-        if len(query) > LONGEST_QUERY:
-            return _say(414, f"the query is longer than {LONGEST_QUERY} bytes")
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > LONGEST_HEADERS:
-            return _say(431, f"the headers are longer than {LONGEST_HEADERS} bytes")
+        if len(query) > MAX_QUERY:
+            return _say(414, f"the query is longer than {MAX_QUERY} bytes")
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
+            return _say(431, f"the headers are longer than {MAX_HEADERS} bytes")
         if self.token is None:
             return None
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)

@@ -14,7 +14,7 @@ from excite.jobs.progress import FILE, FORMAT, STATUSES
 from excite.report.live.folder import folders_in
 from excite.runs.lock import held
 
-_DEPTH, _MOST, _LARGEST, _SHOWN = 5, 50, 16_000_000, 20
+_DEPTH, _MAX_SWEEPS, _MAX_BYTES, _MAX_SHOWN = 5, 50, 16_000_000, 20
 _MAX_FOLDERS = 20_000
 _FRESH = 120.0  # seconds after which one on another machine that said nothing is taken for stopped
 
@@ -26,7 +26,7 @@ def sweeps(root: Path) -> list[dict[str, Any]]:
         row = _row(root, folder)
         if row is not None:
             found.append(row)
-        if len(found) == _MOST:
+        if len(found) == _MAX_SWEEPS:
             break
     return sorted(found, key=lambda row: -row["updated"])
 
@@ -48,7 +48,7 @@ def _walk(root: Path) -> Iterator[Path]:
 def _row(root: Path, folder: Path) -> dict[str, Any] | None:
     """None for a file that is not ours, or damaged: the page has no use for it."""
     try:
-        told = read_json(folder / FILE, root, _LARGEST)
+        told = read_json(folder / FILE, root, _MAX_BYTES)
         if told["format"] != FORMAT:
             return None
         tasks = [
@@ -77,8 +77,8 @@ def _row(root: Path, folder: Path) -> dict[str, Any] | None:
         "id": name, "label": root.name if name == "." else name, "state": state, "updated": updated, "counts": counts,
         "left": left if state == "running" else None,
         "done": sum(float(str(task["share"])) for task in tasks), "total": len(tasks),
-        "running": [task for task in tasks if task["state"] == "running"][:_SHOWN] if state == "running" else [],
-        "failed": [task for task in tasks if task["state"] == "failed"][:_SHOWN],
+        "running": [task for task in tasks if task["state"] == "running"][:_MAX_SHOWN] if state == "running" else [],
+        "failed": [task for task in tasks if task["state"] == "failed"][:_MAX_SHOWN],
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@
   }
 
   function ago(seconds) {
-    if (seconds === null) return "nothing yet";
+    if (seconds === null) return "no data yet";
     const age = Math.max(0, Date.now() / 1000 - seconds);
     if (age < 90) return `${Math.round(age)} s ago`;
     if (age < 5400) return `${Math.round(age / 60)} min ago`;
@@ -74,7 +74,7 @@
       sift();
       count();
     } catch (error) {
-      link.textContent = `No answer: ${error.message}. Trying again.`;
+      link.textContent = `No response: ${error.message}. Retrying.`;
     }
     setTimeout(refresh, 2000);
   }

@@ -108,8 +108,8 @@
       fill(this.quantities, described.quantities.map((q) => [q.key, q.name]), this.quantity);
       const layers = this.current().layers;
       const options = [];
-      if (layers.includes("")) options.push(["", "the whole network"]);
-      if (layers.some((one) => one !== "")) options.push(["*", layers.includes("") ? "its layers" : "all layers"]);
+      if (layers.includes("")) options.push(["", "whole network"]);
+      if (layers.some((one) => one !== "")) options.push(["*", layers.includes("") ? "all layers" : "all layers"]);
       options.push(...layers.filter((one) => one !== "").map((one) => [`=${one}`, one]));
       if (!options.some(([value]) => value === this.layer)) this.layer = options[0][0];
       fill(this.layers, options, this.layer);
@@ -334,7 +334,7 @@
   }
 
   function showFindings(findings) {
-    const marks = { warning: "Look:", good: "Good:" };
+    const marks = { warning: "Warning:", good: "Good:" };
     const runs = [...new Set(findings.map((one) => one.run))];
     const lists = runs.map((run) => {
       const list = element("ul");
@@ -350,7 +350,7 @@
       return element("div", {}, head, list);
     });
     byId("findings").hidden = findings.length === 0;
-    const many = lists.length > 3 && element("details", {}, element("summary", {}, `Show what changed in ${lists.length} runs`), ...lists);
+    const many = lists.length > 3 && element("details", {}, element("summary", {}, `Show the findings of ${lists.length} runs`), ...lists);
     byId("findings-list").replaceChildren(...(many ? [many] : lists));
   }
 
@@ -414,14 +414,14 @@
   }
 
   poll = async (parameters) => {
-    try { update(await ask("/api/view", parameters)); } catch (error) { link.textContent = `No answer: ${error.message}`; }
+    try { update(await ask("/api/view", parameters)); } catch (error) { link.textContent = `No response: ${error.message}`; }
   };
 
   function ago(seconds) {
-    if (seconds === null) return "nothing measured yet";
+    if (seconds === null) return "no measurements yet";
     const age = Math.max(0, Date.now() / 1000 - seconds);
     const [n, unit] = age < 90 ? [age, "second"] : age < 5400 ? [age / 60, "minute"] : age < 129600 ? [age / 3600, "hour"] : [age / 86400, "day"];
-    return `measured ${Math.round(n)} ${unit}${Math.round(n) === 1 ? "" : "s"} ago`;
+    return `last measurement ${Math.round(n)} ${unit}${Math.round(n) === 1 ? "" : "s"} ago`;
   }
 
   function heads() {
@@ -502,7 +502,7 @@
         pause = Math.max(WAIT, 3 * (performance.now() - started)); // a slow machine is asked less often
         await extras();
       } catch (error) {
-        link.textContent = `No answer: ${error.message}. Trying again.`;
+        link.textContent = `No response: ${error.message}. Retrying.`;
         state.version = null;
         pause = WAIT;
       }
@@ -511,7 +511,7 @@
   byId("pause").addEventListener("click", (event) => {
     state.paused = !state.paused;
     event.target.setAttribute("aria-pressed", String(state.paused));
-    event.target.textContent = state.paused ? "Go on" : "Pause";
+    event.target.textContent = state.paused ? "Resume" : "Pause";
   });
   live();
 })();
