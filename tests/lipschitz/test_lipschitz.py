@@ -13,7 +13,7 @@ from excite._core.calls import pick_output
 from excite.errors import InputError, ModelError
 from excite.lipschitz import bound, local
 from excite.lipschitz.constants import SLOPES
-from excite.lipschitz.operator_norms import convolution_norm, spectral_bound
+from excite.wiring.propagation.operator_norms import convolution_norm, spectral_bound
 from models import CASES, build, same_state, state_of
 
 FLOATS = [name for name, case in CASES.items() if not case.tokens]
@@ -229,9 +229,9 @@ def test_the_spectrum_bounds_a_convolution_from_above(stride: int, groups: int, 
 def test_large_convolutions_are_bounded_without_their_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = build("convolutional")
     exact = bound(model, x, "2").value
-    monkeypatch.setattr("excite.lipschitz.operator_norms._LARGEST", 0)
+    monkeypatch.setattr("excite.wiring.propagation.operator_norms._LARGEST", 0)
     by_spectrum = bound(model, x, "2")
-    monkeypatch.setattr("excite.lipschitz.operator_norms._WORK", 0)
+    monkeypatch.setattr("excite.wiring.propagation.operator_norms._WORK", 0)
     by_sums = bound(model, x, "2")
     assert exact <= by_spectrum.value * (1 + 1e-12)
     assert by_spectrum.value <= by_sums.value

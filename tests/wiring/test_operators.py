@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from excite.errors import ModelError
 from excite.lipschitz import along, local, region_map
-from excite.wiring.channels.rules import name_of
 from excite.wiring.operators import OPERATORS, Operator
+from excite.wiring.propagation.schema import name_of
 from models import same_state, state_of
 
 aten: Any = torch.ops.aten

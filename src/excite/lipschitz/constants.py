@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from excite.lipschitz.movements import only, per_axis
-from excite.lipschitz.operator_norms import convolution_norm, matrix_norm, spectral_bound
-from excite.lipschitz.propagation import Reach, Walk, first_shape, rule, unknown
 from excite.wiring.channels.signals import module_of
+from excite.wiring.propagation.operator_norms import convolution_norm, matrix_norm, spectral_bound
+from excite.wiring.propagation.sensitivity import Reach, Walk, first_shape, rule, unknown
 
 # Largest slopes; those that are not round numbers are rounded up.
 SLOPES = {

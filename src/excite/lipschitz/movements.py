@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from excite.lipschitz.operator_norms import copies, positive_norm, windows_per_element
-from excite.lipschitz.propagation import Reach, Walk, first_shape, rule, unknown, whole
-from excite.wiring.channels.moving import REPEATS, SAME, VIEWS
-from excite.wiring.channels.pooling import AVERAGE
 from excite.wiring.channels.signals import shapes_of
 from excite.wiring.channels.slots import replay
+from excite.wiring.operators.movement import REPEATS, SAME, VIEWS
+from excite.wiring.operators.pooling import AVERAGE
+from excite.wiring.propagation.operator_norms import copies, positive_norm, windows_per_element
+from excite.wiring.propagation.sensitivity import Reach, Walk, first_shape, rule, unknown, whole
 
 
 def only(a: SimpleNamespace, node: torch.fx.Node) -> Reach:

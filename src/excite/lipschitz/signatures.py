@@ -24,8 +24,8 @@ from excite._core.preserve import eval_mode
 from excite._core.wrappers import eagerly, unwrap
 from excite.errors import InputError, ModelError
 from excite.lipschitz.differentiating import differentiable
-from excite.wiring.channels.rules import bind, is_inplace, name_of
 from excite.wiring.operators import OPERATORS, Operator
+from excite.wiring.propagation.schema import bind, is_inplace, name_of
 
 
 class SamplesMixed(ModelError):

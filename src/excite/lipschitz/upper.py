@@ -13,8 +13,8 @@ from excite._core.intercept.affine import clean_path
 from excite._core.preserve import eval_mode
 from excite._core.wrappers import unwrap
 from excite.errors import InputError, ModelError
-from excite.lipschitz.propagation import Kind, Reach, interpret
 from excite.wiring.export import ExportFailed, exported, resized, run
+from excite.wiring.propagation.sensitivity import Kind, Reach, interpret
 
 _KINDS: tuple[Kind, ...] = ("inf", "2")
 

@@ -21,10 +21,10 @@ from excite._core.calls import Batch, Pick, check_finite
 from excite._core.checks import check_flag, check_model, model_errors
 from excite._core.wrappers import refuse_lazy, unwrap
 from excite.errors import ModelError
-from excite.wiring.channels.moving import REPEATS, SAME, VIEWS
-from excite.wiring.channels.rules import bind, is_inplace, name_of
 from excite.wiring.channels.signals import module_of
 from excite.wiring.export import ExportFailed, exported
+from excite.wiring.operators.movement import REPEATS, SAME, VIEWS
+from excite.wiring.propagation.schema import bind, is_inplace, name_of
 
 _SAME = ("relu", "leaky_relu", "abs", "prelu", "_prelu_kernel", "dropout", "feature_dropout", "neg", "detach",
          "batch_norm", "layer_norm", "group_norm", "instance_norm")  # fmt: skip

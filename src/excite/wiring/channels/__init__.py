@@ -1,13 +1,5 @@
 """Follow the channels of a model through its exported graph: which numbers scale together, and what stops them."""
 
-from excite.wiring.channels import (  # they fill the table of rules
-    layers,
-    moving,
-    normalizing,
-    pointwise,
-    pooling,
-    products,
-)
 from excite.wiring.channels.following import follow
 
-__all__ = ["follow", "layers", "moving", "normalizing", "pointwise", "pooling", "products"]
+__all__ = ["follow"]

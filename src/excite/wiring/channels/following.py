@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.intercept.affine import clean_path
-from excite.wiring.channels.aliasing import Aliases
 from excite.wiring.channels.labels import Break
-from excite.wiring.channels.rules import RULES, bind, is_inplace, name_of
 from excite.wiring.channels.signals import Bench, Signal, shapes_of
 from excite.wiring.channels.slots import Held, Use
 from excite.wiring.export import Exported
+from excite.wiring.operators import arithmetic, convolution, linear, movement, normalization, pooling  # noqa: F401
+from excite.wiring.propagation.aliasing import Aliases
+from excite.wiring.propagation.schema import RULES, bind, is_inplace, name_of
 
 
 def follow(model: nn.Module, exported: Exported) -> Bench:

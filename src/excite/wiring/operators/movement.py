@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from excite.wiring.channels.labels import ZERO, Break
-from excite.wiring.channels.rules import rule
 from excite.wiring.channels.signals import Bench, Signal, shapes_of
 from excite.wiring.channels.slots import Held, replay
+from excite.wiring.propagation.schema import rule
 
 # Views of a parameter stay that parameter; of an activation, its labels are rearranged by the operation itself.
 VIEWS = (

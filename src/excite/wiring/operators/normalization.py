@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from excite.wiring.channels.labels import Break
-from excite.wiring.channels.rules import rule
 from excite.wiring.channels.signals import Bench, NormRead, Signal, held_shape, module_of
 from excite.wiring.channels.slots import Held, Slot
+from excite.wiring.propagation.schema import rule
 
 
 @rule("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm", "_native_batch_norm_legit",

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excite.wiring.channels.rules import rule
 from excite.wiring.channels.signals import Bench, Signal, fill, shapes_of
 from excite.wiring.channels.slots import Held
+from excite.wiring.propagation.schema import rule
 
 _MIXED = "{} is mixed in by "
 _MAX = ("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "max_pool2d_with_indices",

@@ -6,8 +6,8 @@ import operator
 
 import torch
 
-from excite.wiring.channels.moving import REPEATS, SAME, VIEWS
-from excite.wiring.channels.rules import is_inplace, name_of
+from excite.wiring.operators.movement import REPEATS, SAME, VIEWS
+from excite.wiring.propagation.schema import is_inplace, name_of
 
 _VIEWS = frozenset((*VIEWS, *REPEATS, *SAME, "detach"))
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from excite.errors import ModelError
-from excite.wiring.channels.aliasing import Aliases
-from excite.wiring.channels.rules import bind, is_inplace, name_of
 from excite.wiring.channels.signals import module_of, shapes_of
 from excite.wiring.export import Exported
+from excite.wiring.propagation.aliasing import Aliases
+from excite.wiring.propagation.schema import bind, is_inplace, name_of
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from excite.wiring.channels.labels import Break
-from excite.wiring.channels.rules import rule
 from excite.wiring.channels.signals import Bench, Signal, held_shape, projected, shapes_of
 from excite.wiring.channels.slots import Held, Slot
+from excite.wiring.propagation.schema import rule
 
 _READ = "{} is summed with it"
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from excite._core.checks import is_number
 from excite.wiring.channels.labels import ZERO, Break
-from excite.wiring.channels.rules import rule
 from excite.wiring.channels.signals import Bench, Signal, shapes_of
 from excite.wiring.channels.slots import Held, scale_slot
+from excite.wiring.propagation.schema import rule
 
 _ADDED = "{} is added"
 
