@@ -115,7 +115,7 @@ WHY = {
     "exp": "exp between fc1 and fc2 is not positively homogeneous",
     "root": "pow between fc1 and fc2 is not positively homogeneous",
     "clamp": "clamp between fc1 and fc2 is not positively homogeneous",
-    "sort": "sort between fc1 and fc2 is not positively homogeneous",
+    "sort": "sort between fc1 and fc2 has no column 'channels' in the operator table",
     "inplace-view": "tanh between fc1 and fc2 is not positively homogeneous",
     "square-and-itself": "the product of two activations between fc1 and fc2 is not positively homogeneous",
     "added-constant": "a constant is added",

@@ -1,7 +1,6 @@
 """How steep a model is: exact local Lipschitz constants, the largest along segments and on slices, lower bounds by search,
 and guaranteed global ones."""
 
-from excite.lipschitz import constants, movements  # noqa: F401 - they fill the table of rules
 from excite.lipschitz.local_constants import local
 from excite.lipschitz.lower import Largest, largest
 from excite.lipschitz.regions import RegionMap, region_map

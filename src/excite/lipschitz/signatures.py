@@ -24,7 +24,8 @@ from excite._core.preserve import eval_mode
 from excite._core.wrappers import eagerly, unwrap
 from excite.errors import InputError, ModelError
 from excite.lipschitz.differentiating import differentiable
-from excite.wiring.operators import OPERATORS, Operator
+from excite.wiring.operators import Pieces
+from excite.wiring.propagation.interpreter import lookup
 from excite.wiring.propagation.schema import bind, is_inplace, name_of
 
 
@@ -151,25 +152,25 @@ class _Pieces(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if not self._moves((args, kwargs)):
             return self._pin(func, args, kwargs)
-        row = _row(func)
+        pieces = _pieces_of(func)
         a = SimpleNamespace()
-        if row.pattern or row.factors or row.fixed or row.unless or row.name == "index":
+        if pieces.pattern or pieces.factors or pieces.fixed or pieces.unless or name_of(func) == "index":
             a = bind(func, args, kwargs)
-            self._check(row, a)
-        if row.pattern and is_inplace(func):  # its pattern is that of what was there before
+            self._check(pieces, a)
+        if pieces.pattern and is_inplace(func):  # its pattern is that of what was there before
             a.self = a.self.clone()
         result = func(*args, **kwargs)
-        if row.linearity == "constant":
+        if pieces.linearity == "constant":
             return result
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        patterns = [] if row.pattern is None else [one for one in row.pattern(a, result) if one is not None]
-        if row.linearity == "discrete":
+        patterns = [] if pieces.pattern is None else [one for one in pieces.pattern(a, result) if one is not None]
+        if pieces.linearity == "discrete":
             patterns = leaves
         known = {id(one) for one in patterns}
         for pattern in [*patterns, *(one for one in leaves if not _real(one) and id(one) not in known)]:
             self._hash(pattern)
         for leaf in leaves:
-            moving = row.linearity != "discrete" and _real(leaf)
+            moving = pieces.linearity != "discrete" and _real(leaf)
             (self._moving if moving else self._pinned)[_storage(leaf)] = leaf
             if moving:
                 self.eps = max(self.eps, torch.finfo(leaf.dtype).eps)
@@ -191,14 +192,14 @@ class _Pieces(TorchDispatchMode):
         self._pinned.update({_storage(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)})
         return result
 
-    def _check(self, row: Operator, a: SimpleNamespace) -> None:
+    def _check(self, pieces: Pieces, a: SimpleNamespace) -> None:
         """Refuse what is not piecewise linear in the arguments that move."""
-        why = row.unless(a) if row.unless is not None else None
+        why = pieces.unless(a) if pieces.unless is not None else None
         if why:
             raise ModelError(f"expected a piecewise-linear model; {a.op.strip('_')} {why}")
-        if sum(self._moves([getattr(a, one, None) for one in group]) for group in row.factors) > 1:
+        if sum(self._moves([getattr(a, one, None) for one in group]) for group in pieces.factors) > 1:
             raise ModelError(f"expected a piecewise-linear model; {a.op} multiplies two signals with each other")
-        for one in row.fixed:
+        for one in pieces.fixed:
             if self._moves(getattr(a, one, None)):
                 what = "divides by" if a.op.startswith(("div", "true_div", "addcdiv")) else f"{a.op} takes as {one}"
                 raise ModelError(f"expected a piecewise-linear model; it {what} something that depends on the input")
@@ -227,22 +228,24 @@ class _Pieces(TorchDispatchMode):
 
 
 @cache
-def _row(func: Any) -> Operator:
-    """The row of an operator, if it can be piecewise linear."""
+def _pieces_of(func: Any) -> Pieces:
+    """How an operator depends on its arguments, if it can be piecewise linear."""
     namespace, _, full = str(func._schema.name).partition("::")
     name = name_of(func)
-    row = OPERATORS.get(name) if namespace == "aten" else None
-    if row is None:
+    row = lookup(func)
+    pieces = None if row is None else row.pieces
+    if pieces is None:
         raise ModelError(
-            f"cannot tell linear pieces apart through {name if namespace == 'aten' else f'{namespace}::{full}'}: it is not in "
-            "the table of operators (excite.wiring.operators); use excite.lipschitz.local, which needs no linear regions"
+            f"cannot tell linear pieces apart through {name if namespace == 'aten' else f'{namespace}::{full}'}: the operator "
+            "table (excite.wiring.operators) has no column 'pieces' for it; use excite.lipschitz.local, which needs no linear "
+            "regions"
         )
-    if row.linearity == "smooth":
+    if pieces.linearity == "smooth":
         raise ModelError(
             f"expected a piecewise-linear model; {name.strip('_')} is not: ask for its output before that, or use "
             "excite.lipschitz.local, which needs no linear regions"
         )
-    return row
+    return pieces
 
 
 def _storage(tensor: Tensor) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, batch_size, check_finite, pick_output, tensors
@@ -13,10 +15,11 @@ from excite._core.intercept.affine import clean_path
 from excite._core.preserve import eval_mode
 from excite._core.wrappers import unwrap
 from excite.errors import InputError, ModelError
-from excite.wiring.export import ExportFailed, exported, resized, run
-from excite.wiring.propagation.sensitivity import Kind, Reach, interpret
+from excite.wiring.export import Exported, ExportFailed, exported, resized, run
+from excite.wiring.propagation.interpreter import Interpreter
+from excite.wiring.propagation.sensitivity import NO_BOUND, LipschitzContext, LipschitzNorm, Sensitivity
 
-_KINDS: tuple[Kind, ...] = ("inf", "2")
+_NORMS: tuple[LipschitzNorm, ...] = ("inf", "2")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pic
     refused by name.
     """
     check_weights(check_model(model))
-    name: Kind = "2" if parse_norm(norm, ("inf", "2")) == "2" else "inf"
+    name: LipschitzNorm = "2" if parse_norm(norm, ("inf", "2")) == "2" else "inf"
     check_finite(example, "values in the example")
     if not any(leaf.is_floating_point() for leaf in tensors(example)):
         raise InputError("expected floating-point inputs; integer inputs have no Lipschitz constant")
@@ -68,7 +71,7 @@ def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pic
         parameters: dict[str, Tensor] = {
             node: model.get_parameter(path) for node, path in _paths(model, graph.parameters).items()
         }
-        results = {kind: interpret(graph, parameters, kind) for kind in _KINDS}
+        results = {kind: propagate(graph, parameters, kind) for kind in _NORMS}
     shape = results[name][0].shape
     if shape[:1] != (2,):  # the graph was made for two samples
         raise ModelError(
@@ -81,7 +84,7 @@ def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pic
         if leaf.is_floating_point()
     )
     outputs = math.prod(shape[1:])
-    found = min((_bound(name, kind, *results[kind], inputs, outputs) for kind in (name, *_KINDS)), key=float)
+    found = min((_bound(name, kind, *results[kind], inputs, outputs) for kind in (name, *_NORMS)), key=float)
     if not math.isfinite(found.value):
         raise ModelError(
             f"no finite Lipschitz bound: the product over the parts is {found.value}; the weights or buffers are too large, or not finite"
@@ -89,24 +92,61 @@ def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pic
     return found
 
 
+class LipschitzInterpreter(Interpreter):
+    """Propagates how far tensors can move; parameters are keyed by the names of their placeholders."""
+
+    column = "lipschitz"
+    refusal = NO_BOUND
+    followed = (Sensitivity,)
+    context: LipschitzContext
+
+    def __init__(self, context: LipschitzContext, parameters: dict[str, Tensor]):
+        super().__init__(context)
+        self._parameters = parameters
+
+    def parameter(self, node: torch.fx.Node, path: str) -> Tensor:
+        return self._parameters[node.name].detach().cpu()
+
+    def input(self, node: torch.fx.Node) -> Any:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            return value
+        factor, shape = float(value.is_floating_point()), tuple(value.shape)
+        spread = torch.full(shape, factor, dtype=torch.float64) if self.context.norm == "inf" else None
+        return Sensitivity(factor, shape, spread)
+
+
+def propagate(
+    graph: Exported, parameters: dict[str, Tensor], norm: LipschitzNorm
+) -> tuple[Sensitivity, tuple[tuple[str, float], ...], bool]:
+    """How far the first output of the graph can move, the terms of that, and whether branches were added."""
+    context = LipschitzContext(norm)
+    result = LipschitzInterpreter(context, parameters).run(graph)
+    while isinstance(result, tuple | list):
+        result = result[0]
+    if not isinstance(result, Sensitivity):  # it does not depend on the input
+        result = Sensitivity(0.0, tuple(getattr(result, "shape", ())))
+    return result, tuple(context.terms), context.branches
+
+
 def _bound(
-    norm: Kind,
-    found: Kind,
-    reach: Reach,
+    norm: LipschitzNorm,
+    source: LipschitzNorm,
+    output: Sensitivity,
     terms: tuple[tuple[str, float], ...],
     branches: bool,
     inputs: int,
     outputs: int,
 ) -> LipschitzBound:
-    """The bound in `norm` that follows from the one found in another."""
-    parts = "the norms of its parts" if found == "2" else "what each part does to the largest deviation"
+    """The bound in `norm` that follows from the one in the norm `source`."""
+    parts = "the norms of its parts" if source == "2" else "what each part does to the largest deviation"
     why = f"the product of {parts}" + (", with sums over branches" if branches else "")
-    if norm == found:
-        return LipschitzBound(reach.factor, norm, terms, why)
+    if norm == source:
+        return LipschitzBound(output.factor, norm, terms, why)
     what, root = (
         (f"√{inputs} inputs", math.sqrt(inputs)) if norm == "inf" else (f"√{outputs} outputs", math.sqrt(outputs))
     )
-    return LipschitzBound(reach.factor * root, norm, (*terms, (what, root)), f"{why}, from the {found}-norm")
+    return LipschitzBound(output.factor * root, norm, (*terms, (what, root)), f"{why}, from the {source}-norm")
 
 
 def _explain(model: nn.Module, example: Batch, output: Pick) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from excite.wiring.channels.labels import Classes, State
-from excite.wiring.channels.signals import Bench
+from excite.wiring.channels.signals import ChannelContext
 from excite.wiring.channels.slots import Slot, Use
 
 Law = Literal["matrix", "channel", "norm", "none"]
@@ -146,26 +146,26 @@ class _Member:
             self.normalized.setdefault((module, sign * power), {}).update(positions)
 
 
-def assemble(bench: Bench) -> tuple[Group, ...]:
+def assemble(ctx: ChannelContext) -> tuple[Group, ...]:
     """The groups of a model whose graph has been followed, in order of their first producer."""
-    slots, layers = _slots(bench.uses)
+    slots, layers = _slots(ctx.uses)
     table: dict[object, list[_Member]] = {}
-    for member in _members(bench, slots):
+    for member in _members(ctx, slots):
         table.setdefault(_signature(member), []).append(member)
-    normalizations = _normalizations(bench)
+    normalizations = _normalizations(ctx)
     groups = []
     for alike in table.values():
         groups += [_group(part, law, slots, layers, normalizations) for part, law in _split(alike)]
     return tuple(groups)
 
 
-def _normalizations(bench: Bench) -> dict[str, tuple[str, str]]:
+def _normalizations(ctx: ChannelContext) -> dict[str, tuple[str, str]]:
     """The operation of every module that normalizes, and why the positions of its channels cannot be told, if so."""
     found: dict[str, tuple[str, str]] = {}
     roots: dict[str, list[list[int]]] = {}
-    for read in bench.norm_reads:
+    for read in ctx.norm_reads:
         for row in read.labels.unique(dim=0).tolist():
-            roots.setdefault(read.module, []).append([bench.classes.find(label) for label in row])
+            roots.setdefault(read.module, []).append([ctx.classes.find(label) for label in row])
         why = f"{read.module} normalizes other channels at other places or calls"
         same = all(row == roots[read.module][0] for row in roots[read.module])
         found[read.module] = read.op, "" if same else why
@@ -183,15 +183,15 @@ def _slots(uses: Sequence[Use]) -> tuple[list[Slot], list[str]]:
     return slots, layers
 
 
-def _members(bench: Bench, slots: list[Slot]) -> list[_Member]:
-    classes: Classes = bench.classes
+def _members(ctx: ChannelContext, slots: list[Slot]) -> list[_Member]:
+    classes: Classes = ctx.classes
     found: dict[int, _Member] = {}
 
     def member_of(label: int) -> _Member:
         root = classes.find(label)
         return found.setdefault(root, _Member(classes.state(root)))
 
-    for use in bench.uses:
+    for use in ctx.uses:
         number = slots.index(use.slot)
         if use.out is not None:
             for position, member in _each(use.out, member_of):
@@ -201,20 +201,20 @@ def _members(bench: Bench, slots: list[Slot]) -> list[_Member]:
             for position, member in _each(use.inp, member_of):
                 _count(member.consumers, (number, "in", 1), position, use, member)
                 member.prints += prints[position] if prints else ()
-    for labels, looks in bench.looks:
-        rows = looks.tolist()
+    for labels, more in ctx.more_prints:
+        rows = more.tolist()
         for position, member in _each(labels, member_of):
             member.prints += rows[position]
-    for read in bench.norm_reads:
+    for read in ctx.norm_reads:
         for row in read.labels.unique(dim=0):
             for position, member in _each(row, member_of):
                 member.normalized.setdefault((read.module, 1), {}).setdefault(position)
-    for root, factors in bench.relations.factors().items():
+    for root, factors in ctx.relations.factors().items():
         product = found.get(root)
         if product is not None and not product.producers and product.state.broken is not None:
             for factor in factors:  # there is no law for what reads it: say who makes it
                 product.producers |= found[factor].producers if factor in found else {}
-    combined = _combined(found, bench.relations.directions())
+    combined = _combined(found, ctx.relations.directions())
     return [combined[root] for root in sorted(combined) if combined[root].producers and _worth_showing(combined[root])]
 
 
@@ -337,9 +337,11 @@ def _why(state: State, law: Law, producers: tuple[str, ...], consumers: tuple[st
     if state.broken is not None:
         if not state.broken.function:
             return state.broken.what
-        if not consumers:
-            return f"{state.broken.what} after {_few(producers)} is not positively homogeneous"
-        return f"{state.broken.what} between {_few(producers)} and {_few(consumers)} is not positively homogeneous"
+        verdict = (
+            "is not positively homogeneous" if state.broken.listed else "has no column 'channels' in the operator table"
+        )
+        place = f"between {_few(producers)} and {_few(consumers)}" if consumers else f"after {_few(producers)}"
+        return f"{state.broken.what} {place} {verdict}"
     if law == "norm":
         return f"followed by {_few(tuple(state.norms))}"
     if law == "matrix":

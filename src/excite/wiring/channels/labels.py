@@ -20,10 +20,12 @@ ZERO = 0  # the label of numbers that are always zero: they agree with every fac
 
 @dataclass(frozen=True)
 class Break:
-    """Why a label is pinned: `what` happened; if `function`, it is the name of a function without homogeneity."""
+    """Why a label is pinned: `what` happened; if `function`, it is the name of a function without homogeneity, or of one
+    that is not `listed` in the operator table."""
 
     what: str
     function: bool = False
+    listed: bool = True
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor
 from excite._core.intercept.names import layer_name
 from excite.wiring.channels.labels import Break, Classes, Relations
 from excite.wiring.channels.slots import Held, Slot, Use, entries_slot
+from excite.wiring.propagation.schema import module_of, shapes_of
 
 
 @dataclass(frozen=True)
-class Signal:
+class ChannelSignal:
     """An activation: the label of every element, and its fingerprint.
 
     The fingerprint is what the linear maps since the last affine layer make of one random pattern, the same for every
@@ -30,9 +32,9 @@ class Signal:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.labels.shape)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Signal:
+    def map(self, function: Callable[[Tensor], Tensor]) -> ChannelSignal:
         """The same rearrangement of labels and fingerprints."""
-        return Signal(function(self.labels), None if self.prints is None else function(self.prints))
+        return ChannelSignal(function(self.labels), None if self.prints is None else function(self.prints))
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,14 @@ class NormRead:
     labels: Tensor
 
 
-class Bench:
+class ChannelContext:
     """What the rules share: the classes of labels, the uses of parameters, names and random patterns."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], training: bool):
         self.classes = Classes()
         self.uses: list[Use] = []
         self.relations = Relations(self.classes)
-        self.looks: list[tuple[Tensor, Tensor]] = []  # further fingerprints: labels, projections (channels, 2)
+        self.more_prints: list[tuple[Tensor, Tensor]] = []  # further fingerprints: labels, projections (channels, 2)
         self.norm_reads: list[NormRead] = []
         self.shapes = shapes
         self.training = training
@@ -71,10 +73,10 @@ class Bench:
         self._calls[name] = count = self._calls.get(name, 0) + 1
         return name if count == 1 else f"{name}#{count}"
 
-    def constant(self, shape: tuple[int, ...], name: str = "a constant") -> Signal:
-        return Signal(torch.tensor(self.classes.source(name)).expand(shape))
+    def constant(self, shape: tuple[int, ...], name: str = "a constant") -> ChannelSignal:
+        return ChannelSignal(torch.tensor(self.classes.source(name)).expand(shape))
 
-    def prints_of(self, signal: Signal) -> Tensor:
+    def prints_of(self, signal: ChannelSignal) -> Tensor:
         """The fingerprint, or a random one for a signal of which nothing is known but that it does not scale."""
         if signal.prints is not None:
             return signal.prints
@@ -82,9 +84,9 @@ class Bench:
             return self.random(*signal.shape)
         return torch.zeros((), dtype=torch.float64).expand(signal.shape)
 
-    def signal(self, value: Any, layer: str | None = None) -> Signal:
+    def signal(self, value: Any, layer: str | None = None) -> ChannelSignal:
         """Anything with a shape as an activation; a parameter becomes one whose entries are all channels."""
-        if isinstance(value, Signal):
+        if isinstance(value, ChannelSignal):
             return value
         if isinstance(value, Tensor):
             return self.constant(tuple(value.shape))
@@ -93,7 +95,7 @@ class Bench:
             slot = entries_slot(value.path, shape)
             labels = self.classes.fresh(slot.shape[1])
             self.uses.append(Use(layer or value.path, slot, labels, None))
-            return Signal(value.view(labels.view(shape)), value.view(self.random(*shape)))
+            return ChannelSignal(value.view(labels.view(shape)), value.view(self.random(*shape)))
         return self.constant(())
 
     def produce(self, layer: str, slot: Slot, inp: Tensor | None, prints: Tensor | None) -> Tensor:
@@ -108,42 +110,28 @@ class Bench:
             return
         self.classes.unite(self.signal(bias, layer).labels.reshape(-1), out, "{} is added as a bias")
 
-    def unknown(self, node: torch.fx.Node, values: list[Any], name: str) -> Any:
-        """A function about which nothing is known: whatever enters it keeps its scale."""
+    def pass_through(self, labels: Tensor, a: SimpleNamespace) -> None:
+        """These channels pass the operator of a call; its `conservation` says which law survives that."""
+        self.classes.pass_through(labels, a.op, linear=a.row.conservation == "matrix")
+
+    def unknown(self, node: torch.fx.Node, values: list[Any], name: str, *, listed: bool = True) -> Any:
+        """A function that is not positively homogeneous, or not in the table (`listed`): what enters it keeps its scale."""
         signals = [self.signal(value) for value in values]
-        reason = Break("part of it runs without gradients") if "set_grad" in name else Break(name, function=True)
+        reason = Break(name, function=True, listed=listed)
+        if "set_grad" in name:
+            reason = Break("part of it runs without gradients")
         for signal in signals:
             self.classes.pin(signal.labels, reason)
         shapes = shapes_of(node)
         same = [s for s in signals if s.shape == shapes and self.classes.channels(s.labels)]
         if len(same) == 1:
-            return Signal(same[0].labels)
+            return ChannelSignal(same[0].labels)
         labels = [label for signal in signals for label in self.classes.distinct(signal.labels)]
         channels = [label for label in labels if label > 0]
         for other in channels[1:]:
             self.classes.join(channels[0], other, "")
-        kept = channels[:1] or labels[:1] or [self.classes.source("a constant")]
-        return fill(shapes, lambda shape: Signal(torch.tensor(kept[0]).expand(shape)))
-
-
-def module_of(node: torch.fx.Node) -> str:
-    """The path of the module that makes a call."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path = str(stack[-1][0]) if stack else ""
-    return path.removeprefix("inner.").removeprefix("inner")
-
-
-def shapes_of(node: torch.fx.Node) -> Any:
-    """The shape of what a node returns; nested tuples for several tensors, None for anything else."""
-
-    def shape(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return tuple(int(size) for size in value.shape)
-        if isinstance(value, tuple | list):
-            return [shape(part) for part in value]
-        return None
-
-    return shape(node.meta.get("val"))
+        label = next(iter([*channels[:1], *labels[:1]]), self.classes.source("a constant"))
+        return fill(shapes, lambda shape: ChannelSignal(torch.tensor(label).expand(shape)))
 
 
 def fill(shapes: Any, make: Callable[[tuple[int, ...]], Any]) -> Any:
@@ -159,9 +147,9 @@ def held_shape(value: Any) -> tuple[int, ...]:
     return tuple(value.shape)
 
 
-def projected(bench: Bench, prints: Tensor | None, axis: int) -> Tensor | None:
+def projected(ctx: ChannelContext, prints: Tensor | None, axis: int) -> Tensor | None:
     """Two random projections of the fingerprint of every channel along `axis`: (channels, 2)."""
     if prints is None:
         return None
     rows = prints.movedim(axis, 0).reshape(prints.shape[axis], -1)
-    return rows @ bench.random(rows.shape[1], 2)
+    return rows @ ctx.random(rows.shape[1], 2)

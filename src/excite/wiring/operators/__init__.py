@@ -1,6 +1,38 @@
-"""The table of ATen operators: one row per operator. Its first column says how an operator depends on its arguments."""
+"""The operator table: one row per ATen operator, one file per family of operators.
 
-from excite.wiring.operators.row import Linearity, Operator
-from excite.wiring.operators.table import OPERATORS
+The names are those of exported graphs (`conv2d`, `layer_norm`) and those that PyTorch dispatches to in evaluation mode
+without gradients (`convolution`, `native_layer_norm`). An operator without a row, or without the column that an analysis
+needs, is refused by name. `docs/development/new-operator.md` shows how to add one.
+"""
 
-__all__ = ["OPERATORS", "Linearity", "Operator"]
+from excite.wiring.operators import (  # each of them adds its rows to the table
+    activations,
+    arithmetic,
+    attention,
+    comparison,
+    convolution,
+    linear,
+    movement,
+    normalization,
+    pooling,
+    reduction,
+)
+from excite.wiring.operators.row import OPERATORS, Activation, Linearity, OperatorRow, Pieces
+
+__all__ = [
+    "OPERATORS",
+    "Activation",
+    "Linearity",
+    "OperatorRow",
+    "Pieces",
+    "activations",
+    "arithmetic",
+    "attention",
+    "comparison",
+    "convolution",
+    "linear",
+    "movement",
+    "normalization",
+    "pooling",
+    "reduction",
+]

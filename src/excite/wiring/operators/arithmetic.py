@@ -1,4 +1,4 @@
-"""Sums, products, activations and pooling: what keeps a positive factor and what does not."""
+"""Sums, products, quotients and maxima of tensors, entry by entry."""
 
 from __future__ import annotations
 
@@ -11,131 +11,150 @@ from torch import Tensor
 
 from excite._core.checks import is_number
 from excite.wiring.channels.labels import ZERO, Break
-from excite.wiring.channels.signals import Bench, Signal, shapes_of
+from excite.wiring.channels.signals import ChannelContext, ChannelSignal
 from excite.wiring.channels.slots import Held, scale_slot
-from excite.wiring.propagation.schema import rule
+from excite.wiring.operators.row import LINEAR, SMOOTH, Pieces, add_row, piecewise, product_of
+from excite.wiring.propagation.counts import PathContext, ScaledCounts, total
+from excite.wiring.propagation.schema import first_shape, module_of, shapes_of
+from excite.wiring.propagation.sensitivity import LipschitzContext, Sensitivity, no_bound
 
 _ADDED = "{} is added"
+_PRODUCT = Break("the product of two activations", function=True)
 
 
-def _plus(bench: Bench, x: Signal, y: Signal, alpha: float) -> Tensor | None:
-    if x.prints is None and y.prints is None:
-        return None
-    return bench.prints_of(x) + alpha * bench.prints_of(y)
-
-
-@rule("add", "sub", "rsub")
-def add(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+# -- sums ---------------------------------------------------------------------------------------------------------------
+def _add_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     x, y = a.self, a.other
     alpha = float(a.alpha if a.alpha is not None else 1) * (-1 if a.op != "add" else 1)
     for one, other in ((x, y), (y, x)):
         if is_number(one):
-            signal = bench.signal(other)
+            signal = ctx.signal(other)
             if one != 0:
-                bench.classes.pin(signal.labels, Break("a constant is added"))
+                ctx.classes.pin(signal.labels, Break("a constant is added"))
             return signal
-    first, second = bench.signal(x), bench.signal(y)
-    labels = bench.classes.unite(first.labels, second.labels, _ADDED)
+    first, second = ctx.signal(x), ctx.signal(y)
+    labels = ctx.classes.unite(first.labels, second.labels, _ADDED)
     if isinstance(y, Held):
-        second = Signal(second.labels, _entry_prints(bench, second.labels))
+        second = ChannelSignal(second.labels, _entry_prints(ctx, second.labels))
     elif isinstance(x, Held):
-        first = Signal(first.labels, _entry_prints(bench, first.labels))
-    return Signal(labels, _plus(bench, first, second, alpha))
+        first = ChannelSignal(first.labels, _entry_prints(ctx, first.labels))
+    return ChannelSignal(labels, _plus(ctx, first, second, alpha))
 
 
-def _entry_prints(bench: Bench, labels: Tensor) -> Tensor:
+def _plus(ctx: ChannelContext, x: ChannelSignal, y: ChannelSignal, alpha: float) -> Tensor | None:
+    if x.prints is None and y.prints is None:
+        return None
+    return ctx.prints_of(x) + alpha * ctx.prints_of(y)
+
+
+def _entry_prints(ctx: ChannelContext, labels: Tensor) -> Tensor:
     """The fingerprint of a parameter that is added: the k-th entry of every channel gets the k-th random number."""
     seen: dict[int, int] = {}
     ranks = []
     for label in labels.reshape(-1).tolist():
-        root = bench.classes.find(label)
+        root = ctx.classes.find(label)
         ranks.append(seen.setdefault(root, 0))
         seen[root] += 1
-    table = bench.random(max(ranks, default=0) + 1)
+    table = ctx.random(max(ranks, default=0) + 1)
     return table[torch.tensor(ranks, dtype=torch.long)].view(labels.shape)
 
 
-@rule("mul", "multiply", "div", "divide", "true_divide")
-def multiply(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+def _add_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    alpha = abs(float(a.alpha if a.alpha is not None else 1))
+    weights = (alpha, 1.0) if a.op == "rsub" else (1.0, alpha)
+    shape = first_shape(node)
+    moving = [(value, weight) for value, weight in zip((a.self, a.other), weights) if isinstance(value, Sensitivity)]
+
+    def factor(value: Sensitivity, weight: float) -> float:
+        return weight * math.sqrt(math.prod(shape) / max(math.prod(value.shape), 1))
+
+    if len(moving) == 1:
+        value, weight = moving[0]
+        return ctx.apply(node, value, a.op, lambda: factor(value, weight), lambda t: (weight * t).expand(shape))
+    return ctx.combine(
+        node,
+        "sum",
+        lambda: sum(value.factor * factor(value, weight) for value, weight in moving),
+        lambda: sum((weight * spread_of(value) for value, weight in moving), torch.zeros((), dtype=torch.float64)),
+    )
+
+
+def spread_of(value: Any) -> Tensor:
+    """How far each element can move: not at all, if it does not depend on the model's input."""
+    if isinstance(value, Sensitivity) and value.spread is not None:
+        return value.spread
+    shape = tuple(value.shape) if isinstance(value, Sensitivity | Tensor) else ()
+    return torch.zeros(shape, dtype=torch.float64)
+
+
+def root_of_squares(parts: Any) -> float:
+    return math.sqrt(sum(part.factor**2 for part in parts if isinstance(part, Sensitivity)))
+
+
+def _add_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> ScaledCounts:
+    parts = [part for part in (a.self, a.other) if isinstance(part, ScaledCounts)]
+    constants = [part for part in (a.self, a.other) if isinstance(part, Tensor)] if ctx.biases else []
+    return total([*parts, *(ScaledCounts(torch.ones_like(part, dtype=torch.float64)) for part in constants)])
+
+
+# -- products and quotients ---------------------------------------------------------------------------------------------
+def _multiply_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     x, y = a.self, a.other
     by = a.op in ("div", "divide", "true_divide")
     if getattr(a, "rounding_mode", None) is not None:
-        return bench.unknown(node, [v for v in (x, y) if not isinstance(v, int | float)], "rounding")
+        return ctx.unknown(node, [v for v in (x, y) if not isinstance(v, int | float)], "rounding")
     if isinstance(x, int | float):
         x, y = (x, y) if by else (y, x)
     if isinstance(y, int | float):
-        value = bench.signal(x)
-        return Signal(value.labels, None if value.prints is None else value.prints * (1 / y if by and y else float(y)))
+        value = ctx.signal(x)
+        return ChannelSignal(
+            value.labels, None if value.prints is None else value.prints * (1 / y if by and y else float(y))
+        )
     if isinstance(y, Held) and not isinstance(x, Held) and not by:
-        return scaled(bench, node, bench.signal(x), y)
+        return scaled(ctx, node, ctx.signal(x), y)
     if isinstance(x, Held) and not isinstance(y, Held) and not by:
-        return scaled(bench, node, bench.signal(y), x)
-    first, second = bench.signal(x), bench.signal(y)
-    if by and not bench.classes.all_fixed(second.labels):
-        return bench.unknown(node, [first, second], "division by an activation")
-    return gated(bench, first, second)
+        return scaled(ctx, node, ctx.signal(y), x)
+    first, second = ctx.signal(x), ctx.signal(y)
+    if by and not ctx.classes.all_fixed(second.labels):
+        return ctx.unknown(node, [first, second], "division by an activation")
+    return gated(ctx, first, second)
 
 
-_PRODUCT = Break("the product of two activations", function=True)
-
-
-def gated(bench: Bench, x: Signal, y: Signal) -> Signal:
+def gated(ctx: ChannelContext, x: ChannelSignal, y: ChannelSignal) -> ChannelSignal:
     """A product of two activations: linear in one if the other does not scale; otherwise it scales by the product of their
     factors."""
-    classes = bench.classes
+    classes = ctx.classes
     a, b = torch.broadcast_tensors(x.labels, y.labels)
     x_fixed, y_fixed = classes.all_fixed(x.labels), classes.all_fixed(y.labels)
     if x_fixed and y_fixed:
-        return Signal(_connected(bench, a, b))
+        return ChannelSignal(_connected(ctx, a, b))
     if not (x_fixed or y_fixed):
-        return Signal(_product(bench, [x.labels, y.labels], "a product"))
+        return ChannelSignal(_product(ctx, [x.labels, y.labels], "a product"))
     prints = None
     if (x if y_fixed else y).prints is not None:
-        prints = bench.prints_of(x) * bench.prints_of(y)
-    return Signal(a if y_fixed else b, prints)
+        prints = ctx.prints_of(x) * ctx.prints_of(y)
+    return ChannelSignal(a if y_fixed else b, prints)
 
 
-def _product(bench: Bench, factors: list[Tensor], name: str) -> Tensor:
-    labels = bench.relations.product(factors, _PRODUCT)
+def _product(ctx: ChannelContext, factors: list[Tensor], name: str) -> Tensor:
+    labels = ctx.relations.product(factors, _PRODUCT)
     for part in (*factors, labels):
-        bench.classes.pass_through(part, name, linear=False)
+        ctx.classes.pass_through(part, name, linear=False)
     return labels
 
 
-def _connected(bench: Bench, a: Tensor, b: Tensor) -> Tensor:
+def _connected(ctx: ChannelContext, a: Tensor, b: Tensor) -> Tensor:
     # All of it is pinned; labels are joined only so that the table can say who feeds whom.
     both = (a > 0) & (b > 0)
     if bool(both.any()):
-        bench.classes.unite(torch.where(both, a, ZERO), torch.where(both, b, ZERO), "")
+        ctx.classes.unite(torch.where(both, a, ZERO), torch.where(both, b, ZERO), "")
     return torch.where((a < 0) & (b > 0), b, a)
 
 
-@rule("square", "pow")
-def power(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    """xⁿ for a whole number n ≥ 1 scales by the n-th power."""
-    exponent = 2 if a.op == "square" else getattr(a, "exponent", None)
-    whole = is_number(exponent) and float(exponent).is_integer()
-    if not whole or not 1 <= float(exponent) <= 16 or not isinstance(a.self, Signal):  # type: ignore[arg-type]
-        return bench.unknown(node, [v for v in a.args if isinstance(v, Signal | Held)], a.op)
-    count = int(float(exponent))  # type: ignore[arg-type]
-    if count == 1 or bench.classes.all_fixed(a.self.labels):
-        return Signal(a.self.labels, a.self.prints if count == 1 else None)
-    return Signal(_product(bench, [a.self.labels] * count, a.op))
-
-
-@rule("glu")
-def gated_linear_unit(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    """x · sigmoid(y), for the halves of its input: linear in x."""
-    value, gate = bench.signal(a.self).labels.chunk(2, a.dim)
-    bench.classes.pin(gate, Break("the sigmoid of glu", function=True))
-    bench.classes.pass_through(value, a.op, linear=False)
-    return Signal(value)
-
-
-def scaled(bench: Bench, node: torch.fx.Node, x: Signal, held: Held) -> Signal:
+def scaled(ctx: ChannelContext, node: torch.fx.Node, x: ChannelSignal, held: Held) -> ChannelSignal:
     """x times a parameter. If each entry meets one channel, it reads that channel and makes a new one (a diagonal map);
     if an entry is shared by several channels (a learned scalar), it is a number like any other: the channels pass."""
-    classes = bench.classes
+    classes = ctx.classes
     shape = shapes_of(node)
     entries = held.entries()
     own = entries.reshape(-1)
@@ -145,17 +164,17 @@ def scaled(bench: Bench, node: torch.fx.Node, x: Signal, held: Held) -> Signal:
     # The labels that each entry meets, in the order of the entries; more than one class per entry is a shared number.
     meets = spread.permute(*[i for i in range(len(shape)) if i not in axes], *axes).reshape(own.numel(), -1)
     roots = [{classes.find(label) for label in classes.distinct(row)} for row in _rows(meets)]
-    if any(len({r for r in row if not classes.fixed(r)}) > 1 or _mixed(bench, row) for row in roots):
-        classes.set_aside(bench.signal(held).labels, Break("it multiplies several channels at once"))
-        prints = None if x.prints is None else x.prints * held.view(bench.random(*held.shape))
-        return Signal(spread, prints)
+    if any(len({r for r in row if not classes.fixed(r)}) > 1 or _mixed(ctx, row) for row in roots):
+        classes.set_aside(ctx.signal(held).labels, Break("it multiplies several channels at once"))
+        prints = None if x.prints is None else x.prints * held.view(ctx.random(*held.shape))
+        return ChannelSignal(spread, prints)
     slot = scale_slot(held, own.numel())
     inp = classes.reduce(meets, [1], "{} is scaled").reshape(-1)
     layer = held.path.removesuffix(".weight")
-    out = bench.produce(layer, slot, inp, None)
+    out = ctx.produce(layer, slot, inp, None)
     for labels in (inp, out):
         classes.not_mixable(labels)
-    return Signal(out.view(lead).expand(shape))
+    return ChannelSignal(out.view(lead).expand(shape))
 
 
 def _rows(meets: Tensor) -> list[Tensor]:
@@ -164,88 +183,122 @@ def _rows(meets: Tensor) -> list[Tensor]:
     return list(meets)
 
 
-def _mixed(bench: Bench, roots: set[int]) -> bool:
-    return len({bench.classes.fixed(root) for root in roots}) > 1
+def _mixed(ctx: ChannelContext, roots: set[int]) -> bool:
+    return len({ctx.classes.fixed(root) for root in roots}) > 1
 
 
-# Positively homogeneous: f(a x) = a f(x) for every a > 0.
-@rule("relu", "leaky_relu", "abs", "rrelu", "rrelu_with_noise")
-def homogeneous(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    value = bench.signal(a.args[0])
-    bench.classes.pass_through(value.labels, a.op, linear=False)
-    return Signal(value.labels)
+def _power_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    """xⁿ for a whole number n ≥ 1 scales by the n-th power."""
+    exponent = 2 if a.op == "square" else getattr(a, "exponent", None)
+    whole = is_number(exponent) and float(exponent).is_integer()
+    if not whole or not 1 <= float(exponent) <= 16 or not isinstance(a.self, ChannelSignal):  # type: ignore[arg-type]
+        return ctx.unknown(node, [v for v in a.args if isinstance(v, ChannelSignal | Held)], a.op)
+    count = int(float(exponent))  # type: ignore[arg-type]
+    if count == 1 or ctx.classes.all_fixed(a.self.labels):
+        return ChannelSignal(a.self.labels, a.self.prints if count == 1 else None)
+    return ChannelSignal(_product(ctx, [a.self.labels] * count, a.op))
 
 
-@rule("prelu", "_prelu_kernel")
-def prelu(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    slope = bench.signal(a.args[1])
-    bench.classes.set_aside(slope.labels, Break("a slope has no scale of its own"))
-    return homogeneous(bench, node, a)
+def _multiply_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    by = a.op not in ("mul", "multiply")
+    x, y = a.self, a.other
+    if not by and not isinstance(x, Sensitivity):
+        x, y = y, x
+    if not isinstance(x, Sensitivity) or isinstance(y, Sensitivity):
+        raise no_bound(node, "division by an activation" if by else "the product of two activations")
+    if getattr(a, "rounding_mode", None) is not None:
+        raise no_bound(node, "division with rounding")
+    number = y.double() if isinstance(y, Tensor) else torch.tensor(float(y), dtype=torch.float64)
+    number = (1 / number if by else number).abs()
+    repeats = math.prod(first_shape(node)) / max(math.prod(x.shape), 1)  # x may be broadcast against the constant
+    return ctx.apply(
+        node, x, layer_label(node, a), lambda: float(number.max()) * math.sqrt(repeats), lambda t: t * number
+    )
 
 
-@rule("neg")
-def negative(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    value = bench.signal(a.args[0])
-    return Signal(value.labels, None if value.prints is None else -value.prints)
+def layer_label(node: torch.fx.Node, a: SimpleNamespace) -> str:
+    return module_of(node) or str(a.op)
 
 
-@rule("dropout", "feature_dropout", "native_dropout")
-def dropout(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    value = bench.signal(a.input)
-    if a.p > 0:  # masks differ between channels; the law is about training, whatever mode the model is in now
-        bench.classes.pass_through(value.labels, "dropout", linear=False)
-        value = Signal(value.labels)
-    return (value, bench.constant(value.shape)) if a.op == "native_dropout" else value
+def _multiply_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> ScaledCounts | None:
+    """A product with a parameter or a constant is an edge of its own; one of two signals is no feedforward network."""
+    if isinstance(a.self, ScaledCounts) == isinstance(a.other, ScaledCounts):
+        return None
+    x, factor = (a.self, a.other) if isinstance(a.self, ScaledCounts) else (a.other, a.self)
+    if isinstance(a.other, ScaledCounts) and a.op.startswith(("div", "true")):
+        return None
+    if not isinstance(factor, Tensor):
+        return x
+    return ScaledCounts(x.values * torch.ones_like(factor, dtype=torch.float64), x.power)
 
 
-@rule("clamp", "clamp_min", "clamp_max", "hardtanh")
-def clamp(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    ends = (getattr(a, "min", None), getattr(a, "max", None))
-    if a.op == "hardtanh" or any(not isinstance(end, int | float | None) for end in ends):
-        return bench.unknown(node, [a.args[0]], a.op)
-    if any(end is not None and end != 0 and not math.isinf(end) for end in ends):
-        return bench.unknown(node, [a.args[0]], a.op)
-    return homogeneous(bench, node, a)
+# -- maxima and selections ----------------------------------------------------------------------------------------------
+def _extreme_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    x, y = ctx.signal(a.self), ctx.signal(a.other)
+    labels = ctx.classes.unite(x.labels, y.labels, "{} is compared with it by " + a.op)
+    ctx.pass_through(labels, a)
+    return ChannelSignal(labels)
 
 
-@rule("maximum", "minimum")
-def extreme(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    x, y = bench.signal(a.self), bench.signal(a.other)
-    labels = bench.classes.unite(x.labels, y.labels, "{} is compared with it by " + a.op)
-    bench.classes.pass_through(labels, a.op, linear=False)
-    return Signal(labels)
+def extreme_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    """|max(a, b) − max(a', b')| ≤ max(|a − a'|, |b − b'|), whose square is at most the sum of both squares."""
+    sides = (a.self, a.other)
+    if any(isinstance(side, Sensitivity) and side.shape != first_shape(node) for side in sides):
+        raise no_bound(node, f"{a.op} with broadcasting")
+    return ctx.combine(
+        node, a.op, lambda: root_of_squares(sides), lambda: torch.maximum(spread_of(a.self), spread_of(a.other))
+    )
 
 
-@rule("gt", "ge", "lt", "le", "eq", "ne", "sign")
-def compare(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    """A comparison with zero does not see positive factors."""
-    if a.op == "sign" or (isinstance(a.other, int | float) and a.other == 0):
-        value = bench.signal(a.self)
-        bench.classes.not_mixable(value.labels)
-        return bench.constant(value.shape)
-    return bench.unknown(node, [v for v in (a.self, a.other) if isinstance(v, Signal | Held)], a.op)
-
-
-@rule("where")
-def where(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    condition = bench.signal(a.condition)
-    if not bench.classes.all_fixed(condition.labels):
-        return bench.unknown(node, [condition, bench.signal(a.self), bench.signal(a.other)], a.op)
+def _where_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    condition = ctx.signal(a.condition)
+    if not ctx.classes.all_fixed(condition.labels):
+        return ctx.unknown(node, [condition, ctx.signal(a.self), ctx.signal(a.other)], a.op)
     shape = shapes_of(node)
     sides = []
     for side in (a.self, a.other):
         zero = (isinstance(side, int | float) and side == 0) or (isinstance(side, Tensor) and not bool(side.any()))
-        sides.append(torch.tensor(ZERO) if zero else bench.signal(side).labels)
-    labels = bench.classes.unite(sides[0].expand(shape), sides[1], "{} takes its place in where")
-    bench.classes.pass_through(labels, a.op, linear=False)
-    return Signal(labels)
+        sides.append(torch.tensor(ZERO) if zero else ctx.signal(side).labels)
+    labels = ctx.classes.unite(sides[0].expand(shape), sides[1], "{} takes its place in where")
+    ctx.pass_through(labels, a)
+    return ChannelSignal(labels)
 
 
-@rule("masked_fill")
-def masked_fill(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    value, mask = bench.signal(a.self), bench.signal(a.mask)
+def _masked_fill_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    value, mask = ctx.signal(a.self), ctx.signal(a.mask)
     zero = isinstance(a.value, int | float) and a.value == 0
-    if not zero or not bench.classes.all_fixed(mask.labels):
-        return bench.unknown(node, [value, mask, bench.signal(a.value)], a.op)
-    bench.classes.pass_through(value.labels, a.op, linear=False)
-    return Signal(value.labels)
+    if not zero or not ctx.classes.all_fixed(mask.labels):
+        return ctx.unknown(node, [value, mask, ctx.signal(a.value)], a.op)
+    ctx.pass_through(value.labels, a)
+    return ChannelSignal(value.labels)
+
+
+# fmt: off
+# -- rows ---------------------------------------------------------------------------------------------------------------
+add_row("add sub rsub", channels=_add_channels, conservation="matrix", lipschitz=_add_lipschitz, pieces=LINEAR,
+        paths=_add_paths)
+add_row("mul", channels=_multiply_channels, conservation="matrix", lipschitz=_multiply_lipschitz,
+        pieces=product_of("self", "other"), paths=_multiply_paths)
+add_row("multiply divide true_divide", channels=_multiply_channels, conservation="matrix", lipschitz=_multiply_lipschitz,
+        paths=_multiply_paths)
+add_row("div", channels=_multiply_channels, conservation="matrix", lipschitz=_multiply_lipschitz, paths=_multiply_paths,
+        pieces=piecewise(lambda a, r: (r,) if getattr(a, "rounding_mode", None) else (), fixed=("other",)))
+add_row("square pow", channels=_power_channels, conservation="channel", pieces=SMOOTH)
+add_row("maximum minimum", channels=_extreme_channels, conservation="channel", lipschitz=extreme_lipschitz,
+        pieces=piecewise(lambda a, r: (a.self > a.other,)))
+add_row("fmax fmin", pieces=piecewise(lambda a, r: (a.self > a.other,)))
+add_row("where", channels=_where_channels, conservation="channel", pieces=LINEAR)
+add_row("masked_fill", channels=_masked_fill_channels, conservation="channel", pieces=LINEAR)
+add_row("addcmul", pieces=product_of("tensor1", "tensor2"))
+add_row("addcdiv", pieces=product_of("self/tensor1", fixed=("tensor2",)))
+add_row("lerp", pieces=product_of("self/end", "weight"))
+add_row("remainder", conservation="none",
+        pieces=piecewise(lambda a, r: (torch.floor_divide(a.self, a.other),), fixed=("other",)))
+add_row("fmod", conservation="none",
+        pieces=piecewise(lambda a, r: (torch.div(a.self, a.other, rounding_mode="trunc"),), fixed=("other",)))
+add_row("floor_divide", conservation="none", pieces=Pieces("discrete", fixed=("other",)))
+add_row("copysign", pieces=piecewise(lambda a, r: (a.self > 0, torch.as_tensor(a.other).expand_as(r) > 0)))
+add_row("atan2 hypot", pieces=SMOOTH)
+add_row("xlogy logaddexp logaddexp2", conservation="none", pieces=SMOOTH)
+add_row("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss",
+        conservation="none", pieces=SMOOTH)

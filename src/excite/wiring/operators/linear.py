@@ -1,4 +1,4 @@
-"""Sums of products of tensors: with a parameter they are affine layers, otherwise one factor at most may scale."""
+"""Linear layers, products of matrices, embeddings, Fourier transforms and linear algebra."""
 
 from __future__ import annotations
 
@@ -7,37 +7,122 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from excite.wiring.channels.labels import Break
-from excite.wiring.channels.signals import Bench, Signal, held_shape, projected, shapes_of
-from excite.wiring.channels.slots import Held, Slot
-from excite.wiring.propagation.schema import rule
+from excite.wiring.channels.signals import ChannelContext, ChannelSignal, held_shape, projected
+from excite.wiring.channels.slots import Held, Slot, embedding_slot, linear_slot
+from excite.wiring.operators.arithmetic import layer_label
+from excite.wiring.operators.row import LINEAR, SMOOTH, add_row, product_of
+from excite.wiring.propagation.counts import PathContext, ScaledCounts
+from excite.wiring.propagation.operator_norms import matrix_norm
+from excite.wiring.propagation.schema import first_shape, shapes_of
+from excite.wiring.propagation.sensitivity import LipschitzContext, Sensitivity, no_bound
 
-_READ = "{} is summed with it"
+READ = "{} is read together with it"
+_SUMMED = "{} is summed with it"
 
 
-def product(bench: Bench, node: torch.fx.Node, x: Any, y: Any, equation: tuple[str, str, str]) -> Any:
+# -- layers with a weight -----------------------------------------------------------------------------------------------
+def patterned(ctx: ChannelContext, labels: Tensor, shape: tuple[int, ...], axis: int) -> ChannelSignal:
+    """Fresh channels along `axis` of an activation of this shape, with one random pattern for all of them."""
+    axis = axis % len(shape)
+    view = [1] * len(shape)
+    view[axis] = shape[axis]
+    pattern = ctx.random(*(1 if i == axis else size for i, size in enumerate(shape)))
+    return ChannelSignal(labels.view(view).expand(shape), pattern.expand(shape))
+
+
+def computed_weight(
+    ctx: ChannelContext, node: torch.fx.Node, layer: str, a: SimpleNamespace, axis: int, out_axis: int
+) -> ChannelSignal:
+    """A layer whose weight is not a parameter but made of some, and scales with those: what it reads keeps its scale."""
+    classes = ctx.classes
+    classes.pin(ctx.signal(a.input).labels, Break(f"the weight of {layer}, which reads them, is computed"))
+    weight = ctx.signal(a.weight).labels
+    if getattr(a, "groups", 1) != 1 and out_axis != 0:
+        return ctx.unknown(node, [a.weight, a.bias], a.op)  # type: ignore[no-any-return]
+    out = classes.reduce(weight, [i for i in range(weight.dim()) if i != out_axis], READ).reshape(-1)
+    ctx.add_bias(layer, a.bias, out)
+    classes.not_mixable(out)
+    shape = shapes_of(node)
+    view = [1] * len(shape)
+    view[axis] = shape[axis]
+    return ChannelSignal(out.view(view).expand(shape))
+
+
+def _linear_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    layer = ctx.layer(a.weight, node)
+    if not isinstance(a.weight, Held):
+        return computed_weight(ctx, node, layer, a, -1, 0)
+    x = ctx.signal(a.input)
+    shape = shapes_of(node)
+    inp = ctx.classes.reduce(x.labels, range(x.labels.dim() - 1), READ).reshape(-1)
+    slot = linear_slot(a.weight, shape[-1], x.shape[-1])
+    out = ctx.produce(layer, slot, inp, projected(ctx, x.prints, -1))
+    ctx.add_bias(layer, a.bias, out)
+    return patterned(ctx, out, shape, -1)
+
+
+def check_constant_weight(node: torch.fx.Node, a: SimpleNamespace) -> None:
+    if not isinstance(a.input, Sensitivity) or not isinstance(a.weight, Tensor) or isinstance(a.bias, Sensitivity):
+        raise no_bound(node, "a layer whose weight depends on the input")
+
+
+def _linear_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    check_constant_weight(node, a)
+    weight = a.weight.double()
+    return ctx.apply(
+        node, a.input, layer_label(node, a), lambda: matrix_norm(weight), lambda t: F.linear(t, weight.abs())
+    )
+
+
+def affine_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> ScaledCounts | None:
+    """The same call, with weights of one: they are ones already, since all parameters are."""
+    if not isinstance(a.weight, Tensor) or not isinstance(a.input, ScaledCounts):
+        return None
+    weight = torch.ones_like(a.weight, dtype=torch.float64)
+    settings = a.args[3:] if a.op != "linear" else ()
+    counts = a.input.through(lambda v: a.target(v, weight, None, *settings))
+    return counts.plus_one() if ctx.biases and a.bias is not None else counts
+
+
+def _embedding_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    if not isinstance(a.weight, Held) or a.scale_grad_by_freq:  # that option changes gradients, and with them the law
+        return ctx.unknown(node, [a.weight], a.op)
+    shape = shapes_of(node)
+    words = math.prod(a.weight.shape) // shape[-1]
+    out = ctx.produce(a.weight.path.removesuffix(".weight"), embedding_slot(a.weight, words, shape[-1]), None, None)
+    return patterned(ctx, out, shape, -1)
+
+
+def _largest_embedding(a: SimpleNamespace) -> str | None:
+    return "takes the largest of the embeddings" if a.mode == 2 else None
+
+
+# -- products of matrices -----------------------------------------------------------------------------------------------
+def _product_channels(ctx: ChannelContext, node: torch.fx.Node, x: Any, y: Any, equation: tuple[str, str, str]) -> Any:
     """A sum of products, as in einsum: with a parameter it is an affine layer, otherwise a product of activations."""
     a, b, c = equation
     if isinstance(x, Held) and not isinstance(y, Held):
         x, y, a, b = y, x, b, a
     if any(len(set(letters)) != len(letters) for letters in equation):
-        return bench.unknown(node, [x, y], "einsum")
+        return ctx.unknown(node, [x, y], "einsum")
     if isinstance(y, Held) and not isinstance(x, Held):
-        return _weighted(bench, node, bench.signal(x), y, (a, b, c))
-    one, other = bench.signal(x), bench.signal(y)
-    if bench.classes.all_fixed(one.labels) and not bench.classes.all_fixed(other.labels):
+        return _weighted(ctx, node, ctx.signal(x), y, (a, b, c))
+    one, other = ctx.signal(x), ctx.signal(y)
+    if ctx.classes.all_fixed(one.labels) and not ctx.classes.all_fixed(other.labels):
         one, other, a, b = other, one, b, a
-    if not bench.classes.all_fixed(other.labels) or bench.classes.all_fixed(one.labels):
-        return bench.unknown(node, [one, other], "the product of two activations")
+    if not ctx.classes.all_fixed(other.labels) or ctx.classes.all_fixed(one.labels):
+        return ctx.unknown(node, [one, other], "the product of two activations")
     # Linear in `one`: elements that are summed scale together, the rest keep their labels.
-    labels = bench.classes.reduce(one.labels, [i for i, k in enumerate(a) if k not in c], _READ)
+    labels = ctx.classes.reduce(one.labels, [i for i, k in enumerate(a) if k not in c], _SUMMED)
     labels = _arranged(labels, a, c).expand(shapes_of(node))
     prints = None
     if one.prints is not None:
-        prints = torch.einsum(f"{a},{b}->{c}", one.prints, bench.prints_of(other))
-    return Signal(labels, prints)
+        prints = torch.einsum(f"{a},{b}->{c}", one.prints, ctx.prints_of(other))
+    return ChannelSignal(labels, prints)
 
 
 def _arranged(tensor: Tensor, letters: str, target: str) -> Tensor:
@@ -53,7 +138,9 @@ def _arranged(tensor: Tensor, letters: str, target: str) -> Tensor:
     return tensor
 
 
-def _weighted(bench: Bench, node: torch.fx.Node, x: Signal, held: Held, equation: tuple[str, str, str]) -> Any:
+def _weighted(
+    ctx: ChannelContext, node: torch.fx.Node, x: ChannelSignal, held: Held, equation: tuple[str, str, str]
+) -> Any:
     a, b, c = equation
     shape = shapes_of(node)
     shared = [k for k in b if k in a and k in c]  # blocks
@@ -61,25 +148,25 @@ def _weighted(bench: Bench, node: torch.fx.Node, x: Signal, held: Held, equation
     read = [k for k in b if k in a and k not in c]  # inputs
     sizes = dict(zip(a, x.shape)) | dict(zip(c, shape))
     if any(k not in c for k in made) or any(k not in b and k not in c for k in a):
-        return bench.unknown(node, [x, held], "einsum")
+        return ctx.unknown(node, [x, held], "einsum")
     order = tuple(b.index(k) for k in [*shared, *made, *read])
     counts = [math.prod(sizes[k] for k in keys) for keys in (shared, made, read)]
     plain = len(b) == 2 and not held.steps and not shared and len(made) == 1
     axes = (b.index(made[0]), b.index(read[0])) if plain and len(read) == 1 else (None, None)
     slot = Slot(held, (counts[0], counts[1], counts[2], 1), order=order, axes=axes)
     keys = "".join([*shared, *read])
-    inp = bench.classes.reduce(x.labels, [i for i, k in enumerate(a) if k not in keys], _READ)
+    inp = ctx.classes.reduce(x.labels, [i for i, k in enumerate(a) if k not in keys], _SUMMED)
     inp = _arranged(inp, a, keys).reshape(-1)
     prints = None
     if x.prints is not None:
-        prints = projected(bench, x.prints.permute([*map(a.index, keys), *(i for i, k in enumerate(a) if k not in keys)])
+        prints = projected(ctx, x.prints.permute([*map(a.index, keys), *(i for i, k in enumerate(a) if k not in keys)])
                             .reshape(inp.numel(), -1), 0)  # fmt: skip
-    layer = bench.layer(held, node)
-    out = bench.produce(layer, slot, inp, prints)
+    layer = ctx.layer(held, node)
+    out = ctx.produce(layer, slot, inp, prints)
     spread = out.view([sizes[k] for k in [*shared, *made]])
     labels = _arranged(spread, "".join([*shared, *made]), c).expand(shape)
-    pattern = bench.random(*(1 if k in made else sizes[k] for k in c))
-    return Signal(labels, pattern.expand(shape))
+    pattern = ctx.random(*(1 if k in made else sizes[k] for k in c))
+    return ChannelSignal(labels, pattern.expand(shape))
 
 
 def _matmul_letters(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[str, str, str]:
@@ -90,8 +177,7 @@ def _matmul_letters(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[str, str, s
     return first, second, batch + ("m" if len(x) > 1 else "") + ("n" if len(y) > 1 else "")
 
 
-@rule("matmul", "mm", "bmm", "mv")
-def matmul(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+def _matmul_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     x, y = a.args[:2]
     equation = _matmul_letters(held_shape(x), held_shape(y))
     sizes: dict[str, set[int]] = {}
@@ -99,56 +185,77 @@ def matmul(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
         for k, size in zip(letters, held_shape(value)):
             sizes.setdefault(k, set()).add(size)
     if any(len(found) > 1 for found in sizes.values()):  # a batch axis of size one is broadcast
-        return bench.unknown(node, [x, y], "matmul with broadcasting")
-    return product(bench, node, x, y, equation)
+        return ctx.unknown(node, [x, y], "matmul with broadcasting")
+    return _product_channels(ctx, node, x, y, equation)
 
 
-@rule("addmm", "baddbmm")
-def addmm(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+def _addmm_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     x, y = a.args[1:3]
-    result = product(bench, node, x, y, _matmul_letters(held_shape(x), held_shape(y)))
+    result = _product_channels(ctx, node, x, y, _matmul_letters(held_shape(x), held_shape(y)))
     if a.beta == 0:
         return result
-    bias = bench.signal(a.self, bench.uses[-1].layer if bench.uses else None)
-    return Signal(bench.classes.unite(result.labels, bias.labels, "{} is added"), result.prints)
+    bias = ctx.signal(a.self, ctx.uses[-1].layer if ctx.uses else None)
+    return ChannelSignal(ctx.classes.unite(result.labels, bias.labels, "{} is added"), result.prints)
 
 
-@rule("einsum")
-def einsum(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+def _einsum_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     equation = a.equation.replace(" ", "")
     if len(a.tensors) != 2 or "." in equation or "->" not in equation:
-        return bench.unknown(node, list(a.tensors), a.op)
+        return ctx.unknown(node, list(a.tensors), a.op)
     left, right = equation.split("->")
     first, second = left.split(",")
-    return product(bench, node, a.tensors[0], a.tensors[1], (first, second, right))
+    return _product_channels(ctx, node, a.tensors[0], a.tensors[1], (first, second, right))
 
 
-@rule("scaled_dot_product_attention")
-def attention(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    """softmax(QK') V. Channels of Q may scale if those of K do so inversely; V passes, mixed over positions by the same
-    map for all channels of a head."""
-    classes = bench.classes
-    query, key, value = (bench.signal(part) for part in (a.query, a.key, a.value))
-    shape = shapes_of(node)
-    if a.attn_mask is not None:
-        classes.pin(bench.signal(a.attn_mask).labels, Break(a.op, function=True))
-    if a.enable_gqa or not query.labels.dim() == key.labels.dim() == value.labels.dim() == len(shape):
-        return bench.unknown(node, [query, key, value], a.op)
-    heads = bench.random(*shape[:-2], 1, 1)  # tells the channels of one head from those of another
-    axes = [0, -2] if len(shape) > 2 else [-2]
-    reduced = []
-    for part in (query, key):
-        labels = classes.reduce(part.labels, axes, _READ)
-        classes.pass_through(labels, a.op, linear=part.prints is not None)
-        if part.prints is not None:
-            rows = (part.prints * heads).movedim((0, -2), (-2, -1)) if len(shape) > 2 else part.prints.T
-            rows = rows.reshape(labels.numel(), -1)
-            bench.looks.append((labels.reshape(-1), rows @ bench.random(rows.shape[1], 2)))
-        reduced.append(labels)
-    bench.relations.invert(reduced[0], reduced[1], Break(a.op, function=True))
-    labels = classes.reduce(value.labels, [-2], _READ)
-    classes.pass_through(labels, a.op, linear=True)
-    prints = None
-    if value.prints is not None:
-        prints = bench.random(*shape[:-1], value.shape[-2]) @ value.prints
-    return Signal(labels.expand(shape), prints)
+def _matmul_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    x, y = a.args[1:3] if a.op == "addmm" else a.args[:2]
+    moving, weight = (x, y) if isinstance(x, Sensitivity) else (y, x)
+    if not isinstance(weight, Tensor) or (a.op == "addmm" and (isinstance(a.self, Sensitivity) or abs(a.alpha) != 1)):
+        raise no_bound(node, "the product of two activations")
+    # A matrix that is repeated over the batch is fine; an activation that is repeated over matrices is not covered.
+    shape = moving.shape
+    if min(len(shape), weight.dim()) < 2 or (*shape[:-2], 0) != (*first_shape(node)[:-2], 0):
+        raise no_bound(node, f"{a.op} of tensors of these shapes")
+    weight = weight.double()
+    return ctx.apply(
+        node,
+        moving,
+        layer_label(node, a),
+        lambda: matrix_norm(weight),
+        lambda t: t @ weight.abs() if moving is x else weight.abs() @ t,
+    )
+
+
+def _matmul_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> ScaledCounts | None:
+    if sum(isinstance(value, ScaledCounts) for value in a.args) != 1:
+        return None
+    left, right = (a.args[1], a.args[2]) if a.op == "addmm" else (a.args[0], a.args[1])
+    if isinstance(left, ScaledCounts):
+        counts = left.through(lambda v: v @ torch.ones_like(right, dtype=torch.float64))
+    else:
+        counts = right.through(lambda v: torch.ones_like(left, dtype=torch.float64) @ v)
+    return counts.plus_one() if a.op == "addmm" and ctx.biases else counts
+
+
+# fmt: off
+# -- rows ---------------------------------------------------------------------------------------------------------------
+add_row("linear", channels=_linear_channels, conservation="matrix", lipschitz=_linear_lipschitz,
+        pieces=product_of("input", "weight"), paths=affine_paths)
+add_row("mm", channels=_matmul_channels, conservation="matrix", lipschitz=_matmul_lipschitz,
+        pieces=product_of("self", "mat2"), paths=_matmul_paths)
+add_row("bmm", channels=_matmul_channels, conservation="matrix", lipschitz=_matmul_lipschitz,
+        pieces=product_of("self", "mat2"))
+add_row("matmul", channels=_matmul_channels, conservation="matrix", lipschitz=_matmul_lipschitz, paths=_matmul_paths)
+add_row("mv", channels=_matmul_channels, conservation="matrix", pieces=product_of("self", "vec"))
+add_row("addmm", channels=_addmm_channels, conservation="matrix", lipschitz=_matmul_lipschitz,
+        pieces=product_of("mat1", "mat2"), paths=_matmul_paths)
+add_row("baddbmm", channels=_addmm_channels, conservation="matrix", pieces=product_of("batch1", "batch2"))
+add_row("einsum", channels=_einsum_channels, conservation="matrix")
+add_row("addmv", conservation="matrix", pieces=product_of("mat", "vec"))
+add_row("addr", conservation="matrix", pieces=product_of("vec1", "vec2"))
+add_row("_trilinear", conservation="matrix", pieces=product_of("i1", "i2", "i3"))
+add_row("embedding", channels=_embedding_channels, conservation="matrix", pieces=LINEAR)
+add_row("_embedding_bag_forward_only _embedding_bag", conservation="matrix",
+        pieces=product_of("weight", "per_sample_weights", unless=_largest_embedding))
+add_row("_fft_r2c _fft_c2r _fft_c2c", conservation="matrix", pieces=LINEAR)
+add_row("linalg_inv_ex _linalg_det _linalg_solve_ex linalg_qr _linalg_svd _linalg_eigh linalg_cholesky_ex", pieces=SMOOTH)

@@ -1,96 +1,151 @@
-"""Pooling, resampling and reductions: every output is made of elements that must scale together."""
+"""Pooling and resampling: every output is made of a window of elements of one channel."""
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from excite.wiring.channels.signals import Bench, Signal, fill, shapes_of
-from excite.wiring.channels.slots import Held
-from excite.wiring.propagation.schema import rule
+from excite.wiring.channels.signals import ChannelContext, ChannelSignal
+from excite.wiring.operators.activations import only
+from excite.wiring.operators.row import LINEAR, add_row, piecewise, product_of
+from excite.wiring.propagation.counts import PathContext, ScaledCounts
+from excite.wiring.propagation.operator_norms import positive_norm, windows_per_element
+from excite.wiring.propagation.schema import first_shape, shapes_of
+from excite.wiring.propagation.sensitivity import LipschitzContext
 
-_MIXED = "{} is mixed in by "
-_MAX = ("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "max_pool2d_with_indices",
-        "max_pool3d_with_indices", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")  # fmt: skip
-AVERAGE = ("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
-            "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")  # fmt: skip
-_RESIZE = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact2d",
-           "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")  # fmt: skip
+MIXED = "{} is mixed in by "
 
 
+# -- channels -----------------------------------------------------------------------------------------------------------
 def _spatial(name: str) -> int:
     return next(n for n in (1, 2, 3) if f"{n}d" in name)
 
 
-@rule(*_MAX)
-def max_pool(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    value = bench.signal(a.args[0])
+def _max_pool_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    value = ctx.signal(a.args[0])
     axes = range(-_spatial(a.op), 0)
-    labels = bench.classes.reduce(value.labels, axes, _MIXED + a.op)
-    bench.classes.pass_through(labels, a.op, linear=False)
+    labels = ctx.classes.reduce(value.labels, axes, MIXED + a.op)
+    ctx.pass_through(labels, a)
     shapes = shapes_of(node)
     if isinstance(shapes, list):
-        return Signal(labels.expand(shapes[0])), bench.constant(shapes[1])
-    return Signal(labels.expand(shapes))
+        return ChannelSignal(labels.expand(shapes[0])), ctx.constant(shapes[1])
+    return ChannelSignal(labels.expand(shapes))
 
 
-@rule(*AVERAGE, *_RESIZE)
-def average(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    value = bench.signal(a.args[0])
-    labels = bench.classes.reduce(value.labels, range(-_spatial(a.op), 0), _MIXED + a.op)
-    bench.classes.pass_through(labels, a.op, linear=True)
+def _average_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    value = ctx.signal(a.args[0])
+    labels = ctx.classes.reduce(value.labels, range(-_spatial(a.op), 0), MIXED + a.op)
+    ctx.pass_through(labels, a)
     prints = None if value.prints is None else a.target(value.prints.contiguous(), *a.args[1:], **a.kwargs)
-    return Signal(labels.expand(shapes_of(node)), prints)
+    return ChannelSignal(labels.expand(shapes_of(node)), prints)
 
 
-def _reduced(bench: Bench, value: Signal, a: SimpleNamespace) -> Tensor:
-    dims = getattr(a, "dim", None)
-    axes = range(value.labels.dim()) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
-    labels = bench.classes.reduce(value.labels, axes, _MIXED + a.op)
-    if not getattr(a, "keepdim", False):
-        for axis in sorted({axis % max(value.labels.dim(), 1) for axis in axes}, reverse=True):
-            labels = labels.squeeze(axis) if labels.dim() else labels
-    return labels
+# -- Lipschitz constants ------------------------------------------------------------------------------------------------
+def average_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    """Linear maps without negative weights."""
+    x = only(a, node)
+    kwargs = {key: value for key, value in a.kwargs.items() if key != "dtype"}
+
+    def function(t: Tensor) -> Tensor:
+        return a.target(t, *a.args[1:], **kwargs)  # type: ignore[no-any-return]
+
+    return ctx.apply(node, x, a.op, lambda: positive_norm(function, x.shape), function)
 
 
-@rule("mean", "sum")
-def linear_reduction(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    value = bench.signal(a.args[0])
-    labels = _reduced(bench, value, a)
-    bench.classes.pass_through(labels, a.op, linear=True)
-    prints = None
-    if value.prints is not None:
-        prints = a.target(value.prints, *a.args[1:], **{k: v for k, v in a.kwargs.items() if k != "dtype"})
-    return Signal(labels, prints)
+def per_axis(value: Any, axes: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * axes if len(values) == 1 else values
 
 
-@rule("amax", "amin", "max", "min", "linalg_vector_norm", "norm")
-def homogeneous_reduction(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    if getattr(a, "other", None) is not None or 0 in (getattr(a, "ord", 2), getattr(a, "p", 2)):
-        return bench.unknown(node, [v for v in a.args if isinstance(v, Signal | Held)], a.op)
-    value = bench.signal(a.args[0])
-    labels = _reduced(bench, value, a)
-    bench.classes.pass_through(labels, a.op, linear=False)
-    shapes = shapes_of(node)
-    if isinstance(shapes, list):
-        return Signal(labels), bench.constant(shapes[1])
-    return Signal(labels)
+def _max_pool_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    """|max over w of x − max over w of y| ≤ max over w of |x − y|, so the deviations are pooled like the numbers. In the
+    2-norm Σ_w max_w |x − y|² ≤ Σ_j (windows with j) |x_j − y_j|²: the root of the number of windows an element is in."""
+    x = only(a, node)
+    axes = next(n for n in (1, 2, 3) if f"{n}d" in a.op)
+    sizes, outs = x.shape[-axes:], first_shape(node)[-axes:]
+
+    def factor() -> float:
+        return math.sqrt(math.prod(_overlap(a, axes, i, sizes[i], outs[i]) for i in range(axes)))
+
+    def pooled(t: Tensor) -> Tensor:
+        result = a.target(t, *a.args[1:], **a.kwargs)
+        return result[0] if isinstance(result, tuple) else result  # type: ignore[no-any-return]
+
+    result = ctx.apply(node, x, a.op, factor, pooled)
+    return (result, None) if isinstance(shapes_of(node), list) else result
 
 
-@rule("cumsum")
-def running_sum(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    value = bench.signal(a.args[0])
-    labels = bench.classes.reduce(value.labels, [a.dim], _MIXED + a.op)
-    prints = None if value.prints is None else value.prints.cumsum(a.dim)
-    return Signal(labels.expand(value.shape), prints)
+def _overlap(a: SimpleNamespace, axes: int, axis: int, size: int, out: int) -> int:
+    """The number of windows an element is in, along one axis."""
+    if a.op.startswith("adaptive"):
+        return windows_per_element(size, out, lambda i: range(i * size // out, -(-(i + 1) * size // out)))
+    kernel, dilation, padding = (per_axis(v, axes)[axis] for v in (a.kernel_size, a.dilation, a.padding))
+    stride = per_axis(a.stride or a.kernel_size, axes)[axis]
+    return windows_per_element(size, out, lambda i: [i * stride - padding + dilation * t for t in range(kernel)])
 
 
-@rule("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax")
-def softmax(bench: Bench, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    value = bench.signal(a.args[0])
-    result = bench.unknown(node, [value], a.op.strip("_"))
-    labels = bench.classes.reduce(value.labels, [a.dim], _MIXED + a.op)
-    return fill(shapes_of(node), lambda shape: Signal(labels.expand(shape))) or result
+# -- paths --------------------------------------------------------------------------------------------------------------
+def _pool_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> ScaledCounts | None:
+    """The sum over each window: all its elements lead on. Padding leads nowhere."""
+    n = _spatial(a.op)
+    if any(d != 1 for d in per_axis(getattr(a, "dilation", 1), n)) or a.ceil_mode:
+        return None
+    size, pad = per_axis(a.kernel_size, n), per_axis(a.padding, n)
+    stride = per_axis(a.stride, n) if a.stride not in (None, [], ()) else size
+    pool = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}[n]
+    x: ScaledCounts = a.args[0]
+    return x.through(lambda v: pool(v, size, stride, pad, count_include_pad=True) * math.prod(size))
+
+
+def _adaptive_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> ScaledCounts:
+    sizes = per_axis(a.output_size, 1)
+
+    def change(v: Tensor) -> Tensor:
+        for k, out in enumerate(sizes):
+            axis = v.dim() - len(sizes) + k
+            into = v.shape[axis]
+            windows = [(i * into // out, -(-(i + 1) * into // out)) for i in range(out)]
+            v = torch.stack([v.narrow(axis, low, high - low).sum(axis) for low, high in windows], axis)
+        return v
+
+    x: ScaledCounts = a.args[0]
+    return x.through(change)
+
+
+# fmt: off
+# -- rows: maxima -------------------------------------------------------------------------------------------------------
+_PLACES = piecewise(lambda a, r: (r[1],))
+# Without gradients max_pool1d does not say which element it took.
+_PLACES_1D = piecewise(lambda a, r: (torch.ops.aten.max_pool1d_with_indices(*a.args, **a.kwargs)[1],))
+add_row("max_pool1d", channels=_max_pool_channels, conservation="channel", lipschitz=_max_pool_lipschitz,
+        pieces=_PLACES_1D, paths=_pool_paths)
+add_row("max_pool2d max_pool3d", channels=_max_pool_channels, conservation="channel", lipschitz=_max_pool_lipschitz,
+        paths=_pool_paths)
+add_row("max_pool1d_with_indices", channels=_max_pool_channels, conservation="channel")
+add_row("max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d",
+        channels=_max_pool_channels, conservation="channel", lipschitz=_max_pool_lipschitz, pieces=_PLACES)
+add_row("adaptive_max_pool1d", channels=_max_pool_channels, conservation="channel", lipschitz=_max_pool_lipschitz)
+add_row("fractional_max_pool2d fractional_max_pool3d", conservation="channel", pieces=_PLACES)
+
+# -- rows: averages -----------------------------------------------------------------------------------------------------
+add_row("avg_pool1d", channels=_average_channels, conservation="matrix", lipschitz=average_lipschitz, paths=_pool_paths)
+add_row("avg_pool2d avg_pool3d", channels=_average_channels, conservation="matrix", lipschitz=average_lipschitz,
+        pieces=LINEAR, paths=_pool_paths)
+add_row("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d", channels=_average_channels, conservation="matrix",
+        lipschitz=average_lipschitz, paths=_adaptive_paths)
+add_row("_adaptive_avg_pool2d _adaptive_avg_pool3d", channels=_average_channels, conservation="matrix",
+        lipschitz=average_lipschitz, pieces=LINEAR, paths=_adaptive_paths)
+
+# -- rows: resampling ---------------------------------------------------------------------------------------------------
+add_row("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+        "upsample_trilinear3d", channels=_average_channels, conservation="matrix", lipschitz=average_lipschitz,
+        pieces=LINEAR)
+add_row("_upsample_nearest_exact2d upsample_bicubic2d", channels=_average_channels, conservation="matrix", pieces=LINEAR)
+add_row("_upsample_nearest_exact1d _upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
+        conservation="matrix", pieces=LINEAR)
+add_row("grid_sampler_2d grid_sampler_3d", pieces=product_of("input", fixed=("grid",)))

@@ -1,4 +1,4 @@
-"""Operations that write into a tensor of which somebody else holds a view."""
+"""Operators that write into a tensor of which another node holds a view."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _VIEWS = frozenset((*VIEWS, *REPEATS, *SAME, "detach"))
 class Aliases:
     """Visits the nodes of a graph in order.
 
-    The graph names the result of `x.relu_()`, and later readers of x read that; but readers of another view of x do
-    not. Whoever follows the graph has to treat such views as unknown.
+    The graph gives the result of `x.relu_()` a name that later consumers of x use; but consumers of another view of x do
+    not. An interpreter has to treat such views as unknown.
     """
 
     def __init__(self) -> None:

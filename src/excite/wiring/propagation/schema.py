@@ -1,32 +1,16 @@
-"""The table of rules: what each operation of a graph does to labels, and how its arguments are read."""
+"""Names, arguments, modules and shapes of the calls in a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-
-from excite.wiring.channels.signals import Bench
-
-Rule = Callable[[Bench, torch.fx.Node, SimpleNamespace], Any]
-RULES: dict[str, Rule] = {}
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for ATen operations by name, whatever their overload; `name` covers the in-place `name_` too."""
-
-    def register(function: Rule) -> Rule:
-        for name in names:
-            RULES[name] = function
-        return function
-
-    return register
+from torch import Tensor
 
 
 def name_of(target: Any) -> str:
-    """The name of an operation without namespace, overload and the underscore of an in-place variant."""
+    """The name of an operator without namespace, overload and the underscore of an in-place variant."""
     schema = getattr(target, "_schema", None)
     if schema is None:
         return getattr(target, "__name__", str(target))
@@ -35,12 +19,17 @@ def name_of(target: Any) -> str:
 
 
 def is_inplace(target: Any) -> bool:
+    """Whether an operator writes into its first argument, as `relu_` does."""
     name = str(getattr(getattr(target, "_schema", None), "name", ""))
     return name.endswith("_") and not name.endswith("__")
 
 
 def bind(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimpleNamespace:
-    """The arguments of an ATen call by the names of its schema, defaults filled in."""
+    """The arguments of an ATen call by the names of its schema, defaults filled in.
+
+    The namespace also holds `op` (the operator's name), `target`, `args` and `kwargs`, the call as it was made; the
+    interpreter adds `row`, the operator's row of the table.
+    """
     bound: dict[str, Any] = {}
     for i, argument in enumerate(target._schema.arguments):
         if i < len(args):
@@ -49,10 +38,31 @@ def bind(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimpleNa
             bound[argument.name] = kwargs[argument.name]
         else:
             bound[argument.name] = argument.default_value if argument.has_default_value() else None
-    own = {
-        "op": name_of(target),
-        "target": target,
-        "args": args,
-        "kwargs": kwargs,
-    }  # losses have an argument `target`, too
-    return SimpleNamespace(**(bound | own))
+    # Last, because losses have an argument `target`, too.
+    return SimpleNamespace(**(bound | {"op": name_of(target), "target": target, "args": args, "kwargs": kwargs}))
+
+
+def module_of(node: torch.fx.Node) -> str:
+    """The path of the module that makes a call."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return path.removeprefix("inner.").removeprefix("inner")
+
+
+def shapes_of(node: torch.fx.Node) -> Any:
+    """The shape of what a node returns; nested lists for several tensors, None for anything else."""
+
+    def shape(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return tuple(int(size) for size in value.shape)
+        if isinstance(value, tuple | list):
+            return [shape(part) for part in value]
+        return None
+
+    return shape(node.meta.get("val"))
+
+
+def first_shape(node: torch.fx.Node) -> tuple[int, ...]:
+    """The shape of the first tensor that a node returns."""
+    shapes = shapes_of(node)
+    return tuple(shapes[0] if isinstance(shapes, list) else shapes)
