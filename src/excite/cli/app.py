@@ -347,7 +347,7 @@ def repair(
 @app.command(epilog="Example: excite doctor")
 def doctor() -> None:
     """Print versions, devices, extras and data on this machine, and what does not fit. Exit status 1: something does not."""
-    from excite.cli.doctor import diagnose
+    from excite.cli.diagnosis import diagnose
 
     found = diagnose()
     print(found)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from excite import __version__
-from excite.cli import doctor
+from excite.cli import diagnosis
 from excite.data.sources import SOURCES
 
 
@@ -32,12 +32,12 @@ needs_package = pytest.mark.skipif(
 def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """No data, and no driver without a GPU, whatever this machine has."""
     monkeypatch.setenv("EXCITE_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(diagnosis.shutil, "which", lambda name: None)
 
 
 @needs_package
 def test_versions_devices_extras_and_data_are_printed(excite: Any) -> None:
-    problems = doctor.diagnose().problems
+    problems = diagnosis.diagnose().problems
     status, out, _ = excite("doctor")
     assert status == (1 if problems else 0)
     facts = dict(line.split(None, 1) for line in out.splitlines() if line.startswith("  "))
@@ -54,8 +54,8 @@ def test_versions_devices_extras_and_data_are_printed(excite: Any) -> None:
 @needs_package
 def test_what_is_missing_or_too_old_does_not_fit(excite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"numpy": "1.20", "pandas": None, "ray": "1.0", "wandb": None}
-    known = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: found.get(name, "9999") if name in found else known(name))
+    known = diagnosis._version
+    monkeypatch.setattr(diagnosis, "_version", lambda name: found.get(name, "9999") if name in found else known(name))
     status, out, _ = excite("doctor")
     assert status == 1
     said = "\n".join(line for line in out.splitlines() if line.startswith("does not fit: "))
@@ -67,9 +67,9 @@ def test_what_is_missing_or_too_old_does_not_fit(excite: Any, monkeypatch: pytes
 
 
 def test_a_driver_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(diagnosis.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert any("finds none: install a torch" in problem for problem in doctor.diagnose().problems)
+    assert any("finds none: install a torch" in problem for problem in diagnosis.diagnose().problems)
 
 
 def test_data_that_are_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -77,7 +77,7 @@ def test_data_that_are_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     path = tmp_path / "data" / source.folder / source.archives[0].files[0].name
     path.parent.mkdir(parents=True)
     path.write_bytes(b"half of it")
-    assert any("mnist in" in problem and "excite data fetch mnist" in problem for problem in doctor.diagnose().problems)
+    assert any("mnist in" in problem and "excite data fetch mnist" in problem for problem in diagnosis.diagnose().problems)
 
 
 def test_excite_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,4 +85,4 @@ def test_excite_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", missing)
-    assert doctor.diagnose().problems[0].startswith("excite is not installed as a package")
+    assert diagnosis.diagnose().problems[0].startswith("excite is not installed as a package")
