@@ -67,7 +67,9 @@ def test_every_public_name_is_used_by_a_quick_test(package, used):
 
 
 def test_every_command_is_run_by_a_quick_test():
-    from excite.cli.app import app, data_app, study_app
+    from excite.cli.app import app
+    from excite.cli.commands.data import data_app
+    from excite.cli.commands.study import study_app
 
     calls = set()
     for path in TESTS.rglob("test_*.py"):

@@ -65,3 +65,22 @@ def test_renamed_attributes_and_names() -> None:
         assert get("earlier") is test_renamed_keywords_pass_on_with_a_warning
     with pytest.raises(AttributeError, match="nothing"):
         get("nothing")
+
+
+def test_converted_keywords_pass_on_with_a_warning() -> None:
+    @compatibility.converted_keywords(seconds=("minutes", lambda seconds: seconds / 60))
+    def wait(minutes: float | None = None) -> float | None:
+        return minutes
+
+    with pytest.warns(DeprecationWarning, match=r"wait\(seconds=...\) is deprecated: use minutes"):
+        assert wait(seconds=90) == 1.5
+    assert wait(seconds=None) is None
+    with pytest.raises(TypeError, match="'seconds' and another value for 'minutes'"):
+        wait(minutes=2, seconds=3)
+
+
+def test_earlier_command_line_options() -> None:
+    with pytest.warns(DeprecationWarning, match="--arms is deprecated: use --variants"):
+        assert compatibility.present_options(["study", "run", "--arms", "all"]) == ["study", "run", "--variants", "all"]
+    with pytest.warns(DeprecationWarning, match="--gpus-per-job"):
+        assert compatibility.present_options(["--gpus-per-task=0.5"]) == ["--gpus-per-job=0.5"]

@@ -77,7 +77,9 @@ def test_data_that_are_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     path = tmp_path / "data" / source.folder / source.archives[0].files[0].name
     path.parent.mkdir(parents=True)
     path.write_bytes(b"half of it")
-    assert any("mnist in" in problem and "excite data fetch mnist" in problem for problem in diagnosis.diagnose().problems)
+    assert any(
+        "mnist in" in problem and "excite data fetch mnist" in problem for problem in diagnosis.diagnose().problems
+    )
 
 
 def test_excite_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

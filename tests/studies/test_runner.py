@@ -183,7 +183,7 @@ def test_extra_variants_train_and_have_claims(tiny: Path, monkeypatch: pytest.Mo
     ]  # fmt: skip
     assert len(result.verdicts) == 9
     assert all(v.word == "undecided" for v in result.verdicts)  # one seed has no interval
-    assert "--seeds 1 --arms all" in result.command
+    assert "--seeds 1 --variants all" in result.command
     assert (tiny / "docs/images/margin-layers-variants.png").exists()
     assert len(load_run(tiny / "all/half-the-data-0").series("loss/step")[0]) == 2
     assert len(load_run(tiny / "all/twice-the-data-0").series("loss/step")[0]) == 8

@@ -30,6 +30,9 @@ MODULES = {
     "excite.watching": "excite.monitor.watch",
 }
 
+# Command-line options.
+OPTIONS = {"--arms": "--variants", "--gpus-per-task": "--gpus-per-job"}
+
 
 class RenamedModules(MetaPathFinder, Loader):
     """Imports a module under its earlier name: the same module object, not a copy."""
@@ -150,3 +153,15 @@ def renamed_names(module: str, new_names: Mapping[str, str]) -> Callable[[str], 
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return get
+
+
+def present_options(arguments: Sequence[str]) -> list[str]:
+    """Replaces earlier names of command-line options, as in ``--arms all`` or ``--arms=all``, by the present ones."""
+    present = []
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if option in OPTIONS:
+            warn_renamed(option, OPTIONS[option])
+            argument = f"{OPTIONS[option]}{equals}{value}"
+        present.append(argument)
+    return present

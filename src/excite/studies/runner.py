@@ -232,5 +232,5 @@ def _command(study: Study, scale: Scale, seeds: int, variants: str) -> str:
     if seeds != scale.seeds:
         words += ["--seeds", str(seeds)]
     if variants != _which(study, scale, None):
-        words += ["--arms", variants]
+        words += ["--variants", variants]
     return " ".join(words)

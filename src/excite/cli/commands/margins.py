@@ -1,0 +1,81 @@
+"""`excite margins`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from excite.cli.shared import Trust, app, console, print_line, progress_bars
+from excite.errors import InputError
+
+if TYPE_CHECKING:
+    from excite.margin import Margins
+
+
+@app.command(epilog="Example: excite margins runs/first --norm 2 --points 500")
+def margins(
+    checkpoint: Annotated[Path, typer.Argument(help="A run folder, or a checkpoint file in one.")],
+    norm: Annotated[str, typer.Option(help="inf or 2.")] = "inf",
+    points: Annotated[int | None, typer.Option(min=1, help="Maximal number of training and of test points.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the search.")] = 100,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(help="Where to perturb: input (default), all, or the name of a layer; may be repeated."),
+    ] = None,
+    relative: Annotated[
+        bool, typer.Option(help="With --layers: divide perturbations by the norm of each layer's signal.")
+    ] = False,
+    figure: Annotated[Path | None, typer.Option(help="Write the curves to this image (png, svg or pdf).")] = None,
+    trust: Trust = False,
+) -> None:
+    """Measure the margins of a saved model on its training and test data, with evidence that the search worked."""
+    from excite.train.evaluate import load_model, measure, why_not_stored
+
+    if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--figure: expected a name that ends in .png, .svg or .pdf; got {figure.name!r}")
+    saved = load_model(checkpoint, trust=trust)
+    reason = why_not_stored(saved.run)
+    if reason is not None:
+        print_line(f"the results will be printed, not stored: {reason}")
+    with progress_bars() as progress:
+        results = measure(
+            saved, norm=norm, most=points, steps=steps, layers=_parse_layers(layers), relative=relative, progress=progress,
+            store=reason is None,
+        )  # fmt: skip
+    for part, result in results.items():
+        console.print(f"\n{_label(part)}", style="bold")
+        print_line(result)
+    if len(results) == 2:
+        print_line(f"\ngap between the curves: {results['train'].gap(results['test'])}")
+    if figure is not None:
+        _save_figure(results, figure)
+        print_line(f"figure: {figure}")
+    print_line(f"stored in: {saved.run / 'artifacts'}" if reason is None else f"not stored: {reason}")
+
+
+def _parse_layers(names: list[str] | None) -> str | list[str]:
+    if not names:
+        return "input"
+    return names[0] if names in (["input"], ["all"]) else names
+
+
+def _label(part: str) -> str:
+    return f"{'training' if part == 'train' else part} data"
+
+
+def _save_figure(results: dict[str, Margins], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from excite._core.files import writing
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for part, result in results.items():
+        result.plot(ax=axes, label=_label(part))
+    axes.legend()
+    with writing(path):
+        figure.savefig(path, dpi=150)

@@ -1,0 +1,110 @@
+"""What several commands use: the application and its console, common options, progress bars, the table of results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from excite.report import Report
+
+app = typer.Typer(
+    help="See how robust and how complex a network becomes while it trains, and train it to be robust.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# Names of runs may contain brackets and colons: they are not markup.
+console = Console(highlight=False, soft_wrap=False, markup=False, emoji=False)
+
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Accept a run whose model is a MODULE:FACTORY, which is imported and called.")
+]
+Workers = Annotated[int, typer.Option(min=1, help="Number of trainings at a time on the CPU.")]
+On = Annotated[
+    str | None,
+    typer.Option(
+        help="Where jobs run: local (worker processes), ray (a cluster started on this machine) or ray:ADDRESS; "
+        "by default this process and, on the CPU, its worker processes."
+    ),
+]
+GpusPerJob = Annotated[
+    float, typer.Option(min=0, help="GPUs per job with --on local or --on ray; a fraction such as 0.25 shares one.")
+]
+Retries = Annotated[
+    int, typer.Option(min=0, help="How often a job is restarted after a lost process or an unexpected error.")
+]
+
+
+def add_group(name: str, help: str) -> typer.Typer:
+    """Adds a group of commands, such as `excite data list` and `excite data fetch`."""
+    group = typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name=name)
+    return group
+
+
+def print_line(text: object) -> None:
+    """Prints a line that is not wrapped, so that paths in it can be copied."""
+    console.print(str(text), soft_wrap=True)
+
+
+@contextmanager
+def progress_bars(single: bool = False) -> Iterator[Callable[[str, float, float], None]]:
+    """Shows progress bars.
+
+    Args:
+        single: One bar for all phases instead of one for each.
+
+    Yields:
+        A callback (phase, done, total) that updates them.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description:<34}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    bars: dict[str, Any] = {}
+    with Progress(*columns, console=console) as progress:
+
+        def update(phase: str, done: float, total: float) -> None:
+            key = "" if single else phase
+            if key not in bars:
+                bars[key] = progress.add_task(phase, total=total)
+            progress.update(bars[key], completed=done, total=total, description=phase)
+
+        yield update
+
+
+def print_summary(report: Report) -> None:
+    """Prints the table of a report, one row per variant, and its findings."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    headings = {
+        "arm": "trained", "runs": "runs", "accuracy test": "test accuracy", "margin train": "median margin, train",
+        "margin test": "test", "gap": "gap of the curves",
+    }  # fmt: skip
+    for key, heading in headings.items():
+        table.add_column(heading, justify="left" if key == "arm" else "right", overflow="fold")
+    for row in report.rows:
+        table.add_row(*(row[key] for key in headings))
+    console.print(table)
+    for sentence in report.sentences:
+        console.print(f"• {sentence}")
+
+
+def open_in_browser(path: Path) -> None:
+    """Opens a file in a browser if a person is at the terminal."""
+    import webbrowser
+
+    if sys.stdout.isatty():
+        webbrowser.open(path.resolve().as_uri())
