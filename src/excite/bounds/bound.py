@@ -10,7 +10,18 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Assumption:
-    """One condition of a theorem. `held` is None where it cannot be checked from what was given."""
+    """One condition of a theorem, and whether it held.
+
+    Args:
+        text: The condition.
+        held: True or False; None where the arguments do not decide it.
+        detail: The numbers behind the answer.
+
+    Example:
+        >>> from excite.bounds import Assumption
+        >>> print(Assumption("the output is scalar", True, "1 output"))
+        held: the output is scalar (1 output)
+    """
 
     text: str
     held: bool | None
@@ -26,30 +37,49 @@ class Assumption:
 
 
 class Statement:
-    """What a theorem says under assumptions."""
+    """Base class of results of a theorem: a name and its assumptions."""
 
     name: str
     assumptions: tuple[Assumption, ...]
 
     @property
     def failed(self) -> tuple[Assumption, ...]:
+        """The assumptions that were checked and did not hold."""
         return tuple(a for a in self.assumptions if a.held is False)
 
     @property
     def holds(self) -> bool:
-        """All assumptions were checked and held."""
+        """Whether all assumptions were checked and held."""
         return all(a.held is True for a in self.assumptions)
 
-    def told(self, said: str) -> str:
-        return "\n".join([f"{self.name}: {said}", *(f"  {a}" for a in self.assumptions)])
+    def describe(self, text: str) -> str:
+        """`text` behind the name, and one line per assumption."""
+        return "\n".join([f"{self.name}: {text}", *(f"  {a}" for a in self.assumptions)])
 
 
 @dataclass(frozen=True)
 class Bound(Statement):
-    """`value` bounds `quantity` from one side if every assumption held; it is None as soon as one failed.
+    """A one-sided bound on a quantity, with the terms it is made of and its assumptions.
 
-    A value of infinity (or of 0 for a lower bound of something that is never negative) is a bound that says nothing.
-    `terms` are the numbers that the value is made of, and stay where the value does not.
+    ``value`` is None as soon as one assumption failed. An upper bound of infinity, or a lower bound of 0 on something that
+    is never negative, says nothing. ``terms`` stay where the value does not.
+
+    Args:
+        name: Theorem and paper.
+        quantity: What is bounded, in words.
+        value: The bound.
+        side: "upper" or "lower".
+        terms: The numbers that the value is made of, by name.
+        assumptions: The conditions of the theorem.
+
+    Example:
+        >>> from excite.bounds import Assumption, Bound
+        >>> bound = Bound("Theorem 0", "norm", 2.5, assumptions=(Assumption("the norm is finite", True),))
+        >>> bound.value, bound.holds
+        (2.5, True)
+        >>> print(bound)
+        Theorem 0: norm ≤ 2.5
+          held: the norm is finite
     """
 
     name: str  # theorem and paper
@@ -66,4 +96,4 @@ class Bound(Statement):
     def __str__(self) -> str:
         sign = "≤" if self.side == "upper" else "≥"
         known = self.value is not None
-        return self.told(f"{self.quantity} {sign} {self.value:.6g}" if known else f"{self.quantity}: no bound")
+        return self.describe(f"{self.quantity} {sign} {self.value:.6g}" if known else f"{self.quantity}: no bound")

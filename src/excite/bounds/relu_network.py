@@ -108,7 +108,7 @@ def as_module(pairs: Pairs, *, sigmoid: bool = False) -> nn.Sequential:
     return nn.Sequential(*layers[:-1], *([nn.Sigmoid()] if sigmoid else []))
 
 
-class Recorder(AffineMode):
+class LayerRecorder(AffineMode):
     """Every affine call with what went in and what came out, kept safe from operations in place."""
 
     def __init__(self, names: Names):
@@ -127,7 +127,7 @@ def _record(model: nn.Module, x: Tensor, sigmoid: bool | None) -> tuple[list[tup
     refuse_lazy(model)
     need_real(x)
     names = Names(model)
-    recorder = Recorder(names)
+    recorder = LayerRecorder(names)
     first = next(model.parameters(), None)
     x = x.detach().to(device_of(model), first.dtype if first is not None else x.dtype)
     points = torch.cat([x, FAR * x, -FAR * x])

@@ -21,7 +21,7 @@ Loss = Literal["half-sum", "sum", "half-mean", "mean"]
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedNetwork:
     """A network with its points x (N, n) and targets y (N, m), all in double precision.
 
     `limit` is what the step size allows for the Hessian of ½ Σ ‖f(x_i) − y_i‖², 2/δ in the papers; `gradient` is the norm of
@@ -58,7 +58,7 @@ class Fitted:
 
 def fitted(
     network: ReluNetwork, x: Tensor, y: Tensor, descent: float | Descent, loss: Loss, tolerance: float
-) -> Fitted:
+) -> FittedNetwork:
     outputs = len(network.weights[-1])
     check_tensor(y, "targets", floating=False)
     tolerance = check_number(tolerance, "tolerance", 0)
@@ -74,7 +74,7 @@ def fitted(
         found = largest_eigenvalue((output - y).square().sum() / 2, copy.parameters(), tolerance=1e-8)
     signals = network.signals(x)
     size = math.sqrt(max(found.value, 0.0) * float(signals[-1].square().sum() + y.square().sum()))
-    return Fitted(
+    return FittedNetwork(
         network,
         x,
         y,
@@ -104,7 +104,7 @@ def _nearest_kink(network: ReluNetwork, signals: list[Tensor]) -> float:
 
 
 @dataclass(frozen=True)
-class Moments:
+class UnitMoments:
     """Per unit of a layer, over the points that activate it: how many, ‖Σ h‖, extreme eigenvalues of Σ h h'. All (r,)."""
 
     count: Tensor
@@ -114,7 +114,7 @@ class Moments:
     deficient: tuple[int, ...]  # units whose points do not span the layer's input
 
 
-def moments(h: Tensor, active: Tensor, scale: Tensor | None = None) -> Moments:
+def moments(h: Tensor, active: Tensor, scale: Tensor | None = None) -> UnitMoments:
     """Second moments of h (N, d) for each column of `active` (N, r); `scale` (N,) multiplies each point's share."""
     mask = active.to(h.dtype)  # (N, r)
     scaled = h if scale is None else h * scale[:, None]
@@ -131,7 +131,7 @@ def moments(h: Tensor, active: Tensor, scale: Tensor | None = None) -> Moments:
         smallest.append(bottom - floor if len(rows) >= dimension and bottom > 4 * floor else 0.0)
         largest.append(top)
     low = h.new_tensor(smallest)
-    return Moments(
+    return UnitMoments(
         count,
         (mask.T @ h).norm(dim=1),
         low,
@@ -140,7 +140,7 @@ def moments(h: Tensor, active: Tensor, scale: Tensor | None = None) -> Moments:
     )
 
 
-def excited(found: Moments, silent: Tensor, where: str) -> Assumption:
+def excited(found: UnitMoments, silent: Tensor, where: str) -> Assumption:
     """Every unit that does something is activated by points that span the input of its layer."""
     quiet = set(torch.nonzero(silent).flatten().tolist())
     bad = [k for k in found.deficient if k not in quiet]

@@ -39,7 +39,19 @@ _TINY = 8  # up to so many parameters the Hessian is written out
 class Descent:
     """Full-batch gradient descent as `torch.optim.SGD` does it: m ← βm + (1 − τ)g, θ ← θ − δm.
 
-    `step` is δ, `momentum` β, `dampening` τ; with `nesterov`, θ ← θ − δ(g + βm).
+    Args:
+        step: Step size δ > 0.
+        momentum: β, from 0 up to less than 1.
+        dampening: τ, from 0 up to less than 1.
+        nesterov: Whether the step is θ ← θ − δ(g + βm).
+
+    Raises:
+        InputError: If a number is out of range, or Nesterov's momentum comes without momentum or with dampening.
+
+    Example:
+        >>> from excite.bounds import Descent
+        >>> Descent(0.1).limit, Descent(0.1, momentum=0.5).limit
+        (20.0, 30.0)
     """
 
     step: float
@@ -70,6 +82,7 @@ class Descent:
 
 
 def as_descent(descent: float | Descent) -> Descent:
+    """The rule of descent that a step size, or a `Descent`, stands for."""
     if isinstance(descent, Descent):
         return descent
     return Descent(check_number(descent, "step size", 0, above=True))
@@ -77,10 +90,14 @@ def as_descent(descent: float | Descent) -> Descent:
 
 @dataclass(frozen=True)
 class Sharpness:
-    """An estimate of the largest eigenvalue of a Hessian, with the gradient's norm at the same point.
+    """An estimate of the largest eigenvalue of a Hessian, with the norm of the gradient at the same point.
 
-    `value` is v'Hv of the unit vector v found, never more than the truth; an eigenvalue lies within `residual` = ‖Hv − λv‖
-    of it. `products` counts Hessian-vector products.
+    Args:
+        value: v'Hv of the unit vector v found, never more than the largest eigenvalue.
+        residual: ‖Hv − value · v‖: an eigenvalue lies within it of ``value``.
+        gradient: Norm of the gradient.
+        products: Number of Hessian-vector products.
+        parameters: Number of parameters.
     """
 
     value: float
@@ -98,11 +115,31 @@ def sharpness(
     most: int = 1000,
     seed: int = 0,
 ) -> Sharpness:
-    """The largest eigenvalue of the Hessian of `loss(model)` in the parameters that ask for gradients, by Lanczos.
+    """Largest eigenvalue of the Hessian of a loss in the parameters with requires_grad=True, by Lanczos' method.
 
-    `loss` takes the model and returns a scalar, as in `lambda m: F.mse_loss(m(x), y)`; it is called once. `tolerance` is
-    the residual relative to the value at which to stop (1e-8 in double precision, 1e-4 otherwise); `most` limits the
-    restarts. The model runs in the mode it is in and is left as it was.
+    The model runs in the mode it is in and is left as it was.
+
+    Args:
+        model: The model.
+        loss: Takes the model and returns a scalar, as in ``lambda m: F.mse_loss(m(x), y)``; called once.
+        tolerance: Residual, relative to the value, at which to stop; 1e-8 in double precision, 1e-4 otherwise by default.
+        most: Largest number of restarts.
+        seed: Of the start vector.
+
+    Returns:
+        The estimate with its residual.
+
+    Raises:
+        InputError: If the loss is not one finite number with a gradient.
+        ModelError: If no parameter has requires_grad=True, or the loss fails or has no second derivative.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import sharpness
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> x = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+        >>> round(sharpness(model, lambda m: m(x).square().sum() / 2).value, 4)  # the largest eigenvalue of x'x
+        9.0
     """
     model = unwrap(check_weights(check_model(model)))
     refuse_lazy(model)
@@ -129,7 +166,22 @@ def sharpness(
 def largest_eigenvalue(
     loss: Tensor, parameters: Sequence[Tensor], *, tolerance: float | None = None, most: int = 1000, seed: int = 0
 ) -> Sharpness:
-    """The same for a loss that is computed already: a scalar that depends on `parameters`."""
+    """`sharpness` for a loss that is computed already.
+
+    Args:
+        loss: Scalar tensor that depends on ``parameters``.
+        parameters: Tensors with requires_grad=True.
+        tolerance: As for `sharpness`.
+        most: As for `sharpness`.
+        seed: As for `sharpness`.
+
+    Returns:
+        The estimate with its residual.
+
+    Raises:
+        InputError: If the loss is not one finite number with a gradient.
+        ModelError: If the loss has no second derivative.
+    """
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad or loss.is_complex():
         what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise InputError(f"expected a loss that is one number with a gradient; got {what}")
@@ -208,10 +260,34 @@ def descent_stability(
     most: int = 1000,
     seed: int = 0,
 ) -> Bound:
-    """Whether gradient descent on `loss` can settle at `model`: λ_max of the Hessian against 2/δ (see `Descent.limit`).
+    """Whether gradient descent can settle at a model: λ_max of the Hessian against `Descent.limit`, 2/δ without momentum.
 
-    `loss` is the loss that the steps were taken on, mean or sum as it was: a mean over N points has 1/N of the curvature
-    of the sum. `terms` has "sharpness", "residual", "limit", "gradient" (its norm) and "largest step" 2/λ_max.
+    Args:
+        model: The model.
+        loss: The loss that steps were taken on, as a function of the model. Mean or sum as it was: a mean over N points has
+            1/N of the curvature of the sum.
+        descent: Step size δ, or a `Descent` with momentum.
+        tolerance: As for `sharpness`.
+        most: As for `sharpness`.
+        seed: As for `sharpness`.
+
+    Returns:
+        An upper bound on λ_max, whose assumption says whether it holds here. ``terms``: "sharpness", "residual", "limit",
+        "gradient" (its norm), "largest step" (the step at which λ_max is the limit) and "products".
+
+    Raises:
+        InputError: If the loss is not one finite number with a gradient, or the step size is not positive.
+        ModelError: If no parameter has requires_grad=True, or the loss fails or has no second derivative.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import descent_stability
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> x = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+        >>> descent_stability(model, lambda m: m(x).square().sum() / 2, 0.1).holds  # 9 is below 2/0.1
+        True
+        >>> descent_stability(model, lambda m: m(x).square().sum() / 2, 0.5).value is None  # and above 2/0.5
+        True
     """
     rule = as_descent(descent)
     found = sharpness(model, loss, tolerance=tolerance, most=most, seed=seed)

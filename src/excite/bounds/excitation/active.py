@@ -16,9 +16,14 @@ _STRICT = 1e-9  # of a normalized row: a region that leaves less room than this 
 
 @dataclass(frozen=True)
 class MostActive:
-    """max over x of Σ c_k over the units with V_k x + b_k > 0.
+    """Result of `most_active`: max over x of Σ c_k over the units with V_k x + b_k > 0.
 
-    `value` is that maximum if `exact`, else an upper bound; `found` is reached at `point` by `units`.
+    Args:
+        value: The maximum if ``exact``, else an upper bound on it.
+        found: The weight reached at ``point``: a lower bound on the maximum.
+        exact: Whether the two agree.
+        units: The units that are active at ``point``.
+        point: An input at which they are.
     """
 
     value: float
@@ -31,13 +36,32 @@ class MostActive:
 def most_active(
     V: np.ndarray, b: np.ndarray, weights: np.ndarray | None = None, *, seconds: float = 10.0
 ) -> MostActive:
-    """The largest total weight c_k ≥ 0 (one each by default) of units k that one x activates: V (r, n), b (r,).
+    """Largest total weight of hidden units that one input activates: max over x of Σ c_k over units with V_k x + b_k > 0.
 
-    Exact unless the solver runs out of `seconds`, or regions are so thin that rounding decides whether they exist; then
-    an upper bound. Strict inequalities and unbounded regions are handled on the half sphere: x = u/s with
-    max(|u_j|, s) = 1 and s ≥ 0, where V_k u + b_k s ≥ 0 is asked. In general position a choice that meets this closed
-    condition has an open region; a linear program looks for a point inside, and if there is none its dual names
-    units that exclude each other, which the next program is told.
+    Solved as a small mixed-integer program. The result is exact unless the solver runs out of time, or regions are so thin
+    that rounding decides whether they exist; then it is an upper bound. Strict inequalities and unbounded regions are
+    handled on the half sphere: x = u/s with max(|u_j|, s) = 1 and s ≥ 0, where V_k u + b_k s ≥ 0 is required. In general
+    position a choice that meets this closed condition has an open region; a linear program searches for a point inside,
+    and if there is none its dual names units that exclude each other, which are a constraint of the next program.
+
+    Args:
+        V: Weights (r, n) of r hidden units.
+        b: Biases (r,).
+        weights: c_k ≥ 0 (r,); one each by default, which counts units.
+        seconds: Time limit of the solver.
+
+    Returns:
+        The maximum, a point that reaches it, and whether it is exact.
+
+    Raises:
+        InputError: If shapes do not fit, or numbers are not finite, or a weight is negative.
+
+    Example:
+        >>> import numpy as np
+        >>> from excite.bounds import most_active
+        >>> most = most_active(np.array([[1.0], [-1.0], [2.0]]), np.array([0.0, 0.0, -1.0]))
+        >>> most.value, most.units, most.exact  # units 0 and 1 exclude each other
+        (2.0, (0, 2), True)
     """
     V, b, seconds = to_array("V", V), to_array("b", b), check_number(seconds, "seconds", 0)
     weights = None if weights is None else to_array("weights", weights)

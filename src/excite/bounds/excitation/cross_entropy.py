@@ -35,15 +35,33 @@ SOLVED = 1e-9
 
 
 def linear_margin(x: Any, y: Any, weight: Any = None, bias: Any = None, *, angle: float = 0.1) -> Bound:
-    """Theorem 2: margin ≤ 1 / √(1/γ² + B² Σ Δ_k²), for points x (N, n) and labels y in {0, 1}.
+    """Margin of a linear classifier trained with cross-entropy: margin ≤ 1 / √(1/γ² + B² Σ Δ_k²) (Theorem 2).
 
-    (w, B) is the limit of gradient descent with w·x two apart on the classes; r_k, Δ_k are the normals and offsets of the
-    affine subspace of its support vectors, so that ΣΔ_k² is its squared distance from the origin; γ is the optimal margin
-    *of the support vectors*. As printed, with the optimal margin of all points (`terms["printed"]`), the statement fails.
-    Any larger set of points that is called support vectors keeps the bound true: the tolerance in finding them is safe.
+    (w, B) is the limit of gradient descent, scaled so that w·x lies two apart on the classes; r_k, Δ_k are the normals and
+    offsets of the affine subspace of its support vectors, so that ΣΔ_k² is its squared distance from the origin; γ is the
+    optimal margin *of the support vectors*. As printed, with the optimal margin of all points (``terms["printed"]``), the
+    statement fails. Any larger set of points that is taken for support vectors keeps the bound true, so that the tolerance
+    in finding them is safe. Lengths are of the 2-norm.
 
-    Without `weight` (n,) and `bias` the bound is on the margin of the limit. With them it is on the margin of that
-    classifier: widened by what its direction, at most `angle` radians off, still has to go (`terms["angle"]`).
+    Args:
+        x: Points (N, n), separable by a hyperplane.
+        y: Labels (N,) in {0, 1}.
+        weight: Weight (n,) of a trained classifier. Without it the bound is on the margin of the limit; with it on the margin
+            of that classifier, widened by how far its direction is from the limit (``terms["angle"]``).
+        bias: Bias of the trained classifier.
+        angle: Largest distance from the limit, in radians, at which training counts as converged.
+
+    Returns:
+        An upper bound on the margin.
+
+    Raises:
+        InputError: If labels are not 0 and 1, or shapes do not fit.
+
+    Example:
+        >>> from excite.bounds import linear_margin
+        >>> bound = linear_margin([[5.0, 0.0], [5.0, 1.0]], [0, 1])  # the optimal margin is 0.5
+        >>> bound.holds, round(bound.value, 4), round(bound.terms["limit margin"], 4)
+        (True, 0.4977, 0.4977)
     """
     points, s = signed(x, y)
     trained = _classifier(points, weight, bias)
@@ -61,17 +79,12 @@ def linear_margin(x: Any, y: Any, weight: Any = None, bias: Any = None, *, angle
     spent = b**2 * float(nearest @ nearest)
     value = 1 / math.sqrt(1 / theirs.margin**2 + spent)
     terms = {
-        "optimal margin of the support vectors": theirs.margin,
-        "optimal margin": best.margin,
-        "B": b,
-        "dimension of the subspace": len(basis),
-        "distance of the subspace": float(np.linalg.norm(nearest)),
-        "support": np.flatnonzero(support),
-        "limit weight": w,
-        "limit margin": margin_of(limit.weight, limit.bias, points, s),
-        "limit value": value,
+        "optimal margin of the support vectors": theirs.margin, "optimal margin": best.margin, "B": b,
+        "dimension of the subspace": len(basis), "distance of the subspace": float(np.linalg.norm(nearest)),
+        "support": np.flatnonzero(support), "limit weight": w,
+        "limit margin": margin_of(limit.weight, limit.bias, points, s), "limit value": value,
         "printed": 1 / math.sqrt(1 / best.margin**2 + spent),
-    }
+    }  # fmt: skip
     worst = max(limit.gap, best.gap, theirs.gap)
     checks.append(Assumption("the hyperplanes are solved", worst <= SOLVED, f"largest duality gap {worst:.1e}"))
     if trained:
@@ -86,11 +99,31 @@ def linear_margin(x: Any, y: Any, weight: Any = None, bias: Any = None, *, angle
 def linear_margin_any_time(
     x: Any, y: Any, weight: Any, bias: Any, initial_weight: Any = None, initial_bias: Any = None
 ) -> Bound:
-    """Theorem 2 before convergence: margin ≤ 1 / √(1/γ² + Σ c_k²), c_k = r_k·w₀ + (b − b₀)Δ_k, all scaled as in Theorem 2.
+    """Theorem 2 before convergence: margin ≤ 1 / √(1/γ² + Σ c_k²) with c_k = r_k·w₀ + (b − b₀)Δ_k, scaled as in Theorem 2.
 
-    Here r_k, Δ_k are the normals and offsets of the affine subspace of *all* points and γ the optimal margin of all
-    points. Every gradient is Σ a_i (x_i, 1), so c_k = r_k·w from the first step on, whatever the loss of w·x + b, the
-    step size, the momentum or the batches; weight decay and coordinate-wise rescaling (Adam) break it.
+    Here r_k, Δ_k are the normals and offsets of the affine subspace of *all* points and γ the optimal margin of all points.
+    Every gradient is Σ a_i (x_i, 1), so c_k = r_k·w from the first step on, whatever the loss of w·x + b, the step size, the
+    momentum or the batches; weight decay and coordinate-wise rescaling (Adam) break it.
+
+    Args:
+        x: Points (N, n), separable by a hyperplane.
+        y: Labels (N,) in {0, 1}.
+        weight: Weight (n,) of the classifier.
+        bias: Its bias.
+        initial_weight: Weight that training started from; zero by default.
+        initial_bias: Bias that training started from; zero by default.
+
+    Returns:
+        An upper bound on the margin of the classifier.
+
+    Raises:
+        InputError: If labels are not 0 and 1, shapes do not fit, or no classifier is passed.
+
+    Example:
+        >>> from excite.bounds import linear_margin_any_time
+        >>> bound = linear_margin_any_time([[5.0, 0.0], [5.0, 1.0]], [0, 1], weight=[0.1, 2.0], bias=0.02)
+        >>> round(bound.value, 4)
+        0.4994
     """
     points, s = signed(x, y)
     now = _classifier(points, weight, bias)

@@ -24,7 +24,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
-    """Σ log(1 + exp(−s z)), s = 2y − 1."""
+    """Cross-entropy of outputs z (N,) and labels y in {0, 1}, summed: Σ log(1 + exp(−s z)) with s = 2y − 1."""
     return torch.nn.functional.softplus(-(2 * y - 1) * z).sum()
 
 
@@ -37,21 +37,39 @@ def decay_rank(
     *,
     tolerance: float = 1e-3,
 ) -> Bound:
-    """Theorem 4: rank at most one where Σ d(W_L ⋯ W_1 x, y) + Σ μ_k ‖W_k‖²_F is stationary; `decay` holds the μ_k > 0.
+    """Rank one under weight decay: σ₂(W_k) ≤ ‖G_k‖₂ / 2μ_k for every layer of a deep linear network (Theorem 4).
 
-    The gradient is G_k = (a matrix of rank one) + 2 μ_k W_k, so that σ₂(W_k) ≤ ‖G_k‖₂ / 2μ_k at any weights: the value is
-    the largest of these. `loss(z, y)` sums d over outputs z (N,). μ is half of what PyTorch calls weight decay if the
-    loss is a sum. "rank" counts singular values above `tolerance` times the largest of all layers, or times one if that
-    is smaller: strong decay gives zero.
+    At a stationary point of Σ d(W_L ⋯ W_1 x, y) + Σ μ_k ‖W_k‖²_F every layer has rank at most one. The gradient is
+    G_k = (a matrix of rank one) + 2 μ_k W_k, which gives the bound at any weights; the value is the largest over layers.
+
+    Args:
+        weights: Matrices W_k (n_k, n_{k−1}), first layer first; the last has one row.
+        decay: μ_k > 0, one number or one per layer. If the loss is a sum, μ is half of what PyTorch calls weight decay.
+        x: Points (N, n).
+        y: Targets (N,).
+        loss: ``loss(z, y)`` sums d over outputs z (N,); cross-entropy by default.
+        tolerance: Singular values above it, relative to the largest of all layers (or to 1 if that is smaller), count for
+            ``terms["rank"]``; also the largest value at which the weights count as stationary.
+
+    Returns:
+        An upper bound on the second singular value of every layer.
+
+    Raises:
+        InputError: If matrices do not follow each other, or points, targets and decays do not fit them.
+
+    Example:
+        >>> import numpy as np
+        >>> from excite.bounds import decay_rank
+        >>> weights = [np.array([[1.0, 0.0], [0.0, 0.1]]), np.array([[1.0, 0.0]])]
+        >>> bound = decay_rank(weights, 0.1, [[1.0, 0.0], [-1.0, 0.0]], [1, 0])
+        >>> bound.holds, bool(bound.terms["second"][0] <= bound.terms["value by layer"][0])  # not stationary
+        (False, True)
     """
     matrices, points = _chain(weights, x)
     targets = array("labels", y, 1, 2).reshape(-1)
     if len(targets) != len(points):
         raise InputError(f"expected a label for each of {len(points)} points; got {len(targets)}")
-    single = is_number(as_scalar(decay)) and not isinstance(decay, list | tuple)
-    mu = np.full(len(matrices), check_number(decay, "decay")) if single else array("decay", decay, 1)
-    if len(mu) != len(matrices):
-        raise InputError(f"decay: expected one number, or one for each of {len(matrices)} layers; got {len(mu)}")
+    mu = _decays(decay, len(matrices))
     checks = [
         Assumption("the output is scalar", len(matrices[-1]) == 1, f"{len(matrices[-1])} outputs"),
         Assumption("every layer decays", bool((mu > 0).all()), f"smallest μ = {mu.min():.3g}"),
@@ -62,51 +80,62 @@ def decay_rank(
     if any(c.held is False for c in checks):
         return Bound(name, quantity, None, "upper", terms, tuple(checks))
     gradients = _gradients(matrices, mu, points, targets, loss)
-    slack = np.array([np.linalg.norm(g, 2) for g in gradients]) / (2 * mu)
+    by_layer = np.array([np.linalg.norm(g, 2) for g in gradients]) / (2 * mu)
     largest = max(1.0, max(float(s[0]) for s in spectra))
-    value = float(slack.max())
-    terms |= {"value by layer": slack, "gradient norm": float(np.sqrt(sum((g**2).sum() for g in gradients)))}
-    checks.append(
-        Assumption(
-            "the weights are stationary",
-            value <= tolerance * largest,
-            f"‖G‖/2μ = {value:.2e}, at most {tolerance:g} × {largest:.3g}",
-        )
-    )
+    value = float(by_layer.max())
+    terms |= {"value by layer": by_layer, "gradient norm": float(np.sqrt(sum((g**2).sum() for g in gradients)))}
+    detail = f"‖G‖/2μ = {value:.2e}, at most {tolerance:g} × {largest:.3g}"
+    checks.append(Assumption("the weights are stationary", value <= tolerance * largest, detail))
     return Bound(name, quantity, value, "upper", terms, tuple(checks))
 
 
 def cross_entropy_rank(
     weights: Sequence[Any], x: Any, y: Any, initial: Sequence[Any] | None = None, *, tolerance: float = 0.1
 ) -> Bound:
-    """Theorem 5: rank at most one, in direction, after training with cross-entropy on data separable through the origin.
+    """Rank one after training with cross-entropy: a bound on σ₂/σ₁ of every layer of a deep linear network (Theorem 5).
 
-    The value bounds σ₂/σ₁ of every layer: σ₂(W_k)² ≤ Σ_{j ≥ k} λ_max(W_j W_j' − W_{j+1}' W_{j+1})₊, since W_L is one row.
-    It holds at any weights. Gradient flow keeps these differences as they were at the start while ‖W_k‖ → ∞, which is why
-    layers become one direction; the paper's proof takes the limit of ratios of derivatives for that of ratios. With the
-    `initial` weights, "promised" is the value from their differences and "drift" what training changed these by: the
-    promise is as good as the drift is small. "rank" counts singular values above `tolerance` times the layer's largest.
+    σ₂(W_k)² ≤ Σ_{j ≥ k} λ_max(W_j W_j' − W_{j+1}' W_{j+1})₊ at any weights, since W_L is one row. Gradient flow keeps these
+    differences as they were at the start while ‖W_k‖ → ∞, which is why layers become one direction; the paper's proof takes
+    the limit of ratios of derivatives for that of ratios.
+
+    Args:
+        weights: Matrices W_k (n_k, n_{k−1}), first layer first; the last has one row.
+        x: Points (N, n), separable by a hyperplane through the origin.
+        y: Labels (N,) in {0, 1}.
+        initial: Matrices that training started from. With them ``terms["promised"]`` is the value from their differences and
+            ``terms["drift"]`` what training changed these by.
+        tolerance: Singular values above it, relative to the layer's largest, count for ``terms["rank"]``.
+
+    Returns:
+        An upper bound on σ₂/σ₁ of every layer.
+
+    Raises:
+        InputError: If matrices do not follow each other, or points and labels do not fit them.
+
+    Example:
+        >>> import numpy as np
+        >>> from excite.bounds import cross_entropy_rank
+        >>> weights = [np.array([[9.0, 0.0], [0.0, 0.1]]), np.array([[9.0, 0.0]])]
+        >>> bound = cross_entropy_rank(weights, [[1.0, 0.0], [-1.0, 0.0]], [1, 0])
+        >>> bound.holds, bound.terms["rank"]
+        (True, [1, 1])
     """
     matrices, points = _chain(weights, x)
     points, s = signed(points, y)
-    checks = [Assumption("the output is scalar", len(matrices[-1]) == 1, f"{len(matrices[-1])} outputs")]
     t = separation(points, s, bias=False)
-    checks.append(
-        Assumption(
-            "a hyperplane through the origin separates the classes", t > SEPARABLE, f"largest relative gap {t:.2e}"
-        )
-    )
+    separated = "a hyperplane through the origin separates the classes"
+    checks = [
+        Assumption("the output is scalar", len(matrices[-1]) == 1, f"{len(matrices[-1])} outputs"),
+        Assumption(separated, t > SEPARABLE, f"largest relative gap {t:.2e}"),
+    ]
     spectra = [np.asarray(np.linalg.svd(m, compute_uv=False), dtype=np.float64) for m in matrices]
     terms: dict[str, Any] = _measured(matrices, spectra, tolerance, each=True)
     name, quantity = f"Theorem 5, {PAPER}", "second over first singular value of every layer"
     if any(c.held is False for c in checks):
         return Bound(name, quantity, None, "upper", terms, tuple(checks))
-    outputs = np.linalg.multi_dot([points, *[m.T for m in matrices]])[:, 0] * s
-    checks.append(
-        Assumption(
-            "all points are classified correctly", bool(outputs.min() > 0), f"smallest output {outputs.min():.3g}"
-        )
-    )
+    smallest = (np.linalg.multi_dot([points, *[m.T for m in matrices]])[:, 0] * s).min()
+    detail = f"smallest output {smallest:.3g}"
+    checks.append(Assumption("all points are classified correctly", bool(smallest > 0), detail))
     first = np.array([float(v[0]) for v in spectra])
     differences = _differences(matrices)
     value = _from_differences(differences, first)
@@ -115,24 +144,50 @@ def cross_entropy_rank(
         before, _ = _chain(initial, points)
         if [m.shape for m in before] != [m.shape for m in matrices]:
             raise InputError("initial: expected matrices of the same shapes as the weights")
-        old = _differences(before)
-        drifts = [float(np.linalg.norm(a - b, 2)) for a, b in zip(differences, old)]
-        terms |= {
-            "promised": float(_from_differences(old, first).max()),
-            "promised, with drift": float(_from_differences(old, first, drifts).max()),
-            "drift": max(drifts, default=0.0),
-        }
-    grown = float(value.max())
-    checks.append(
-        Assumption("the weights have grown in one direction", grown <= tolerance, f"σ₂/σ₁ at most {grown:.2e}")
-    )
-    return Bound(name, quantity, grown, "upper", terms, tuple(checks))
+        terms |= _promised(differences, _differences(before), first)
+    ratio = float(value.max())
+    detail = f"σ₂/σ₁ at most {ratio:.2e}"
+    checks.append(Assumption("the weights have grown in one direction", ratio <= tolerance, detail))
+    return Bound(name, quantity, ratio, "upper", terms, tuple(checks))
+
+
+def _promised(differences: list[Array], initial: list[Array], first: Array) -> dict[str, float]:
+    """The bound from the differences at the start, and what training changed them by."""
+    drifts = [float(np.linalg.norm(a - b, 2)) for a, b in zip(differences, initial)]
+    return {
+        "promised": float(_from_differences(initial, first).max()),
+        "promised, with drift": float(_from_differences(initial, first, drifts).max()),
+        "drift": max(drifts, default=0.0),
+    }
 
 
 def alignment(weights: Sequence[Any]) -> Array:
-    """|u_k · v_{k+1}| of adjacent layers, (L − 1,): one where the output of a layer is what the next one looks at."""
+    """Alignment |u_k · v_{k+1}| of adjacent layers, with u_k, v_k the first left and right singular vectors of W_k.
+
+    It is one where the first output direction of a layer is the first input direction of the next.
+
+    Args:
+        weights: Matrices W_k (n_k, n_{k−1}), first layer first.
+
+    Returns:
+        Array (L − 1,) of numbers from 0 to 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from excite.bounds import alignment
+        >>> alignment([np.diag([2.0, 1.0]), np.array([[0.0, 3.0]])]).tolist()
+        [0.0]
+    """
     parts = [np.linalg.svd(array("weight", w, 2), full_matrices=False) for w in weights]
     return np.array([abs(float(a[0][:, 0] @ b[2][0])) for a, b in pairwise(parts)])
+
+
+def _decays(decay: float | Sequence[float], layers: int) -> Array:
+    single = is_number(as_scalar(decay)) and not isinstance(decay, list | tuple)
+    mu = np.full(layers, check_number(decay, "decay")) if single else array("decay", decay, 1)
+    if len(mu) != layers:
+        raise InputError(f"decay: expected one number, or one for each of {layers} layers; got {len(mu)}")
+    return mu
 
 
 def _measured(matrices: list[Array], spectra: list[Array], tolerance: float, *, each: bool = False) -> dict[str, Any]:

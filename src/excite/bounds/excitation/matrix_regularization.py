@@ -31,11 +31,34 @@ def matrix_equivalence(
     norm: object = 2,
     output_norm: object = 2,
 ) -> Equivalence:
-    """λ = N ε² and the common solution W (m, n), for points x (N, n), targets y (N, m) and one of `penalty`, `radius`.
+    """Regularization as excitation with many outputs: λ = N ε² and the common solution W (Corollary 3).
 
-    `norm` is the norm of the perturbations: 2 (‖W‖ is the largest singular value) or 1 (the largest length of a column).
-    For "inf" the worst perturbation is NP-hard to find, so only λ and ε are given. Both problems are the same function
-    of W, so that one solution is returned for both.
+        (a)  min_W Σ ‖y_i − W x_i‖² + λ ‖W‖²,                     ‖W‖ = max ‖W u‖₂ over ‖u‖_p = 1
+        (b)  min_W Σ ‖y_i − W(x_i + d_i)‖² + ‖y_i − W(x_i − d_i)‖²,  d_i of p-norm ε with the largest ‖W d‖₂
+
+    Both problems are the same function of W, so that one solution is returned for both.
+
+    Args:
+        x: Points (N, n).
+        y: Targets (N, m).
+        penalty: λ; pass either this or ``radius``.
+        radius: ε.
+        norm: Norm p of the perturbations: 2 (‖W‖ is the largest singular value), 1 (the largest length of a column), or
+            "inf", for which the worst perturbation is NP-hard to find and only λ and ε are returned.
+        output_norm: Norm of the outputs; the corollary fails for others than 2.
+
+    Returns:
+        λ, ε and the solution W (m, n).
+
+    Raises:
+        InputError: If shapes do not fit, or not exactly one positive number of ``penalty`` and ``radius`` is passed.
+
+    Example:
+        >>> import numpy as np
+        >>> from excite.bounds import matrix_equivalence
+        >>> both = matrix_equivalence(np.eye(2), np.eye(2), radius=0.5)
+        >>> both.penalty, both.holds
+        (0.5, True)
     """
     points, targets = array("points", x, 2), array("targets", y, 2)
     if len(points) != len(targets) or not points.size or not targets.size:
@@ -62,7 +85,16 @@ def matrix_equivalence(
 
 
 def worst_perturbation(w: Any, radius: float, norm: object = 2) -> Array:
-    """d (n,) of p-norm ε with the largest ‖W d‖₂: the top right singular vector (p = 2), a coordinate (p = 1)."""
+    """The perturbation d (n,) of p-norm ε with the largest ‖W d‖₂: the first right singular vector (p = 2), a coordinate (p = 1).
+
+    Args:
+        w: Matrix W (m, n).
+        radius: ε.
+        norm: p, 2 or 1.
+
+    Returns:
+        Array (n,).
+    """
     weight, p = array("w", w, 2), parse_norm(norm, ("2", "1"))
     if p == "2":
         return np.asarray(radius * np.linalg.svd(weight)[2][0])

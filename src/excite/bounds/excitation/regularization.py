@@ -28,7 +28,17 @@ SAME = 1e-6  # largest difference of Xw and of ‖w‖, relative
 
 @dataclass(frozen=True)
 class Equivalence(Statement):
-    """λ and ε with the same solution, None where there is none, and the solution of each problem, found separately."""
+    """A penalty λ and a radius ε with the same solution, and the solution of each problem, found separately.
+
+    Args:
+        name: Theorem and paper.
+        penalty: λ; None where there is none.
+        radius: ε; None where there is none.
+        regularized: Solution of the penalized problem.
+        excited: Solution of the problem with excited inputs.
+        difference: The larger of ‖Xw − Xw'‖/‖y‖ and |‖w‖ − ‖w'‖| / ‖w‖ of the two solutions.
+        assumptions: The conditions of the theorem.
+    """
 
     name: str
     penalty: float | None  # λ
@@ -40,13 +50,35 @@ class Equivalence(Statement):
 
     def __str__(self) -> str:
         none = None in (self.penalty, self.radius)
-        return self.told("no equivalent" if none else f"λ = {self.penalty:.6g}, ε = {self.radius:.6g}")
+        return self.describe("no equivalent" if none else f"λ = {self.penalty:.6g}, ε = {self.radius:.6g}")
 
 
 def radius_of_penalty(x: Any, y: Any, penalty: float, norm: object = 2, power: float = 2.0) -> Equivalence:
-    """From λ to the ε with the same solution (Theorem 6). `norm` is the p of ‖w‖_p: 1, 2 or "inf"; `power` is m ≥ 1.
+    """The radius ε of excitation with the same solution as a penalty λ: ε = √(λ m ‖w‖^(m−2) / 2N) (Theorem 6).
 
-    ε = √(λ m ‖w‖^(m−2) / 2N). There is none for m = 1 and λ ≥ 2‖X'y‖_q, where (a) gives zero and (b) never does.
+        (a)  min_w Σ (y_i − w·x_i)² + λ ‖w‖_p^m
+        (b)  min_w Σ ½(y_i − min w·(x_i + d))² + ½(y_i − max w·(x_i + d))²  over ‖d‖_q ≤ ε
+
+    There is no such radius for m = 1 and λ ≥ 2‖X'y‖_q, where (a) gives zero and (b) never does. Losses are sums over points.
+
+    Args:
+        x: Points (N, n).
+        y: Targets (N,).
+        penalty: λ > 0.
+        norm: The p of ‖w‖_p: 1, 2 or "inf"; perturbations are measured in the dual norm q.
+        power: m ≥ 1.
+
+    Returns:
+        λ, ε and both solutions.
+
+    Raises:
+        InputError: If shapes do not fit or a number is out of range.
+
+    Example:
+        >>> from excite.bounds import radius_of_penalty
+        >>> both = radius_of_penalty([[1.0, 0.0], [0.0, 2.0]], [1.0, 1.0], penalty=2.0)
+        >>> both.radius, both.holds  # ridge: λ = N ε²
+        (1.0, True)
     """
     points, targets, p = _checked(x, y, penalty, "penalty", norm, power)
     w = penalized(points, targets, penalty, p, power)
@@ -66,7 +98,28 @@ def radius_of_penalty(x: Any, y: Any, penalty: float, norm: object = 2, power: f
 
 
 def penalty_of_radius(x: Any, y: Any, radius: float, norm: object = 2, power: float = 2.0) -> Equivalence:
-    """From ε to the λ with the same solution (Theorem 6): λ = (2Nε²/m) ‖w‖_p^(2−m). `norm` is the p of ‖w‖_p."""
+    """The penalty λ with the same solution as excitation of radius ε: λ = (2Nε²/m) ‖w‖_p^(2−m) (Theorem 6).
+
+    The two problems are those of `radius_of_penalty`.
+
+    Args:
+        x: Points (N, n).
+        y: Targets (N,).
+        radius: ε > 0.
+        norm: The p of ‖w‖_p: 1, 2 or "inf"; perturbations are measured in the dual norm q.
+        power: m ≥ 1.
+
+    Returns:
+        λ, ε and both solutions.
+
+    Raises:
+        InputError: If shapes do not fit or a number is out of range.
+
+    Example:
+        >>> from excite.bounds import penalty_of_radius
+        >>> penalty_of_radius([[1.0, 0.0], [0.0, 2.0]], [1.0, 1.0], radius=1.0).penalty
+        2.0
+    """
     points, targets, p = _checked(x, y, radius, "radius", norm, power)
     v = penalized_squared(points, targets, len(points) * radius**2, p)
     length = size(v, p)

@@ -19,23 +19,32 @@ from excite.errors import InputError
 
 
 def relaxed_linear_margin(x: Any, y: Any, directions: Any = None, offsets: Any = None) -> Bound:
-    """Corollary 2: margin ≤ 1 / (|B| √ΣΔ_k²), where r_k·x ≥ Δ_k on support vectors with label 1, ≤ Δ_k on the others.
+    """Theorem 2 for support vectors near an affine subspace: margin ≤ 1 / (|B| √ΣΔ_k²) (Corollary 2).
 
-    `directions` (K, n) are the orthonormal r_k, `offsets` (K,) the Δ_k. It needs BΔ_k ≥ 0, which the paper does not say.
-    Without offsets the best ones are taken. Without directions one direction, the best there is, found by a quadratic
-    program: a set of them does no better, as Σ|Δ_k| r_k / ‖Δ‖ with offset ±‖Δ‖ is one direction with the same bound.
+    The r_k are orthonormal with r_k·x ≥ Δ_k on support vectors with label 1 and ≤ Δ_k on the others; B is that of
+    `linear_margin`. It needs BΔ_k ≥ 0, which the paper does not say.
+
+    Args:
+        x: Points (N, n), separable by a hyperplane.
+        y: Labels (N,) in {0, 1}.
+        directions: The r_k (K, n). Without them one direction, the best there is, is found by a quadratic program: a set of them
+            does no better, as Σ|Δ_k| r_k / ‖Δ‖ with offset ±‖Δ‖ is one direction with the same bound.
+        offsets: The Δ_k (K,); the best ones by default.
+
+    Returns:
+        An upper bound on the margin of the limit of gradient descent.
+
+    Raises:
+        InputError: If labels are not 0 and 1, shapes do not fit, directions are not orthonormal, or offsets come without them.
+
+    Example:
+        >>> from excite.bounds import relaxed_linear_margin
+        >>> bound = relaxed_linear_margin([[5.0, 0.0], [5.1, 1.0]], [0, 1])
+        >>> bound.terms["limit margin"] <= bound.value
+        True
     """
     points, s = signed(x, y)
-    if directions is None and offsets is not None:
-        raise InputError("relaxed_linear_margin: expected directions where offsets are given")
-    given = None if directions is None else array("directions", directions, 2)
-    if given is not None and (
-        given.shape[1] != points.shape[1] or np.abs(given @ given.T - np.eye(len(given))).max() > 1e-9
-    ):
-        raise InputError(f"directions: expected orthonormal rows of length {points.shape[1]}; got shape {given.shape}")
-    levels = None if offsets is None else array("offsets", offsets, 1)
-    if levels is not None and given is not None and len(levels) != len(given):
-        raise InputError(f"offsets: expected one for each of {len(given)} directions; got {len(levels)}")
+    rows, levels = _directions(directions, offsets, points.shape[1])
     checks = list(separable(points, s))
     name, quantity = f"Corollary 2, {PAPER}", "margin of the limit classifier"
     if not all(c.held for c in checks):
@@ -47,31 +56,36 @@ def relaxed_linear_margin(x: Any, y: Any, directions: Any = None, offsets: Any =
     checks.append(Assumption("the hyperplane is solved", limit.gap <= SOLVED, f"duality gap {limit.gap:.1e}"))
     w, b, support = two_apart(limit, points, s)
     up, down = points[support & (s > 0)], points[support & (s < 0)]
-    r = _best_direction(up, down, b) if given is None else given
+    r = _best_direction(up, down, b) if rows is None else rows
     high, low = (up @ r.T).min(0), (down @ r.T).max(0)
     # Any Δ between the two sides will do; the one with the largest BΔ says most.
     chosen = (high if b >= 0 else low) if levels is None else levels
     slack = 1e-9 * max(1.0, float(np.abs(points).max()))
     wrong = np.maximum(low - chosen, chosen - high)
-    checks.append(
-        Assumption(
-            "the offsets lie between the support vectors of the two classes",
-            bool((wrong <= slack).all()),
-            f"furthest outside by {max(0.0, float(wrong.max(initial=0.0))):.2e}",
-        )
-    )
-    checks.append(
-        Assumption(
-            "B and every offset have the same sign",
-            bool((b * chosen >= -slack * abs(b)).all()),
-            f"B = {b:.4g}, offsets " + (", ".join(f"{d:.4g}" for d in chosen[:8]) or "none"),
-        )
-    )
+    outside = f"furthest outside by {max(0.0, float(wrong.max(initial=0.0))):.2e}"
+    listed = f"B = {b:.4g}, offsets " + (", ".join(f"{d:.4g}" for d in chosen[:8]) or "none")
+    between = "the offsets lie between the support vectors of the two classes"
+    checks.append(Assumption(between, bool((wrong <= slack).all()), outside))
+    same_sign = bool((b * chosen >= -slack * abs(b)).all())
+    checks.append(Assumption("B and every offset have the same sign", same_sign, listed))
     spent = abs(b) * float(np.linalg.norm(chosen))
     printed = 1 / spent if spent > 0 else math.inf
     terms = {"B": b, "directions": r, "offsets": chosen, "support": np.flatnonzero(support), "printed": printed,
              "limit weight": w, "limit margin": margin_of(limit.weight, limit.bias, points, s)}  # fmt: skip
     return Bound(name, quantity, printed, "upper", terms, tuple(checks))
+
+
+def _directions(directions: Any, offsets: Any, n: int) -> tuple[Array | None, Array | None]:
+    """Directions (K, n) and offsets (K,) as arrays, checked; None where there are none."""
+    if directions is None and offsets is not None:
+        raise InputError("relaxed_linear_margin: expected directions where offsets are given")
+    rows = None if directions is None else array("directions", directions, 2)
+    if rows is not None and (rows.shape[1] != n or np.abs(rows @ rows.T - np.eye(len(rows))).max() > 1e-9):
+        raise InputError(f"directions: expected orthonormal rows of length {n}; got shape {rows.shape}")
+    levels = None if offsets is None else array("offsets", offsets, 1)
+    if levels is not None and rows is not None and len(levels) != len(rows):
+        raise InputError(f"offsets: expected one for each of {len(rows)} directions; got {len(levels)}")
+    return rows, levels
 
 
 def _best_direction(up: Array, down: Array, b: float) -> Array:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from excite.bounds.bound import Assumption, Bound
 from excite.bounds.excitation.active import most_active
 from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
-from excite.bounds.squared import Fitted, Loss, Moments, excited, fitted, moments
+from excite.bounds.squared import FittedNetwork, Loss, UnitMoments, excited, fitted, moments
 from excite.bounds.stability import Descent
 from excite.errors import InputError, ModelError
 
@@ -37,23 +37,49 @@ def two_layer_lipschitz(
     tolerance: float = 1e-4,
     seconds: float = 10.0,
 ) -> Bound:
-    """An upper bound on the Lipschitz constant (2-norms) of a two-layer ReLU network from its step size (Theorem 1).
+    """Lipschitz constant (2-norms) of a two-layer ReLU network, bounded by its step size (Theorem 1).
 
-    `model` is a module or [(V, b or None), (W, c or None)]; x (N, ...) and y (N, m) are all its training points; `descent`
-    is the step size δ or a `Descent` with momentum. `loss` is what the steps were taken on: "half-sum" ½ Σ ‖f − y‖² as in
-    the paper, "sum", "half-mean" (over points) or "mean" (over points and outputs, `F.mse_loss`). Units with W_k = 0 or
-    V_k = 0 do nothing and are left out. With q = 2/δ, S_k = Σ_{I_k} x x' and μ_k = ‖Σ_{I_k} x‖:
+    Units with W_k = 0 or V_k = 0 do nothing and are left out. With q = 2/δ, S_k = Σ_{I_k} x x' over the points I_k that
+    activate unit k, and μ_k = ‖Σ_{I_k} x‖:
 
     - form "unit": max over x of Σ_{active k} w_k v_k with w_k = √(q / λ_max(S_k)) and v_k the larger root of
       λ_min(S_k) v² − 2 |b_k| μ_k v + |I_k| b_k² − q;
     - form "stated": n √(q/λ) (2 μ B/λ + √(|q − B²|/λ)) with n the largest number of active units, λ = min λ_min(S_k),
       μ = max μ_k, B = max |b_k|. The step of its proof to all units at once needs μ² ≥ λ; otherwise q stands for |q − B²|.
 
-    `terms["exact"]` says whether the maximum over x is exact or itself an upper bound, found in `seconds`.
+    Args:
+        model: A fully connected ReLU network as a module, or its layers as [(V, b or None), (W, c or None)].
+        x: All training points (N, ...).
+        y: Their targets (N, m).
+        descent: Step size δ of gradient descent, or a `Descent` with momentum.
+        form: "unit" (sharper) or "stated" (as printed in the paper).
+        loss: The loss that steps were taken on: "half-sum" ½ Σ ‖f − y‖², "sum", "half-mean" (over points) or "mean"
+            (over points and outputs, as ``F.mse_loss``).
+        tolerance: Largest relative gradient at which training counts as converged.
+        seconds: Time limit for the maximum over x. ``terms["exact"]`` says whether it is exact or itself an upper bound.
+
+    Returns:
+        An upper bound on the Lipschitz constant.
+
+    Raises:
+        InputError: If ``form`` or ``loss`` is unknown, or the shapes of points and targets do not fit.
+        ModelError: If the model is not a fully connected ReLU network with two linear layers.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import two_layer_lipschitz
+        >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
+        >>> layers = [(torch.tensor([[1.0], [-1.0]]), None), (torch.tensor([[1.0, 1.0]]), None)]  # f(x) = |x|
+        >>> bound = two_layer_lipschitz(layers, x, x.abs(), 0.1)
+        >>> bound.holds, round(bound.value, 6)
+        (True, 4.0)
     """
     if form not in ("unit", "stated"):
         raise InputError(f"expected form 'unit' or 'stated'; got {form!r}")
-    found = fitted(_two(model, x), x, y, descent, loss, tolerance)
+    return _theorem_1(fitted(_two(model, x), x, y, descent, loss, tolerance), form, seconds)
+
+
+def _theorem_1(found: FittedNetwork, form: Form, seconds: float) -> Bound:
     V, W = found.network.weights
     bias = found.network.biases[0]
     b = V.new_zeros(len(V)) if bias is None else bias
@@ -72,13 +98,8 @@ def two_layer_lipschitz(
         keep = torch.nonzero(~silent).flatten()
         value, more = (_unit if form == "unit" else _stated)(found, per_unit, b, keep, seconds)
         terms |= more
-    return Bound(
-        f"Persistency of excitation, Theorem 1 ({'per unit' if form == 'unit' else 'as stated'})",
-        "Lipschitz constant of the network",
-        value,
-        terms=terms,
-        assumptions=assumptions,
-    )
+    name = f"Persistency of excitation, Theorem 1 ({'per unit' if form == 'unit' else 'as stated'})"
+    return Bound(name, "Lipschitz constant of the network", value, terms=terms, assumptions=assumptions)
 
 
 def _two(model: nn.Module | Pairs, x: Tensor) -> ReluNetwork:
@@ -88,7 +109,9 @@ def _two(model: nn.Module | Pairs, x: Tensor) -> ReluNetwork:
     return network
 
 
-def _unit(found: Fitted, m: Moments, b: Tensor, keep: Tensor, seconds: float) -> tuple[float, dict[str, object]]:
+def _unit(
+    found: FittedNetwork, m: UnitMoments, b: Tensor, keep: Tensor, seconds: float
+) -> tuple[float, dict[str, object]]:
     q, low, bias, mu = found.limit, m.smallest[keep], b[keep].abs(), m.mean[keep]
     # Where H is within its limit the quadratic has real roots, because ‖V_k‖ lies between them.
     root = ((bias * mu).square() + low * (q - m.count[keep] * bias.square())).clamp(min=0).sqrt()
@@ -105,7 +128,9 @@ def _unit(found: Fitted, m: Moments, b: Tensor, keep: Tensor, seconds: float) ->
     }
 
 
-def _stated(found: Fitted, m: Moments, b: Tensor, keep: Tensor, seconds: float) -> tuple[float, dict[str, object]]:
+def _stated(
+    found: FittedNetwork, m: UnitMoments, b: Tensor, keep: Tensor, seconds: float
+) -> tuple[float, dict[str, object]]:
     q = found.limit
     if not len(keep):
         return 0.0, {"n_active": 0, "exact": True}
@@ -135,11 +160,38 @@ def two_layer_margin(
     tolerance: float = 1e-4,
     seconds: float = 10.0,
 ) -> Bound:
-    """A lower bound on the margin of a two-layer classifier from its step size (Corollary 1): Δ / (2 𝓛).
+    """Margin of a two-layer classifier, bounded from below by its step size: margin ≥ Δ / (2 𝓛) (Corollary 1).
 
-    y (N,) holds the two targets, one a class. Δ = min f over the class with the larger target − max f over the other, which
-    must be positive; the classifier decides at the middle, `terms["threshold"]`; its margin is the smallest distance
-    (2-norm) of a training point to the other side. 𝓛 is the bound of `two_layer_lipschitz`, whose settings these are.
+    Δ = min f over the class with the larger target − max f over the other, which must be positive; the classifier decides at
+    the middle, ``terms["threshold"]``; its margin is the smallest distance (2-norm) of a training point to the other side. 𝓛
+    is the bound of `two_layer_lipschitz`.
+
+    Args:
+        model: A fully connected ReLU network as a module, or its layers as [(V, b or None), (W, c or None)].
+        x: All training points (N, ...).
+        y: Their targets (N,): one number per class.
+        descent: Step size δ of gradient descent, or a `Descent` with momentum.
+        form: "unit" (sharper) or "stated" (as printed in the paper).
+        loss: The loss that steps were taken on: "half-sum" ½ Σ ‖f − y‖², "sum", "half-mean" (over points) or "mean"
+            (over points and outputs, as ``F.mse_loss``).
+        tolerance: Largest relative gradient at which training counts as converged.
+        seconds: Time limit for the maximum over x in 𝓛.
+
+    Returns:
+        A lower bound on the margin of the training points.
+
+    Raises:
+        InputError: If there are not two different targets, or ``form`` or ``loss`` is unknown.
+        ModelError: If the model is not a fully connected ReLU network with two linear layers.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import two_layer_margin
+        >>> x, y = torch.tensor([[-2.0], [-1.0], [3.0], [4.0]]), torch.tensor([0.0, 0.0, 1.0, 1.0])
+        >>> layers = [(torch.tensor([[1.0], [1.0]]), torch.tensor([-1.5, -2.5])), (torch.tensor([[1.0, -1.0]]), None)]
+        >>> bound = two_layer_margin(layers, x, y, 0.01)
+        >>> bound.holds, bound.terms["Δ"], bound.terms["threshold"]
+        (True, 1.0, 0.5)
     """
     network = _two(model, x)
     outputs = len(network.weights[-1])
@@ -149,19 +201,12 @@ def two_layer_margin(
         return Bound(name, quantity, None, "lower", assumptions=(failed,))
     steep = two_layer_lipschitz(model, x, y, descent, form=form, loss=loss, tolerance=tolerance, seconds=seconds)
     targets = y.detach().double().cpu().reshape(-1)
-    values = targets.unique()
-    if len(values) != 2:
-        raise InputError(f"expected two targets, one a class; got {len(values)} different ones")
+    if len(values := targets.unique()) != 2:
+        raise InputError(f"expected two targets, one per class; got {len(values)} different ones")
     output = network.signals(x.detach().double().cpu().flatten(1))[-1].flatten()
     low, high = float(output[targets == values[0]].max()), float(output[targets == values[1]].min())
     gap = high - low
     apart = Assumption("the outputs of the two classes do not overlap", gap > 0, f"Δ = {gap:.6g}")
     value = gap / (2 * steep.value) if steep.value else (None if steep.value is None else math.inf)
-    return Bound(
-        name,
-        quantity,
-        value,
-        "lower",
-        terms={**steep.terms, "Δ": gap, "threshold": low + gap / 2, "lipschitz": steep.value},
-        assumptions=(*steep.assumptions, apart),
-    )
+    terms = {**steep.terms, "Δ": gap, "threshold": low + gap / 2, "lipschitz": steep.value}
+    return Bound(name, quantity, value, "lower", terms, (*steep.assumptions, apart))

@@ -27,17 +27,39 @@ def directional_lipschitz(
     hidden_weight: Any, hidden_bias: Any, output_weight: Any, x: Any, y: Any, *, support: float = 0.2, kink: float = 1e-2,
     residual: float = 0.1,
 ) -> Bound:  # fmt: skip
-    """Theorem 3: the Lipschitz constant (2-norm) of f / min s f(x), from V (r, n), b (r,), w (r,) or (1, r).
+    """Lipschitz constant (2-norm) of f / min s f(x) for f(x) = w·(Vx + b)₊ trained with cross-entropy (Theorem 3).
 
     value = m Σ_{k in K} ρ_k c_k + slack, with K the cheapest set of units that covers the support vectors and
     c_k = 1 / (distance of the origin to the hull of s(x, 1) over the support vectors that activate unit k or lie on its
-    kink). In the limit ρ = m = 1 and the slack is 0; before it, all three follow from what is left of the stationarity
-    above, so that "at any time" holds at any weights: multipliers are found by non-negative least squares over points
-    with s f(x) ≤ 1 + `support`, with one of its own for each unit whose kink is within `kink` (a cosine).
+    kink). In the limit of training ρ = m = 1 and the slack is 0; before it all three follow from what is left of the
+    stationarity, so that ``terms["at any time"]`` holds at any weights. 1/value is a margin in the input space.
 
-    `terms["stated"]` is the paper's n_node √(n_sup / λ). It needs linearly independent support vectors, and fails where
-    one lies on a kink, which is where training often puts them. 1/value is a margin in the input space. The theorem has
-    no output bias.
+    ``terms["stated"]`` is the paper's n_node √(n_sup / λ). It needs linearly independent support vectors, and fails where one
+    lies on a kink, which is where training often puts them. The theorem has no output bias.
+
+    Args:
+        hidden_weight: V (r, n).
+        hidden_bias: b (r,).
+        output_weight: w (r,) or (1, r).
+        x: Training points (N, n).
+        y: Labels (N,) in {0, 1}.
+        support: Points with s f(x) ≤ (1 + support) times the smallest count as support vectors; their multipliers are found
+            by non-negative least squares.
+        kink: Largest cosine at which a point counts as lying on the kink of a unit; it then has a multiplier of its own.
+        residual: Largest relative residual at which training counts as converged in direction.
+
+    Returns:
+        An upper bound on the Lipschitz constant over the smallest margin of the outputs.
+
+    Raises:
+        InputError: If labels are not 0 and 1, or shapes do not fit.
+
+    Example:
+        >>> from excite.bounds import directional_lipschitz
+        >>> V, b, w = [[0.5], [-0.5]], [0.5, 0.5], [0.5**0.5, -(0.5**0.5)]
+        >>> bound = directional_lipschitz(V, b, w, [[1.0], [-1.0]], [1, 0])
+        >>> bound.holds, round(bound.value, 3)
+        (True, 1.707)
     """
     points, s = signed(x, y)
     v, b, w, outputs = _network(hidden_weight, hidden_bias, output_weight, points.shape[1])
@@ -51,6 +73,22 @@ def directional_lipschitz(
     )
     if not right.held:
         return Bound(name, quantity, None, "upper", {}, (scalar, right))
+    total, balance, off, terms = _theorem_3(v, b, w, points, s, margins, support, kink)
+    checks = (
+        scalar,
+        right,
+        Assumption(
+            "training has converged in direction", off <= residual, f"‖e‖/‖θ‖ = {off:.2e}, at most {residual:g}"
+        ),
+        Assumption("the layers are balanced", balance <= residual, f"|‖w‖² − ‖(V, b)‖²|/‖θ‖² = {balance:.2e}"),
+    )
+    return Bound(name, quantity, total, "upper", terms, checks)
+
+
+def _theorem_3(
+    v: Array, b: Array, w: Array, points: Array, s: Array, margins: Array, support: float, kink: float
+) -> tuple[float, float, float, dict[str, Any]]:
+    """The bound at any time, the imbalance of the layers, the relative residual of stationarity, and the terms."""
     scale = 1 / math.sqrt(float(margins.min()))  # f has degree two in θ
     hidden, w = np.column_stack([v, b]) * scale, w * scale  # (r, n + 1), (r,)
     near = np.flatnonzero(margins <= (1 + support) * margins.min())
@@ -82,14 +120,7 @@ def directional_lipschitz(
         "units never active": np.flatnonzero(~(points @ v.T + b > 0).any(0)),
         "sum of |w| ‖V‖": float(np.abs(w) @ np.linalg.norm(hidden[:, :-1], axis=1)),
     }
-    off = f"‖e‖/‖θ‖ = {fit.residual:.2e}, at most {residual:g}"
-    checks = (
-        scalar,
-        right,
-        Assumption("training has converged in direction", fit.residual <= residual, off),
-        Assumption("the layers are balanced", balance <= residual, f"|‖w‖² − ‖(V, b)‖²|/‖θ‖² = {balance:.2e}"),
-    )
-    return Bound(name, quantity, total, "upper", terms, checks)
+    return total, balance, fit.residual, terms
 
 
 @dataclass(frozen=True)

@@ -41,16 +41,37 @@ def reduced_alignment(
     output: Pick = None,
     wiring: Wiring | None = None,
 ) -> dict[str, Bound]:
-    """Equations 13 and 14: a lower bound on ‖W‖₂²/‖W‖²_F by layer, for weights trained by gradient flow from `initial`.
+    """How far from rank one layers can be: a lower bound on ‖W‖₂²/‖W‖²_F by layer (equations 13 and 14, Training invariances).
 
-    A layer is what makes the channels of a junction, named by its parts, "block.conv2+block.skip" for [U Z], biases
-    included; where one layer makes several, as for the heads of attention, by the junction ("v>out/head0"). The value is max(1/K − D/‖W‖²_F, 1/rank); `terms` has the factor K ("factor", 2^N_r V_c times the number of
-    outputs), "N_r", "V_c", "D", "limit" 1/min(rank, K) for norms that grow without end, "printed limit" with the paper's
-    8^N_r, "at this norm" 1/K − D/‖W‖²_F, the "measured" ratio, "frobenius", and the "drift" of the laws since `initial`, over ‖W‖²_F.
+    The value is max(1/K − D/‖W‖²_F, 1/rank), for weights trained by gradient flow. A layer is what makes the channels of a
+    junction, named by its parts, "block.conv2+block.skip" for [U Z], biases included; where one layer makes several, as for
+    the heads of attention, by the junction ("v>out/head0").
 
-    `initial` are the weights that training started from (a model or its state_dict); the current ones by default, which
-    makes the value a statement about any weights. The drift has to be below `tolerance`. `wiring` is `excite.trace(model,
-    example)`, if you have it.
+    Args:
+        model: The model.
+        example: A batch to trace it with.
+        initial: Weights that training started from (a model or its state_dict); the current ones by default, which makes the
+            value a statement about any weights.
+        tolerance: Largest drift of the conserved quantities since ``initial``, over ‖W‖²_F.
+        output: Which part of the model's output to trace, as for `excite.trace`.
+        wiring: ``excite.trace(model, example)``, if you have it.
+
+    Returns:
+        A lower bound per layer. ``terms``: the factor K ("factor", 2^N_r V_c times the number of outputs), "N_r", "V_c", "D",
+        "limit" 1/min(rank, K) for norms that grow without end, "printed limit" with the paper's 8^N_r, "at this norm"
+        1/K − D/‖W‖²_F, the "measured" ratio, "frobenius", "1/rank" and the "drift".
+
+    Raises:
+        InputError: If ``initial`` does not fit the model.
+        ModelError: If the model cannot be traced.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import reduced_alignment
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Linear(4, 1, bias=False))
+        >>> bounds = reduced_alignment(model, torch.randn(2, 3))
+        >>> {name: bound.value <= bound.terms["measured"] for name, bound in bounds.items()}
+        {'0': True}
     """
     check_norms(check_weights(check_model(model)).named_parameters())
     tolerance = check_number(tolerance, "tolerance", 0)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from excite.bounds.bound import Assumption, Bound
 from excite.bounds.excitation.two_layer import Form
 from excite.bounds.relu_network import Pairs, relu_network
-from excite.bounds.squared import Fitted, Loss, excited, fitted, moments
+from excite.bounds.squared import FittedNetwork, Loss, excited, fitted, moments
 from excite.bounds.stability import Descent
 from excite.errors import InputError
 
@@ -37,9 +37,9 @@ def deep_norms(
     loss: Loss = "half-sum",
     tolerance: float = 1e-4,
 ) -> tuple[Bound, ...]:
-    """An upper bound on ‖W_j‖₂ of every layer of a ReLU network, in order. Arguments as in `two_layer_lipschitz`.
+    """Spectral norm of every layer of a deep ReLU network, bounded by its step size and activations (Theorem 1, richness paper).
 
-    Form "stated", with I_k the points that activate unit k of layer j and have an output other than zero:
+    Form "stated", with q = 2/δ and I_k the points that activate unit k of layer j and have an output other than zero:
 
     - layers j < L: ‖W_j‖² ≤ Σ_k row_k², row_k² = Σ_{I_k} c_i / λ_min(Σ_{I_k} h_{j−1} h_{j−1}'), c_i = q ‖h_{j+1}‖² / ‖h_L‖² (the
       paper prints h_j, its proof gives h_{j+1});
@@ -47,7 +47,32 @@ def deep_norms(
 
     Form "unit" takes for row_k² the smallest of that, |I_k| / λ_min(Σ_{I_k} h_{j−1} h_{j−1}' / c_i) and, below the last
     layer, q / λ_min(Σ_{I_k} h_{L−2} h_{L−2}'); and column_k² = q / λ_max(Σ_{I_k} h_{L−2} h_{L−2}'). With biases rows include them.
-    `terms` has "rows" or "columns", and "norm", the measured ‖W_j‖₂.
+
+    Args:
+        model: A fully connected ReLU network as a module, or its layers as [(weight, bias or None), ...].
+        x: All training points (N, ...).
+        y: Their targets (N, m).
+        descent: Step size δ of gradient descent, or a `Descent` with momentum.
+        form: "unit" (sharper) or "stated" (as printed in the paper).
+        loss: The loss that steps were taken on: "half-sum" ½ Σ ‖f − y‖², "sum", "half-mean" (over points) or "mean"
+            (over points and outputs, as ``F.mse_loss``).
+        tolerance: Largest relative gradient at which training counts as converged.
+
+    Returns:
+        One upper bound on ‖W_j‖₂ per layer, in order. ``terms`` has "rows" or "columns", and "norm", the measured ‖W_j‖₂.
+
+    Raises:
+        InputError: If ``form`` or ``loss`` is unknown, or the shapes of points and targets do not fit.
+        ModelError: If the model is not a fully connected ReLU network.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import deep_norms
+        >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
+        >>> layers = [(torch.tensor([[1.0], [-1.0]]), None), (torch.tensor([[1.0, 1.0]]), None)]  # f(x) = |x|
+        >>> bounds = deep_norms(layers, x, x.abs(), 0.1)
+        >>> all(bound.terms["norm"] <= bound.value for bound in bounds)
+        True
     """
     if form not in ("unit", "stated"):
         raise InputError(f"expected form 'unit' or 'stated'; got {form!r}")
@@ -66,7 +91,33 @@ def deep_lipschitz(
     loss: Loss = "half-sum",
     tolerance: float = 1e-4,
 ) -> Bound:
-    """An upper bound on the Lipschitz constant (2-norms) of a deep ReLU network: the product of `deep_norms`."""
+    """Lipschitz constant (2-norms) of a deep ReLU network, bounded by its step size and activations: Π of `deep_norms`.
+
+    Args:
+        model: A fully connected ReLU network as a module, or its layers as [(weight, bias or None), ...].
+        x: All training points (N, ...).
+        y: Their targets (N, m).
+        descent: Step size δ of gradient descent, or a `Descent` with momentum.
+        form: "unit" (sharper) or "stated" (as printed in the paper).
+        loss: The loss that steps were taken on: "half-sum" ½ Σ ‖f − y‖², "sum", "half-mean" (over points) or "mean"
+            (over points and outputs, as ``F.mse_loss``).
+        tolerance: Largest relative gradient at which training counts as converged.
+
+    Returns:
+        An upper bound on the Lipschitz constant; ``terms["norms"]`` are the bounds of the layers.
+
+    Raises:
+        InputError: If ``form`` or ``loss`` is unknown, or the shapes of points and targets do not fit.
+        ModelError: If the model is not a fully connected ReLU network.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import deep_lipschitz
+        >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
+        >>> layers = [(torch.tensor([[1.0], [-1.0]]), None), (torch.tensor([[1.0, 1.0]]), None)]  # f(x) = |x|
+        >>> round(deep_lipschitz(layers, x, x.abs(), 0.1).value, 6)
+        8.0
+    """
     layers = deep_norms(model, x, y, descent, form=form, loss=loss, tolerance=tolerance)
     values = [math.inf if layer.value is None else layer.value for layer in layers]
     return Bound(
@@ -83,7 +134,7 @@ def _augmented(h: Tensor, bias: Tensor | None) -> Tensor:
     return h if bias is None else torch.cat([h, h.new_ones(len(h), 1)], 1)
 
 
-def _reaching(found: Fitted, j: int) -> Tensor:
+def _reaching(found: FittedNetwork, j: int) -> Tensor:
     """What h_j alone contributes to the output, W_L G_{L−1} … W_{j+1} h_j: (N, m). Without biases above, or for j = L, the
     output itself."""
     network, signals = found.network, found.signals
@@ -95,7 +146,7 @@ def _reaching(found: Fitted, j: int) -> Tensor:
     return flowing
 
 
-def _hidden(found: Fitted, j: int, form: Form) -> Bound:
+def _hidden(found: FittedNetwork, j: int, form: Form) -> Bound:
     """The bound on W_j for j = 1, …, L − 1; `weights[j − 1]` in the list."""
     network, signals, q = found.network, found.signals, found.limit
     h = _augmented(signals[j - 1], network.biases[j - 1])
@@ -118,7 +169,7 @@ def _hidden(found: Fitted, j: int, form: Form) -> Bound:
     return _bound(found, j, "rows", rows, excitation, form)
 
 
-def _last(found: Fitted, form: Form) -> Bound:
+def _last(found: FittedNetwork, form: Form) -> Bound:
     network, signals, q = found.network, found.signals, found.limit
     layers = len(network.weights)
     h = _augmented(signals[layers - 2], network.biases[layers - 2])
@@ -138,7 +189,7 @@ def _last(found: Fitted, form: Form) -> Bound:
     return _bound(found, layers, "columns", columns, reached, form)
 
 
-def _bound(found: Fitted, j: int, what: str, squares: Tensor, last: Assumption, form: Form) -> Bound:
+def _bound(found: FittedNetwork, j: int, what: str, squares: Tensor, last: Assumption, form: Form) -> Bound:
     return Bound(
         f"{_NAME} ({'per unit' if form == 'unit' else 'as stated'})",
         f"spectral norm of the weight of layer {j}",

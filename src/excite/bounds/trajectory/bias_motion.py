@@ -34,11 +34,25 @@ def _over(lipschitz: Floats, smallest: Floats, updates: Floats | None) -> Floats
 def trajectory_length(
     lipschitz: Numbers, largest: Numbers, smallest: Numbers, updates: Numbers | None = None
 ) -> tuple[Bound, Bound]:
-    """Theorem 1 on Σ r_t, from below and from above: Σ λ_t/σ₁ ≤ Σ r_t ≤ Σ λ_t/σ_min(active rows).
+    """Length Σ r_t of the normalized bias trajectory: Σ λ_t/σ₁ ≤ Σ r_t ≤ Σ λ_t/σ_min(active rows) (Theorem 1).
 
     Args:
-        lipschitz: local Lipschitz constants λ_t at the samples drawn; `largest` and `smallest` the singular values.
-        updates: r_t, where known: steps with r_t = 0 then add nothing to the upper bound.
+        lipschitz: Local Lipschitz constants λ_t at the samples drawn, one per step.
+        largest: σ₁(W₁), one per step or one number.
+        smallest: Smallest singular value of the active rows of W₁, one per step or one number.
+        updates: Normalized updates r_t where known: steps with r_t = 0 then add nothing to the upper bound.
+
+    Returns:
+        The lower and the upper bound.
+
+    Raises:
+        InputError: If lengths differ, numbers are negative or not finite, or σ₁ is 0 where λ_t is not.
+
+    Example:
+        >>> from excite.bounds import trajectory_length
+        >>> low, high = trajectory_length([1.0, 2.0], largest=2.0, smallest=0.5)
+        >>> low.value, high.value
+        (1.5, 6.0)
     """
     steep = numbers("lipschitz", lipschitz)
     low, high = (numbers(n, v, len(steep)) for n, v in (("smallest", smallest), ("largest", largest)))
@@ -63,15 +77,31 @@ def bias_variance(
     form: Literal["tight", "stated"] = "tight",
     sgd: bool | None = None,
 ) -> Bound:
-    """Corollary 2: a lower bound on the mean of ‖bᵗ − mean b‖² over the |T| + 1 iterates of an interval T of steps.
+    """Variance of the first bias over an interval of steps, bounded from below (Corollary 2).
 
-    With m = |T| + 1, (|T|/m) · c · (mean of α_t λ_t/σ₁)² · (harmonic mean of ε_t²). Neighbouring iterates differ by
-    Σ‖bᵗ⁺¹ − bᵗ‖² ≤ μ Σ‖bᵗ − mean b‖² with μ = 4cos²(π/2m), the largest eigenvalue of the Laplacian of a path; c = 1/μ.
-    The stated form has c = 1/4. As printed the factor |T|/m is missing and the variance is over T's own |T| iterates.
+    With |T| steps and m = |T| + 1 iterates, the mean of ‖bᵗ − mean b‖² is at least
+    (|T|/m) · c · (mean of α_t λ_t/σ₁)² · (harmonic mean of ε_t²). Neighbouring iterates differ by
+    Σ‖bᵗ⁺¹ − bᵗ‖² ≤ μ Σ‖bᵗ − mean b‖² with μ = 4cos²(π/2m), the largest eigenvalue of the Laplacian of a path; c = 1/μ. The
+    stated form has c = 1/4. As printed the factor |T|/m is missing and the variance is over T's own |T| iterates.
 
     Args:
-        rates, errors, lipschitz, sigma: α_t, ε_t, λ_t and σ₁(W₁), one for each step of T in order; α and σ may be one number.
-        sgd: whether the run was plain SGD at batch size one with a bias that is not shared.
+        rates: Learning rates α_t, one per step or one number.
+        errors: Loss derivatives ε_t, one per step.
+        lipschitz: Local Lipschitz constants λ_t, one per step.
+        sigma: σ₁(W₁), one per step or one number.
+        form: "tight" or "stated".
+        sgd: Whether the run was plain SGD at batch size one with a bias that is not shared; None if unknown.
+
+    Returns:
+        A lower bound on the variance.
+
+    Raises:
+        InputError: If lengths differ, numbers are negative or not finite, or ``form`` is unknown.
+
+    Example:
+        >>> from excite.bounds import bias_variance
+        >>> round(bias_variance(0.1, [1.0, 1.0], [1.0, 1.0], 1.0, sgd=True).value, 6)
+        0.002222
     """
     steep = numbers("lipschitz", lipschitz)
     steps = len(steep)
@@ -104,10 +134,29 @@ def bias_distance(
     updates: Numbers | None = None,
     sgd: bool | None = None,
 ) -> Bound:
-    """Corollary 3: ‖b^τ − b⁰‖ ≤ Σ_{t<τ} α_t ε_t λ_t / σ_min(active rows), for any loss.
+    """Distance of the first bias from its start: ‖b^τ − b⁰‖ ≤ Σ_{t<τ} α_t ε_t λ_t / σ_min(active rows) (Corollary 3), for any loss.
 
-    Infinite as soon as one step has more active rows than inputs. With `updates` r_t, `terms["path"]` is Σ α_t ε_t r_t, the
-    length of the bias's own path, which is never more.
+    Infinite as soon as one step has more active rows than inputs.
+
+    Args:
+        rates: Learning rates α_t, one per step or one number.
+        errors: Loss derivatives ε_t, one per step.
+        lipschitz: Local Lipschitz constants λ_t, one per step.
+        smallest: Smallest singular value of the active rows of W₁, one per step or one number.
+        updates: Normalized updates r_t where known; ``terms["path"]`` is then Σ α_t ε_t r_t, the length of the bias's own path,
+            which is never more.
+        sgd: Whether the run was plain SGD at batch size one with a bias that is not shared; None if unknown.
+
+    Returns:
+        An upper bound on the distance.
+
+    Raises:
+        InputError: If lengths differ, or numbers are negative or not finite.
+
+    Example:
+        >>> from excite.bounds import bias_distance
+        >>> bias_distance(0.5, [1.0, 1.0], [1.0, 2.0], 0.5, sgd=True).value
+        3.0
     """
     steep = numbers("lipschitz", lipschitz)
     steps = len(steep)

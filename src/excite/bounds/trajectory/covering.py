@@ -14,11 +14,16 @@ from excite.errors import InputError
 
 @dataclass(frozen=True)
 class Covering:
-    """N(𝒳; ℓ₂, r), the number of Euclidean balls of radius r needed to cover 𝒳.
+    """Bounds on N(𝒳; ℓ₂, r), the number of Euclidean balls of radius r needed to cover 𝒳.
 
-    `at_least`: points of the sample with pairwise distances above 2r, no two of which fit one ball; true for every 𝒳 that
-    holds the sample. `at_most`: balls that cover the box of the sample along its principal axes, a cube of side 2r/√k in each,
-    k the number of axes along which it extends; true for every 𝒳 inside that box.
+    Args:
+        radius: r.
+        at_least: Number of points of the sample with pairwise distances above 2r, no two of which fit one ball; true for
+            every 𝒳 that holds the sample.
+        at_most: Number of balls that cover the box of the sample along its principal axes, a cube of side 2r/√k in each, k the
+            number of axes along which it extends; true for every 𝒳 inside that box.
+        points: Size of the sample.
+        dimension: k.
     """
 
     radius: float
@@ -29,9 +34,26 @@ class Covering:
 
 
 def covering_number(x: Tensor, radius: float) -> Covering:
-    """Bounds on the covering number of what the sample x (N, ...) stands for.
+    """Bounds on the covering number of the set that a sample stands for.
 
     From below greedily: the point farthest from all chosen so far, until none is farther than 2r.
+
+    Args:
+        x: Sample (N, ...).
+        radius: r ≥ 0.
+
+    Returns:
+        The number of balls from below and from above.
+
+    Raises:
+        InputError: If the sample is empty or not finite, or the radius is negative.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import covering_number
+        >>> cover = covering_number(torch.tensor([[0.0], [1.0], [5.0]]), 1.0)
+        >>> cover.at_least, cover.at_most
+        (2, 3)
     """
     if check_tensor(x, "a sample", floating=False).dim() < 1 or not x.numel() or x.is_complex():
         raise InputError(f"expected a sample of at least one point of real numbers; got {shown(x)}")

@@ -39,14 +39,25 @@ _MOST_PATHS = 2_000_000
 
 @dataclass(frozen=True)
 class DropoutRun:
-    """What a training left behind, and what was seen at its last |T| steps, from step `tau` on.
+    """A training with ½-dropout: its weights, and what was recorded at its last |T| steps, from step ``tau`` on.
 
-    `pairs`: the trained weights, double precision; a sigmoid follows the last. `seen`: for each hidden layer the units
-    that were active and not dropped, (T, n_l). `phi` (T,): ‖∂ℓ/∂b₁‖ / |∂ℓ/∂f̃| at these steps; `plain` (T,): the same
-    before the sigmoid, φ / (f̃(1 − f̃)). `outputs` (T,): f̃. At `looked` steps among them all training points were looked at,
-    without dropout: `least` is the smallest of f and 1 − f, `beta` the largest σ₁(W₁), `p_min` and `p_avg` the smallest and
-    the mean (over units and looks) of the share of points that activate a unit, `changed` the number of points whose
-    pattern was not always the same, `gamma` the largest ratio of the slopes of one point, minus 1.
+    Returned by `excite.train.train_with_dropout`.
+
+    Args:
+        pairs: Trained weights and biases in double precision; a sigmoid follows the last.
+        where: Which activations dropout acts on.
+        tau: First recorded step.
+        seen: For each hidden layer the units that were active and not dropped, (T, n_l).
+        phi: ‖∂ℓ/∂b₁‖ / |∂ℓ/∂f̃| at these steps (T,).
+        plain: The same before the sigmoid, φ / (f̃(1 − f̃)) (T,).
+        outputs: Outputs f̃ (T,).
+        looked: Number of these steps at which all training points were measured without dropout.
+        least: Smallest of f and 1 − f in these measurements.
+        beta: Largest σ₁(W₁).
+        p_min: Smallest fraction of points that activate a unit.
+        p_avg: Mean of that fraction over units and measurements.
+        changed: Number of points whose activation pattern was not always the same.
+        gamma: Largest ratio of the local Lipschitz constants of one point, minus 1.
     """
 
     pairs: tuple[tuple[Tensor, Tensor], ...]
@@ -71,8 +82,15 @@ class DropoutRun:
 
 @dataclass(frozen=True)
 class Generalization:
-    """Lemma 4 with one Lipschitz constant. `bounds`: with the covering number from below and from above; a bound of 1 or more
-    is vacuous, and one that is so from below is vacuous whatever 𝒳 is."""
+    """Lemma 4 with one Lipschitz constant.
+
+    Args:
+        constant: The Lipschitz constant.
+        radius: r = min_i |f(x_i) − ½| / (2 · constant).
+        covering: Covering number of the data at that radius.
+        bounds: The bound on the difference of the errors with the covering number from below and from above. A bound of 1 or
+            more is vacuous, and one that is so from below is vacuous whatever 𝒳 is.
+    """
 
     constant: float
     radius: float
@@ -81,16 +99,23 @@ class Generalization:
 
     @property
     def vacuous(self) -> bool:
+        """Whether the bound says nothing, whatever the set of inputs."""
         return self.bounds[0] >= 1
 
 
 @dataclass(frozen=True)
 class DropoutStatement(Statement):
-    """λ_steady and what follows from it; beside it what holds.
+    """Result of `dropout_generalization`: λ_steady and what follows from it, beside what holds.
 
-    `steady`: λ_steady. `product`: ¼ Π ‖W_l‖, which holds everywhere. `found`: the largest local constant found by search:
-    the Lipschitz constant is at least that. `program`: Theorem 2 over the dropout patterns seen, at the points asked for.
-    `lemma4`: the generalization bound with each of the three constants.
+    Args:
+        name: Theorem and paper.
+        steady: λ_steady, a heuristic.
+        product: ¼ Π ‖W_l‖, which holds everywhere.
+        found: Largest local constant found by search: the Lipschitz constant is at least that.
+        program: Theorem 2 over the recorded dropout patterns, at the points asked for.
+        lemma4: The generalization bound with each of the three constants.
+        terms: The numbers these are made of.
+        assumptions: The conditions of the theorem.
     """
 
     name: str
@@ -114,7 +139,7 @@ class DropoutStatement(Statement):
                 for name, one in self.lemma4.items()
             ),
         ]
-        return self.told("\n".join(lines))
+        return self.describe("\n".join(lines))
 
 
 def dropout_generalization(
@@ -127,12 +152,40 @@ def dropout_generalization(
     limit: int = LIMIT,
     seed: int = 0,
 ) -> DropoutStatement:
-    """Theorem 3 for a training with dropout on the points x (N, n), judged at the points `new` (M, n) of the same kind.
+    """Lipschitz constant and generalization of a classifier trained with ½-dropout (Theorem 3, What training reveals).
 
-    `radius`: how far around x and `new` the search for large local constants goes (infinity norm; by default a tenth of
-    the largest distance from the mean). `limit` as in `empty_region`, for the distinct dropout patterns. `terms`: "phi",
-    "mu", "gamma", "beta", "p_min", "p_avg", "steps needed" (p_avg Σ n_l / p_min², without the constant and the logarithms that
-    the lemma leaves open) and "units".
+        λ_steady = (1 + γ) β φ log(Σ_l n_l) / (4 μ (1 − μ) p_min)
+        |error on the sample − expected error| ≤ √((4 log(2) N(𝒳; ℓ₂, r) + 2 log(1/δ)) / N),   r = min_i |f(x_i) − ½| / (2 λ)
+
+    The proof of the first line has gaps, so that λ_steady is a heuristic; constants that hold stand beside it.
+
+    Args:
+        run: The training, from `excite.train.train_with_dropout`.
+        x: Training points (N, n).
+        new: Points (M, n) of the same kind at which the statement is judged.
+        delta: δ, the probability that the generalization bound fails.
+        radius: How far around ``x`` and ``new`` the search for large local constants goes (infinity norm); a tenth of the
+            largest distance from the mean by default.
+        limit: Largest number of distinct dropout patterns in the program, as in `empty_region`.
+        seed: Of the search.
+
+    Returns:
+        The statement. ``terms``: "phi", "mu", "gamma", "beta", "p_min", "p_avg", "units", "margin" and "steps needed"
+        (p_avg Σ n_l / p_min², without the constant and the logarithms that the lemma leaves open).
+
+    Raises:
+        InputError: If ``run`` is not a `DropoutRun`, points do not fit it, or a number is out of range.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import dropout_generalization
+        >>> from excite.train import train_with_dropout
+        >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        >>> run = train_with_dropout(model, x, torch.tensor([0, 0, 1, 1]), steps=200, lr=0.1, tail=100)
+        >>> statement = dropout_generalization(run, x, x)
+        >>> statement.found <= statement.product
+        True
     """
     if not isinstance(run, DropoutRun):
         raise InputError(f"run: expected a DropoutRun, of excite.train.train_with_dropout; got {shown(run)}")
@@ -141,32 +194,42 @@ def dropout_generalization(
     limit = check_count(limit, "limit", 1, MOST)
     network = relu_network(run.pairs, x, sigmoid=True)
     x, new = check_points(network, x, "training points"), check_points(network, new, "new points")
+    around = torch.cat([x, new])
+    found = largest(run.module(), around, _radius(around) if radius is None else radius, seed=seed).value
+    return _theorem_3(run, network, x, new, found, delta, _program(run, network, x, new, limit))
+
+
+def _theorem_3(
+    run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, found: float, delta: float, program: EmptyRegions
+) -> DropoutStatement:
+    mu, steady, terms = _steady(run, network)
+    product = 0.25 * math.prod(float(torch.linalg.matrix_norm(weight, 2)) for weight in network.weights)
+    away = float((network.signals(x)[-1].sigmoid() - 0.5).abs().min())
+    constants = {
+        "λ_steady (heuristic)": steady,
+        "the product of norms (holds)": product,
+        "the largest constant found (too small, if anything)": found,
+    }
+    lemma4 = {name: _lemma4(constant, away, torch.cat([x, new]), len(x), delta) for name, constant in constants.items()}
+    checks = _assumptions(run, network, x, new, mu, terms["steps needed"])
+    return DropoutStatement(_NAME, steady, product, found, program, lemma4, {**terms, "margin": away}, checks)
+
+
+def _radius(points: Tensor) -> float:
+    """A tenth of the largest distance from the mean."""
+    return 0.1 * float(torch.linalg.vector_norm(points - points.mean(0), dim=1).max())
+
+
+def _steady(run: DropoutRun, network: ReluNetwork) -> tuple[float, float, dict[str, Any]]:
+    """μ, λ_steady, and the terms that it is made of."""
     units = sum(len(weight) for weight in network.weights[:-1])
     mu = min(run.least, float(torch.minimum(run.outputs, 1 - run.outputs).min()))
     phi = float(run.phi.max())
     bend = mu * (1 - mu) * run.p_min
     steady = (1 + run.gamma) * run.beta * phi * math.log(units) / (4 * bend) if bend > 0 else math.inf
-    product = 0.25 * math.prod(float(torch.linalg.matrix_norm(weight, 2)) for weight in network.weights)
-    around = torch.cat([x, new])
-    if radius is None:
-        radius = 0.1 * float(torch.linalg.vector_norm(around - around.mean(0), dim=1).max())
-    found = largest(run.module(), around, radius, seed=seed).value
-    program = _program(run, network, x, new, limit)
-    away = float((network.signals(x)[-1].sigmoid() - 0.5).abs().min())
-    lemma4 = {
-        name: _lemma4(constant, away, around, len(x), delta)
-        for name, constant in (
-            ("λ_steady (heuristic)", steady),
-            ("the product of norms (holds)", product),
-            ("the largest constant found (too small, if anything)", found),
-        )
-    }
     needed = run.p_avg / run.p_min**2 * units if run.p_min > 0 else math.inf
     terms = {"phi": phi, "mu": mu, "gamma": run.gamma, "beta": run.beta, "p_min": run.p_min, "p_avg": run.p_avg}
-    terms.update({"steps needed": needed, "units": units, "margin": away})
-    return DropoutStatement(
-        _NAME, steady, product, found, program, lemma4, terms, _assumptions(run, network, x, new, mu, needed)
-    )
+    return mu, steady, {**terms, "steps needed": needed, "units": units}
 
 
 def _assumptions(

@@ -40,19 +40,34 @@ def first_layer_lipschitz(
     drawn: Sequence[int] | Tensor | None = None,
     points: int | None = None,
 ) -> Bound:
-    """‖W₁‖₂ ≤ √2 (ϑ + β)/(1 − δ), with ϑ the largest ‖ΔW₂‖₂/‖Δb₂‖ + ‖b₁‖ over steps at which every training point moved b₂.
+    """Lipschitz constant of the first layer from how the second is trained: ‖W₁‖₂ ≤ √2 (ϑ + β)/(1 − δ) (Lemma 6, corrected).
+
+    ϑ is the largest ‖ΔW₂‖₂/‖Δb₂‖ + ‖b₁‖ over steps of plain SGD in which every training point moved b₂.
 
     Args:
-        weight_updates, bias_updates, biases: ‖ΔW₂‖₂, ‖Δb₂‖ and ‖b₁‖, one a step. Steps with Δb₂ = 0 say nothing.
-        beta: the largest ‖W₁ᵗ − W₁ˢ‖₂ between any two steps.
-        delta: every unit vector is within δ < 1 of a training point.
-        unit: whether all training inputs have norm one.
-        drawn, points: which training point, 0 to `points` − 1, each step was taken on; needed as soon as one step has
+        weight_updates: ‖ΔW₂‖₂, one per step.
+        bias_updates: ‖Δb₂‖, one per step. Steps with Δb₂ = 0 say nothing.
+        biases: ‖b₁‖, one per step.
+        beta: Largest ‖W₁ᵗ − W₁ˢ‖₂ between any two steps.
+        delta: Every unit vector is within δ < 1 of a training point.
+        unit: Whether all training inputs have norm one; None if unknown.
+        sgd: Whether the run was plain SGD on one sample per step with a ReLU after the first layer; None if unknown.
+        drawn: Index of the training point, 0 to ``points`` − 1, that each step was taken on; needed as soon as one step has
             Δb₂ = 0. Number only the points that cover the sphere, and leave out the steps of others.
+        points: Number of training points; needed with ``drawn``.
 
     Returns:
-        The bound; `terms["unmoved"]` lists the points without a step at which Δb₂ ≠ 0. If there are any, it says nothing:
-        give δ and steps for the others alone.
+        An upper bound. ``terms["unmoved"]`` lists the points without a step at which Δb₂ ≠ 0; if there are any, the bound says
+        nothing: pass δ and steps for the others alone.
+
+    Raises:
+        InputError: If lengths differ, or numbers are negative or not finite.
+
+    Example:
+        >>> from excite.bounds import first_layer_lipschitz
+        >>> bound = first_layer_lipschitz([0.2, 0.1], [0.1, 0.1], [0.0, 0.0], beta=0.0, delta=0.5, drawn=[0, 1], points=2)
+        >>> round(bound.value, 3)
+        5.657
     """
     weight = numbers("weight_updates", weight_updates)
     bias, offset = (numbers(n, v, len(weight)) for n, v in (("bias_updates", bias_updates), ("biases", biases)))
@@ -62,19 +77,15 @@ def first_layer_lipschitz(
     moved, unmoved = _moved(bias, drawn, points)
     theta = float((weight[kept] / bias[kept] + offset[kept]).max()) if kept.any() else math.nan
     gain = (theta + beta) / (1 - delta) if delta < 1 else math.inf
-    return Bound(
-        f"Lemma 6, {PAPER}, second bias and √2",
-        "Lipschitz constant of the first layer",
-        math.sqrt(2) * gain,
-        "upper",
-        {"theta": theta, "beta": beta, "delta": delta, "gain": gain, "steps": int(kept.sum()), "unmoved": unmoved},
-        (
-            Assumption("plain SGD, one sample a step, ReLU after the first layer", sgd),
-            Assumption("inputs have norm one", unit),
-            Assumption("training points cover the unit sphere with δ < 1", delta < 1, f"δ = {delta:.3g}"),
-            moved,
-        ),
+    terms = {"theta": theta, "beta": beta, "delta": delta, "gain": gain, "steps": int(kept.sum()), "unmoved": unmoved}
+    checks = (
+        Assumption("plain SGD, one sample a step, ReLU after the first layer", sgd),
+        Assumption("inputs have norm one", unit),
+        Assumption("training points cover the unit sphere with δ < 1", delta < 1, f"δ = {delta:.3g}"),
+        moved,
     )
+    name, quantity = f"Lemma 6, {PAPER}, second bias and √2", "Lipschitz constant of the first layer"
+    return Bound(name, quantity, math.sqrt(2) * gain, "upper", terms, checks)
 
 
 def _moved(

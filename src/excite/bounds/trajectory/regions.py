@@ -37,10 +37,16 @@ _NAME = "What training reveals, Theorem 2"
 
 @dataclass(frozen=True)
 class EmptyRegions(Statement):
-    """Upper bounds (M,) on the Lipschitz constant in the linear regions of M points, as far as assumptions held.
+    """Upper bounds on the Lipschitz constant in the linear regions of M points, from `empty_region`.
 
-    `values` are infinite where the activation of a point is no combination of those of training points: there the
-    theorem says nothing; all are NaN if an assumption failed. `empty` marks regions without a training point.
+    Args:
+        name: Theorem and paper.
+        values: The bounds (M,): infinite where the activation of a point is no combination of those of training points, so that
+            the theorem says nothing; all NaN if an assumption failed.
+        reached: Mask (M,) of the points that the theorem applies to.
+        empty: Mask (M,) of the points whose region has no training point.
+        terms: The numbers the bounds are made of.
+        assumptions: The conditions of the theorem.
     """
 
     name: str
@@ -56,7 +62,7 @@ class EmptyRegions(Statement):
 
     @property
     def share(self) -> float:
-        """The fraction of points that the theorem speaks about; NaN without points."""
+        """Fraction of points that the theorem applies to; NaN without points."""
         return float(self.reached.double().mean())
 
     @property
@@ -67,7 +73,9 @@ class EmptyRegions(Statement):
     def __str__(self) -> str:
         found = self.values[self.reached & ~self.values.isnan()]
         said = f"at most {found.median():.6g} (median), {found.max():.6g} (largest)" if len(found) else "no bound"
-        return self.told(f"Lipschitz constant in the regions of {self.share:.1%} of {len(self.values)} points: {said}")
+        return self.describe(
+            f"Lipschitz constant in the regions of {self.share:.1%} of {len(self.values)} points: {said}"
+        )
 
 
 def empty_region(
@@ -83,35 +91,65 @@ def empty_region(
     form: Literal["stated", "point"] = "stated",
     limit: int = LIMIT,
 ) -> EmptyRegions:
-    """Theorem 2 for `model`, a fully connected ReLU network with one output, at the points `new` (M, ...).
+    """Lipschitz constant in linear regions without training points: λ ≤ (1 + γ) β ξ min_a Σ_k |a_k| φ_k (Theorem 2).
+
+    The minimum is over all a with s(x) = Σ_k a_k s(x_k), s the Kronecker product of the activations of all hidden layers and
+    x_k training points. Whether a point is reached is decided in integers (see `excite.bounds.trajectory.modular`).
 
     Args:
-        x: training points (N, ...).
-        phi: φ, the normalized updates of the first bias at these points (N,), one number for all (steadiness), or None
-            for their values at the model itself, ‖∂f/∂b₁‖. With `beta=1.0` any bounds on the local Lipschitz constants
-            at training points may stand here.
-        beta: a bound on σ₁(W₁); by default σ₁ of the model.
-        gamma: by how much slopes at training points may exceed what was measured (Assumption 1); by default the
-            smallest γ that holds at this model, so that φ from earlier steps may be given.
-        mu: outputs at training points lie in [μ, 1 − μ]; by default the smallest such value. Used with a sigmoid only.
-        sigmoid: whether a sigmoid follows the last layer; found by itself for modules, None means no for pairs.
+        model: A fully connected ReLU network with one output, as a module or as [(weight, bias or None), ...].
+        x: Training points (N, ...).
+        phi: φ, the normalized updates of the first bias at these points (N,), one number for all (steadiness), or None for
+            their values at the model itself, ‖∂f/∂b₁‖. With ``beta=1.0`` any bounds on the local Lipschitz constants at
+            training points may be passed.
+        new: Points (M, ...) at which to bound.
+        beta: A bound on σ₁(W₁); σ₁ of the model by default.
+        gamma: By how much local Lipschitz constants at training points may exceed what was measured (Assumption 1); by
+            default the smallest γ that holds at this model, so that φ from earlier steps may be passed.
+        mu: Outputs at training points lie in [μ, 1 − μ]; by default the smallest such value. Used with a sigmoid only.
+        sigmoid: Whether a sigmoid follows the last layer; detected for modules, None means no for pairs.
         form: "stated", or "point" with ¼ / (f_k(1 − f_k)) for each training point instead of ξ: never larger.
-        limit: how many distinct patterns of training points enter the program. Of more, that many are drawn at random:
-            the bounds still hold, for fewer points or with larger values; `terms` say how much is lost, measured at the
-            training points left out.
+        limit: Largest number of distinct patterns of training points in the program. Of more, that many are drawn at
+            random: the bounds still hold, for fewer points or with larger values.
 
-    Whether a point is reached is decided in integers (see `excite.bounds.trajectory.modular`). `terms`: "gamma", "beta", "mu", "xi",
-    "patterns", "rank", "programs", "rounding" (what bounds were raised by at most because exact coefficients have too many
-    digits, as with some 250 units in one hidden layer; else 0), and with a subsample "kept", "left out", "left out reached" (share) and "left out ratio"
-    (median of bound over what the point itself would give).
+    Returns:
+        The bounds. ``terms``: "gamma", "beta", "mu", "xi", "patterns", "rank", "programs", "rounding" (what bounds were raised by
+        at most because exact coefficients have too many digits, as with some 250 units in one hidden layer; else 0), and
+        with a random subset "kept", "left out", "left out reached" (fraction) and "left out ratio" (median of the bound over
+        what the point itself would give).
+
+    Raises:
+        InputError: If ``form`` is unknown, points do not fit the network, or a number is out of range.
+        ModelError: If the model is not a fully connected ReLU network.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import empty_region
+        >>> layers = [(torch.tensor([[1.0], [-1.0]]), None), (torch.tensor([[1.0, 2.0]]), None)]
+        >>> found = empty_region(layers, torch.tensor([[1.0]]), None, torch.tensor([[3.0], [-3.0]]))
+        >>> found.reached.tolist()  # no training point activates the second unit
+        [True, False]
     """
     if form not in ("stated", "point"):
         raise InputError(f"expected form 'stated' or 'point'; got {form!r}")
     limit = check_count(limit, "limit", 1, MOST)
     network = relu_network(model, x, sigmoid=sigmoid)
     x, new = check_points(network, x, "training points"), check_points(network, new, "new points")
-    at_training = patterns(network, x)
-    scale, assumptions, terms = _scale(network, x, at_training, phi, beta, gamma, mu, form)
+    active = patterns(network, x)
+    scale, assumptions, terms = _scale(network, x, active, phi, beta, gamma, mu, form)
+    return _theorem_2(network, active, new, scale, limit, assumptions, terms)
+
+
+def _theorem_2(
+    network: ReluNetwork,
+    at_training: Patterns,
+    new: Tensor,
+    scale: Tensor,
+    limit: int,
+    assumptions: tuple[Assumption, ...],
+    terms: dict[str, Any],
+) -> EmptyRegions:
+    """The program at the points `new`, with the cost of every training point in `scale`."""
     at_new = patterns(network, new)
     found, lost = pursue_some(at_training, scale, at_new, limit, steepest(network) * (0.25 if network.sigmoid else 1.0))
     terms.update({"patterns": found.columns, "rank": found.rank, "programs": found.programs, **lost})

@@ -20,7 +20,7 @@ PAPER = "What training reveals"
 
 
 def numbers(name: str, values: Numbers, length: int | None = None) -> Floats:
-    """One number a step, finite and not negative; a single number stands for every step."""
+    """The array of one number per step, finite and not negative; a single number stands for every step."""
     found = to_array(name, values)
     if found.ndim == 0 and length is not None:
         found = np.full(length, found)
@@ -35,7 +35,10 @@ def numbers(name: str, values: Numbers, length: int | None = None) -> Floats:
 class Steadiness:
     """A run is (τ, φ)-steady if no normalized update from step τ on exceeds φ (Definition 1).
 
-    `tails[t]` is the largest update from t on, so every pair (t, tails[t]) is one; `tau` and `phi` are the chosen pair.
+    Args:
+        tau: τ of the chosen pair.
+        phi: φ of the chosen pair.
+        tails: ``tails[t]`` is the largest update from t on, so that every (t, tails[t]) is such a pair.
     """
 
     tau: int
@@ -58,9 +61,24 @@ class Steadiness:
 
 
 def steadiness(updates: Numbers, share: float = 0.5) -> Steadiness:
-    """The pair (τ, φ) of a run, from its normalized updates, one a step (of a batch: the largest).
+    """The pair (τ, φ) for which a run is steady, from its normalized updates (Definition 1).
 
-    φ is the largest update in the last `share` of the run, τ the first step from which it holds.
+    φ is the largest update in the last part of the run, τ the first step from which it holds.
+
+    Args:
+        updates: Normalized updates, one per step (of a batch: the largest).
+        share: The fraction of the run that φ is taken over.
+
+    Returns:
+        The pair, and the largest update from every step on.
+
+    Raises:
+        InputError: If updates are negative or not finite, or ``share`` is not in (0, 1].
+
+    Example:
+        >>> from excite.bounds import steadiness
+        >>> print(steadiness([5.0, 3.0, 1.0, 2.0]))
+        (2, 2)-steady: no normalized update above 2 in 2 steps
     """
     found = numbers("updates", updates)
     share = check_number(share, "share", 0, 1, above=True)
@@ -81,21 +99,41 @@ def steady_lipschitz(
     product: float | None = None,
     zero: int | None = None,
 ) -> Bound:
-    """Corollary 1: λ(x) ≤ β φ at every one of N = `points` training points, with β = `sigma` ≥ σ₁(W₁) throughout.
+    """Local Lipschitz constant at the training points of a steady run: λ(x) ≤ β φ (Corollary 1).
 
-    Let T be the steps looked at, each with a point drawn anew from all N with the same chances, and φ fixed before T. Call a
-    step bad if some training point would have made an update above φ. The chance to draw no such point in k bad steps is at
-    most (1 − 1/N)ᵏ; so if no update in T exceeds φ, then with `confidence` 1 − δ at most N ln(1/δ) steps were bad, and
-    at a step of T chosen at random the bound holds for all points with probability `terms["share"]`.
+    Let T be the steps considered, each with a point drawn from all N with equal probability, and φ fixed before T. Call a step
+    bad if some training point would have made an update above φ. The probability to draw no such point in k bad steps is at
+    most (1 − 1/N)ᵏ; so if no update in T exceeds φ, then with confidence 1 − δ at most N ln(1/δ) steps were bad, and at a
+    step of T chosen at random the bound holds for all points with probability ``terms["share"]``.
 
-    φ is by default 1.1 times the largest update in the first half of the steps from τ on, and T the second half. A φ of
-    your own must not be chosen by looking at T. With `gamma` (Assumption 1 measured over T, all points seen in T) chance
-    is not needed: λ ≤ (1 + γ) β φ, T is everything from τ on and φ by default the largest update there. `product` is the
-    product of norms, to stand beside it.
+    With ``gamma`` (Assumption 1 measured over T, all points drawn in T) chance is not needed: λ ≤ (1 + γ) β φ, and T is
+    everything from τ on.
 
-    A point at which the loss has no gradient makes no normalized update, however steep the function is there. `zero` says how
-    many such draws from τ on are missing in `updates` (the trajectory probe and `excite.probes.trajectory` count them under
-    that name): with any of them the bound says nothing about the points drawn.
+    Args:
+        updates: Normalized updates of the first bias, one per step.
+        sigma: β ≥ σ₁(W₁) throughout.
+        points: Number N of training points.
+        tau: First step considered.
+        phi: φ. By default 1.1 times the largest update in the first half of the steps from τ on, with the second half as T; with
+            ``gamma`` the largest update from τ on. A φ of your own must not be chosen by looking at T.
+        gamma: γ of Assumption 1.
+        confidence: 1 − δ.
+        product: The product of the layers' norms, for comparison: ``terms["tighter"]`` is its ratio to the value.
+        zero: Number of draws from τ on that are missing in ``updates`` because the loss has no gradient there (the trajectory
+            probe and `excite.probes.trajectory` count them under that name). With any of them the bound says nothing about
+            the points drawn; None if unknown.
+
+    Returns:
+        An upper bound on the largest local Lipschitz constant at the training points.
+
+    Raises:
+        InputError: If updates are negative or not finite, or a number is out of range.
+
+    Example:
+        >>> from excite.bounds import steady_lipschitz
+        >>> bound = steady_lipschitz([2.0] * 100, sigma=1.5, points=5, zero=0)
+        >>> round(bound.value, 6), round(bound.terms["share"], 2)
+        (3.3, 0.7)
     """
     found = numbers("updates", updates)
     tau, points = check_count(tau, "tau: a step", 0, len(found) - 1), check_count(points, "points")
@@ -103,47 +141,50 @@ def steady_lipschitz(
     if confidence == 1:
         raise InputError("confidence: expected a number above 0 and below 1; got 1")
     after = found[tau:]
-    if gamma is not None:
-        phi = float(after.max()) if phi is None else phi
-        value = (1 + gamma) * sigma * phi
-        assumptions: tuple[Assumption, ...] = (
-            Assumption("no normalized update from τ on exceeds φ", bool(after.max() <= phi)),
-            Assumption("Assumption 1: slopes at training points stay within a factor 1 + γ", None, f"γ = {gamma:.3g}"),
-            Assumption(
-                "every training point is drawn at least once from τ on", None if len(after) >= points else False
-            ),
-        )
-        share = 1.0
-    else:
-        if phi is None:
-            half = max(1, len(after) // 2)
-            phi, after = 1.1 * float(after[:half].max()), after[half:]
-        most = points * math.log(1 / (1 - confidence))
-        share = max(0.0, 1 - most / len(after)) if len(after) else 0.0
-        value = sigma * phi
-        detail = f"{len(after)} steps, {most:.0f} needed"
-        assumptions = (
-            Assumption("no normalized update in T exceeds φ", bool(len(after)) and bool(after.max() <= phi)),
-            Assumption("T is longer than N ln(1/δ)", share > 0, detail),
-            Assumption("points are drawn with replacement, φ is fixed before T", None),
-        )
-    if zero is not None:
-        zero = check_count(zero, "zero", 0)
-    assumptions += (
-        Assumption(
-            "the loss has a gradient at every point drawn from τ on",
-            None if zero is None else zero == 0,
-            f"{zero} draws without one" if zero else "",
-        ),
-    )
-    terms = {"phi": phi, "sigma": sigma, "share": share, "steps": len(after)}
+    steady = _with_confidence(after, phi, points, confidence) if gamma is None else _measured(after, phi, gamma, points)
+    value = sigma * steady.phi if gamma is None else (1 + gamma) * sigma * steady.phi
+    terms = {"phi": steady.phi, "sigma": sigma, "share": steady.share, "steps": steady.steps}
     if product is not None:
         terms |= {"product": product, "tighter": product / value if value else math.inf}
-    return Bound(
-        f"Corollary 1, {PAPER}",
-        "largest local Lipschitz constant at the training points",
-        value,
-        "upper",
-        terms,
-        assumptions,
+    name, quantity = f"Corollary 1, {PAPER}", "largest local Lipschitz constant at the training points"
+    return Bound(name, quantity, value, "upper", terms, (*steady.assumptions, _gradients_everywhere(zero)))
+
+
+@dataclass(frozen=True)
+class _SteadySteps:
+    phi: float
+    share: float  # probability that φ bounds all points at a step drawn at random
+    steps: int
+    assumptions: tuple[Assumption, ...]
+
+
+def _measured(after: Floats, phi: float | None, gamma: float, points: int) -> _SteadySteps:
+    """Assumption 1 is measured: φ bounds every point that was drawn."""
+    phi = float(after.max()) if phi is None else phi
+    checks = (
+        Assumption("no normalized update from τ on exceeds φ", bool(after.max() <= phi)),
+        Assumption("Assumption 1: slopes at training points stay within a factor 1 + γ", None, f"γ = {gamma:.3g}"),
+        Assumption("every training point is drawn at least once from τ on", None if len(after) >= points else False),
     )
+    return _SteadySteps(phi, 1.0, len(after), checks)
+
+
+def _with_confidence(after: Floats, phi: float | None, points: int, confidence: float) -> _SteadySteps:
+    """Points are drawn at random: at most N ln(1/δ) steps of T are bad."""
+    if phi is None:
+        half = max(1, len(after) // 2)
+        phi, after = 1.1 * float(after[:half].max()), after[half:]
+    bad_steps = points * math.log(1 / (1 - confidence))
+    share = max(0.0, 1 - bad_steps / len(after)) if len(after) else 0.0
+    checks = (
+        Assumption("no normalized update in T exceeds φ", bool(len(after)) and bool(after.max() <= phi)),
+        Assumption("T is longer than N ln(1/δ)", share > 0, f"{len(after)} steps, {bad_steps:.0f} needed"),
+        Assumption("points are drawn with replacement, φ is fixed before T", None),
+    )
+    return _SteadySteps(phi, share, len(after), checks)
+
+
+def _gradients_everywhere(zero: int | None) -> Assumption:
+    held = None if zero is None else check_count(zero, "zero", 0) == 0
+    detail = f"{zero} draws without one" if zero else ""
+    return Assumption("the loss has a gradient at every point drawn from τ on", held, detail)

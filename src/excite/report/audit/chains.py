@@ -9,7 +9,7 @@ from excite._core.calls import pick_output
 from excite._core.intercept.affine import Names
 from excite._core.preserve import eval_mode
 from excite._core.wrappers import eagerly, unwrap
-from excite.bounds.relu_network import FAR, Recorder, need_real
+from excite.bounds.relu_network import FAR, LayerRecorder, need_real
 from excite.errors import ModelError
 
 Pairs = list[tuple[Tensor, Tensor | None]]
@@ -30,7 +30,7 @@ def linear_chain(model: nn.Module, x: Tensor) -> Pairs:
     """
     model = unwrap(model)
     need_real(x)
-    recorder = Recorder(Names(model))
+    recorder = LayerRecorder(Names(model))
     x = torch.cat([x, FAR * x, -FAR * x])
     with eval_mode(model), eagerly(model), torch.no_grad(), recorder:
         returned = pick_output(model(x.clone()))

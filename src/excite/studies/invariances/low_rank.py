@@ -213,14 +213,8 @@ def claims(scale: RankScale) -> list[Claim]:
         return Claim(text, source, f"{variant}: least ‖W‖₂²/‖W‖²_F", (variant,), lambda n: n[variant].ratio, above=NEAR)
 
     def aligned(text: str, source: str, variant: str) -> Claim:
-        return Claim(
-            text,
-            source,
-            f"{variant}: least alignment of neighbours",
-            (variant,),
-            lambda n: n[variant].alignment,
-            above=NEAR,
-        )
+        measure = f"{variant}: least alignment of neighbours"
+        return Claim(text, source, measure, (variant,), lambda n: n[variant].alignment, above=NEAR)
 
     tails = ("logistic", "exponential")
     return [
