@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from excite.probes.findings import Change, binned_median, fall, first_nonfinite, rise
 from excite.report.history import MetricHistory
 from excite.report.narrative import Finding, findings, number
-from excite.report.trends import Change, binned_median, fall, first_nonfinite, rise
 
 STEPS = np.arange(0, 4001, 100)
 

@@ -15,9 +15,6 @@ from excite.probes.margin import Margin
 from excite.probes.schedules import Schedule, as_schedule
 
 Every = int | Schedule | Mapping[str, int | Schedule]
-_NEEDS = {
-    "rank": ("example",), "trajectory": ("example",), "alignment": ("example",), "conservation": ("example", "optimizer")
-}  # fmt: skip
 
 
 def chosen_probes(
@@ -32,7 +29,7 @@ def chosen_probes(
     given = {"example": example, "optimizer": optimizer}
     if probes is None:
         everything = default_probes(output)
-        chosen = [p for p in everything if all(given[need] is not None for need in _NEEDS.get(p.name, ()))]
+        chosen = [p for p in everything if all(given[need] is not None for need in p.requires)]
     else:
         chosen = list(probes)
     for probe in chosen:

@@ -1,5 +1,7 @@
 """Quantities measured during training, one file each."""
 
+import math
+
 from excite._core.calls import Pick
 from excite._core.compatibility import renamed_names
 from excite.probes.activation_rank.moments import Moments
@@ -74,18 +76,20 @@ __all__ = [
 __getattr__ = renamed_names(__name__, {"Entry": "LedgerEntry", "Moment": "StepContext", "Reading": "LedgerReport"})
 
 
-def default_probes(output: Pick = None) -> list[Probe]:
-    """What `excite.watch` measures, every 50 steps, and the loss at every step.
+def built_in_probes() -> list[type[Probe]]:
+    """All probe classes of this package, in the order of their panels: a probe that is imported here is one of them."""
+    classes = {value for value in globals().values() if isinstance(value, type) and issubclass(value, Probe)} - {Probe}
+    return sorted(classes, key=lambda probe: (probe.panel.order if probe.panel else math.inf, probe.name))
 
-    `output` says which part is the output of a model that returns several.
+
+def default_probes(output: Pick = None) -> list[Probe]:
+    """The probes that `excite.watch` uses by default: the loss at every step, the others every 50 steps.
+
+    Args:
+        output: Which part of the model's return value is the output, if it returns several; see `excite.trace`.
+
+    Returns:
+        New probes, in the order of their panels.
     """
-    often = Every(50)
-    return [
-        Loss(),
-        Trajectory(often, output=output, passes="measured", sandwich=1, most=16),
-        Distance(often),
-        Rank(often, most_rows=128),
-        Conservation(often, parts=False, output=output),
-        Alignment(often, exact=32, output=output),
-        Signs(often),
-    ]
+    probes = [probe.default(output) for probe in built_in_probes()]
+    return [probe for probe in probes if probe is not None]

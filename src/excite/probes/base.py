@@ -29,6 +29,7 @@ from excite._core.compatibility import renamed_names
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
 from excite._core.wrappers import eagerly
 from excite.errors import InputError
+from excite.probes.findings import Finding, MetricSeries, Panel
 from excite.probes.layer_inputs import unit_rows
 from excite.probes.schedules import Every, PowersOfTwo, Schedule, as_schedule
 from excite.wiring.activations import UnitMode
@@ -215,9 +216,25 @@ class Probe:
     reduction: ClassVar[Reduction] = "mean"
     runs_model: ClassVar[bool] = True  # False spares the preparations for that
     reductions: ClassVar[Mapping[str, Reduction]] = {}
+    requires: ClassVar[tuple[str, ...]] = ()  # of "example" and "optimizer"
+    panel: ClassVar[Panel | None] = None
 
     def __init__(self, schedule: Schedule | None = None):
         self.schedule: Schedule = Every(1) if schedule is None else as_schedule(schedule, "schedule")
+
+    @classmethod
+    def default(cls, output: Pick = None) -> Probe | None:
+        """The probe as `excite.watch` uses it by default; None if it is not among the defaults.
+
+        Args:
+            output: Which part of the model's return value is the output; see `excite.trace`.
+        """
+        return None
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Sentences about a run, from its metrics."""
+        return []
 
     def attach(self, ctx: StepContext) -> None:
         """Called once before training."""

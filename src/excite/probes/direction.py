@@ -13,6 +13,7 @@ from excite._core.checks import check_count, same_shapes
 from excite._core.intercept.affine import clean_path
 from excite.errors import InputError, ModelError
 from excite.probes.base import Every, Probe, Schedule, StepContext, Values
+from excite.probes.findings import Panel
 
 
 def angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
@@ -42,6 +43,14 @@ class Direction(Probe):
     """
 
     name = "direction"
+    panel = Panel(
+        "alignment",
+        labels=(
+            ("angle", "turned lately, radians"),
+            ("total", "turned since the start, radians"),
+            ("norm", "norm of the weights"),
+        ),
+    )
     reduction = "first"
 
     def __init__(self, schedule: Schedule | None = None, window: int = 100):

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.calls import Pick
 from excite._core.checks import same_shapes
 from excite._core.intercept.affine import clean_path
 from excite.probes.base import Every, Probe, Schedule, StepContext, Values
+from excite.probes.findings import Finding, MetricSeries, Panel, finite
 
 
 def distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
@@ -37,6 +39,13 @@ class Distance(Probe):
     """`distance/absolute[/layer]` and `distance/relative[/layer]`: of all weights, and of each module that has some."""
 
     name = "distance"
+    panel = Panel(
+        "distances",
+        "Distance to initialization",
+        "How far the weights have moved from where they started.",
+        (("relative", "‖θ − θ₀‖ / ‖θ₀‖"), ("absolute", "‖θ − θ₀‖")),
+        order=40,
+    )
     reduction = "first"  # every process holds the same weights
 
     def __init__(self, schedule: Schedule | None = None):
@@ -80,6 +89,21 @@ class Distance(Probe):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._initial, self._paths = dict(state["initial"]), None
 
+    @classmethod
+    def default(cls, output: Pick = None) -> Distance:
+        return cls(Every(50))
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        return _moved(history)
+
 
 def _trained(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(clean_path(path), p) for path, p in model.named_parameters() if p.requires_grad]
+
+
+def _moved(history: MetricSeries) -> list[Finding]:
+    values = finite(history["distance/relative"])[1]
+    if not len(values) or values[-1] <= 0:
+        return []
+    return [Finding("note", f"The weights have moved by {values[-1]:.0%} of their initial norm.")]

@@ -2,14 +2,57 @@
 
 from __future__ import annotations
 
+from excite._core.calls import Pick
 from excite.probes.base import Probe, StepContext, Values
+from excite.probes.findings import LARGE, Finding, MetricSeries, Panel, binned_median, first_nonfinite, number, rise
 
 
 class Loss(Probe):
     """`loss/step`: the loss handed to `watch.step`, averaged over processes."""
 
     name = "loss"
+    panel = Panel(
+        "losses",
+        "Loss",
+        "The loss passed to `watch.step`, averaged over the last 2 % of steps; the faint line of a single run is every step, "
+        "at its highest and lowest. Losses of different ways of training are not comparable: excited ones are worst-case "
+        "errors and stay higher.",
+        (("step", "loss"),),
+        order=10,
+        log=True,
+    )
     runs_model = False
 
     def measure(self, ctx: StepContext) -> Values:
         return {} if ctx.loss is None else {"step": ctx.loss}
+
+    @classmethod
+    def default(cls, output: Pick = None) -> Loss:
+        return cls()
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        return [*_nonfinite(history), *_loss(history)]
+
+
+def _nonfinite(history: MetricSeries) -> list[Finding]:
+    step = first_nonfinite(history["loss/step"])
+    if step is None:
+        return []
+    return [Finding("warning", f"The loss is not a finite number at step {step:,}: training has broken down there. "
+                              "A smaller learning rate or radius may help.")]  # fmt: skip
+
+
+def _loss(history: MetricSeries) -> list[Finding]:
+    steps, values = binned_median(history["loss/step"])
+    if len(steps) < 2:
+        return []
+    start, low, now = float(values[0]), float(values.min()), float(values[-1])
+    up = rise(history["loss/step"])
+    if up is not None and now > start and up.fraction > LARGE:
+        return [Finding("warning", f"The loss has risen from {number(up.before)} to {number(now)} since step {up.since:,}, "
+                                  "above where it began: training diverges.")]  # fmt: skip
+    text = f"The loss went from {number(start)} to {number(now)}"
+    if up is not None and up.fraction > LARGE:
+        text += f"; it has been lower, {number(low)} at step {up.since:,}"
+    return [Finding("note", text + ".")]

@@ -10,6 +10,7 @@ from excite._core.checks import check_dense
 from excite._core.preserve import device_of
 from excite.errors import InputError
 from excite.probes.base import Probe, StepContext, Values
+from excite.probes.findings import LARGE, Finding, MetricSeries, Panel, fall, number, rise, since
 from excite.probes.schedules import Every, Schedule
 
 
@@ -22,6 +23,20 @@ class Margin(Probe):
     """
 
     name = "margin"
+    panel = Panel(
+        "margin",
+        "Margin",
+        "How far an input has to be changed before the decision changes, found by attack on a fixed small batch. Larger is "
+        "more robust.",
+        (
+            ("median", "median margin"),
+            ("low", "margin that a tenth of the points do not reach"),
+            ("misclassified", "fraction misclassified"),
+            ("censored", "fraction without an adversarial example"),
+        ),
+        order=20,
+        probes=("margins",),
+    )
     reduction = "mean"
 
     def __init__(self, x: Tensor, y: Tensor, schedule: Schedule | None = None, **options: Any):
@@ -48,3 +63,30 @@ class Margin(Probe):
             "misclassified": float((found.values == 0).double().mean()),
             "censored": float(found.censored.double().mean()),
         }
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        return _margin(history)
+
+
+def _margin(history: MetricSeries) -> list[Finding]:
+    for key in ("margin/median", "margins/median"):
+        for layer, series in history.of(key).items():
+            where = f" ({layer})" if layer else ""
+            down, up = fall(series), rise(series)
+            # Margins of a network that has not learned yet are large for no good reason: a fall from there is no news.
+            if down is not None and down.fraction > LARGE and down.since > 0:
+                return [
+                    Finding(
+                        "warning",
+                        f"The median margin{where} fell from {number(down.before)} to {number(down.now)} {since(down)}: smaller changes of the input change decisions.",
+                    )
+                ]
+            if up is not None and up.fraction > LARGE:
+                return [
+                    Finding(
+                        "good",
+                        f"The median margin{where} grew from {number(up.before)} to {number(up.now)} {since(up)}.",
+                    )
+                ]
+    return []

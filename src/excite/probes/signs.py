@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excite._core.calls import Pick
 from excite._core.checks import check_count, same_shapes
 from excite._core.intercept.affine import clean_path
 from excite.errors import ModelError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
+from excite.probes.findings import Finding, MetricSeries, Panel, finite
 
 
 def sign_changes(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
@@ -41,6 +43,18 @@ class Signs(Probe):
     """
 
     name = "signs"
+    panel = Panel(
+        "signs",
+        "Signs of the weights",
+        "The fraction of weights whose sign changed lately. Once no sign changes, the network is in the stable sign regime "
+        "that the theory of late training is about.",
+        (
+            ("changed", "fraction that changed lately"),
+            ("since", "steps since any changed"),
+            ("stable", "stable (1) or not (0)"),
+        ),
+        order=80,
+    )
     reduction = "first"
 
     def __init__(self, schedule: Schedule | None = None, window: int = 100):
@@ -93,8 +107,34 @@ class Signs(Probe):
         self._positive, self._start = dict(state["positive"]), int(state["start"])
         self._last = {path: last.clone() for path, last in state["last"].items()}
 
+    @classmethod
+    def default(cls, output: Pick = None) -> Signs:
+        return cls(Every(50))
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        return _signs(history)
+
 
 def _together(scalars: Iterable[Tensor]) -> Tensor:
     """One vector, whole numbers where shards have parts of them, on the device of the first."""
     whole = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in scalars]
     return torch.stack([one.to(whole[0].device) for one in whole])
+
+
+def _signs(history: MetricSeries) -> list[Finding]:
+    stable, since = finite(history["signs/stable"]), finite(history["signs/since"])
+    if not len(stable[1]) or not len(since[1]):
+        return []
+    steps, now = int(since[1][-1]), int(since[0][-1])
+    if stable[1][-1] > 0.5:
+        return [
+            Finding(
+                "note",
+                f"No weight has changed its sign for {steps:,} steps, since step {now - steps:,}: the stable sign regime has held since then.",
+            )
+        ]
+    changed = finite(history["signs/changed"])[1]
+    if not len(changed):
+        return []
+    return [Finding("note", f"Signs still change: {changed[-1]:.2%} of the weights changed theirs lately.")]

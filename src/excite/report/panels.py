@@ -1,7 +1,8 @@
 """Which measured quantities belong together on a page, in which order, and what they mean in a sentence.
 
 A metric is called `probe/quantity/layer` or `probe/quantity`. A panel is a probe: its quantities are the choices of one
-menu, its layers those of another. Probes that are not known here get a panel with their own name, after the others.
+menu, its layers those of another. Built-in probes describe their panel themselves (`Probe.panel`);
+other probes get a panel with their own name, after these.
 """
 
 from __future__ import annotations
@@ -10,107 +11,30 @@ import heapq
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from excite.probes import built_in_probes
+from excite.probes.findings import Panel
 
 WHOLE = ""  # the "layer" of a value for the whole network
 
 
-@dataclass(frozen=True)
-class Panel:
-    """How the metrics of some probes are drawn. `labels` are the quantities shown first, with their labels."""
+def _built_in_panels() -> tuple[Panel, ...]:
+    """One panel per id, with the labels, hidden quantities and names of all probes that share it."""
+    panels: dict[str, Panel] = {}
+    for probe in built_in_probes():
+        if (own := probe.panel) is None:
+            continue
+        panel = panels.get(own.id, replace(own, labels=(), probes=()))
+        labels, probes = (*panel.labels, *own.labels), (*panel.probes, probe.name, *own.probes)
+        panels[own.id] = replace(panel, labels=labels, probes=probes)
+    return tuple(sorted(panels.values(), key=lambda panel: panel.order))
 
-    id: str
-    probes: tuple[str, ...]
-    title: str
-    about: str
-    labels: tuple[tuple[str, str], ...] = ()
-    log: bool = False
-    heatmap: bool = False  # also as a heat map over layers and time
 
-
-PANELS = (
-    Panel(
-        "losses", ("loss",), "Loss",
-        "The loss handed in after each step, averaged over the last 2 % of steps; the faint line of a single run is every "
-        "step, at its highest and lowest. Losses of different ways of training are not comparable: excited ones are "
-        "worst-case errors and stay higher.",
-        (("step", "loss"),), log=True,
-    ),
-    Panel(
-        "margin", ("margin", "margins"), "Margin",
-        "How far an input has to be changed before the decision changes, found by attack on a fixed small batch. Larger is "
-        "more robust.",
-        (
-            ("median", "median margin"), ("low", "margin that a tenth of the points do not reach"),
-            ("misclassified", "share misclassified"), ("censored", "share never broken"),
-        ),
-    ),
-    Panel(
-        "steepness", ("trajectory", "lipschitz"), "Steepness of the function",
-        "How strongly the output answers to the input at the points being trained on. A function that keeps getting steeper "
-        "while the loss stands still fits details, which costs margin.",
-        (
-            ("mean", "steepness at training points"), ("lipschitz", "local Lipschitz constant"),
-            ("max", "steepest training point"), ("phi", "φ: steepest in the last half"),
-            ("tau", "τ: none above φ since step"), ("lower", "lower bound"), ("upper", "upper bound"),
-            ("clean", "steepness, one sample at a time"), ("total", "length of the path so far"),
-            ("sigma", "norm of the first layer"),
-        ),
-    ),
-    Panel(
-        "distances", ("distance",), "Distance to initialization",
-        "How far the weights have moved from where they started.",
-        (("relative", "‖θ − θ₀‖ / ‖θ₀‖"), ("absolute", "‖θ − θ₀‖")),
-    ),
-    Panel(
-        "ranks", ("rank",), "How many directions each layer's input uses",
-        "Effective rank of what enters each affine layer (patches, for convolutions), over the layer's input width. Where "
-        "it falls, the layer sees ever fewer directions, and its weights along the others are not excited: nothing in "
-        "training bounds them. Measured on the example as in training, without dropout: batch normalization uses the "
-        "statistics of the example, unless it is frozen.",
-        (
-            ("share", "effective rank / width"), ("effective", "effective rank"),
-            ("participation", "participation ratio"), ("numerical", "numerical rank"),
-            ("smallest", "smallest eigenvalue / largest"), ("deficient", "share of units not excited"),
-        ),
-        heatmap=True,
-    ),
-    Panel(
-        "balance", ("conservation",), "Balance of the layers",
-        "What gradient flow would conserve between layers (squared weights that make a channel minus those that read it). "
-        "“Moved” is the change since the start, “unexplained” what step size, momentum and decay do not account for: it "
-        "should stay near zero. “Not checked” are steps whose update could not be predicted: they say nothing about the law.",
-        (
-            ("drift", "moved since the start"), ("rest", "unexplained"),
-            ("unchecked", "share of the steps that were not checked"),
-        ),
-    ),
-    Panel(
-        "alignment", ("alignment", "direction"), "Alignment",
-        "How far neighbouring layers point the same way, and whether the weights still turn. Networks that learn by the "
-        "same few directions align and lose rank.",
-        (
-            ("aligned", "alignment of neighbours (1: the same way)"), ("ratio", "share of a layer in its first direction"),
-            ("stable_rank", "stable rank of the weights"), ("distance", "distance to rank one"),
-            ("angle", "turned lately, radians"), ("total", "turned since the start, radians"), ("norm", "norm of the weights"),
-        ),
-    ),
-    Panel(
-        "signs", ("signs",), "Signs of the weights",
-        "The share of weights whose sign changed lately. Once no sign changes, the network is in the stable sign regime that "
-        "the theory of late training speaks about.",
-        (("changed", "share that changed lately"), ("since", "steps since any changed"), ("stable", "stable (1) or not (0)")),
-    ),
-)  # fmt: skip
-_BY_PROBE = {probe: panel for panel in PANELS for probe in panel.probes}
+PANELS = _built_in_panels()
+_BY_PROBE = {name: panel for panel in PANELS for name in panel.probes}
+_HIDDEN = {f"{probe.name}/{key}" for probe in built_in_probes() if probe.panel for key in probe.panel.hidden}
 _MAX_OTHERS = 100  # panels of probes that are not known here, where not everything can be shown
-_HIDDEN = {
-    "trajectory/label",
-    "conservation/label",
-    "rank/unit",
-    "rank/statistics",
-    "consistency/statistics",
-}  # not numbers to draw
 
 
 @dataclass(frozen=True)
@@ -147,7 +71,7 @@ def make_panels(names: Iterable[str], order: Sequence[str] = ()) -> list[PanelVi
         key = f"{probe}/{quantity}" if quantity else probe
         if key in _HIDDEN:
             continue
-        panel = _BY_PROBE.get(probe) or Panel(f"other-{probe}", (probe,), probe, "")
+        panel = _BY_PROBE.get(probe) or Panel(f"other-{probe}", probe, probes=(probe,))
         chosen[panel.id] = panel
         found.setdefault(panel.id, {}).setdefault(key, set()).add(layer)
     known = {panel.id: i for i, panel in enumerate(PANELS)}

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from excite._core.calls import Pick
 from excite._core.checks import check_count, check_flag, check_tensor, check_values, shown
 from excite._core.wrappers import is_sharded
 from excite.errors import InputError
@@ -27,6 +28,19 @@ from excite.probes.base import (
     Schedule,
     StepContext,
     counted,
+)
+from excite.probes.findings import (
+    LARGE,
+    MAX_NAMED,
+    Change,
+    Finding,
+    MetricSeries,
+    Panel,
+    fall,
+    finite,
+    number,
+    rise,
+    since,
 )
 from excite.probes.layer_inputs import LayerInputs, layer_inputs
 from excite.probes.samples import Live, Rows
@@ -68,6 +82,26 @@ class Rank(Probe):
     """
 
     name = "rank"
+    requires = ("example",)
+    panel = Panel(
+        "ranks",
+        "How many directions each layer's input uses",
+        "Effective rank of the input of each affine layer (patches, for convolutions), over the layer's input width. Where it "
+        "falls, the layer sees fewer directions, and its weights along the others are not excited: nothing in training bounds "
+        "them. Measured on the example as in training, without dropout: batch normalization uses the statistics of the "
+        "example, unless it is frozen.",
+        (
+            ("share", "effective rank / width"),
+            ("effective", "effective rank"),
+            ("participation", "participation ratio"),
+            ("numerical", "numerical rank"),
+            ("smallest", "smallest eigenvalue / largest"),
+            ("deficient", "fraction of units not excited"),
+        ),
+        order=50,
+        heatmap=True,
+        hidden=("unit", "statistics"),
+    )
     reduction = "mean"
     reductions: ClassVar[Mapping[str, Reduction]] = {"unit": "first"}
 
@@ -145,6 +179,14 @@ class Rank(Probe):
         active = None if what.active is None else what.active[::step]
         return LayerInputs(what.rows[::step], what.total, what.sample_index[::step], what.items, active, what.groups)
 
+    @classmethod
+    def default(cls, output: Pick = None) -> Rank:
+        return cls(Every(50), most_rows=128)
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        return [*_ranks(history), *_units(history), *_statistics(history)]
+
 
 def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]:
     values: dict[str, float] = {}
@@ -179,3 +221,111 @@ def _deficient(what: LayerInputs, live: Tensor | None) -> list[int]:
         if not verdict.excited:
             bad.append(unit)
     return bad
+
+
+_STATISTICS_TEXTS = {
+    "example": "with those of the example, as in training",
+    "running": "with running statistics, because they are in evaluation mode",
+    "few": "with running statistics, because the example has one value per channel: those of an untrained network at first",
+}
+
+
+def _fallen(history: MetricSeries) -> list[tuple[str, Change]]:
+    """Layers whose effective rank fell, the worst first."""
+    falls = {layer: fall(series) for layer, series in history.layers("rank/effective").items()}
+    found = [(k, d) for k, d in falls.items() if d is not None and d.fraction > LARGE and d.before - d.now >= 1]
+    return sorted(found, key=lambda item: -item[1].fraction)
+
+
+def _ranks(history: MetricSeries) -> list[Finding]:
+    shares, lost, fallen = history.layers("rank/share"), _lost(history), _fallen(history)
+    names = {layer for layer, _ in fallen}
+    risen: list[tuple[str, Change]] = []
+    for layer, series in history.layers("rank/effective").items():
+        up = rise(series) if layer not in names else None
+        if up is not None and up.fraction > LARGE and up.now - up.before >= 1:
+            risen.append((layer, up))
+    found = []
+    for layer, down in fallen[:MAX_NAMED]:
+        text = f"Layer {layer}'s input activations fell from rank {number(down.before)} to {number(down.now)} {since(down)}"
+        share = float(finite(shares[layer])[1][-1]) if layer in shares and len(finite(shares[layer])[1]) else 0.0
+        seen = (
+            f"it now sees about {number(down.now)} of {down.now / share:.0f} directions"
+            if share > 0
+            else "it sees few directions"
+        )
+        rest = f"; {lost[layer]}." if layer in lost else ", and its weights along the others are no longer excited."
+        found.append(Finding("warning", f"{text}: {seen}{rest}"))
+    if (more := len(fallen) - MAX_NAMED) > 0:
+        found.append(Finding("warning", f"{more} more layer{'s' if more > 1 else ''} lost rank."))
+    if risen:
+        listed = "; ".join(
+            f"{layer} from {number(up.before)} to {number(up.now)} {since(up)}" for layer, up in risen[:MAX_NAMED]
+        )
+        rest = f", and {len(risen) - MAX_NAMED} more" if len(risen) > MAX_NAMED else ""
+        found.append(Finding("good", f"Layers gained rank, they see more directions of their input: {listed}{rest}."))
+    return found
+
+
+def _lost(history: MetricSeries) -> dict[str, str]:
+    """By layer "units 3, 17 and 40 are no longer excited": `rank/unit/LAYER/UNIT` is 1 from the step at which a unit stopped
+    being excited, 0 from the step at which it was again."""
+    named: dict[str, list[int]] = {}
+    for name, series in history.layers("rank/unit").items():
+        layer, _, unit = name.rpartition("/")
+        values = finite(series)[1]
+        if layer and unit.isdecimal() and len(values) and values[-1] > 0.5:
+            named.setdefault(layer, []).append(int(unit))
+    return {
+        layer: f"{_units_listed(sorted(units))} {'is' if len(units) == 1 else 'are'} no longer excited"
+        for layer, units in named.items()
+    }
+
+
+def _units(history: MetricSeries) -> list[Finding]:
+    """Layers whose rank fell say so themselves; `rank/deficient/LAYER` is the share of all units."""
+    found = []
+    lost, told = _lost(history), {layer for layer, _ in _fallen(history)[:MAX_NAMED]}
+    for layer, text in lost.items():
+        if layer not in told:
+            found.append(Finding("warning", f"In layer {layer}, {text} by the example."))
+    for layer, series in history.layers("rank/deficient").items():
+        up = rise(series)
+        if up is not None and layer not in lost and up.now - up.before >= 0.05:
+            text = f"In layer {layer}, {up.now:.0%} of the units are not excited by the example, {up.before:.0%} at best before"
+            found.append(
+                Finding(
+                    "warning", f"{text} ({since(up)}): nothing in training bounds their weights along some directions."
+                )
+            )
+    return found
+
+
+def _statistics(history: MetricSeries) -> list[Finding]:
+    """Which statistics normalizations used when layers were measured: `rank/statistics/SOURCE` counts them."""
+    series = {source: one for source, one in history.layers("rank/statistics").items() if len(one[0])}
+    if not series:
+        return []
+    last = max(int(steps[-1]) for steps, _ in series.values())
+    counts = {source: int(values[-1]) for source, (steps, values) in series.items() if steps[-1] == last}
+    said = "; ".join(f"{counts[source]} {text}" for source, text in _STATISTICS_TEXTS.items() if source in counts)
+    text = f"Statistics of the normalizations when layers were measured: {said}."
+    changed = len(counts) < len(series) or any(len(set(values)) > 1 for _, values in series.values())
+    if changed:
+        text += " It was not the same at all steps: ranks before and after such a change do not compare."
+    return [Finding("warning" if changed or "few" in counts else "note", text)]
+
+
+_STATISTICS_TEXTS = {
+    "example": "with those of the example, as in training",
+    "running": "with running statistics, because they are in evaluation mode",
+    "few": "with running statistics, because the example has one value per channel: those of an untrained network at first",
+}
+
+
+def _units_listed(units: Sequence[int]) -> str:
+    if len(units) == 1:
+        return f"unit {units[0]}"
+    if len(units) <= 5:
+        return f"units {', '.join(map(str, units[:-1]))} and {units[-1]}"
+    return f"units {', '.join(map(str, units[:4]))} and {len(units) - 4} more"

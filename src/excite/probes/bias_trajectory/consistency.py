@@ -15,6 +15,7 @@ from excite._core.intercept.affine import AffineCall, Names
 from excite._core.layout import Layout, find_layout
 from excite.errors import InputError, ModelError
 from excite.probes.base import Every, Probe, Schedule, StepContext, Values, counted
+from excite.probes.findings import Panel
 from excite.wiring.activations import ActivationCall, ActivationMode
 from excite.wiring.normalization import Source, as_trained
 
@@ -141,6 +142,20 @@ class Consistency(Probe):
     """
 
     name = "consistency"
+    requires = ("example",)
+    panel = Panel(
+        "consistency",
+        "Activation patterns",
+        "Whether activation patterns and slopes at the points of the example still change between two measurements. Where they "
+        "do not, the network is linear in a neighbourhood of the training path.",
+        (
+            ("points", "fraction of points whose pattern changed"),
+            ("units", "fraction of units that switched"),
+            ("gamma", "γ: largest change of a slope"),
+        ),
+        order=90,
+        hidden=("statistics",),
+    )
     reduction = "max"
 
     def __init__(self, schedule: Schedule | None = None, *, output: Pick = None):

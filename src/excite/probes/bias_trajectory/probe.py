@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -23,8 +24,23 @@ from excite.probes.bias_trajectory.sites import TracedLayer, TracedLayers, find
 from excite.probes.bias_trajectory.steady import Steady
 from excite.probes.bias_trajectory.updates import gradients_of, row_norms
 from excite.probes.bias_trajectory.windows import BiasPath, Sums
+from excite.probes.findings import (
+    LARGE,
+    MAX_NAMED,
+    Finding,
+    MetricSeries,
+    Panel,
+    binned_median,
+    fall,
+    first_nonfinite,
+    number,
+    rise,
+    since,
+    since_step,
+)
 from excite.wiring.normalization import as_trained
 
+_FLAT = 0.1  # relative change of a loss below which it stands still
 _OF_EVERY_STEP = ("length", "total", "raw", "variance")
 
 
@@ -56,6 +72,28 @@ class Trajectory(Probe):
     """
 
     name = "trajectory"
+    requires = ("example",)
+    panel = Panel(
+        "steepness",
+        "Steepness of the function",
+        "How strongly the output responds to the input at the points being trained on. A function that keeps getting steeper "
+        "while the loss stands still fits details, which costs margin.",
+        (
+            ("mean", "steepness at training points"),
+            ("lipschitz", "local Lipschitz constant"),
+            ("max", "steepest training point"),
+            ("phi", "φ: steepest in the last half"),
+            ("tau", "τ: none above φ since step"),
+            ("lower", "lower bound"),
+            ("upper", "upper bound"),
+            ("clean", "steepness, one sample at a time"),
+            ("total", "length of the path so far"),
+            ("sigma", "norm of the first layer"),
+        ),
+        order=30,
+        hidden=("label",),
+        probes=("lipschitz",),
+    )
     reduction = "mean"
     reductions: ClassVar[Mapping[str, Reduction]] = {
         "length": "sum", "total": "sum", "samples": "sum", "zero": "sum", "nonfinite": "sum", "violations": "sum",
@@ -307,9 +345,85 @@ class Trajectory(Probe):
             name: (dict(found), bool(estimated)) for name, (found, estimated) in state.get("looks", {}).items()
         }
 
+    @classmethod
+    def default(cls, output: Pick = None) -> Trajectory:
+        return cls(Every(50), output=output, passes="measured", sandwich=1, most=16)
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        return [*_steepness(history), *_steady(history), *_labels(history)]
+
 
 def _recomputed(layer: str) -> str:
     return (
         f"layer {layer!r} runs under activation checkpointing with use_reentrant=True, without a gradient at its output: call "
         "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), choose layers= outside it, or give clean= for a pass of its own"
     )
+
+
+_LABEL_TEXTS = {
+    "random": "The trajectory's values are those of the sub-networks that dropout, or other random layers, drew.",
+    "coupled": "The trajectory's values are not those of single samples: batch normalization couples the batch.",
+    "repeated": "Several backward passes went through one forward pass: the trajectory counts the first.",
+}
+
+
+def _steepness(history: MetricSeries) -> list[Finding]:
+    found = []
+    for key in ("trajectory/mean", "lipschitz/mean", "trajectory/lipschitz"):
+        for layer, series in history.of(key).items():
+            up, down = rise(series), fall(series)
+            if up is not None and up.before > 0 and up.fraction > LARGE:
+                loss = binned_median(since_step(history["loss/step"], up.since))[1]
+                flat = len(loss) >= 2 and abs(loss[-1] - loss[0]) <= _FLAT * abs(loss[0])
+                text = f"The function became {number(up.ratio)} times steeper at the training points {since(up)}"
+                text += f" (seen at {layer})" if layer else ""
+                if flat:
+                    found.append(
+                        Finding("warning", f"{text} while the loss hardly moved: it fits details, which costs margin.")
+                    )
+                else:
+                    found.append(Finding("note", f"{text}, while the loss moved too."))
+            elif down is not None and down.now > 0 and down.fraction > LARGE:
+                found.append(
+                    Finding(
+                        "good",
+                        f"The function became {number(1 / down.ratio)} times flatter at the training points {since(down)}.",
+                    )
+                )
+        if found:
+            return found[:MAX_NAMED]
+    return found
+
+
+def _steady(history: MetricSeries) -> list[Finding]:
+    """(τ, φ)-steady, unless φ still grows: then the last update is always the largest, and that is no news."""
+    if first_nonfinite(history["loss/step"]) is not None:
+        return []
+    listed = []
+    for layer, series in history.layers("trajectory/phi").items():
+        tau = history[f"trajectory/tau/{layer}"][1]
+        up = rise(since_step(series, series[0][-1] // 2)) if len(tau) else None
+        if up is None or up.fraction > LARGE:
+            continue
+        if math.isfinite(series[1][-1]) and math.isfinite(tau[-1]):
+            since = f"since step {tau[-1]:,.0f}" if tau[-1] > 0 else "since the start"
+            listed.append(f"{number(float(series[1][-1]))} at layer {layer} {since}")
+    if not listed:
+        return []
+    more = f", and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
+    return [Finding("note", f"Updates are steady: none was seen above {'; '.join(listed[:MAX_NAMED])}{more}.")]
+
+
+_LABEL_TEXTS = {
+    "random": "The trajectory's values are those of the sub-networks that dropout, or other random layers, drew.",
+    "coupled": "The trajectory's values are not those of single samples: batch normalization couples the batch.",
+    "repeated": "Several backward passes went through one forward pass: the trajectory counts the first.",
+}
+
+
+def _labels(history: MetricSeries) -> list[Finding]:
+    """What the trajectory's values are not."""
+    return [
+        Finding("note", text) for label, text in _LABEL_TEXTS.items() if len(history[f"trajectory/label/{label}"][1])
+    ]

@@ -11,8 +11,12 @@ from excite._core.checks import check_count, check_flag, check_number, is_flag
 from excite.errors import InputError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext
 from excite.probes.conserved.ledger import Ledger, Snapshot, conservation
+from excite.probes.conserved.unchecked import REASONS
 from excite.probes.conserved.update_terms import PARTS
+from excite.probes.findings import MAX_NAMED, Finding, MetricSeries, Panel, finite
 from excite.wiring.tracing import Wiring
+
+_UNEXPLAINED = 1e-2  # residual, over the squared weights, above which there is a warning
 
 
 class Conservation(Probe):
@@ -32,6 +36,21 @@ class Conservation(Probe):
     """
 
     name = "conservation"
+    requires = ("example", "optimizer")
+    panel = Panel(
+        "balance",
+        "Balance of the layers",
+        "What gradient flow would conserve between layers (squared weights that make a channel minus those that read it). "
+        "“Moved” is the change since the start, “unexplained” what step size, momentum and decay do not account for: it "
+        "should stay near zero. “Not checked” are steps whose update could not be predicted: they say nothing about the law.",
+        (
+            ("drift", "moved since the start"),
+            ("rest", "unexplained"),
+            ("unchecked", "fraction of the steps that were not checked"),
+        ),
+        order=60,
+        hidden=("label",),
+    )
     reduction = "first"  # every process holds the same weights
 
     def __init__(
@@ -105,3 +124,44 @@ class Conservation(Probe):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.ledger is not None and state:
             self.ledger.load_state_dict(state)
+
+    @classmethod
+    def default(cls, output: Pick = None) -> Conservation:
+        return cls(Every(50), parts=False, output=output)
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        return _balance(history)
+
+
+def _balance(history: MetricSeries) -> list[Finding]:
+    def last(key: str) -> dict[str, float]:
+        return {law: float(finite(s)[1][-1]) for law, s in history.layers(key).items() if len(finite(s)[1])}
+
+    unchecked = last("conservation/unchecked")
+    rests = {law: rest for law, rest in last("conservation/rest").items() if law not in unchecked}
+    moved = last("conservation/drift")
+    worst = max(rests, key=lambda law: rests[law], default=None)
+    if worst is not None and rests[worst] > _UNEXPLAINED:
+        text = (
+            f"The balance of {worst} drifted by {rests[worst]:.1%} of its squared weights without an explanation by step size, "
+            "momentum or decay: something else changes these weights."
+        )
+        return [Finding("warning", text), *_unchecked(unchecked, history)]
+    checked = [value for law, value in moved.items() if law not in unchecked]
+    if checked and max(checked) > 0:
+        tail = f"; step size, momentum and decay explain it to within {max(rests.values()):.1g}" if rests else ""
+        text = f"The balance of layers moved by up to {max(checked):.2%} of the squared weights{tail}."
+        return [Finding("note", text), *_unchecked(unchecked, history)]
+    return _unchecked(unchecked, history)
+
+
+def _unchecked(laws: Mapping[str, float], history: MetricSeries) -> list[Finding]:
+    """Laws whose drift is explained by definition, and why."""
+    if not laws:
+        return []
+    names = list(laws)
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    reasons = [REASONS.get(key, key) for key in history.layers("conservation/label")]
+    why = f": {'; '.join(reasons)}" if reasons else ""
+    return [Finding("note", f"The balance of {', '.join(names[:MAX_NAMED])}{more} was not checked{why}.")]

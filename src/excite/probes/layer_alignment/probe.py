@@ -15,6 +15,7 @@ from excite._core.calls import Batch, Pick
 from excite._core.checks import check_count, check_model, check_norms, check_weights, model_errors
 from excite.errors import InputError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext
+from excite.probes.findings import LARGE, MAX_NAMED, Finding, MetricSeries, Panel, rise
 from excite.probes.layer_alignment.leading import Leading, Search
 from excite.probes.layer_alignment.result import Alignments, JunctionAlignment, LayerAlignment
 from excite.probes.spectrum import Between
@@ -201,6 +202,20 @@ class Alignment(Probe):
     """
 
     name = "alignment"
+    requires = ("example",)
+    panel = Panel(
+        "alignment",
+        "Alignment",
+        "How far neighbouring layers point the same way, and whether the weights still turn. Networks that learn by the same "
+        "few directions align and lose rank.",
+        (
+            ("aligned", "alignment of neighbours (1: the same way)"),
+            ("ratio", "fraction of a layer in its first direction"),
+            ("stable_rank", "stable rank of the weights"),
+            ("distance", "distance to rank one"),
+        ),
+        order=70,
+    )
     reduction = "first"  # every process holds the same weights
 
     def __init__(self, schedule: Schedule | None = None, exact: int | None = None, block: int = 8, output: Pick = None):
@@ -237,6 +252,14 @@ class Alignment(Probe):
         if self._measure is not None:
             self._measure.go_on(self._stored)
 
+    @classmethod
+    def default(cls, output: Pick = None) -> Alignment:
+        return cls(Every(50), exact=32, output=output)
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        return _turned(history)
+
 
 def _values(done: Mapping[str, SpectrumRow], met: Mapping[str, Aligned]) -> dict[str, float]:
     values: dict[str, float] = {}
@@ -253,3 +276,20 @@ def _values(done: Mapping[str, SpectrumRow], met: Mapping[str, Aligned]) -> dict
 
 def _once(layers: tuple[Layer, ...]) -> list[Layer]:
     return list({one.weight_name: one for one in reversed(layers)}.values())[::-1]
+
+
+def _turned(history: MetricSeries) -> list[Finding]:
+    listed = []
+    for layer, series in history.layers("alignment/aligned").items():
+        up = rise(series)
+        if up is not None and up.fraction > LARGE and up.now > 0.5:
+            listed.append(f"{layer} from {up.before:.2f} to {up.now:.2f}")
+    if not listed:
+        return []
+    more = f", and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
+    return [
+        Finding(
+            "note",
+            f"Neighbouring layers turned towards each other (1 is aligned): {'; '.join(listed[:MAX_NAMED])}{more}.",
+        )
+    ]
