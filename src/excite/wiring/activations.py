@@ -15,64 +15,22 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
+from excite.wiring.operators import OPERATORS
+from excite.wiring.operators.activations import BENT
+from excite.wiring.operators.movement import SAME, VIEWS
 
-# Piecewise-linear functions by name, and where their kinks are, from the arguments after the first.
-_Kinks = Callable[..., tuple[Any, ...]]
-_AT_ZERO = ("relu", "leaky_relu", "prelu", "rrelu", "abs", "absolute")
-_KINKS: dict[str, _Kinks] = {
-    **{name: lambda *a, **k: (0.0,) for name in _AT_ZERO},
-    "relu6": lambda *a, **k: (0.0, 6.0),
-    "hardtanh": lambda min_val=-1.0, max_val=1.0, *a, **k: (min_val, max_val),
-    "threshold": lambda threshold, *a, **k: (threshold,),
-    "clamp": lambda min=None, max=None, **k: (min, max),
-    "clip": lambda min=None, max=None, **k: (min, max),
-    "clamp_min": lambda min, **k: (min,),
-    "clamp_max": lambda max, **k: (max,),
-    "hardsigmoid": lambda *a, **k: (-3.0, 3.0),
-    "hardswish": lambda *a, **k: (-3.0, 3.0),
-    "hardshrink": lambda lambd=0.5: (-lambd, lambd),
-    "softshrink": lambda lambd=0.5: (-lambd, lambd),
-}
-_LOWER = {
-    "hardtanh",
-    "threshold",
-    "clamp",
-    "clip",
-    "clamp_min",
-    "hardsigmoid",
-    "hardswish",
-    "maximum",
-    "fmax",
-    "max",
-    "gt",
-    "ge",
-}
 _TWO = ("maximum", "minimum", "fmax", "fmin", "max", "min")  # of two tensors
 _COMPARED = ("gt", "ge", "lt", "le")  # an activation of the user's own: x * (x > 0), torch.where(x > 0, x, 0)
-_SMOOTH = {
-    "gelu", "silu", "mish", "elu", "celu", "selu", "tanh", "sigmoid", "softplus", "log_sigmoid", "softsign", "tanhshrink",
-}  # fmt: skip
+_ABOVE_ZERO = ("minimum", "fmin", "min", "lt", "le")  # active above 0 rather than above the other operand
+# Python functions without an operator of their own, made of smooth ones.
+_COMPOSITE = frozenset(("softsign", "tanhshrink"))
 # Functions that move numbers and change none: replayed on the numbers of the elements they tell which went where.
-_MOVES = {
-    "view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel", "transpose", "permute", "movedim",
-    "moveaxis", "swapaxes", "swapdims", "squeeze", "unsqueeze", "t", "adjoint", "__get__", "__getitem__", "chunk", "split",
-    "split_with_sizes", "tensor_split", "unbind", "select", "narrow", "index_select", "cat", "concat", "concatenate",
-    "stack", "hstack", "vstack", "dstack", "roll", "flip", "expand", "expand_as", "repeat", "tile", "pixel_shuffle",
-    "pixel_unshuffle", "channel_shuffle",
+_MOVES = frozenset(VIEWS) | {
+    "view_as", "reshape_as", "adjoint", "__get__", "__getitem__", "index_select", "cat", "concat", "concatenate", "stack",
+    "hstack", "vstack", "dstack", "expand", "expand_as", "repeat", "tile", "pixel_shuffle", "pixel_unshuffle",
+    "channel_shuffle",
 }  # fmt: skip
-_SAME = {
-    "contiguous",
-    "clone",
-    "to",
-    "type_as",
-    "float",
-    "double",
-    "half",
-    "dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-}
+_SAME = frozenset(SAME) | {"half", "dropout", "dropout1d", "dropout2d", "dropout3d"}
 _MIXES = {"matmul", "mm", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention", "softmax", "log_softmax"}
 
 
@@ -88,7 +46,9 @@ class ActivationCall:
 
     def positive(self) -> Tensor:
         """Where a unit is active: above the first kink, where that is the lower end; else above 0."""
-        return self.input > (self.kinks[0] if self.name in _LOWER else 0.0)
+        row = OPERATORS.get(self.name)
+        lower = self.name not in _ABOVE_ZERO and (row is None or row.activation is None or row.activation.lower)
+        return self.input > (self.kinks[0] if lower else 0.0)
 
 
 class ActivationMode(AffineMode):
@@ -98,9 +58,9 @@ class ActivationMode(AffineMode):
         """Called with what enters an activation; it may be changed in place afterwards."""
 
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found = _recognised(_name(function), args, kwargs)
-        if found is not None:
-            self.activated(found)
+        activation = recognize(_name(function), args, kwargs)
+        if activation is not None:
+            self.activated(activation)
         return function(*args, **kwargs)
 
 
@@ -109,19 +69,20 @@ def _name(function: Callable[..., Any]) -> str:
     return name if name.startswith("__") else name.strip("_")
 
 
-def _recognised(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActivationCall | None:
+def recognize(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActivationCall | None:
+    """The activation that a call of a function is, by the operator table; None if it is none."""
     rest = dict(kwargs)
     x, after = (args[0], args[1:]) if args else (rest.pop("input", None), ())
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return None
-    if name in _SMOOTH:
-        return ActivationCall(name, x, (0.0,), smooth=True)
-    if name in _KINKS:
-        kinks = tuple(at for at in _KINKS[name](*after, **rest) if at is not None)
+    row = OPERATORS.get(name)
+    activation = BENT if name in _COMPOSITE else None if row is None else row.activation
+    if activation is not None:
+        kinks = tuple(at for at in activation.kinks(*after, **rest) if at is not None)
         lower = after[0] if after else rest.get("min")
         if name in ("clamp", "clip") and lower is None:
             name = "clamp_max"
-        return ActivationCall(name, x, kinks) if kinks else None
+        return ActivationCall(name, x, kinks, activation.smooth) if kinks else None
     if name in _TWO or name in _COMPARED:
         other = after[0] if after else rest.get("other")
         if isinstance(other, Tensor) and other.is_floating_point():
@@ -230,11 +191,11 @@ class UnitMode(ActivationMode):
 
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = _name(function)
-        found = _recognised(name, args, kwargs)
-        if found is not None:
-            self.activated(found)
+        activation = recognize(name, args, kwargs)
+        if activation is not None:
+            self.activated(activation)
         output = function(*args, **kwargs)
-        if found is not None:
+        if activation is not None:
             if name not in _COMPARED and isinstance(output, Tensor):
                 self._trails.pop(output, None)  # in place: what leaves an activation is no input of the next
             return output
@@ -283,13 +244,13 @@ class UnitMode(ActivationMode):
         judged = self.judged[number]
         if judged and not judged[0].moves:  # the usual case: every element
             return judged[0].positive
-        found = own() > 0
+        above_zero = own() > 0
         if not judged:
-            return found
-        size, device = found.numel(), found.device
+            return above_zero
+        size, device = above_zero.numel(), above_zero.device
         decided = torch.full((size,), -1, dtype=torch.int8, device=device)
         for one in judged:
-            at = torch.arange(size, device=device).view(found.shape)
+            at = torch.arange(size, device=device).view(above_zero.shape)
             for move in one.moves:
                 at = move.replay(at)
             # One slot more, for elements that do not come from this call.
@@ -297,8 +258,8 @@ class UnitMode(ActivationMode):
             at = torch.where(at < 0, size, at).flatten()
             now.scatter_reduce_(0, at, one.positive.flatten().to(torch.int8), "amax")
             decided = torch.where(decided < 0, now[:-1], decided)
-        decided = decided.view(found.shape)
-        return torch.where(decided < 0, found, decided > 0)
+        decided = decided.view(above_zero.shape)
+        return torch.where(decided < 0, above_zero, decided > 0)
 
     def note(self, number: int) -> str:
         """The function before which units were judged, because elements are mixed before their activation; mostly empty."""

@@ -15,13 +15,17 @@ from excite._core.preserve import preserve_state
 from excite._core.wrappers import eagerly, in_reentrant_checkpoint, without_reentrant_checkpointing
 from excite.errors import ExciteError, InputError, ModelError
 from excite.wiring.export import resized
+from excite.wiring.operators import OPERATORS
 
-# Functions after which a network is not piecewise linear: slopes hold at the point, not in a region around it.
-_SMOOTH = {
-    "tanh", "sigmoid", "gelu", "silu", "elu", "celu", "selu", "softplus", "mish", "logsigmoid", "softmax", "log_softmax",
-    "softsign", "erf", "sin", "cos", "exp", "log", "layer_norm", "group_norm", "instance_norm", "rms_norm", "pow", "square",
-    "scaled_dot_product_attention", "normalize",
-}  # fmt: skip
+# Python functions that are made of smooth operators.
+_COMPOSITE = {"logsigmoid", "softsign", "normalize"}
+
+
+def _is_smooth(function: str) -> bool:
+    """Whether a network is not piecewise linear after this function: slopes then hold at the point, not in a region."""
+    row = OPERATORS.get(function)
+    smooth = row is not None and row.pieces is not None and row.pieces.linearity == "smooth"
+    return smooth or function in _COMPOSITE
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def find(model: nn.Module, example: Batch, layers: str | Sequence[str] = "first"
         if f.call.name in wanted or i == 0
     }
     return TracedLayers(
-        tuple(sites[name] for name in names if name in wanted), sites[names[0]], bool(two.functions & _SMOOTH)
+        tuple(sites[name] for name in names if name in wanted), sites[names[0]], any(map(_is_smooth, two.functions))
     )
 
 

@@ -15,16 +15,22 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from excite.wiring.operators import OPERATORS
+
 Side = list[Tensor]  # one a switching value: True where it is above 0, or an index
 _ROUNDING = 16 * torch.finfo(torch.float64).eps
 
 
-def _piece(z: Tensor, *rest: Any, **kwargs: Any) -> list[Tensor]:
-    return [z]
+def _switching(name: str) -> Callable[..., list[Tensor]]:
+    """The switching values of an activation: its input minus each of its kinks."""
+    activation = OPERATORS[name].activation
+    assert activation is not None
 
+    def values(z: Tensor, *args: Any, **kwargs: Any) -> list[Tensor]:
+        kinks = [kink for kink in activation.kinks(*args, **kwargs) if kink is not None]
+        return [z if isinstance(kink, float) and kink == 0 else z - kink for kink in kinks]
 
-def _range(z: Tensor, low: Any = None, high: Any = None) -> list[Tensor]:
-    return [z - bound for bound in (low, high) if bound is not None]
+    return values
 
 
 def _in_range(side: Side, z: Tensor, low: Any = None, high: Any = None) -> Tensor:
@@ -55,27 +61,22 @@ def _pool(axes: int) -> tuple[Callable[..., list[Tensor]], Callable[..., Tensor]
     return places, gather
 
 
+# What each activation is on a side, by its name.
+_ON_SIDE: dict[str, Callable[..., Tensor]] = {
+    "relu": lambda side, z: torch.where(side[0], z, 0.0),
+    "leaky_relu": lambda side, z, negative_slope=0.01: torch.where(side[0], z, negative_slope * z),
+    "prelu": _prelu,
+    "abs": lambda side, z: torch.where(side[0], z, -z),
+    "threshold": lambda side, z, threshold, value: torch.where(side[0], z, torch.as_tensor(value, dtype=z.dtype)),
+    "hardtanh": lambda side, z, min_val=-1.0, max_val=1.0: _in_range(side, z, min_val, max_val),
+    "relu6": lambda side, z: _in_range(side, z, 0.0, 6.0),
+    "clamp": lambda side, z, min=None, max=None: _in_range(side, z, min, max),
+    "clamp_min": lambda side, z, min: _in_range(side, z, min),
+    "clamp_max": lambda side, z, max: _in_range(side, z, None, max),
+}
 # By the name of the function: its switching values, and what it is on a side.
 _CALLS: dict[str, tuple[Callable[..., list[Tensor]], Callable[..., Tensor]]] = {
-    "relu": (_piece, lambda side, z: torch.where(side[0], z, 0.0)),
-    "leaky_relu": (_piece, lambda side, z, negative_slope=0.01: torch.where(side[0], z, negative_slope * z)),
-    "prelu": (_piece, _prelu),
-    "abs": (_piece, lambda side, z: torch.where(side[0], z, -z)),
-    "threshold": (
-        lambda z, threshold, value: [z - threshold],
-        lambda side, z, threshold, value: torch.where(side[0], z, torch.as_tensor(value, dtype=z.dtype)),
-    ),
-    "hardtanh": (
-        lambda z, min_val=-1.0, max_val=1.0: _range(z, min_val, max_val),
-        lambda side, z, min_val=-1.0, max_val=1.0: _in_range(side, z, min_val, max_val),
-    ),
-    "relu6": (lambda z: _range(z, 0.0, 6.0), lambda side, z: _in_range(side, z, 0.0, 6.0)),
-    "clamp": (
-        lambda z, min=None, max=None: _range(z, min, max),
-        lambda side, z, min=None, max=None: _in_range(side, z, min, max),
-    ),
-    "clamp_min": (lambda z, min: _range(z, min), lambda side, z, min: _in_range(side, z, min)),
-    "clamp_max": (lambda z, max: _range(z, None, max), lambda side, z, max: _in_range(side, z, None, max)),
+    **{name: (_switching(name), on_side) for name, on_side in _ON_SIDE.items()},
     "maximum": (lambda a, b: [a - b], lambda side, a, b: torch.where(side[0], a, b)),
     "minimum": (lambda a, b: [b - a], lambda side, a, b: torch.where(side[0], a, b)),
     **{f"max_pool{axes}d": _pool(axes) for axes in (1, 2, 3)},
