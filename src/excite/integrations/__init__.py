@@ -1,4 +1,4 @@
-"""Excite where people train already (Lightning, Transformers) and where they look (TensorBoard, W&B, MLflow).
+"""Excite inside other training frameworks: Lightning, Transformers, Accelerate.
 
-Nothing here is imported by the rest of Excite until it is asked for by name.
+No module of this package is imported by the rest of Excite.
 """

@@ -1,4 +1,4 @@
-"""What the callbacks share: a watch that starts with the first training batch and ends with the training."""
+"""Shared by the integrations: a watch that is attached once there is a model and a batch, and closed with the training."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from excite.monitor.watch import Watch, watch
 from excite.monitor.writer import Sink
 from excite.runs import Run
 
-_MOST = 256  # samples of the first batch that serve as the example
+_MAX_EXAMPLE = 256  # samples of the first batch that serve as the example
 
 
-class Following:
-    """Holds the arguments of `excite.watch` until there is a model to watch, then the watch itself."""
+class DeferredWatch:
+    """Holds the arguments of `excite.watch` until there is a model, then the watch itself.
+
+    Args:
+        run: Folder of the run; None for `excite` in the folder passed to `start`.
+        options: Keyword arguments of `excite.watch`.
+    """
 
     def __init__(self, run: str | os.PathLike[str] | None, options: dict[str, Any]):
         self.folder, self.options = None if run is None else Path(run), options
@@ -32,10 +37,15 @@ class Following:
         self._losses: list[Tensor] = []
 
     def start(
-        self, model: nn.Module, example: Batch, optimizer: Any, fallback: str | os.PathLike[str], sinks: list[Sink]
+        self,
+        model: nn.Module,
+        example: Batch | None,
+        optimizer: Any,
+        fallback: str | os.PathLike[str],
+        sinks: list[Sink],
     ) -> Watch:
-        """Attach to the model. After a restart from a checkpoint the run of the callback is continued."""
-        folder = self.folder or unused(Path(fallback) / "excite")
+        """Attaches to the model; continues the existing run after `load_state_dict`."""
+        folder = self.folder or unused_folder(Path(fallback) / "excite")
         options = {"example": example, **self.options}
         if options.get("sinks") is None:
             options["sinks"] = sinks
@@ -45,65 +55,67 @@ class Following:
             self._run.set_status("running")
             self._run.rewind(int(self._state["steps"]))  # type: ignore[index]
         where = None if resumed and self._run is None else self._run or folder
-        self.watch = watch(model, run=where, optimizer=plain_optimizer(optimizer), **options)
+        self.watch = watch(model, run=where, optimizer=unwrap_optimizer(optimizer), **options)
         if self._state is not None:
             self.watch.load_state_dict(self._state)
             self._state = None
         return self.watch
 
     def add(self, loss: Tensor) -> None:
-        """One part of the step's loss."""
+        """Adds the loss of one micro-batch of the current step."""
         self._losses.append(loss.detach())
 
     def step(self) -> None:
-        """One optimizer step is done; its loss is the sum of the parts since the last one."""
+        """Records one optimizer step; its loss is the sum of the losses added since the previous one."""
         losses, self._losses = self._losses, []
         if self.watch is not None:
-            self.watch.step(torch.stack([one.float().reshape(()) for one in losses]).sum() if losses else None)
+            self.watch.step(torch.stack([loss.float().reshape(()) for loss in losses]).sum() if losses else None)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Detach and close the run. Ending twice does nothing."""
-        following, self.watch = self.watch, None
+        """Detaches and closes the run; a second call does nothing."""
+        active, self.watch = self.watch, None
         run, self._run = self._run, None
-        if following is not None:
+        if active is not None:
             kind = None if error is None else type(error)
             try:
-                self._final = following.state_dict()
+                self._final = active.state_dict()
             finally:
-                self._finish(following, run, kind, error)
+                self._finish(active, run, kind, error)
 
-    def _finish(self, following: Watch, run: Run | None, kind: Any, error: BaseException | None) -> None:
+    def _finish(self, active: Watch, run: Run | None, kind: Any, error: BaseException | None) -> None:
         try:
-            following.__exit__(kind, error, None if error is None else error.__traceback__)
+            active.__exit__(kind, error, None if error is None else error.__traceback__)
         finally:
             if run is not None:
                 run.__exit__(kind, error, None)
 
     def state_dict(self) -> dict[str, Any]:
+        """State of the watch for a checkpoint."""
         if self.watch is not None:
             return self.watch.state_dict()
         return self._state or self._final
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a checkpoint: applied when the watch starts."""
         self._state = dict(state) or None
 
 
-def few(batch: Any) -> Any:
-    """The first samples of a batch."""
+def first_samples(batch: Any) -> Any:
+    """The first samples of a batch, detached copies."""
     return tree_map(
-        lambda leaf: leaf[:_MOST].detach().clone() if isinstance(leaf, Tensor) and leaf.dim() else leaf, batch
+        lambda leaf: leaf[:_MAX_EXAMPLE].detach().clone() if isinstance(leaf, Tensor) and leaf.dim() else leaf, batch
     )
 
 
-def plain_optimizer(given: Any) -> torch.optim.Optimizer | None:
-    """Without the wrappers of Lightning and Accelerate, whose hooks do not fire."""
-    while given is not None and not isinstance(given, list) and hasattr(given, "optimizer"):
-        given = given.optimizer
-    return given if isinstance(given, torch.optim.Optimizer) else None
+def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
+    """The torch optimizer inside the wrappers of Lightning and Accelerate, whose hooks do not fire."""
+    while optimizer is not None and not isinstance(optimizer, list) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
-def unused(folder: Path) -> Path:
-    """The folder, or the first of folder-2, folder-3, … that is not there yet."""
+def unused_folder(folder: Path) -> Path:
+    """The folder, or the first of folder-2, folder-3, … that does not exist."""
     number, name = 1, folder
     while name.exists():
         number += 1

@@ -18,7 +18,7 @@ from excite._core.calls import Batch
 from excite._core.checks import MissingPackage, need
 from excite.errors import InputError
 from excite.excitation import PersistentExcitation
-from excite.integrations.callback import Following, few
+from excite.integrations.callback import DeferredWatch, first_samples
 from excite.monitor.sinks import MLflow, TensorBoard, WandB
 from excite.monitor.writer import Sink
 
@@ -51,42 +51,44 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
 
     def __init__(self, run: str | os.PathLike[str] | None = None, module: str | None = None, **options: Any):
         self._module = module
-        self._following = Following(run, options)
+        self._deferred = DeferredWatch(run, options)
 
     @property
     def watch(self) -> Any:
         """The `Watch`, while training goes on."""
-        return self._following.watch
+        return self._deferred.watch
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self._following.watch is None:
+        if self._deferred.watch is None:
             optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
             where = trainer.log_dir or trainer.default_root_dir
-            self._following.start(self._watched(pl_module), few(input_of(batch)), optimizer, where, _sinks(trainer))
+            self._deferred.start(
+                self._watched(pl_module), first_samples(input_of(batch)), optimizer, where, _sinks(trainer)
+            )
             self._steps = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
-            self._following.add(loss)
+            self._deferred.add(loss)
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
-            self._following.step()
+            self._deferred.step()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._following.end()
+        self._deferred.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._following.end(exception)
+        self._deferred.end(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._following.end()
+        self._deferred.end()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._following.state_dict()
+        return self._deferred.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._following.load_state_dict(state_dict)
+        self._deferred.load_state_dict(state_dict)
 
     def _watched(self, pl_module: Any) -> nn.Module:
         if self._module is not None:

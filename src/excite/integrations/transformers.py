@@ -1,4 +1,4 @@
-"""Transformers: a callback that watches, and a Trainer that trains with persistent excitation.
+"""Transformers: a callback for monitoring, and a Trainer with persistent excitation.
 
 trainer = Trainer(model, args, train_dataset=data, callbacks=[ExciteCallback(run="runs/first")])
 """
@@ -16,7 +16,7 @@ from excite._core.preserve import probes_ignored
 from excite._core.wrappers import unwrap
 from excite.errors import InputError
 from excite.excitation import PersistentExcitation
-from excite.integrations.callback import Following, few
+from excite.integrations.callback import DeferredWatch, first_samples
 from excite.monitor.sinks import MLflow, TensorBoard, WandB
 from excite.monitor.writer import Sink
 
@@ -24,24 +24,24 @@ _transformers: Any = need("transformers", "transformers")
 
 
 class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
-    """`excite.watch` as a callback: attached before the first training pass, a step for every optimizer step.
+    """`excite.watch` as a callback: attached before the first training pass, one step per optimizer step.
+
+    The loss is the one that the model returns, summed over the micro-batches of an accumulated step.
 
     Args:
-        run: folder of the run; by default `excite` in the trainer's output folder.
-        options: those of `excite.watch`. `example` is the first training batch if not given, `output` "logits", `sinks`
-            what `report_to` names.
-
-    The loss is the one that the model returns, summed over the parts of an accumulated step.
+        run: Folder of the run; by default `excite` in the trainer's output folder.
+        **options: Keyword arguments of `excite.watch`. Defaults: `example` is the first training batch, `output`
+            "logits", `sinks` those that `report_to` names.
     """
 
     def __init__(self, run: str | os.PathLike[str] | None = None, **options: Any):
-        self._following = Following(run, {"output": "logits", **options})
+        self._deferred = DeferredWatch(run, {"output": "logits", **options})
         self._handles: list[Any] = []
 
     @property
     def watch(self) -> Any:
-        """The `Watch`, while training goes on."""
-        return self._following.watch
+        """The `Watch`, or None outside training."""
+        return self._deferred.watch
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.close()
@@ -54,16 +54,16 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
             if not (torch.is_grad_enabled() and module.training) or not (named or positional):
                 return
             self._handles.pop(0).remove()
-            batch = few(dict(named)) if named else few(tuple(positional))
+            batch = first_samples(dict(named)) if named else first_samples(tuple(positional))
             named_only = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.dim()} if named else batch
             sinks = _sinks(args) if state.is_world_process_zero else []
-            self._following.start(module, named_only, given["optimizer"], where, sinks)
+            self._deferred.start(module, named_only, given["optimizer"], where, sinks)
 
         def returned(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             loss = output.get("loss") if hasattr(output, "get") else None
             if isinstance(loss, Tensor) and module.training and torch.is_grad_enabled() and not probes_ignored():
                 # With num_items_in_batch the parts are shares of the step's loss already.
-                self._following.add(loss if "num_items_in_batch" in named else loss / self._parts)
+                self._deferred.add(loss if "num_items_in_batch" in named else loss / self._parts)
 
         self._handles = [
             model.register_forward_pre_hook(first, with_kwargs=True),
@@ -71,27 +71,36 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
         ]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self._following.step()
+        self._deferred.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.close()
 
     def close(self) -> None:
-        """Detach and close the run. Trainer tells callbacks nothing of an exception: call this after one."""
+        """Detaches and closes the run. Trainer does not notify callbacks of exceptions: call this after one."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._following.end()
+        self._deferred.end()
 
 
 class ExcitedTrainer(_transformers.Trainer):  # type: ignore[misc]
-    """A Trainer whose loss excites every layer.
+    """A Trainer whose loss is that of `excite.PersistentExcitation`.
 
-        ExcitedTrainer(model, args, train_dataset=data, excitation={"radius": 0.02, "classes": 4})
+    Labels are those of the batch. A schedule of radii advances with the epochs. Token ids cannot be perturbed:
+    layers="all" starts at the first affine layer.
 
-    `excitation` are the arguments of `excite.PersistentExcitation`; `output` is "logits" if not given. Labels are those
-    of the batch. A schedule of radii moves on with the epochs. Token ids cannot be perturbed: layers="all" starts at the
-    first affine layer.
+    Args:
+        *args: Arguments of `transformers.Trainer`.
+        excitation: Keyword arguments of `excite.PersistentExcitation`, "radius" among them; `output` defaults to "logits".
+        **kwargs: Keyword arguments of `transformers.Trainer`.
+
+    Raises:
+        InputError: If `excitation` has no "radius", or a batch has no "labels".
+
+    Example:
+        >>> excitation = {"radius": 0.02, "classes": 4}
+        >>> ExcitedTrainer(model, args, train_dataset=data, excitation=excitation).train()  # doctest: +SKIP
     """
 
     def __init__(self, *args: Any, excitation: dict[str, Any], **kwargs: Any):
@@ -103,6 +112,7 @@ class ExcitedTrainer(_transformers.Trainer):  # type: ignore[misc]
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        """Loss of the batch: excited in training, the model's own in evaluation."""
         if return_outputs or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs.get("labels")
@@ -116,14 +126,14 @@ class ExcitedTrainer(_transformers.Trainer):  # type: ignore[misc]
 
 
 def _sinks(args: Any) -> list[Sink]:
-    """What the trainer reports to already."""
-    asked = args.report_to if isinstance(args.report_to, list) else [args.report_to]
-    found: list[Sink] = []
-    for name in asked:
+    """Sinks for what the trainer reports to."""
+    names = args.report_to if isinstance(args.report_to, list) else [args.report_to]
+    sinks: list[Sink] = []
+    for name in names:
         if name == "tensorboard":
-            found.append(TensorBoard(os.environ.get("TENSORBOARD_LOGGING_DIR") or getattr(args, "logging_dir", None)))
+            sinks.append(TensorBoard(os.environ.get("TENSORBOARD_LOGGING_DIR") or getattr(args, "logging_dir", None)))
         elif name == "wandb":
-            found.append(WandB())
+            sinks.append(WandB())
         elif name == "mlflow":
-            found.append(MLflow())
-    return found
+            sinks.append(MLflow())
+    return sinks
