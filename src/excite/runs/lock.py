@@ -1,12 +1,16 @@
-"""One writer per run folder. The lock belongs to the process: when it dies, however it dies, the lock is free."""
+"""One writer per run folder. The operating system frees the lock when its process ends, however it ends."""
 
 from __future__ import annotations
 
-import errno
+import contextlib
+import json
 import os
+import platform
 import time
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from excite._core.files import open_regular, writing
 from excite.errors import RunError
@@ -14,63 +18,99 @@ from excite.errors import RunError
 fcntl: Any
 try:
     import fcntl
-except ImportError:  # Windows has no flock: there, nothing keeps a second writer out
+except ImportError:  # Windows
     fcntl = None
 
 _TRIES, _PAUSE = 10, 0.02
+# Windows refuses to read the locked byte, which is the first one: the holder is written behind it.
+_OFFSET, _LONGEST = 1, 1000
 
 
 class Lock:
-    """An exclusive `flock` on `path`, taken at construction, given back by `release`."""
+    """An exclusive lock on a file, acquired at construction.
+
+    The file names the process that holds the lock.
+
+    Args:
+        path: Lock file; created if it does not exist.
+        run: What the lock protects, for the error message.
+
+    Raises:
+        RunError: If another process holds the lock.
+    """
 
     def __init__(self, path: Path, run: object) -> None:
         self._descriptor: int | None = None
-        # A reader that looks whether a writer lives holds the lock for a moment (see `held`): try again for 0.2 s.
+        # `held` takes the lock for a moment: try again for 0.2 s.
         for attempt in range(_TRIES):
-            self.release()
             with writing(run if isinstance(run, Path) else path):
-                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            if fcntl is None:
-                return
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not _is_at(self._descriptor, path):
-                    raise OSError(errno.ESTALE, "the folder was replaced meanwhile")
-                return
-            except OSError as error:
-                if attempt == _TRIES - 1:
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+                try:
+                    locked = lock_descriptor(self._descriptor, blocking=False)
+                except OSError:
                     self.release()
-                    raise RunError(
-                        f"another process is writing to {run}: wait for it, stop it, or choose another folder"
-                    ) from error
+                    raise
+            if locked and _is_at(self._descriptor, path):
+                _write_holder(self._descriptor)
+                return
+            holder = _read_holder(self._descriptor)
+            self.release()
+            if attempt < _TRIES - 1:
                 time.sleep(_PAUSE)
+        by = f" (process {holder['process']} on {holder['machine']})" if holder else ""
+        raise RunError(f"another process is writing to {run}{by}: wait for it, stop it, or choose another folder")
 
     def release(self) -> None:
+        """Frees the lock. Releasing twice does nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
+def held(path: Path) -> bool:
+    """Returns whether a running process holds the lock at `path`."""
+    try:
+        descriptor = open_regular(path, path.parent)
+    except (OSError, RunError):
+        return False
+    try:
+        return not _lock_shared(descriptor)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _lock_shared(descriptor: int) -> bool:
+    """A shared lock: readers that check at the same time do not exclude each other, and NFS grants it to readers."""
+    if fcntl is None:
+        return lock_descriptor(descriptor, blocking=False)
+    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return True
+
+
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is the one at `path` still: a lock on one that was removed or moved keeps nobody out."""
+    """Whether the open file is still the one at `path`: a lock on one that was removed or moved excludes nobody."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
         return False
 
 
-def held(path: Path) -> bool:
-    """Whether a living process holds the lock."""
-    if fcntl is None:
-        return True
+def _write_holder(descriptor: int) -> None:
+    text = "\n" + json.dumps({"process": os.getpid(), "machine": platform.node()})
+    with contextlib.suppress(OSError):  # a full disk keeps nobody from locking
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, text.encode())
+
+
+def _read_holder(descriptor: int) -> dict[str, Any] | None:
+    """Returns process and machine of the last holder; None if unknown, as in files of earlier versions."""
     try:
-        descriptor = open_regular(path, path.parent)
-    except (OSError, RunError):
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+        os.lseek(descriptor, _OFFSET, os.SEEK_SET)
+        holder = json.loads(os.read(descriptor, _LONGEST))
+    except (OSError, ValueError):
+        return None
+    return holder if isinstance(holder, dict) and {"process", "machine"} <= holder.keys() else None
+

@@ -107,6 +107,8 @@ class Run:
         lock: Lock | None = None
         try:
             lock = _build(building, dict(config), target)
+            if os.name == "nt":
+                lock.release()  # Windows does not rename folders with open files
             with writing(target):
                 try:
                     os.rename(building, target)
@@ -119,6 +121,8 @@ class Run:
             shutil.rmtree(building, ignore_errors=True)
             raise
         sync_folder(target.parent)
+        if os.name == "nt":
+            lock = Lock(target / "lock", target)
         return cls._opened(target, "a", lock, resumed=False, keep=keep)
 
     @classmethod
@@ -445,7 +449,7 @@ def _refuse_existing(target: Path) -> None:
         if (target / "run.json").exists():
             raise RunError(f"{target} holds a run already: choose another folder, or continue it with resume=True")
         if not target.is_dir() or target.is_symlink():
-            raise RunError(f"{target} is in the way of the run folder: choose another name")
+            raise RunError(f"{target} exists and is not a directory: choose another name")
         if any(target.iterdir()):
             raise RunError(f"{target} is not empty and not a run of Excite: choose another folder")
 
