@@ -11,7 +11,7 @@ from excite.report import make_report
 from excite.report.panels import PANELS, in_order, make_panels, natural, select, split
 from excite.report.view import RunView, describe, draw, findings
 from excite.runs import Run
-from excite.runs.reader import Follower
+from excite.runs.reader import MetricsReader
 
 
 def test_every_metric_has_one_place():
@@ -65,7 +65,7 @@ def shown(tmp_path):
         with Run.create(tmp_path / f"run{i}", {}) as run:
             for step in range(3000):
                 run.log(step, {"loss/step": 1.0, "rank/share/b": 0.5, "rank/share/a": i, "signs/changed": 0.1})
-        runs.append(RunView(Follower(tmp_path / f"run{i}"), f"run{i}", i, order=("b", "a")))
+        runs.append(RunView(MetricsReader(tmp_path / f"run{i}"), f"run{i}", i, order=("b", "a")))
         runs[-1].follower.refresh()
     yield runs
     for run in runs:
@@ -150,7 +150,7 @@ def test_sentences_from_some_of_many_metrics_say_so(tmp_path):
         for step in range(3):
             run.log(step, {"loss/step": 1.0, **{f"rank/effective/fc{i}": 9.0 - 4 * step for i in range(30)}})
         run.flush()
-        follower = Follower(run.path)
+        follower = MetricsReader(run.path)
         follower.refresh()
         whole, some = (findings([RunView(follower, "run", 0)], limit) for limit in (None, 11))
         assert some[-1]["text"] == "This is from 11 of 31 metrics, a share of every quantity."

@@ -20,7 +20,7 @@ from excite.errors import RunError
 from excite.runs import Run, checkpoints, load_run, metrics, repair
 from excite.runs import reader as following
 from excite.runs import run as folder
-from excite.runs.reader import standing
+from excite.runs.reader import read_status
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_newer_format_and_an_unknown_status(path: Path) -> None:
     (path / "run.json").write_text(json.dumps({**marker, "version": 2}))
     refused(path, r"has format version 2; Excite \S+ reads versions up to 1: upgrade Excite")
     with pytest.raises(RunError, match="format version 2"):
-        standing(path)
+        read_status(path)
     for dry_run in (True, False):
         with pytest.raises(RunError, match="format version 2"):
             repair(path, dry_run=dry_run)
@@ -88,7 +88,7 @@ def test_an_older_format_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with Run.open(path, "a") as run:
         run.log(300, {"a/b": 1.0})
     assert len(Run.open(path).frame()) == 601
-    assert standing(path)[0] == "done"
+    assert read_status(path)[0] == "done"
 
 
 def test_newer_metrics_and_checkpoints_are_refused_by_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +142,9 @@ def test_a_database_cut_short(path: Path) -> None:
 
 def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(RunError, match="in the way"):
+    with pytest.raises(RunError, match="exists and is not a directory"):
         Run.create(tmp_path / "file", {})
-    with pytest.raises(RunError, match=r"is a file, not a folder|in the way"):
+    with pytest.raises(RunError, match=r"is a file, not a folder|exists and is not a directory"):
         Run.create(tmp_path / "file" / "run", {})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious.txt").write_text("x")

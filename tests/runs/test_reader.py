@@ -10,7 +10,7 @@ import pytest
 from excite import RunError, load_run
 from excite._core.files import read_json
 from excite.runs import Run
-from excite.runs.reader import Follower, read_last, standing
+from excite.runs.reader import MetricsReader, read_last, read_status
 
 
 def same(follower, path):
@@ -32,7 +32,7 @@ def log(run, steps, shift=0.0):
 
 def test_what_is_new_is_read_and_what_was_read_is_kept(tmp_path):
     with Run.create(tmp_path / "run", {}) as run:
-        follower = Follower(tmp_path / "run")
+        follower = MetricsReader(tmp_path / "run")
         same(follower, tmp_path / "run")
         assert follower.last() is None
         versions = set()
@@ -54,7 +54,7 @@ def test_a_resumed_run_is_read_anew_where_it_was_written_anew(tmp_path):
     path = tmp_path / "run"
     with Run.create(path, {}) as run:
         log(run, range(50))
-        follower = Follower(path)
+        follower = MetricsReader(path)
         same(follower, path)
         run.rewind(20)
         log(run, range(21, 50), shift=0.5)  # as many as before, other values
@@ -71,7 +71,7 @@ def test_a_folder_made_anew_is_read_anew(tmp_path):
     path = tmp_path / "run"
     with Run.create(path, {}) as run:
         log(run, range(50))
-    follower = Follower(path)
+    follower = MetricsReader(path)
     same(follower, path)
     shutil.rmtree(path)
     with pytest.raises(RunError):
@@ -89,29 +89,29 @@ def test_a_sketch_is_made_of_true_points(tmp_path):
             run.log(
                 step, {"a": float("nan") if step == 0 else step**2, "b": 1.0} if step % 300 == 0 else {"a": step**2}
             )
-    follower = Follower(path)
+    follower = MetricsReader(path)
     follower.refresh()
-    steps, values = follower.sketch("a", 100)
+    steps, values = follower.subsample("a", 100)
     assert 90 <= len(steps) <= 100
     assert (steps[0], steps[-1]) == (0, 8997)
     assert np.isnan(values[0])
     np.testing.assert_array_equal(values[1:], steps[1:] ** 2)
     assert follower.points == 0  # nothing was kept
-    assert len(follower.sketch("b", 100)[0]) == 30  # short ones are read
-    assert len(follower.sketch("nothing")[0]) == 0
+    assert len(follower.subsample("b", 100)[0]) == 30  # short ones are read
+    assert len(follower.subsample("nothing")[0]) == 0
     follower.series("a")
-    assert len(follower.sketch("a", 100)[0]) == 3000
+    assert len(follower.subsample("a", 100)[0]) == 3000
     follower.close()
 
 
 def test_how_a_run_stands(tmp_path):
     path = tmp_path / "run"
     run = Run.create(path, {})
-    assert standing(path) == ("running", None)
+    assert read_status(path) == ("running", None)
     run._lock.release()  # as if killed
-    assert standing(path)[0] == "stale"
+    assert read_status(path)[0] == "stale"
     run.close("failed", "out of memory")
-    assert standing(path) == ("failed", "out of memory")
+    assert read_status(path) == ("failed", "out of memory")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database" * 100, None])
@@ -122,13 +122,13 @@ def test_what_is_no_database_of_ours_is_refused(tmp_path, content):
     if content is not None:
         (path / "metrics.db").write_bytes(content)
     with pytest.raises(RunError):
-        Follower(path)
+        MetricsReader(path)
     other = sqlite3.connect(path / "metrics.db") if content is None else None
     if other is not None:
         other.execute("CREATE TABLE metrics (a)")
         other.close()
         with pytest.raises(RunError, match="not a metrics database of Excite"):
-            Follower(path)
+            MetricsReader(path)
 
 
 def test_stretches_of_a_long_series_are_those_of_its_values(tmp_path, monkeypatch):
@@ -139,10 +139,10 @@ def test_stretches_of_a_long_series_are_those_of_its_values(tmp_path, monkeypatc
     with Run.create(tmp_path / "run", {}) as run:
         for step, value in enumerate(values):
             run.log(3 * step + 5, {"loss/step": value, **({"short": value} if step < 900 else {})})
-    follower = Follower(tmp_path / "run")
+    follower = MetricsReader(tmp_path / "run")
     follower.refresh()
     for low, high in ((None, None), (1000.5, 9000.0)):
-        first, last, smallest, mean, largest = follower.stretches("loss/step", 50, low, high)
+        first, last, smallest, mean, largest = follower.binned("loss/step", 50, low, high)
         assert len(first) <= 50 + 1
         steps = 3 * np.arange(5000) + 5
         inside = (
@@ -154,10 +154,10 @@ def test_stretches_of_a_long_series_are_those_of_its_values(tmp_path, monkeypatc
             part = values[(steps >= first[i]) & (steps <= last[i]) & np.isfinite(values)]
             assert (smallest[i], largest[i]) == (part.min(), part.max())
             assert mean[i] == pytest.approx(part.mean())
-    assert follower.stretches("short", 50) is None
-    assert follower.stretches("nothing", 50) is None
+    assert follower.binned("short", 50) is None
+    assert follower.binned("nothing", 50) is None
     follower.series("loss/step")
-    assert follower.stretches("loss/step", 50) is None, "what was read is not asked for again"
+    assert follower.binned("loss/step", 50) is None, "what was read is not asked for again"
     follower.close()
 
 
@@ -212,7 +212,7 @@ def test_damaged_metrics_are_an_error_in_one_line(kind, tmp_path):
     path = make(tmp_path / "run")
     sql(path, *DAMAGED[kind])
     with pytest.raises(RunError, match=r"metrics\.db") as error:
-        follower = Follower(path, tmp_path)
+        follower = MetricsReader(path, tmp_path)
         follower.refresh()
         follower.last()
         follower.latest("loss/step")
@@ -229,7 +229,7 @@ def test_damaged_metrics_are_an_error_in_one_line(kind, tmp_path):
 def test_only_regular_files_are_opened(file, kind, tmp_path):
     path = make(tmp_path / "run")
     in_place(path / file, kind)
-    read = (lambda: standing(path, tmp_path)) if file == "run.json" else (lambda: Follower(path, tmp_path))
+    read = (lambda: read_status(path, tmp_path)) if file == "run.json" else (lambda: MetricsReader(path, tmp_path))
     with pytest.raises(RunError, match="not a regular file"):
         read()
     if file == "metrics.db":
@@ -243,7 +243,7 @@ def test_what_lies_beside_the_database_is_a_regular_file(file, tmp_path):
     (path / file).unlink(missing_ok=True)
     os.mkfifo(path / file)
     with pytest.raises(RunError, match="not a regular file"):
-        Follower(path, tmp_path)
+        MetricsReader(path, tmp_path)
     with pytest.raises(RunError, match="not a regular file"):
         read_last(path, "loss/step", tmp_path)
 
@@ -253,16 +253,16 @@ def test_nobody_waits_for_a_fifo_in_place_of_a_lock(tmp_path):
     (path / "lock").unlink()
     os.mkfifo(path / "lock")
     (path / "run.json").write_text((path / "run.json").read_text().replace('"done"', '"running"'))
-    assert standing(path) == ("stale", "its process ended without saying so")
+    assert read_status(path) == ("stale", "its process ended without saying so")
 
 
 def test_links_are_followed_only_above_the_given_folder(tmp_path):
     make(tmp_path / "there/run")
     (tmp_path / "here").symlink_to(tmp_path / "there")
-    assert standing(tmp_path / "here/run", tmp_path / "here")[0] == "done"
+    assert read_status(tmp_path / "here/run", tmp_path / "here")[0] == "done"
     with pytest.raises(RunError, match="symbolic links"):
-        standing(tmp_path / "here/run", tmp_path)
-    assert standing(tmp_path / "here/run")[0] == "done"  # without it, all are
+        read_status(tmp_path / "here/run", tmp_path)
+    assert read_status(tmp_path / "here/run")[0] == "done"  # without it, all are
 
 
 def test_large_files_are_refused(tmp_path):
@@ -274,8 +274,8 @@ def test_large_files_are_refused(tmp_path):
 
 def test_queries_have_a_time_limit(tmp_path):
     path = make(tmp_path / "run", 1, names=3000)
-    assert len(read_names(Follower(path))) == 3001
-    slow = Follower(path, seconds=-1.0)  # over before it begins
+    assert len(read_names(MetricsReader(path))) == 3001
+    slow = MetricsReader(path, seconds=-1.0)  # over before it begins
     for _ in range(2):  # the second time without asking the database
         with pytest.raises(RunError, match="took longer than"):
             slow.refresh()
@@ -290,7 +290,7 @@ def read_names(follower):
 
 def test_the_last_values_read_at_once_are_those_of_a_follower(tmp_path):
     def check(path):
-        follower = Follower(path)
+        follower = MetricsReader(path)
         follower.refresh()
         last = follower.last() or (None, None)
         assert read_last(path, "loss/step", tmp_path) == (*last, follower.latest("loss/step"))

@@ -11,7 +11,7 @@ import pytest
 from excite import RunError
 from excite.runs import Run
 from excite.runs import reader_processes as readers
-from excite.runs.reader import Follower, read_last
+from excite.runs.reader import MetricsReader, read_last
 from excite.runs.reader_processes import Crashed, ReadElsewhere, Reader
 
 pytestmark = pytest.mark.skipif(not readers.AVAILABLE, reason="files that are mapped cannot be shortened on Windows")
@@ -35,7 +35,7 @@ def address(run):
 
 
 def test_the_numbers_are_those_read_in_this_process(run):
-    here, elsewhere = Follower(run.path), Follower(run.path, reader=Reader())
+    here, elsewhere = MetricsReader(run.path), MetricsReader(run.path, reader=Reader())
     for steps in (range(300, 310), range(310, 600)):
         log(run, steps)
         assert (here.refresh(), here.names(), here.last()) == (elsewhere.refresh(), elsewhere.names(), elsewhere.last())
@@ -44,8 +44,8 @@ def test_the_numbers_are_those_read_in_this_process(run):
             for one, other in zip(here.series(name), elsewhere.series(name)):
                 np.testing.assert_array_equal(one, other)
                 assert one.dtype == other.dtype
-    fresh = Follower(run.path, reader=Reader())
-    for one, other in zip(Follower(run.path).sketch("loss/step", 20), fresh.sketch("loss/step", 20)):
+    fresh = MetricsReader(run.path, reader=Reader())
+    for one, other in zip(MetricsReader(run.path).subsample("loss/step", 20), fresh.subsample("loss/step", 20)):
         np.testing.assert_array_equal(one, other)
     assert read_last(run.path, "loss/step", reader=Reader()) == read_last(run.path, "loss/step")
 
@@ -57,7 +57,9 @@ def test_long_series_come_in_parts(run):
         "SELECT 'long', i, CASE WHEN i % 3 THEN i * 0.1 END, 0.0 FROM n"
     )
     database.close()
-    for one, other in zip(Follower(run.path).series("long"), Follower(run.path, reader=Reader()).series("long")):
+    for one, other in zip(
+        MetricsReader(run.path).series("long"), MetricsReader(run.path, reader=Reader()).series("long")
+    ):
         np.testing.assert_array_equal(one, other)
         assert len(one) == 250_001
 
@@ -68,7 +70,7 @@ def test_shared_memory_that_is_shortened_in_place_does_not_end_this_process(run,
     hostile.mkdir()
     for name in ("metrics.db", "metrics.db-wal"):  # of a killed process; nobody but the reader maps the shared memory
         shutil.copy(run.path / name, hostile)
-    follower, innocent = Follower(hostile, reader=reader), Follower(run.path, reader=reader)
+    follower, innocent = MetricsReader(hostile, reader=reader), MetricsReader(run.path, reader=reader)
     follower.refresh()
     innocent.refresh()
     innocent.series("loss/step")
@@ -87,14 +89,14 @@ def test_shared_memory_that_is_shortened_in_place_does_not_end_this_process(run,
 
 def test_a_process_that_does_not_answer_is_ended(run, monkeypatch):
     reader = Reader()
-    follower = Follower(run.path, reader=reader)
+    follower = MetricsReader(run.path, reader=reader)
     os.kill(reader._process.pid, signal.SIGSTOP)
     monkeypatch.setattr(readers, "_GRACE", -1e9)
     with pytest.raises(RunError, match="does not answer"):
         follower.refresh()
     monkeypatch.undo()
     assert not reader.running
-    assert Follower(run.path, reader=reader).refresh() == 1
+    assert MetricsReader(run.path, reader=reader).refresh() == 1
 
 
 def test_errors_of_the_database_come_as_they_are(run):

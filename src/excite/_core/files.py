@@ -23,7 +23,7 @@ _ADVICE = {
     errno.EACCES: "permission denied: choose a folder you can write to",
     errno.EPERM: "permission denied: choose a folder you can write to",
     errno.ENOTDIR: "a part of the path is a file, not a folder: choose another folder",
-    errno.EEXIST: "a file of that name is in the way: choose another folder",
+    errno.EEXIST: "a file of that name exists and is not a directory: choose another folder",
 }
 
 

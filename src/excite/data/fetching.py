@@ -21,16 +21,26 @@ Progress = Callable[[str, int, int], None]
 
 
 def cache_folder(root: str | os.PathLike[str] | None = None) -> Path:
-    """`root`, or what EXCITE_DATA names, or the platform's cache folder."""
+    """Returns the folder of downloaded data sets.
+
+    Args:
+        root: Folder to use instead of the default.
+
+    Returns:
+        `root`, else the folder that the environment variable EXCITE_DATA names, else the platform's cache folder
+        (``~/.cache/excite`` on Linux).
+    """
     if root is not None:
         return check_path(root, "root")
     if named := os.environ.get("EXCITE_DATA"):
         return Path(named).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "excite"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "excite" / "Cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "excite"
+    import pooch
+
+    folder = Path(pooch.os_cache("excite"))
+    if sys.platform == "win32" and not folder.is_dir():  # data of earlier versions
+        earlier = Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "excite" / "Cache"
+        return earlier if earlier.is_dir() else folder
+    return folder
 
 
 def fetch(name: str, root: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:

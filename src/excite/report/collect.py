@@ -19,7 +19,7 @@ from excite.margin import Margins
 from excite.report.curves import widest_gap
 from excite.runs import load_run
 from excite.runs.copies import local_copy
-from excite.runs.reader import standing
+from excite.runs.reader import read_status
 from excite.runs.run import check_folder_name
 from excite.runs.store import is_url
 
@@ -157,7 +157,7 @@ def _read_run(path: Path, norm: str, below: Path | None) -> RunData:
         stored = artifact(f"margins-{norm}-{part}")
         if stored is not None:
             margins[part] = _margins(stored, f"{path}/artifacts/margins-{norm}-{part}.json")
-    status, reason = standing(path, below)
+    status, reason = read_status(path, below)
     return RunData(
         path=path,
         variant=str(summary.get("variant") or summary.get("arm") or path.name),

@@ -23,7 +23,7 @@ from excite.report.collect import VariantRuns, collect, differing, flat
 from excite.report.panels import WHOLE
 from excite.report.verdict import verdict
 from excite.report.view import RunView, describe, draw, findings
-from excite.runs.reader import Follower
+from excite.runs.reader import MetricsReader
 
 ASSETS = ("plotly.js", "page.css", "view.js", "list.js", "tasks.js")
 FROZEN_POINTS, FROZEN_BUDGET = 500, 20_000  # points of a curve, and of all curves of one quantity, in a file
@@ -79,7 +79,7 @@ def make_report(paths: Iterable[str | Path], below: Path | None = None) -> Repor
 
 def _render(report: Report, title: str) -> str:
     shown = [
-        RunView(Follower(run.path), variant.name, i, first=j == 0, order=tuple(run.layers()))
+        RunView(MetricsReader(run.path), variant.name, i, first=j == 0, order=tuple(run.layers()))
         for i, variant in enumerate(report.variants)
         for j, run in enumerate(variant.runs)
     ]

@@ -16,7 +16,7 @@ from excite.report.narrative import findings as run_findings
 from excite.report.panels import PANELS, WHOLE, PanelView, Quantity, make_panels
 from excite.report.panels import select as select_names
 from excite.report.subsample import Series, between, extremes, grid, plain, within
-from excite.runs.reader import Follower
+from excite.runs.reader import MetricsReader
 
 POINTS, COLUMNS = 1000, 240  # at most, of a curve and of a heat map
 BUDGET = 12_000  # points of all curves of one quantity together
@@ -27,7 +27,7 @@ MAX_METRICS = 2000  # on a live page; the others are found by a part of their na
 class RunView:
     """One run on a page. Runs of one `group` have one colour; quantities by layer are shown for the `first` of a group."""
 
-    follower: Follower
+    follower: MetricsReader
     label: str
     group: int
     first: bool = True
@@ -142,13 +142,13 @@ class _Chosen:
             self.read[key] = self._from(run.follower, self.quantity.metric(layer))
         return self.read[key]
 
-    def _from(self, follower: Follower, name: str) -> tuple[Series, Series]:
+    def _from(self, follower: MetricsReader, name: str) -> tuple[Series, Series]:
         if self.rough:
             found = within(
-                *follower.sketch(name, max(60, min(1000, 4000 // len(self.quantity.layers)))), self.low, self.high
+                *follower.subsample(name, max(60, min(1000, 4000 // len(self.quantity.layers)))), self.low, self.high
             )
             return found, found
-        stretches = follower.stretches(name, self._most // 2 - 1, self.low, self.high)
+        stretches = follower.binned(name, self._most // 2 - 1, self.low, self.high)
         if stretches is None:
             found = within(*follower.series(name), self.low, self.high)
             return found, found

@@ -113,4 +113,3 @@ def _read_holder(descriptor: int) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return holder if isinstance(holder, dict) and {"process", "machine"} <= holder.keys() else None
-

@@ -59,7 +59,7 @@ class Busy(RunError):
     """Another process holds the database: it may be free a moment later."""
 
 
-class Metrics:
+class MetricsTable:
     """Write with `log`, read with `rows`, `series` and `names`. Values wait in memory for at most a second or so."""
 
     def __init__(self, path: Path, mode: Literal["r", "a", "x"], commits: int = 0) -> None:

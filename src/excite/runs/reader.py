@@ -69,7 +69,7 @@ class _Kept:
     )  # when the last of them was written: another time at the same step means that it was written again
 
 
-class Follower:
+class MetricsReader:
     """The metrics of one run, open for reading. Unlike `load_run` it does not check the whole file when it opens it.
 
     `version` changes whenever something was written. A resumed run forgets what came after its checkpoint and writes it
@@ -162,7 +162,7 @@ class Follower:
                 rows = np.fromiter(self._ask(*queries[1]), ROW)
         return written[0][0] if written else None, rows, now[0][0] if now else None
 
-    def sketch(self, name: str, most: int = 1000) -> tuple[Steps, Values]:
+    def subsample(self, name: str, most: int = 1000) -> tuple[Steps, Values]:
         """About `most` points of a long series that was not read yet, at even distances: fast, but peaks are missed."""
         with self._guard(), self._snapshot():
             ends = self._ends(name, 5 * most)
@@ -175,7 +175,7 @@ class Follower:
                 return rows[:, 0].astype(np.int64), np.where(rows[:, 2] > 0, np.nan, rows[:, 1])
         return self.series(name)
 
-    def stretches(
+    def binned(
         self, name: str, most: int, low: float | None = None, high: float | None = None
     ) -> tuple[Steps, Steps, Values, Values, Values] | None:
         """(first step, last step, smallest, mean, largest) of about `most` stretches of equal length of a series of more than
@@ -299,7 +299,7 @@ class Follower:
         return RunError(why)
 
 
-def standing(path: Path, below: Path | None = None) -> tuple[str, str | None]:
+def read_status(path: Path, below: Path | None = None) -> tuple[str, str | None]:
     """How a run stands and why, from its run.json: "running", "done", "failed", "stopped", or "stale" for one that says
     it is running while no process holds its lock, so it was killed. With `below`, links are not followed from there."""
     marker = read_json(path / "run.json", below, _MAX_MARKER)
@@ -318,7 +318,7 @@ def standing(path: Path, below: Path | None = None) -> tuple[str, str | None]:
 def read_last(
     path: Path, name: str, below: Path | None = None, seconds: float = _QUERY_SECONDS, reader: Reader | None = None
 ) -> tuple[int | None, float | None, float | None]:
-    """The last step, when it was written, and the last value of one metric, read once: faster than a `Follower`.
+    """The last step, when it was written, and the last value of one metric, read once: faster than a `MetricsReader`.
 
     While nobody writes, the database is opened as immutable, without the shared memory that WAL needs. Whoever calls this
     must make sure that the files are the same before and after, and read again if they are not.
@@ -326,7 +326,7 @@ def read_last(
     database = path / "metrics.db"
     written = any(_size(path / f"metrics.db{suffix}") for suffix in ("-wal", "-journal"))
     if written:
-        with closing(Follower(path, below, seconds, reader)) as follower:
+        with closing(MetricsReader(path, below, seconds, reader)) as follower:
             follower.refresh()
             step, when = follower.last() or (None, None)
             return step, when, follower.latest(name)

@@ -20,7 +20,7 @@ from excite.runs import checkpoints
 from excite.runs.checkpoints import Checkpoint
 from excite.runs.checks import MAX_STEP, NewerVersion
 from excite.runs.lock import Lock, held
-from excite.runs.metrics import Metrics, _read_only
+from excite.runs.metrics import MetricsTable, _read_only
 from excite.runs.run import check_folder_name, check_marker, new_marker, start_metrics
 
 BACKUP = ".before-repair"  # hidden: copies to a store leave it out
@@ -167,7 +167,7 @@ class _Check:
             self._add(f"{path} is missing", "a new table is started, what was measured is lost", partial(start_metrics, self.run))  # fmt: skip
             return last
         try:
-            metrics = Metrics(path, "r")
+            metrics = MetricsTable(path, "r")
         except NewerVersion:
             raise
         except RunError as error:
@@ -212,7 +212,7 @@ class _Check:
             connection.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", rows)
 
     def _accept(self, commits: int) -> None:
-        with closing(Metrics(self.run / "metrics.db", "a")) as metrics:
+        with closing(MetricsTable(self.run / "metrics.db", "a")) as metrics:
             metrics.set_commits(commits)
 
 

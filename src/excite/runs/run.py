@@ -37,7 +37,7 @@ from excite.runs.checkpoints import Checkpoint
 from excite.runs.checks import MAX_STEP, check_keep, check_step, check_version
 from excite.runs.environment import environment
 from excite.runs.lock import Lock, held
-from excite.runs.metrics import Metrics
+from excite.runs.metrics import MetricsTable
 from excite.runs.store import is_url
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Run:
                 stacklevel=4,
             )
             start_metrics(path)
-        self._metrics = Metrics(path / "metrics.db", mode)
+        self._metrics = MetricsTable(path / "metrics.db", mode)
         if mode == "a":
             for folder in (path, self._checkpoint_folder, path / "artifacts"):
                 remove_temporary(folder)
@@ -373,7 +373,7 @@ def _build(folder: Path, config: dict[str, Any], target: Path) -> Lock:
     try:
         write_json(folder / "config.json", config)
         write_json(folder / "environment.json", environment())
-        Metrics(folder / "metrics.db", "x").close()
+        MetricsTable(folder / "metrics.db", "x").close()
         write_json(folder / "run.json", new_marker("running"))
     except BaseException:
         lock.release()
@@ -439,7 +439,7 @@ def start_metrics(run: Path) -> None:
     for checkpoint in checkpoints.find(run / "checkpoints"):
         with contextlib.suppress(RunError):
             known.append(checkpoints.read_with_commits(checkpoint.path)[2])
-    Metrics(run / "metrics.db", "x", max(known)).close()
+    MetricsTable(run / "metrics.db", "x", max(known)).close()
 
 
 def _refuse_existing(target: Path) -> None:

@@ -24,7 +24,7 @@ from excite.report.live.sharing import Sharing
 from excite.report.live.tasks import sweeps
 from excite.report.page import ASSETS, asset, details, render
 from excite.report.view import MAX_METRICS, POINTS, describe, draw, findings, select
-from excite.runs.reader import standing
+from excite.runs.reader import read_status
 
 MAX_COMPARED, MAX_KEYS, FIRST_PANELS = 12, 64, 3
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -136,7 +136,7 @@ def _seen(
     shown = runs.shown(chosen)
     heads = []
     for name, run in zip(chosen, shown):
-        status, reason = standing(runs.path(name), runs.real)
+        status, reason = read_status(runs.path(name), runs.real)
         last = run.follower.last()
         heads.append(
             {

@@ -17,7 +17,7 @@ from typing import Any
 from excite._core.files import read_json
 from excite.errors import ExciteError, InputError, RunError
 from excite.report.view import RunView
-from excite.runs.reader import Follower, read_last, standing
+from excite.runs.reader import MetricsReader, read_last, read_status
 from excite.runs.reader_processes import Readers
 
 MAX_RUNS, _DEPTH, _MAX_NAME = 2000, 6, 1000
@@ -60,7 +60,7 @@ class Runs:
         if not self.root.is_dir():
             raise RunError(f"there is no folder {self.root}: name a folder of runs, or a run")
         self._real = self.root.resolve()
-        self._open: OrderedDict[str, Follower] = OrderedDict()
+        self._open: OrderedDict[str, MetricsReader] = OrderedDict()
         self._rows: dict[str, tuple[Stamp | None, RunRow]] = {}
         self._next: str | None = None  # the first run that the last list did not come to
         self._logged: set[tuple[str, str]] = set()
@@ -120,7 +120,7 @@ class Runs:
         row = known[1]
         if row.status in ("running", "stale"):
             try:
-                status, reason = standing(self.path(name), self._real)
+                status, reason = read_status(self.path(name), self._real)
             except ExciteError:
                 return None
             return replace(row, status=status, reason=reason)
@@ -131,7 +131,7 @@ class Runs:
         try:
             with self.reading(name):
                 path = self.path(name)
-                status, reason = standing(path, self._real)
+                status, reason = read_status(path, self._real)
                 step, updated, loss = read_last(path, "loss/step", self._real, ROW_SECONDS, _READERS.assign())
                 if self._stamp(name)[-2:] != before[-2:]:  # somebody writes: again, with all of SQLite's locks
                     follower = self.follower(name)
@@ -201,11 +201,11 @@ class Runs:
             raise NotFound("there is no such run: its run.json is not a regular file")
         return path
 
-    def follower(self, name: str) -> Follower:
+    def follower(self, name: str) -> MetricsReader:
         """The run's metrics as of now."""
         path = self.path(name)
         # Opening may take long: not while others wait for the lock.
-        found = self._open.get(name) or Follower(path, self._real, QUERY_SECONDS, _READERS.assign())
+        found = self._open.get(name) or MetricsReader(path, self._real, QUERY_SECONDS, _READERS.assign())
         with self._lock:
             other = self._open.pop(name, None)  # opened by somebody else meanwhile
             if other is not None and other is not found:

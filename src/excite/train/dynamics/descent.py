@@ -10,7 +10,7 @@ from torch import nn
 from excite._core.checks import check_count
 from excite.bounds.stability import largest_eigenvalue
 from excite.errors import TrainingStopped
-from excite.train.dynamics.objective import Field, FlowResult, Loss, Quantity, Record, Status, positive
+from excite.train.dynamics.objective import Field, FlowRecorder, FlowResult, Loss, Quantity, Status, positive
 
 
 def descent(
@@ -39,7 +39,7 @@ def descent(
     tolerance = positive("tolerance", tolerance, zero=True)
     field = Field(model, loss)
     last = [fixed if fixed is not None else 0.0]
-    record = Record(field, {**(quantities or {}), "step": lambda m: last[0]})
+    record = FlowRecorder(field, {**(quantities or {}), "step": lambda m: last[0]})
     point, smoothness, slack = field.start, 0.0, 0.0
     status: Status = "finished"
     taken = 0

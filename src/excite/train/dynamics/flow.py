@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from excite._core.checks import check_count, is_whole, shown, to_array
 from excite.errors import InputError, TrainingStopped
 from excite.train.dynamics.kinks import Side, first_crossing, left_side, sides
-from excite.train.dynamics.objective import Array, Field, FlowResult, Loss, Quantity, Record, Status, positive
+from excite.train.dynamics.objective import Array, Field, FlowRecorder, FlowResult, Loss, Quantity, Status, positive
 from excite.train.dynamics.sliding import MOST, Place, corrected, leaving, mask, released, tangent
 
 METHODS: dict[str, Any] = {name: getattr(integrate, name) for name in ("DOP853", "RK45", "LSODA", "Radau", "BDF")}
@@ -78,7 +78,7 @@ def gradient_flow(
     walk = _Walk(
         field=field,
         clock=clock,
-        record=Record(field, quantities),
+        record=FlowRecorder(field, quantities),
         moments=_moments(at, end),
         point=field.start,
         end=end,
@@ -122,7 +122,7 @@ class _Walk:
 
     field: Field
     clock: Clock
-    record: Record
+    record: FlowRecorder
     moments: list[float]
     point: Array
     end: float

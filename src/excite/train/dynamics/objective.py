@@ -170,7 +170,7 @@ class Field:
         return self._parameters
 
 
-class Record:
+class FlowRecorder:
     """Quantities at chosen moments."""
 
     def __init__(self, field: Field, quantities: Mapping[str, Quantity] | None):

@@ -99,7 +99,7 @@ class Piece:
         )
 
 
-class Record:
+class TrajectoryRecord:
     """Room for the pieces of all windows, taken once: small tensors kept between large ones would hold on to memory."""
 
     def __init__(self, start: Tensor, windows: int):

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from excite._core.checks import check_count
-from excite.train.dynamics.trajectories import BiasTrajectory, Piece, Record
+from excite.train.dynamics.trajectories import BiasTrajectory, Piece, TrajectoryRecord
 from excite.train.shuffle import Shuffle
 from excite.train.vectorized.inputs import check, check_room, check_seeds, take_points, take_rates
 from excite.train.vectorized.perceptrons import Perceptrons
-from excite.train.vectorized.sgd import Captured, Loss, Rule, Steps, few_threads
+from excite.train.vectorized.sgd import Captured, Loss, SGDSettings, Steps, few_threads
 
 Progress = Callable[[str, int, int], None]
 
@@ -100,7 +100,7 @@ def ensemble(
     check(networks, epochs, batch, loss, momentum, weight_decay, layers)
     points, targets = take_points(networks, x, y, loss)
     held = take_points(networks, *test, loss) if test is not None else None
-    rule = Rule(loss, take_rates(networks, lr), momentum, weight_decay)
+    rule = SGDSettings(loss, take_rates(networks, lr), momentum, weight_decay)
     orders = [Shuffle(points.shape[1], batch, seed) for seed in check_seeds(networks, seeds)]
     total = epochs * -(-points.shape[1] // batch)  # steps
     width = total // epochs if window is None else min(check_count(window, "window"), total)
@@ -139,7 +139,7 @@ class _Seen:
         networks = steps.networks
         room = torch.zeros(2, networks.count, windows, dtype=torch.float64, device=networks.form.device)
         self.losses, self.test_losses = room
-        self.records = [Record(w[:, :, -1], windows) for w in networks.weights[: steps.watched]]
+        self.records = [TrajectoryRecord(w[:, :, -1], windows) for w in networks.weights[: steps.watched]]
         self.counts: list[int] = []  # steps of each window
         self._steps, self._held = steps, held
 

@@ -28,7 +28,7 @@ _SMALL = 2**20  # multiplications in a layer's product from which on a second th
 
 
 @dataclass(frozen=True)
-class Rule:
+class SGDSettings:
     """loss and torch.optim.SGD's settings; `lr` is (S,)."""
 
     loss: Loss
@@ -44,7 +44,7 @@ class Rule:
 class Steps:
     """Memory for K steps, and how they are done. `watched`: layers whose d and bias are kept, from the first."""
 
-    def __init__(self, networks: Perceptrons, rule: Rule, batch: int, steps: int, watched: int):
+    def __init__(self, networks: Perceptrons, rule: SGDSettings, batch: int, steps: int, watched: int):
         self.networks, self.rule, self.steps, self.watched = networks, rule, steps, watched
         form, count = networks.form, networks.count
         widths = form.sizes[1:]
