@@ -251,7 +251,7 @@ def test_what_has_no_bound_is_named(name: str) -> None:
     ("function", "named"),
     [
         (lambda x: x * x, "product of two activations"),
-        (lambda x: x.softmax(-1), "softmax"),
+        (lambda x: x.log_softmax(-1), "log_softmax"),
         (lambda x: 1 / x, "div|reciprocal"),
         (lambda x: x.exp(), "exp"),
         (lambda x: x.round(), "round"),

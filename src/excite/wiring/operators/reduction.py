@@ -79,6 +79,14 @@ def _extreme_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleName
     return (result, None) if isinstance(shapes_of(node), list) else result
 
 
+def _softmax_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespace) -> Sensitivity:
+    """J = diag(p) − p p' for p = softmax(x). Row i of |J| sums to 2 p_i (1 − p_i) ≤ ½, and J is symmetric: ‖J‖₂ ≤ ‖J‖_∞ ≤ ½.
+
+    If element j moves by at most s_j, then |Σ_j J_ij δ_j| ≤ p_i (1 − p_i) (s_i + max s) ≤ ¼ (s_i + max s).
+    """
+    return ctx.apply(node, only(a, node), a.op, lambda: 0.5, lambda t: 0.25 * (t + t.amax(a.dim, keepdim=True)))
+
+
 # -- paths --------------------------------------------------------------------------------------------------------------
 def _sum_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> ScaledCounts:
     x: ScaledCounts = a.args[0]
@@ -137,7 +145,7 @@ add_row("aminmax", pieces=piecewise(_attained))
 add_row("sort topk cummax cummin", pieces=piecewise(_taken))
 add_row("kthvalue median nanmedian", pieces=piecewise(_between))
 add_row("linalg_vector_norm norm", channels=_extreme_channels, conservation="channel", pieces=SMOOTH)
-add_row("softmax log_softmax _softmax _log_softmax _safe_softmax", channels=_softmax_channels, conservation="none",
-        pieces=SMOOTH)
+add_row("softmax _softmax", channels=_softmax_channels, conservation="none", lipschitz=_softmax_lipschitz, pieces=SMOOTH)
+add_row("log_softmax _log_softmax _safe_softmax", channels=_softmax_channels, conservation="none", pieces=SMOOTH)
 add_row("logsumexp logcumsumexp", conservation="none", pieces=SMOOTH)
 add_row("std var std_mean var_mean cumprod prod dist renorm _cdist_forward _euclidean_dist _pdist_forward", pieces=SMOOTH)
