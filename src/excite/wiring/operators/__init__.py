@@ -17,11 +17,11 @@ from excite.wiring.operators import (  # each of them adds its rows to the table
     pooling,
     reduction,
 )
-from excite.wiring.operators.row import OPERATORS, Activation, Linearity, OperatorRow, Pieces
+from excite.wiring.operators.row import OPERATORS, ActivationKinks, Linearity, OperatorRow, Pieces
 
 __all__ = [
     "OPERATORS",
-    "Activation",
+    "ActivationKinks",
     "Linearity",
     "OperatorRow",
     "Pieces",

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from excite.wiring.channels.labels import Break
 from excite.wiring.channels.signals import ChannelContext, ChannelSignal
-from excite.wiring.operators.row import DISCRETE, LINEAR, SMOOTH, Activation, Pieces, add_row, piecewise
+from excite.wiring.operators.row import DISCRETE, LINEAR, SMOOTH, ActivationKinks, Pieces, add_row, piecewise
 from excite.wiring.propagation.counts import PathContext, ScaledCounts
 from excite.wiring.propagation.sensitivity import LipschitzContext, Sensitivity, no_bound
 
 # -- where they bend ----------------------------------------------------------------------------------------------------
-AT_ZERO = Activation(lambda *args, **kwargs: (0.0,))
-BENT = Activation(lambda *args, **kwargs: (0.0,), smooth=True)  # smooth: active above 0
-RANGE = Activation(lambda min=None, max=None, **kwargs: (min, max))
-SHRINK = Activation(lambda lambd=0.5: (-lambd, lambd), lower=False)
+AT_ZERO = ActivationKinks(lambda *args, **kwargs: (0.0,))
+BENT = ActivationKinks(lambda *args, **kwargs: (0.0,), smooth=True)  # smooth: active above 0
+RANGE = ActivationKinks(lambda min=None, max=None, **kwargs: (min, max))
+SHRINK = ActivationKinks(lambda lambd=0.5: (-lambd, lambd), lower=False)
 
 
-def bends(activation: Activation, **refusals: Any) -> Pieces:
+def bends(activation: ActivationKinks, **refusals: Any) -> Pieces:
     """Linear between the kinks of an activation."""
 
     def pattern(a: SimpleNamespace, result: Tensor) -> tuple[Tensor, ...]:
@@ -157,17 +157,17 @@ add_row("clamp", channels=_clamp_channels, conservation="channel", lipschitz=Slo
         pieces=piecewise(_clamp_pattern), activation=RANGE)
 add_row("clip", channels=_clamp_channels, conservation="channel", lipschitz=Slope(1.0), activation=RANGE)
 add_row("clamp_min", channels=_clamp_channels, conservation="channel", lipschitz=Slope(1.0),
-        pieces=piecewise(_clamp_pattern), activation=Activation(lambda min, **kwargs: (min,)))
+        pieces=piecewise(_clamp_pattern), activation=ActivationKinks(lambda min, **kwargs: (min,)))
 add_row("clamp_max", channels=_clamp_channels, conservation="channel", lipschitz=Slope(1.0),
-        pieces=piecewise(_clamp_pattern), activation=Activation(lambda max, **kwargs: (max,), lower=False))
-HARDTANH = Activation(lambda min_val=-1.0, max_val=1.0, *args, **kwargs: (min_val, max_val))
+        pieces=piecewise(_clamp_pattern), activation=ActivationKinks(lambda max, **kwargs: (max,), lower=False))
+HARDTANH = ActivationKinks(lambda min_val=-1.0, max_val=1.0, *args, **kwargs: (min_val, max_val))
 add_row("hardtanh", channels=_clamp_channels, conservation="none", lipschitz=Slope(1.0), pieces=bends(HARDTANH),
         activation=HARDTANH)
-add_row("relu6", conservation="none", lipschitz=Slope(1.0), activation=Activation(lambda *args, **kwargs: (0.0, 6.0)))
-SIXTH = Activation(lambda *args, **kwargs: (-3.0, 3.0))
+add_row("relu6", conservation="none", lipschitz=Slope(1.0), activation=ActivationKinks(lambda *args, **kwargs: (0.0, 6.0)))
+SIXTH = ActivationKinks(lambda *args, **kwargs: (-3.0, 3.0))
 add_row("hardsigmoid", conservation="none", lipschitz=Slope(0.16666668), pieces=bends(SIXTH), activation=SIXTH)
 add_row("hardswish", conservation="none", lipschitz=Slope(1.5), pieces=SMOOTH, activation=SIXTH)
-THRESHOLD = Activation(lambda threshold, *args, **kwargs: (threshold,))
+THRESHOLD = ActivationKinks(lambda threshold, *args, **kwargs: (threshold,))
 add_row("threshold", conservation="none", pieces=bends(THRESHOLD), activation=THRESHOLD)
 add_row("hardshrink softshrink", conservation="none", pieces=bends(SHRINK), activation=SHRINK)
 

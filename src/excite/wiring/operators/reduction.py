@@ -16,7 +16,7 @@ from excite.wiring.operators.pooling import MIXED, average_lipschitz
 from excite.wiring.operators.row import LINEAR, SMOOTH, add_row, piecewise
 from excite.wiring.propagation.counts import PathContext, ScaledCounts
 from excite.wiring.propagation.schema import shapes_of
-from excite.wiring.propagation.sensitivity import LipschitzContext
+from excite.wiring.propagation.sensitivity import LipschitzContext, Sensitivity
 
 
 # -- channels -----------------------------------------------------------------------------------------------------------

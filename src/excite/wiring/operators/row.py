@@ -55,7 +55,7 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class Activation:
+class ActivationKinks:
     """Where an elementwise activation bends.
 
     Args:
@@ -91,7 +91,7 @@ class OperatorRow:
     lipschitz: LipschitzRule | None = None
     pieces: Pieces | None = None
     paths: PathRule | None = None
-    activation: Activation | None = None
+    activation: ActivationKinks | None = None
 
 
 OPERATORS: dict[str, OperatorRow] = {}
