@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from excite.errors import InputError, TrainingStopped
-from excite.jobs.executors import ProcessExecutor, find_executor
+from excite.jobs import local
+from excite.jobs.local import ProcessExecutor, assign_gpus
 from excite.jobs.progress import JobProgress
 from excite.jobs.scheduler import run_jobs
 from jobs.sleep_jobs import SleepJob, jobs, tries_of
@@ -75,15 +76,31 @@ def test_an_interrupt_ends_the_workers_and_keeps_results(tmp_path: Path) -> None
     assert all(job.finished() for job in all_jobs)
 
 
-@pytest.mark.parametrize("on", ["slurm", "local:4", ""])
-def test_unknown_executors_are_refused(on: str) -> None:
-    with pytest.raises(InputError, match="expected 'local', 'ray' or 'ray:ADDRESS'"):
-        find_executor(on)
-    assert find_executor(None) is None
+def test_gpus_of_worker_processes() -> None:
+    assert assign_gpus(3, 0.0, []) == [None, None, None]
+    assert assign_gpus(8, 1.0, ["0", "1"]) == ["0", "1"]
+    assert assign_gpus(8, 2.0, ["0", "1", "2", "3", "4"]) == ["0,1", "2,3"]
+    assert assign_gpus(8, 1.5, ["0", "1", "2"]) == ["0,1"]
+    assert assign_gpus(8, 0.5, ["0", "1"]) == ["0", "1", "0", "1"]
+    assert assign_gpus(3, 0.3, ["0"]) == ["0", "0", "0"]
+    with pytest.raises(InputError, match="gpus-per-job 2: this machine has 1 GPU; request fewer"):
+        assign_gpus(1, 2.0, ["0"])
+    with pytest.raises(InputError, match="gpus-per-job 3: this machine has 2 GPUs; request fewer"):
+        assign_gpus(1, 3.0, ["0", "1"])
+    with pytest.raises(InputError, match=r"gpus-per-job 0\.5: this machine has 0 GPUs; leave it out"):
+        assign_gpus(1, 0.5, [])
 
 
-def test_retries_in_this_process(tmp_path: Path) -> None:
-    all_jobs = jobs(tmp_path, "fails once", "fails always", "refused")
-    with pytest.raises(TrainingStopped, match="1 of 3 jobs"):
-        run_jobs(all_jobs, 1, retries=2)
-    assert [tries_of(job) for job in all_jobs] == [2, 3, 1]
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, ["0", "1"]), ("2, 3", ["2", "3"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])],
+)
+def test_worker_processes_share_the_gpus_that_this_one_was_given(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: list[str]
+) -> None:
+    """Numbers of devices are those of the machine: with CUDA_VISIBLE_DEVICES=2,3 the first of ours is 2, not 0."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert local._visible_gpus() == expected
