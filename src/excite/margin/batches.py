@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from excite.margin.constraints import Room
-from excite.margin.decision import Decision
+from excite.margin.problem import Decision
 from excite.margin.gradient_free import from_others
 from excite.margin.search import PLANS, POLISH, Found, Noise, Opening, nothing, search, to_boundary
 

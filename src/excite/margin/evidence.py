@@ -10,7 +10,7 @@ from torch import Tensor
 
 from excite.margin.batches import Task
 from excite.margin.constraints import Room
-from excite.margin.decision import Decision
+from excite.margin.problem import Decision
 from excite.margin.gradient_free import blind_search
 from excite.margin.search import Found
 

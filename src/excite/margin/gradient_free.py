@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from excite.margin.constraints import Room, column, length
-from excite.margin.decision import Decision
+from excite.margin.problem import Decision
 from excite.margin.search import Found, Noise, nothing, to_boundary
 
 

@@ -17,7 +17,7 @@ from excite._core.calls import pick_output
 from excite._core.checks import Norm
 from excite.margin.batches import Task, batch_size
 from excite.margin.constraints import Room, make_room
-from excite.margin.decision import Decision
+from excite.margin.problem import Decision
 from excite.margin.gradient_free import from_others
 from excite.margin.search import Found
 from excite.margin.sites import Site, Sites

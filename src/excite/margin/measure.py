@@ -25,7 +25,7 @@ from excite.errors import InputError, ModelError
 from excite.margin.batches import Task, batch_size, default_restarts
 from excite.margin.certify import certified_radii, check_against, known_constant
 from excite.margin.constraints import make_room
-from excite.margin.decision import Decision
+from excite.margin.problem import Decision
 from excite.margin.evidence import Evidence, gather
 from excite.margin.inputs import (
     checked_bounds,

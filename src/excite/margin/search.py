@@ -20,7 +20,7 @@ from torch import Tensor
 
 from excite._core.checks import Norm
 from excite.margin.constraints import Room, column
-from excite.margin.decision import Decision
+from excite.margin.problem import Decision
 
 Noise = Callable[[torch.Size, Tensor], Tensor]
 
