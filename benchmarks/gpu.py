@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from excite.data import Dataset, load
 from excite.excitation import PersistentExcitation
-from excite.margin import margins
+from excite.margin import SearchOptions, margins
 from excite.train.config import TrainConfig, parse_config
 from excite.train.cuda_graph import CapturedStep
 from excite.train.from_config import train, train_together
@@ -126,9 +126,9 @@ def margin_speed(data: Dataset, points: int, **_: Any) -> None:
             from excite.train.evaluate import load_model
 
             model = load_model(Path(folder) / "run").model.to(DEVICE)
-        margins(model, x[:100], y[:100], bounds=(-1, 1), evidence=False, certify=False)
+        margins(model, x[:100], y[:100], bounds=(-1, 1), options=SearchOptions(evidence=False, certify=False))
         start = now()
-        found = margins(model, x, y, bounds=(-1, 1), evidence=False, certify=False)
+        found = margins(model, x, y, bounds=(-1, 1), options=SearchOptions(evidence=False, certify=False))
         print(f"margins of {len(x)} images, {name} training: {now() - start:.1f} s; median {found.median:.4f}")
 
 

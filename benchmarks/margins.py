@@ -22,7 +22,7 @@ from benchmarks.timing import machine, ratio
 from excite.data import load
 from excite.errors import ExciteError
 from excite.excitation import PersistentExcitation
-from excite.margin import margins
+from excite.margin import SearchOptions, margins
 from excite.train.models.architectures import build
 
 BOUNDS = (-1.0, 1.0)
@@ -97,7 +97,9 @@ def contenders(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, object]:
         return torch.where(success, values, torch.inf).amin(0)
 
     return {
-        "excite.margins": lambda: margins(model, x, y, bounds=BOUNDS, evidence=False, certify=False).values.float(),
+        "excite.margins": lambda: margins(
+            model, x, y, bounds=BOUNDS, options=SearchOptions(evidence=False, certify=False)
+        ).values.float(),
         "Foolbox LInfFMNAttack, 300 steps": lambda: fmn(300),
         "Foolbox LInfFMNAttack, 100 steps": lambda: fmn(100),
         f"Foolbox LinfPGD, 40 steps, {len(GRID)} epsilons": grid,

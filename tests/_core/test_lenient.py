@@ -10,7 +10,7 @@ from torch import nn
 from excite import AdversarialTraining, Hierarchy, InputError, ModelError, PersistentExcitation, Relative, Stages
 from excite.data import load
 from excite.lipschitz import largest, region_map
-from excite.margin import margins
+from excite.margin import SearchOptions, margins
 from excite.margin.fixed_radius import robust_accuracy
 from excite.monitor.watch import watch
 from excite.probes import Every, Loss, Signs
@@ -42,7 +42,10 @@ def test_steps(model, steps):
     assert PersistentExcitation(model, 0.1, steps=steps).loss(X, Y) == PersistentExcitation(model, 0.1, steps=2).loss(
         X, Y
     )
-    assert torch.equal(margins(model, X, Y, steps=steps).values, margins(model, X, Y, steps=2).values)
+    assert torch.equal(
+        margins(model, X, Y, options=SearchOptions(steps=steps)).values,
+        margins(model, X, Y, options=SearchOptions(steps=2)).values,
+    )
     assert largest(model, X, 0.1, rounds=steps, places=8).value == largest(model, X, 0.1, rounds=2, places=8).value
 
 
@@ -60,7 +63,8 @@ def test_bounds(model, bounds):
     expected = PersistentExcitation(model, 0.1, bounds=(-2, 2)).loss(X, Y)
     assert PersistentExcitation(model, 0.1, bounds=bounds).loss(X, Y) == expected
     assert torch.equal(
-        margins(model, X, Y, steps=2, bounds=bounds).values, margins(model, X, Y, steps=2, bounds=(-2, 2)).values
+        margins(model, X, Y, options=SearchOptions(steps=2), bounds=bounds).values,
+        margins(model, X, Y, options=SearchOptions(steps=2), bounds=(-2, 2)).values,
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from excitation.literal import extreme
 from excite import AdversarialTraining, PersistentExcitation, margins, trace
+from excite.margin import SearchOptions
 from excite.probes.base import StepContext
 from excite.probes.bias_trajectory.layer_operators import LayerOperator
 from excite.probes.bias_trajectory.sites import find
@@ -223,8 +224,8 @@ def test_the_operator_of_patches_takes_any_number_of_samples() -> None:
 def test_margins_of_all_layers_perturb_the_signal(mode: str) -> None:
     model, x = network(mode, 1)
     y = (model(x) > 0.5).long().flatten()
-    found = margins(model, x, y, layers="all", bounds=(0, 1), steps=20)
-    other = margins(dense(model, (2, 4)), x, y, layers="all", bounds=(0, 1), steps=20)
+    found = margins(model, x, y, layers="all", bounds=(0, 1), options=SearchOptions(steps=20))
+    other = margins(dense(model, (2, 4)), x, y, layers="all", bounds=(0, 1), options=SearchOptions(steps=20))
     assert torch.allclose(found.values, other.values, rtol=1e-6)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from excite.excitation import PersistentExcitation
-from excite.margin import Margins, margins
+from excite.margin import Margins, SearchOptions, margins
 from margin.networks import BOUNDS, trained
 from models import papers_network
 
@@ -41,7 +41,7 @@ def foolbox_margins(model: nn.Module, x: Tensor, y: Tensor, norm: str) -> Tensor
 
 def check_no_larger(model: nn.Module, x: Tensor, y: Tensor, norm: str) -> tuple[Margins, Tensor]:
     theirs = foolbox_margins(model, x, y, norm)
-    found = margins(model, x, y, norm=norm, bounds=BOUNDS, evidence=False, certify=False)
+    found = margins(model, x, y, norm=norm, bounds=BOUNDS, options=SearchOptions(evidence=False, certify=False))
     assert torch.equal(found.values == 0, theirs == 0)
     assert (found.values <= 1.01 * theirs).double().mean() >= 0.95
     return found, theirs

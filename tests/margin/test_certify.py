@@ -10,7 +10,7 @@ from torch import nn
 
 from excite._core.calls import pick_output
 from excite.errors import InputError
-from excite.margin import margins
+from excite.margin import SearchOptions, margins
 from excite.margin.certify import certified_radii
 from margin.networks import BOUNDS, trained
 from models import CASES, build
@@ -24,7 +24,9 @@ def test_certified_is_never_above_what_was_found(name: str, norm: str) -> None:
     model.eval()
     f = pick_output(model(x), CASES[name].pick).detach()
     y = (f.reshape(-1) > 0.5).long() if f.numel() == len(x) else f.argmax(1)
-    found = margins(model, x, y, norm=norm, output=CASES[name].pick, evidence=False, steps=20, restarts=2)
+    found = margins(
+        model, x, y, norm=norm, output=CASES[name].pick, options=SearchOptions(evidence=False, steps=20, restarts=2)
+    )
     if found.certified is None:
         assert found.certified_why
         return
@@ -50,30 +52,33 @@ def test_the_factors_for_classes_are_attained(norm: str, factor: float) -> None:
     with torch.no_grad():
         model.weight.copy_(torch.eye(2))
     x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    found = margins(model, x, torch.tensor([0]), norm=norm, lipschitz=1.0)
+    found = margins(model, x, torch.tensor([0]), norm=norm, options=SearchOptions(lipschitz=1.0))
     assert float(found.certified[0]) == pytest.approx(1 / factor, rel=1e-3)
     assert float(found.values[0]) == pytest.approx(1 / factor, rel=1e-3)
 
 
 def test_misclassified_points_have_no_certificate() -> None:
     model, x, y = trained("mlp")
-    found = margins(model, x, 1 - y, bounds=BOUNDS, evidence=False)
+    found = margins(model, x, 1 - y, bounds=BOUNDS, options=SearchOptions(evidence=False))
     assert (found.certified[found.values == 0] == 0).all()
 
 
 def test_a_given_constant_that_is_too_small_is_refused() -> None:
     model, x, y = trained("mlp")
     with pytest.raises(InputError, match="not a Lipschitz constant"):
-        margins(model, x, y, bounds=BOUNDS, lipschitz=1e-3, evidence=False)
+        margins(model, x, y, bounds=BOUNDS, options=SearchOptions(lipschitz=1e-3, evidence=False))
     with pytest.raises(InputError, match="lipschitz"):
-        margins(model, x, y, lipschitz=-1.0)
+        margins(model, x, y, options=SearchOptions(lipschitz=-1.0))
 
 
 def test_why_there_is_no_certificate_is_said() -> None:
     model, x = build("transformer")
-    found = margins(model, x, torch.zeros(len(x)), evidence=False, steps=3)
+    found = margins(model, x, torch.zeros(len(x)), options=SearchOptions(evidence=False, steps=3))
     assert found.certified is None
     assert "attention" in found.certified_why
     assert (
-        margins(model, x, torch.zeros(len(x)), evidence=False, steps=3, certify=False).certified_why == "not asked for"
+        margins(
+            model, x, torch.zeros(len(x)), options=SearchOptions(evidence=False, steps=3, certify=False)
+        ).certified_why
+        == "not asked for"
     )

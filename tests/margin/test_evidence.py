@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from excite.margin import Evidence, margins
+from excite.margin import Evidence, SearchOptions, margins
 from margin.networks import BOUNDS, trained
 
 
@@ -66,7 +66,7 @@ def test_masked_gradients_are_flagged_and_their_margins_lowered(mask: str, norm:
     model, x, y = trained(kind)
     masked = Wrapped(model, before, after)
     found = margins(masked, x, y, norm=norm, bounds=BOUNDS, perturbations=True)
-    naive = margins(masked, x, y, norm=norm, bounds=BOUNDS, evidence=False)
+    naive = margins(masked, x, y, norm=norm, bounds=BOUNDS, options=SearchOptions(evidence=False))
     assert not found.trusted
     assert found.flags
     assert found.suspect.double().mean() > 0.5
@@ -99,7 +99,7 @@ def test_points_that_gradients_cannot_break_are_broken_on_the_way_to_others_and_
 
 def test_without_evidence_nothing_is_claimed() -> None:
     model, x, y = trained("mlp")
-    found = margins(model, x, y, bounds=BOUNDS, evidence=False)
+    found = margins(model, x, y, bounds=BOUNDS, options=SearchOptions(evidence=False))
     assert found.evidence is None
     assert found.suspect is None
     assert not found.trusted

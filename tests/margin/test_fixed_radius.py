@@ -9,7 +9,7 @@ from torch import nn
 from excite.data import load
 from excite.errors import InputError
 from excite.excitation import AdversarialTraining
-from excite.margin import margins
+from excite.margin import SearchOptions, margins
 from excite.margin.fixed_radius import broken_at, robust_accuracy
 from excite.train import build
 from models import same_state, state_of
@@ -72,7 +72,9 @@ def test_it_agrees_with_margins_of_a_trained_network():
         plain.loss(data.x_train, data.y_train).backward()
         optimizer.step()
     model.eval()
-    found = margins(model, data.x_test, data.y_test, bounds=(-1, 1), evidence=False, certify=False)
+    found = margins(
+        model, data.x_test, data.y_test, bounds=(-1, 1), options=SearchOptions(evidence=False, certify=False)
+    )
     radii = [float(found.values.quantile(q)) for q in (0.3, 0.6)]
     shares = robust_accuracy(model, data.x_test, data.y_test, radii, bounds=(-1, 1), classes=3)
     expected = [float((found.values > r).double().mean()) for r in radii]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from excite import ExciteError, PersistentExcitation, margins
-from excite.margin import Margins
+from excite.margin import Margins, SearchOptions
 from excite.margin.sites import find_sites
 from margin.networks import trained
 from models import CASES, build, same_state, state_of
@@ -53,7 +53,7 @@ def applied(model: nn.Module, x: Tensor, d: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("norm", NORMS)
 def test_one_layer_is_the_distance_to_the_hyperplane(norm: str) -> None:
     model, x, y, slack = deep_linear(7, 1)
-    found = margins(model, x, y, norm=norm, layers="all", restarts=2)
+    found = margins(model, x, y, norm=norm, layers="all", options=SearchOptions(restarts=2))
     torch.testing.assert_close(found.values, slack / dual(model[0].weight.detach(), norm), rtol=1e-3, atol=0)
 
 
@@ -63,7 +63,7 @@ def test_one_layer_is_the_distance_to_the_hyperplane(norm: str) -> None:
 def test_linear_networks_have_a_closed_form(norm: str, sizes: tuple[int, ...]) -> None:
     # "inf": each layer adds ε‖W_L⋯W_k‖₁; "2": the rows ∂f/∂d_k side by side are one row
     model, x, y, slack = deep_linear(*sizes)
-    found = margins(model, x, y, norm=norm, layers="all", restarts=3)
+    found = margins(model, x, y, norm=norm, layers="all", options=SearchOptions(restarts=3))
     steep = dual(torch.stack([dual(w, norm) for w in tails(model)]), norm)
     torch.testing.assert_close(found.values, slack / steep, rtol=1e-3, atol=0)
     assert found.trusted
@@ -73,7 +73,7 @@ def test_linear_networks_have_a_closed_form(norm: str, sizes: tuple[int, ...]) -
 @pytest.mark.parametrize("norm", NORMS)
 def test_chosen_layers_count_alone(norm: str) -> None:
     model, x, y, slack = deep_linear(5, 4, 6, 1)
-    found = margins(model, x, y, norm=norm, layers=["1"], restarts=2, perturbations=True)
+    found = margins(model, x, y, norm=norm, layers=["1"], options=SearchOptions(restarts=2), perturbations=True)
     torch.testing.assert_close(found.values, slack / dual(tails(model)[1], norm), rtol=1e-3, atol=0)
     assert isinstance(found.perturbations, dict)
     assert list(found.perturbations) == ["1"]
@@ -82,7 +82,7 @@ def test_chosen_layers_count_alone(norm: str) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 def test_relative_perturbations_are_measured_by_each_signal(norm: str) -> None:
     model, x, y, slack = deep_linear(7, 6, 1)
-    found = margins(model, x, y, norm=norm, layers="all", relative=True, restarts=3)
+    found = margins(model, x, y, norm=norm, layers="all", relative=True, options=SearchOptions(restarts=3))
     signals = [x, model[0](x).detach()]
     for i in range(len(x)):
         units = [s[i].norm() / (len(s[i]) ** 0.5 if norm == "inf" else 1.0) for s in signals]
@@ -96,7 +96,7 @@ def test_bounds_hold_x_back_and_nothing_else() -> None:
     x = x.clamp(-1, 1)
     f = model(x).detach()[:, 0]
     y, slack = (f > 0.5).long(), (f - 0.5).abs()
-    found = margins(model, x, y, bounds=(-1, 1), layers="all", restarts=4, perturbations=True)
+    found = margins(model, x, y, bounds=(-1, 1), layers="all", options=SearchOptions(restarts=4), perturbations=True)
     first, second = tails(model)
     for i in range(len(x)):
         down = -first[0].sign() if y[i] == 1 else first[0].sign()
@@ -117,9 +117,10 @@ def test_bounds_hold_x_back_and_nothing_else() -> None:
 def test_never_larger_than_the_input_margin_and_applied_by_hand_it_breaks(norm: str, kind: str) -> None:
     model, x, y = trained(kind)
     x, y = x[:24], y[:24]
-    settings = {"norm": norm, "bounds": (-1, 1), "steps": 20, "restarts": 2}
-    at_input = margins(model, x, y, evidence=False, **settings)
-    found = margins(model, x, y, evidence=False, layers="all", perturbations=True, **settings)
+    options = SearchOptions(steps=20, restarts=2, evidence=False)
+    settings = {"norm": norm, "bounds": (-1, 1), "options": options}
+    at_input = margins(model, x, y, **settings)
+    found = margins(model, x, y, layers="all", perturbations=True, **settings)
     assert (found.values <= at_input.values * (1 + 1e-5)).all()
     right = (found.values > 0) & ~found.censored
     assert (found.values < 0.98 * at_input.values)[right].float().mean() > 0.9
@@ -138,7 +139,7 @@ def test_it_is_the_radius_at_which_the_extremes_of_excitation_change_the_decisio
     model, x, y = trained("mlp")
     right = (model(x)[:, 0] > 0.5).long() == y
     x, y = x[right][:16], y[right][:16]
-    found = margins(model, x, y, layers="all", restarts=4, evidence=False)
+    found = margins(model, x, y, layers="all", options=SearchOptions(restarts=4, evidence=False))
     for i in range(len(x)):
         flips = []
         for times in (0.98, 1.1):
@@ -153,7 +154,7 @@ def test_a_literal_search_does_not_find_anything_smaller() -> None:
     right = (model(x)[:, 0] > 0.5).long() == y
     x, y = x[right][:8].double(), y[right][:8]
     model = deepcopy(model).double()
-    found = margins(model, x, y, layers="all", restarts=4, evidence=False)
+    found = margins(model, x, y, layers="all", options=SearchOptions(restarts=4, evidence=False))
     shapes = {"1": (64,), "3": (48,), "5": (48,)}
     generator = torch.Generator().manual_seed(0)
     for i in range(len(x)):
@@ -187,7 +188,8 @@ def test_the_table_of_models(name: str) -> None:
     f = f if case.pick is None else f[case.pick]
     y = f.argmax(1) if case.outputs > 1 else (f.reshape(len(x)) > 0).long()
     before = state_of(model)
-    settings = {"threshold": 0.0, "output": case.pick, "steps": 12, "restarts": 1, "evidence": False}
+    options = SearchOptions(steps=12, restarts=1, evidence=False)
+    settings = {"threshold": 0.0, "output": case.pick, "options": options}
     found = margins(model, x, y, layers="all", perturbations=True, **settings)
     assert same_state(before, state_of(model))
     assert (found.values <= margins(model, x, y, **settings).values * (1 + 1e-9)).all()
@@ -217,7 +219,7 @@ def test_x_has_a_perturbation_of_its_own_where_more_than_one_call_reads_it() -> 
     torch.manual_seed(0)
     model, x = Skip().double(), torch.randn(10, 4, dtype=torch.float64)
     f = model(x).detach()[:, 0]
-    found = margins(model, x, (f > 0.5).long(), layers="all", restarts=2, evidence=False)
+    found = margins(model, x, (f > 0.5).long(), layers="all", options=SearchOptions(restarts=2, evidence=False))
     assert found.layers == ("", "inner", "head")
     head, inner = model.head.weight.detach(), model.inner.weight.detach()
     steep = (head + head @ inner).abs().sum() + (head @ inner).abs().sum() + head.abs().sum()
@@ -227,7 +229,7 @@ def test_x_has_a_perturbation_of_its_own_where_more_than_one_call_reads_it() -> 
 def test_integer_inputs_have_margins_in_later_layers() -> None:
     model, x = build("tokens", batch=6)
     y = (model(x)[:, 0] > 0).long()
-    found = margins(model, x, y, threshold=0.0, layers="all", restarts=2)
+    found = margins(model, x, y, threshold=0.0, layers="all", options=SearchOptions(restarts=2))
     assert found.layers == ("hidden", "head")
     assert (found.values > 0).all()
     assert not found.censored.any()
@@ -248,13 +250,18 @@ def test_vanishing_gradients_are_seen_and_the_search_without_gradients_helps() -
     torch.manual_seed(0)
     model, x = Steps().double(), torch.randn(16, 3, dtype=torch.float64)
     y = (model(x)[:, 0] > 0.5).long()
-    found = margins(model, x, y, layers="all", restarts=2)
+    found = margins(model, x, y, layers="all", options=SearchOptions(restarts=2))
     assert found.evidence is not None
     assert found.evidence.flat > 8
     assert not found.censored.any()
     # the same boundary without the plateau: what is found may not be far from it
     inner = margins(
-        nn.Sequential(model.first, nn.Tanh(), model.last), x, y, threshold=0.0, layers="all", restarts=4, evidence=False
+        nn.Sequential(model.first, nn.Tanh(), model.last),
+        x,
+        y,
+        threshold=0.0,
+        layers="all",
+        options=SearchOptions(restarts=4, evidence=False),
     )
     assert float((found.values / inner.values).median()) < 1.5
 
@@ -280,7 +287,7 @@ def test_small_batches_progress_and_a_layer_that_reads_x_changed(layers: str | l
         x,
         (f > 0.5).long(),
         layers=layers,
-        restarts=2,
+        options=SearchOptions(restarts=2),
         batch=3,
         progress=lambda done, all: seen.append(done / all),
     )
@@ -293,13 +300,13 @@ def test_small_batches_progress_and_a_layer_that_reads_x_changed(layers: str | l
 
 def test_the_result_says_what_it_is_about_and_survives_a_file() -> None:
     model, x, y, _ = deep_linear(4, 3, 1)
-    found = margins(model, x, y, layers="all", relative=True, restarts=1)
+    found = margins(model, x, y, layers="all", relative=True, options=SearchOptions(restarts=1))
     assert "2 layers" in str(found)
     assert "relative" in str(found)
     assert found.certified is None
     again = Margins.from_dict(json.loads(json.dumps(found.to_dict())))
     assert (again.layers, again.relative) == (("0", "1"), True)
-    at_input = margins(model, x, y, restarts=1)
+    at_input = margins(model, x, y, options=SearchOptions(restarts=1))
     old = {k: v for k, v in at_input.to_dict().items() if k not in ("layers", "relative")}
     assert Margins.from_dict(old).layers == "input"
     with pytest.raises(ExciteError, match="same kind"):
@@ -314,7 +321,7 @@ BAD = {
     "numbers": ({"layers": [0]}, "at least one layer name"),
     "relative input": ({"relative": True}, "layers='all'"),
     "relative number": ({"layers": "all", "relative": 0.1}, "True or False"),
-    "lipschitz": ({"layers": "all", "lipschitz": 3.0}, "input only"),
+    "lipschitz": ({"layers": "all", "options": SearchOptions(lipschitz=3.0)}, "input only"),
 }
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from excite import ExciteError, PersistentExcitation, margins
+from excite.margin import SearchOptions
 
 NORMS = ["inf", "2"]
 
@@ -81,7 +82,8 @@ def test_outputs_may_have_another_precision_than_inputs(types, outputs, options)
     x = torch.randn(5, 4, dtype=first)
     f = model(x.double()).detach()
     y = f.argmax(1) if outputs > 1 else (f[:, 0] > 0).long()
-    settings = {"threshold": 0.0, "restarts": 2, "steps": 40, "evidence": not options, **options}
+    searched = SearchOptions(restarts=2, steps=40, evidence=not options)
+    settings = {"threshold": 0.0, "options": searched, **options}
     expected = margins(model, x.double(), y, **settings)
     mixed = Mixed(model, inside, outside)
     found = margins(mixed, x, y, perturbations=True, **settings)
@@ -124,7 +126,8 @@ BAD = {
     "integers": (lambda: call(torch.zeros(4, 5, dtype=torch.long)), "int64"),
     "empty": (lambda: call(torch.zeros(0, 5), torch.zeros(0, dtype=torch.long)), "at least one input"),
     "no gradient path": (lambda: call(model=Detached()), "gradient"),
-    "steps": (lambda: call(steps=0), "steps"),
+    "steps": (lambda: call(options=SearchOptions(steps=0)), "steps"),
+    "options": (lambda: call(options=40), "expected excite.margin.SearchOptions; got 40"),
     "threshold": (lambda: call(threshold=math.nan), "threshold"),
 }
 
@@ -177,3 +180,15 @@ def test_numbers_drawn_in_evaluation_mode_do_not_stop_margins_of_layers():
     plain = nn.Sequential(model.hidden, nn.ReLU(), model.out)
     y = plain(x).argmax(1)
     assert torch.equal(*(margins(m, x, y, layers="all").values for m in (model, plain)))
+
+
+def test_earlier_keywords_still_work_with_a_warning():
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 1), torch.randn(6, 3)
+    y = (model(x)[:, 0] > 0.5).long()
+    expected = margins(model, x, y, options=SearchOptions(steps=5, seed=3, evidence=False))
+    with pytest.warns(DeprecationWarning, match=r"options=SearchOptions\(seed=..., steps=...\)"):
+        found = margins(model, x, y, steps=5, seed=3, options=SearchOptions(evidence=False))
+    assert torch.equal(found.values, expected.values) and found.evidence is None
+    with pytest.raises(TypeError, match="unexpected keyword argument 'step'"):
+        margins(model, x, y, step=5)

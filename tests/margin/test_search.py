@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import pick_output
-from excite.margin import margins
+from excite.margin import SearchOptions, margins
 from models import CASES, build, same_state, state_of
 
 DIFFERENTIABLE = [name for name, case in CASES.items() if not case.tokens]
@@ -37,9 +37,7 @@ def check_real(
         bounds=bounds,
         output=pick,
         perturbations=True,
-        certify=False,
-        evidence=evidence,
-        steps=20,
+        options=SearchOptions(certify=False, evidence=evidence, steps=20),
     )
     d = found.perturbations
     assert d is not None
@@ -104,7 +102,7 @@ def test_model_gradients_modes_and_random_state_stay_as_they_are(name: str, mode
     frozen = next(model.parameters())
     frozen.requires_grad_(False)
     before = state_of(model)
-    margins(model, x, torch.zeros(len(x)), output=pick, steps=5, restarts=2)
+    margins(model, x, torch.zeros(len(x)), output=pick, options=SearchOptions(steps=5, restarts=2))
     assert same_state(before, state_of(model))
     assert not frozen.requires_grad
 
@@ -141,7 +139,7 @@ def test_works_inside_no_grad_and_inference_mode(context: type) -> None:
 def test_same_seed_same_margins() -> None:
     model, x = build("convolutional", batch=10)
     y = decide(model, x)
-    first, again = (margins(model, x, y, steps=20, evidence=False) for _ in range(2))
+    first, again = (margins(model, x, y, options=SearchOptions(steps=20, evidence=False)) for _ in range(2))
     assert torch.equal(first.values, again.values)
 
 
@@ -149,9 +147,9 @@ def test_same_seed_same_margins() -> None:
 def test_labels_of_any_kind_and_shape_mean_the_same() -> None:
     model, x = build("mlp", batch=6)
     y = decide(model, x)
-    expected = margins(model, x, y, certify=False, evidence=False).values
+    expected = margins(model, x, y, options=SearchOptions(certify=False, evidence=False)).values
     for labels in (y.double(), y.bool(), y[:, None], y.int(), y.numpy(), y.tolist()):
-        found = margins(model, x, labels, certify=False, evidence=False)
+        found = margins(model, x, labels, options=SearchOptions(certify=False, evidence=False))
         torch.testing.assert_close(found.values, expected, rtol=0, atol=0)
 
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import excite
 from excite import ModelError
+from excite.margin import SearchOptions
 from excite.probes import Budget, Distance, Every, Loss, Probe, Rank, Trajectory, default_probes
 from models import build, same_state, state_of
 
@@ -191,7 +192,9 @@ def test_numbers_equal_those_computed_from_saved_checkpoints(tmp_path):
             assert value["trajectory/mean/first"] == pytest.approx(sum(slopes) / len(slopes), rel=1e-9)
             flipped = (flat(state) >= 0) != (flat(saved[step - 1]) >= 0)
             assert value["signs/changed"] >= float(flipped.float().mean()) * (1 - 1e-6)
-    margins = excite.margins(Net().double(), *points, steps=20, restarts=1, evidence=False, certify=False)
+    margins = excite.margins(
+        Net().double(), *points, options=SearchOptions(steps=20, restarts=1, evidence=False, certify=False)
+    )
     assert run.series("margin/median")[1][0] == pytest.approx(margins.median, rel=1e-9)
 
 

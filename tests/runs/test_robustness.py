@@ -18,6 +18,7 @@ from torch import nn
 
 import excite as library
 from excite.errors import InputError, TrainingStopped
+from excite.margin import SearchOptions
 from excite.runs import Run, load_run, metrics
 from excite.train import trainer as loop
 from excite.train.evaluate import load_model, measure
@@ -212,5 +213,5 @@ def test_measuring_leaves_the_status_of_a_killed_run(tmp_path: Path) -> None:
     train(MOONS, tmp_path / "run").close()
     marker = json.loads((tmp_path / "run/run.json").read_text())
     (tmp_path / "run/run.json").write_text(json.dumps({**marker, "status": "running"}))
-    measure(load_model(tmp_path / "run"), most=2, steps=2)
+    measure(load_model(tmp_path / "run"), most=2, options=SearchOptions(steps=2))
     assert load_run(tmp_path / "run").status == "stopped"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from excite.errors import InputError, RunError
+from excite.margin import SearchOptions
 from excite.runs import Run, load_run
 from excite.train import from_config as training
 from excite.train.config import parse_config
@@ -146,7 +147,7 @@ def test_cross_entropy_has_two_outputs_and_measures(tmp_path: Path) -> None:
         assert run.load_checkpoint()[1]["model"]["3.bias"].shape == (2,)
         last = run.series("accuracy/test")[1][-1]
     saved = load_model(tmp_path / "run")
-    found = measure(saved, norm="2", most=10, steps=5, restarts=1)
+    found = measure(saved, norm="2", most=10, options=SearchOptions(steps=5, restarts=1))
     assert len(found["test"]) == 10
     with torch.no_grad():
         right = (saved.model(saved.data.x_test).argmax(1) == saved.data.y_test).double().mean().item()
@@ -266,7 +267,7 @@ def test_many_classes_train_and_are_measured(tmp_path: Path, changes: dict[str, 
 
     with train({**DIGITS, **changes}, tmp_path / "run") as run:
         assert run.series("accuracy/test")[1][-1] > 0.7
-    found = measure(load_model(tmp_path / "run"), most=20, evidence=False)
+    found = measure(load_model(tmp_path / "run"), most=20, options=SearchOptions(evidence=False))
     assert found["test"].median > 0
 
 

@@ -11,6 +11,7 @@ import excite
 from excite import PersistentExcitation, margins, trace
 from excite.errors import ModelError
 from excite.lipschitz import bound
+from excite.margin import SearchOptions
 
 
 class Transformed(nn.Module):
@@ -51,7 +52,7 @@ def test_parameters_inside_a_transform_are_named(how: str, data: tuple[Tensor, T
     with pytest.warns(UserWarning, match=r"used inside torch\.vmap"):
         PersistentExcitation(model, 0.1).loss(x, y).backward()
     assert model.inside.weight.grad is not None
-    assert len(margins(model, x, y, layers="all", steps=2).values) == 4
+    assert len(margins(model, x, y, layers="all", options=SearchOptions(steps=2)).values) == 4
     with pytest.raises(ModelError, match=r"no Lipschitz bound"):
         bound(model, x)
 

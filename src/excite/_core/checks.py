@@ -235,6 +235,40 @@ def to_array(name: str, values: Any) -> npt.NDArray[np.float64]:
         raise InputError(f"{name}: expected real numbers; got {shown(values)}") from error
 
 
+# -- inputs and layers of a model ----------------------------------------------------------------------------------------
+def check_layers(layers: object) -> str | tuple[str, ...]:
+    """ "all", "input", or the names of at least one layer."""
+    if isinstance(layers, str):
+        if layers not in ("all", "input"):
+            raise InputError(
+                f"layers: expected 'all', 'input' or a list of layer names; got {shown(layers)}: for one layer give [{layers!r}]"
+            )
+        return layers
+    if not isinstance(layers, Sequence) or not layers or not all(isinstance(name, str) for name in layers):
+        raise InputError(f"layers: expected 'all', 'input' or a list of at least one layer name; got {shown(layers)}")
+    return tuple(layers)
+
+
+def check_bounds(bounds: object) -> Bounds | None:
+    """(low, high) with low < high, numbers or tensors; None for no bounds."""
+    if bounds is None:
+        return None
+    if not isinstance(bounds, tuple | list | np.ndarray) or getattr(bounds, "ndim", 1) == 0 or len(bounds) != 2:
+        raise InputError(f"bounds: expected (low, high); got {shown(bounds)}")
+    if not all(isinstance(b, Tensor) or is_number(b) for b in bounds):
+        raise InputError(f"bounds: expected numbers or tensors; got {shown(bounds)}")
+    try:
+        low, high = (check_dense(b, "bounds") if isinstance(b, Tensor) else float(b) for b in bounds)
+        ordered = bool((torch.as_tensor(low) < torch.as_tensor(high)).all())
+    except (RuntimeError, OverflowError) as error:
+        raise InputError(
+            f"bounds: expected numbers, or tensors that broadcast to the inputs; got {shown(bounds)}"
+        ) from error
+    if not ordered:
+        raise InputError(f"bounds: expected low < high; got {shown(bounds)}")
+    return low, high
+
+
 # -- modules -----------------------------------------------------------------------------------------------------------
 def check_model(model: object, name: str = "model") -> nn.Module:
     """A module. Reads none of its weights."""

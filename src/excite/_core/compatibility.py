@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import sys
@@ -121,6 +122,37 @@ def converted_keywords(**conversions: tuple[str, Callable[[Any], Any]]) -> Calla
                     warn_renamed(f"{function.__name__}({old}=...)", f"{new}=...")
                     kwargs[new] = convert(kwargs[old])
                 kwargs.pop(old, None)
+            return function(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def moved_keywords(options_type: type[Any]) -> Callable[[_F], _F]:
+    """Decorator: lets a function still be called with keywords that are now fields of its options object.
+
+    Args:
+        options_type: Dataclass of what the function takes as ``options``.
+
+    Returns:
+        A decorator. The decorated function passes such keywords on in ``options``, with a warning that points at the user's
+        line.
+    """
+    names = {item.name for item in dataclasses.fields(options_type)}
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            moved = {name: kwargs.pop(name) for name in names & kwargs.keys()}
+            if moved:
+                from excite._core.warn import warn_user
+
+                new = f"options={options_type.__name__}({', '.join(f'{name}=...' for name in sorted(moved))})"
+                old = ", ".join(f"{name}=..." for name in sorted(moved))
+                warn_user(f"{function.__name__}({old}) is deprecated: use {new} instead", DeprecationWarning)
+                given = kwargs.get("options")
+                kwargs["options"] = options_type(**moved) if given is None else dataclasses.replace(given, **moved)
             return function(*args, **kwargs)
 
         return call  # type: ignore[return-value]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from excite._core.calls import Pick, batch_size, call, own_copy, pick_output
 from excite._core.checks import (
     Bounds,
+    check_bounds,
     check_count,
     check_flag,
     check_model,
@@ -30,12 +31,7 @@ from excite._core.preserve import Buffers, eval_mode, preserve_state
 from excite._core.replay import Tape
 from excite._core.wrappers import eagerly, unwrap
 from excite.errors import InputError
-from excite.excitation.checks import (
-    check_bounds,
-    check_fraction,
-    check_input,
-    possible_layers,
-)
+from excite.excitation.checks import check_fraction, check_input, possible_layers
 from excite.excitation.perturbations import PerturbedInput, project, random_point
 from excite.excitation.radius import Stages, check_radius, radius_of
 from excite.excitation.search import (

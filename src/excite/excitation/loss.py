@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from excite._core.calls import Batch, Pick, batch_size, call, pick_output
 from excite._core.checks import (
     Bounds,
+    check_bounds,
     check_count,
+    check_layers,
     check_model,
     check_output,
     check_real,
@@ -27,13 +29,7 @@ from excite._core.preserve import device_of, eval_mode, preserve_state
 from excite._core.wrappers import eagerly, is_shared, unwrap
 from excite.errors import InputError
 from excite.excitation.auto_radius import Auto
-from excite.excitation.checks import (
-    check_bounds,
-    check_fraction,
-    check_input,
-    check_layers,
-    possible_layers,
-)
+from excite.excitation.checks import check_fraction, check_input, possible_layers
 from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
 from excite.excitation.perturbations import check_mode
 from excite.excitation.radius import (

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from excite.errors import InputError, RunError
 from excite.jobs.progress import JobProgress, ProgressCallback, done
+from excite.margin import SearchOptions
 from excite.runs import Run, load_run
 from excite.train import from_config as training
 from excite.train.config import TrainConfig, parse_config
@@ -55,7 +56,7 @@ class MarginMeasurement:
         def on_points(phase: str, done: int, total: int) -> None:
             progress((0.5 if phase.endswith("test") else 0.0) + 0.5 * done / max(total, 1))
 
-        measure(saved, arm=variant, most=self.points, certify=self.certify, progress=on_points)
+        measure(saved, arm=variant, most=self.points, options=SearchOptions(certify=self.certify), progress=on_points)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from excite.margin.evidence import Evidence
 from excite.margin.gap import Gap
+from excite.margin.inputs import SearchOptions
 from excite.margin.measure import margins
 from excite.margin.result import Margins
 
-__all__ = ["Evidence", "Gap", "Margins", "margins"]
+__all__ = ["Evidence", "Gap", "Margins", "SearchOptions", "margins"]

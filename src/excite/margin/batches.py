@@ -1,4 +1,4 @@
-"""All points of one call of `margins`, searched in batches: the independent searches, and what follows them."""
+"""All points of one call of `margins`, searched in batches: the independent searches, and the searches that follow them."""
 
 from __future__ import annotations
 
@@ -9,164 +9,158 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from excite.margin.constraints import Room
-from excite.margin.problem import Decision
-from excite.margin.gradient_free import from_others
-from excite.margin.search import PLANS, POLISH, Found, Noise, Opening, nothing, search, to_boundary
+from excite.margin.gradient_free import DatasetPoints, towards_points
+from excite.margin.problem import AdversarialPerturbations, Decision, Problem, no_perturbations
+from excite.margin.search import PLANS, POLISH, CleanPoints, Noise, search, to_boundary
 
 _CLASSES = 10  # nearest classes whose first-order distance is worked out
-_POOL = 1000  # data points towards which points may be moved
+_TARGETS = 1000  # dataset points towards which points may be moved
 
 
 @dataclass
-class Task:
-    """The points x (N, ...) with their clean outputs f, and what the searches found out about them."""
+class BatchedSearch:
+    """The problem of all N points with their clean outputs f, and what the searches found out about them."""
 
-    decision: Decision
-    x: Tensor
-    room: Room
+    problem: Problem
     f: Tensor
-    size: int
+    batch: int
     steps: int
     seed: int
     runs: list[Tensor] = field(default_factory=list)  # radii (N,) found by each independent search
-    start: Found | None = None  # perturbations known beforehand: one more search begins there
+    start: AdversarialPerturbations | None = None  # perturbations known beforehand: one more search begins there
 
     def __post_init__(self) -> None:
+        x, decision = self.problem.x, self.problem.decision
         self.noise = _noise(self.seed)
-        self.right = self.decision.chosen(self.f) == self.decision.labels
-        self.estimate = self.x.new_zeros(len(self.x))  # distance to the boundary by the gradient at the clean point
-        self.lost = torch.zeros_like(self.right)  # not broken by gradients, but on the way to another point
+        self.correct = decision.predicted(self.f) == decision.labels
+        self.estimate = x.new_zeros(len(x))  # distance to the boundary by the gradient at the clean point
+        # not adversarial by gradients, but on the way to another point
+        self.missed_by_gradients = torch.zeros_like(self.correct)
 
     def _batches(self, mask: Tensor) -> tuple[Tensor, ...]:
         """The numbers of the points where `mask` holds, in batches; none where it holds nowhere."""
         points = torch.nonzero(mask)[:, 0]
-        return points.split(self.size) if len(points) else ()
+        return points.split(self.batch) if len(points) else ()
 
-    def run(self, restarts: int, progress: Callable[[int, int], None] | None = None) -> Found:
-        found = nothing(self.x)
-        found.radius[~self.right] = 0
+    def run(self, restarts: int, progress: Callable[[int, int], None] | None = None) -> AdversarialPerturbations:
+        """The smallest adversarial perturbations of all searches; `progress(done, total)` counts points and restarts."""
+        found = no_perturbations(self.problem.x)
+        found.radius[~self.correct] = 0
         self.runs = [torch.full_like(found.radius, math.inf) for _ in range(restarts)]
         done = 0
-        for index in self._batches(self.right):
-            x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
-            ways = [_opened(choice, x, room.cap) for choice in _choices(decision, x, room, self.f[index])]
-            slope = room.slope(room.open(ways[0][1].gradient, torch.zeros_like(x)))
-            self.estimate[index] = ways[0][1].slack / slope
+        for index in self._batches(self.correct):
+            problem = self.problem.rows(index)
+            starts = [_clean(replace(problem, decision=d)) for d in _class_choices(problem, self.f[index])]
+            constraint, clean = problem.constraint, starts[0][1]
+            slope = constraint.dual_norm(constraint.active(clean.gradient, torch.zeros_like(problem.x)))
+            self.estimate[index] = clean.logit_margin / slope
             for k in range(restarts):
-                radii = self._search(k, index, x, room, *ways[k % len(ways)])
-                found.take(index, radii.radius, radii.d)
-                self.runs[k][index] = radii.radius
+                result = self._search(k, index, *starts[k % len(starts)])
+                found.update(index, result.radius, result.d)
+                self.runs[k][index] = result.radius
                 done += len(index)
                 if progress is not None:
-                    progress(done, restarts * int(self.right.sum()))
+                    progress(done, restarts * int(self.correct.sum()))
         self._continue(found)
         self._recover(found)
-        for index in self._batches(self.right & torch.isfinite(found.radius)):
-            x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
-            near = search(decision, x, room, POLISH, max(2, 2 * self.steps // 5), found.d[index], self.noise)
-            found.take(index, near.radius, near.d)
-            line = to_boundary(decision, x, room, found.rows(index), rounds=8)
-            found.take(index, line.radius, line.d)
+        self._polish(found)
         return found
 
-    def _search(self, k: int, index: Tensor, x: Tensor, room: Room, decision: Decision, opening: Opening) -> Found:
+    def _search(self, k: int, index: Tensor, problem: Problem, clean: CleanPoints) -> AdversarialPerturbations:
         """The k-th independent search: the plans in turn, every fourth from the way to a point decided otherwise.
 
         The others all start along the gradient at the point, which in few dimensions may lead to the wrong side.
         """
-        plans = PLANS[room.norm]
+        plans = PLANS[problem.constraint.norm]
         plan = plans[k % len(plans)]
         if k % 4 == 3:
-            start = self.others(decision, index, nearest=2)
+            start = self.towards_points(problem, index, nearest=2)
             if bool(torch.isfinite(start.radius).all()):
-                again = search(decision, x, room, plan, self.steps, start.d, self.noise)
-                again.take(torch.arange(len(x), device=x.device), start.radius, start.d)
-                return again
-        return search(
-            decision, x, room, replace(plan, scatter=1.0) if k >= len(plans) else plan, self.steps, opening, self.noise
-        )
+                result = search(problem, plan, self.steps, start.d, self.noise)
+                result.update(torch.arange(len(problem), device=index.device), start.radius, start.d)
+                return result
+        plan = replace(plan, random_start=1.0) if k >= len(plans) else plan
+        return search(problem, plan, self.steps, clean, self.noise)
 
-    def _continue(self, found: Found) -> None:
+    def _continue(self, found: AdversarialPerturbations) -> None:
         """Search on from perturbations that were known beforehand."""
         if self.start is None:
             return
-        for index in self._batches(self.right & torch.isfinite(self.start.radius)):
-            x, room, decision, start = (
-                self.x[index],
-                self.room.rows(index),
-                self.decision.rows(index),
-                self.start.rows(index),
-            )
-            broken = decision.look(x + start.d)[1]
-            found.take(index[broken], start.radius[broken], start.d[broken])
-            near = search(decision, x, room, PLANS[room.norm][1], self.steps, start.d, self.noise)
-            found.take(index, near.radius, near.d)
+        for index in self._batches(self.correct & torch.isfinite(self.start.radius)):
+            problem, start = self.problem.rows(index), self.start.rows(index)
+            adversarial = problem.decision.evaluate(problem.x + start.d)[1]
+            found.update(index[adversarial], start.radius[adversarial], start.d[adversarial])
+            result = search(problem, PLANS[problem.constraint.norm][1], self.steps, start.d, self.noise)
+            found.update(index, result.radius, result.d)
 
-    def _recover(self, found: Found) -> None:
-        """Points that the search did not break: start again from the way to points decided otherwise."""
+    def _recover(self, found: AdversarialPerturbations) -> None:
+        """Points without an adversarial perturbation: start again from the way to points decided otherwise."""
         for index in self._batches(torch.isinf(found.radius)):
-            x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
-            start = self.others(decision, index)
-            found.take(index, start.radius, start.d)
-            broken = torch.isfinite(start.radius)
-            self.lost[index] = broken
-            index, rows = index[broken], torch.nonzero(broken)[:, 0]
+            problem = self.problem.rows(index)
+            start = self.towards_points(problem, index)
+            found.update(index, start.radius, start.d)
+            adversarial = torch.isfinite(start.radius)
+            self.missed_by_gradients[index] = adversarial
+            index, rows = index[adversarial], torch.nonzero(adversarial)[:, 0]
             if len(index):
-                again = search(
-                    decision.rows(rows),
-                    x[rows],
-                    room.rows(rows),
-                    PLANS[room.norm][0],
-                    self.steps,
-                    start.d[rows],
-                    self.noise,
-                )
-                found.take(index, again.radius, again.d)
+                plan = PLANS[problem.constraint.norm][0]
+                result = search(problem.rows(rows), plan, self.steps, start.d[rows], self.noise)
+                found.update(index, result.radius, result.d)
 
-    def others(self, decision: Decision, index: Tensor, nearest: int = 5) -> Found:
-        """Perturbations of the points `index` that lead to data points decided otherwise, as far as the boundary."""
-        pool, chosen = self.x[:: self.every], self.decision.chosen(self.f[:: self.every])
-        return from_others(decision, self.x[index], self.room.rows(index), pool, chosen, self.noise, nearest)
+    def _polish(self, found: AdversarialPerturbations) -> None:
+        """Small steps around the best perturbation of all searches, then along it to the boundary."""
+        for index in self._batches(self.correct & torch.isfinite(found.radius)):
+            problem = self.problem.rows(index)
+            result = search(problem, POLISH, max(2, 2 * self.steps // 5), found.d[index], self.noise)
+            found.update(index, result.radius, result.d)
+            result = to_boundary(problem, found.rows(index), rounds=8)
+            found.update(index, result.radius, result.d)
+
+    def towards_points(self, problem: Problem, index: Tensor, nearest: int = 5) -> AdversarialPerturbations:
+        """Perturbations of the points `index` that lead to dataset points decided otherwise, as far as the boundary."""
+        x, predicted = self.problem.x[:: self.stride], self.problem.decision.predicted(self.f[:: self.stride])
+        return towards_points(problem, DatasetPoints(x, predicted), self.noise, nearest)
 
     def shaped(self, d: Tensor) -> Tensor | dict[str, Tensor]:
         """The perturbations as users get them."""
         return d
 
     @property
-    def every(self) -> int:
-        """Every how manyth data point others may be moved to: at most `_POOL`, evenly taken."""
-        return max(1, math.ceil(len(self.x) / _POOL))
+    def stride(self) -> int:
+        """One in so many dataset points is a target of `towards_points`: at most `_TARGETS`, evenly taken."""
+        return max(1, math.ceil(len(self.problem) / _TARGETS))
 
-    def firm(self, found: Found) -> None:
-        """Make perturbations break the points by more than rounding, which differs with the size of the batch."""
+    def verify(self, found: AdversarialPerturbations) -> None:
+        """Make perturbations adversarial by more than rounding, which differs with the size of the batch."""
+        x, decision = self.problem.x, self.problem.decision
         # A model may work in single precision also for inputs in double precision.
-        types = {self.x.dtype, self.f.dtype, *(p.dtype for p in self.decision.model.parameters())}
-        epsilon = torch.finfo(torch.float32 if torch.float32 in types else self.x.dtype).eps
-        for index in self._batches(self.right & torch.isfinite(found.radius)):
+        types = {x.dtype, self.f.dtype, *(p.dtype for p in decision.model.parameters())}
+        epsilon = torch.finfo(torch.float32 if torch.float32 in types else x.dtype).eps
+        for index in self._batches(self.correct & torch.isfinite(found.radius)):
             f = self.f[index]
             size = f.abs() if f.dim() == 1 else f.abs().amax(1)
-            rounding = 64 * epsilon * (size + abs(self.decision.threshold) * (f.dim() == 1))
+            rounding = 64 * epsilon * (size + abs(decision.threshold) * (f.dim() == 1))
             for more in (0, 8, 32, 128, 512, 2048):
-                x, room, decision = self.x[index], self.room.rows(index), self.decision.rows(index)
-                d = room.clip(found.d[index] * (1 + more * epsilon))
-                slack, broken = decision.look(x + d)
-                clear = broken & (slack <= -rounding)
+                problem = self.problem.rows(index)
+                d = problem.constraint.clip(found.d[index] * (1 + more * epsilon))
+                logit_margin, adversarial = problem.decision.evaluate(problem.x + d)
+                clear = adversarial & (logit_margin <= -rounding)
                 done = index[clear]
                 found.d[done] = d[clear]
-                found.radius[done] = room.length(d)[clear]
+                found.radius[done] = problem.constraint.length(d)[clear]
                 index, rounding = index[~clear], rounding[~clear]
                 if not len(index):
                     break
 
 
-def batch_size(x: Tensor) -> int:
+def default_batch(x: Tensor) -> int:
     """Small enough for the caches of a CPU, large enough to keep a GPU busy."""
-    most = 2**19 if x.device.type == "cpu" else 2**24
-    return min(max(most // x[0].numel(), 32), 4096)
+    max_numbers = 2**19 if x.device.type == "cpu" else 2**24
+    return min(max(max_numbers // x[0].numel(), 32), 4096)
 
 
 def default_restarts(x: Tensor) -> int:
+    """More for inputs of few elements, where local minima matter more."""
     return 12 if x[0].numel() < 1024 else 3
 
 
@@ -176,21 +170,23 @@ def _noise(seed: int) -> Noise:
     return lambda shape, like: torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
-def _opened(decision: Decision, x: Tensor, cap: Tensor) -> tuple[Decision, Opening]:
-    return decision, Opening(*decision.slope(x), cap)
+def _clean(problem: Problem) -> tuple[Problem, CleanPoints]:
+    return problem, CleanPoints(*problem.decision.gradients(problem.x), problem.constraint.init_radius)
 
 
-def _choices(decision: Decision, x: Tensor, room: Room, f: Tensor) -> list[Decision]:
+def _class_choices(problem: Problem, f: Tensor) -> list[Decision]:
     """Which of many classes to steer towards: the nearest to first order in one search, the likeliest in the next.
 
-    Once a point is broken it tends to stay with the class it fell to, so that the first choice matters.
+    Once a point is adversarial it tends to stay with the class it fell to, so that the first choice matters.
     """
+    decision, constraint, x = problem.decision, problem.constraint, problem.x
     if decision.classes <= 2:
         return [decision]
-    others = f.scatter(1, decision.labels[:, None], -math.inf)
-    likeliest = others.topk(min(_CLASSES, decision.classes - 1), dim=1).indices
+    of_others = f.scatter(1, decision.labels[:, None], -math.inf)
+    likeliest = of_others.topk(min(_CLASSES, decision.classes - 1), dim=1).indices
     zero = torch.zeros_like(x)
-    steep = torch.stack([room.slope(room.open(g, zero)) for g in decision.differences(x, likeliest)], 1)
-    steep = torch.where(steep > 0, steep, steep.amax(1, keepdim=True)).clamp_min(torch.finfo(x.dtype).tiny)
-    scale = steep.amax(1, keepdim=True).repeat(1, decision.classes).scatter(1, likeliest, steep)
+    slopes = [constraint.dual_norm(constraint.active(g, zero)) for g in decision.differences(x, likeliest)]
+    slope = torch.stack(slopes, 1)
+    slope = torch.where(slope > 0, slope, slope.amax(1, keepdim=True)).clamp_min(torch.finfo(x.dtype).tiny)
+    scale = slope.amax(1, keepdim=True).repeat(1, decision.classes).scatter(1, likeliest, slope)
     return [replace(decision, scale=scale), decision]

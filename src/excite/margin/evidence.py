@@ -8,32 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excite.margin.batches import Task
-from excite.margin.constraints import Room
-from excite.margin.problem import Decision
-from excite.margin.gradient_free import blind_search
-from excite.margin.search import Found
+from excite.margin.batches import BatchedSearch
+from excite.margin.gradient_free import gradient_free_search
+from excite.margin.problem import AdversarialPerturbations
 
 _CHECKED = 64  # points given to the gradient-free search, or all of them if it wins too often
 _QUERIES = 300  # forward passes it may use for each
 _AGREE = 1.1  # two searches agree if the larger radius is at most this many times the smaller
-_BEATEN = 0.99  # the gradient-free search has won if its radius is below this share of the other
+_BEATEN = 0.99  # the gradient-free search has won if its radius is below this fraction of the other
 _MISLED = 10.0
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Counts over the `attacked` points, those that are not misclassified from the start.
+    """Evidence of whether the search of `margins` worked: counts over the `attacked` points.
 
-    flat: the gradient at the point is exactly zero, so that nothing says where to go.
-    lost: no gradient search broke the point, but moving straight to another data point, within the bounds, does.
-    unbroken: nothing broke the point (censored).
-    apart, alone: the best two independent searches end more than 10 % apart, or more than a factor of 2, so that only
-    one of them worked; None if there was one search only.
-    checked, beaten: points given to the gradient-free search, and those where it found a perturbation more than 1 %
-    smaller; `margins` then counts the smaller one.
-    misled: the gradient at the point puts the boundary more than 10 times farther away than it is. Not a failure by
-    itself, since the search does not stop there, but searches that take small steps from the point do fail so.
+    Attributes:
+        attacked: points that are classified correctly, so that there is something to search.
+        flat: the gradient at the point is exactly zero, so that it shows no direction.
+        lost: missed by gradients: no gradient search found an adversarial example, but moving straight to another point of
+            the data, within the bounds, gives one.
+        unbroken: no adversarial example found (censored).
+        apart: the best two independent searches end more than 10 % apart; None if there was only one search.
+        alone: they end more than a factor of 2 apart, so that only one of them worked; None if there was only one search.
+        checked: points given to the gradient-free search.
+        beaten: points where that found a perturbation more than 1 % smaller; `margins` then counts the smaller one.
+        misled: the gradient at the point puts the boundary more than 10 times farther away than it is. Not a failure by
+            itself, since the search does not stop there, but attacks that take small steps from the point do fail so.
     """
 
     attacked: int
@@ -47,27 +48,36 @@ class Evidence:
     misled: int
 
     def flags(self) -> tuple[str, ...]:
-        """Why the margins should not be trusted, a sentence each; empty if nothing speaks against them.
+        """Reasons not to trust the margins.
 
         A sign of failure counts against the whole model where it shows at more than one point in 20 (for `apart` three
         in 20), and at more than a single point unless there is no other.
+
+        Returns:
+            One sentence per reason; empty if there is none.
         """
         n = self.attacked
         signs = [
             (self.flat, n, 0.05, "the gradient is exactly zero"),
-            (self.lost, n, 0.05, "no gradient search broke the point, but moving to another data point does"),
-            (self.unbroken, n, 0.05, "nothing broke the point"),
+            (
+                self.lost,
+                n,
+                0.05,
+                "no gradient search found an adversarial example, but moving to another data point does",
+            ),
+            (self.unbroken, n, 0.05, "no adversarial example was found"),
             (self.apart or 0, n, 0.15, "independent searches end more than 10 % apart"),
             (self.alone or 0, n, 0.05, "only one of the independent searches came within twice the margin"),
             (self.beaten, self.checked, 0.05, "a search without gradients found a smaller perturbation"),
         ]
         return tuple(
-            f"at {count} of {of} points {what}"
-            for count, of, share, what in signs
-            if count and (count == of or count > max(1, share * of))
+            f"at {count} of {total} points {what}"
+            for count, total, fraction, what in signs
+            if count and (count == total or count > max(1, fraction * total))
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """The counts by name, ready for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -82,51 +92,47 @@ class Evidence:
         return "; ".join(parts)
 
 
-def gather(task: Task, found: Found) -> tuple[Evidence, Tensor]:
+def gather(searched: BatchedSearch, found: AdversarialPerturbations) -> tuple[Evidence, Tensor]:
     """The evidence, and the points (N,) in doubt. Smaller perturbations that the check finds replace those in `found`."""
-    attacked, before = task.right, found.radius.clone()
-    checked, others = _sample(task)
-    _check(task, found, checked)
+    attacked, before = searched.correct, found.radius.clone()
+    checked, remaining = _sample(searched)
+    _check(searched, found, checked)
     if int((found.radius < _BEATEN * before).sum()) > 0.05 * len(checked):
-        _check(task, found, others)
-        checked = torch.cat([checked, others])
+        _check(searched, found, remaining)
+        checked = torch.cat([checked, remaining])
     beaten = found.radius < _BEATEN * before
-    flat = attacked & torch.isinf(task.estimate)
+    flat = attacked & torch.isinf(searched.estimate)
     unbroken = torch.isinf(found.radius)
     apart, alone = None, torch.zeros_like(attacked)
-    if len(task.runs) > 1:
-        first, second = torch.stack(task.runs).topk(2, dim=0, largest=False).values
+    if len(searched.runs) > 1:
+        first, second = torch.stack(searched.runs).topk(2, dim=0, largest=False).values
         apart = int((attacked & (second > _AGREE * first)).sum())
         alone = attacked & (second > 2 * first)
     evidence = Evidence(
         attacked=int(attacked.sum()),
         flat=int(flat.sum()),
-        lost=int(task.lost.sum()),
+        lost=int(searched.missed_by_gradients.sum()),
         unbroken=int(unbroken.sum()),
         apart=apart,
         alone=None if apart is None else int(alone.sum()),
         checked=len(checked),
         beaten=int(beaten.sum()),
-        misled=int((attacked & (task.estimate > _MISLED * found.radius)).sum()),
+        misled=int((attacked & (searched.estimate > _MISLED * found.radius)).sum()),
     )
-    return evidence, flat | task.lost | unbroken | beaten | alone
+    return evidence, flat | searched.missed_by_gradients | unbroken | beaten | alone
 
 
-def _check(task: Task, found: Found, points: Tensor) -> None:
-    for index in points.split(task.size) if len(points) else ():
-        decision, x, room = _rows(task, index)
-        start = task.others(decision, index)
-        blind = blind_search(decision, x, room, start, task.noise, _QUERIES)
-        found.take(index, blind.radius, blind.d)
+def _check(searched: BatchedSearch, found: AdversarialPerturbations, points: Tensor) -> None:
+    for index in points.split(searched.batch) if len(points) else ():
+        problem = searched.problem.rows(index)
+        start = searched.towards_points(problem, index)
+        result = gradient_free_search(problem, start, searched.noise, _QUERIES)
+        found.update(index, result.radius, result.d)
 
 
-def _sample(task: Task) -> tuple[Tensor, Tensor]:
-    """About `_CHECKED` of the attacked points, evenly taken, and the others."""
-    index = torch.nonzero(task.right)[:, 0]
-    every = max(1, -(-len(index) // _CHECKED))
-    taken = torch.arange(len(index), device=index.device) % every == 0
+def _sample(searched: BatchedSearch) -> tuple[Tensor, Tensor]:
+    """About `_CHECKED` of the attacked points, evenly taken, and the remaining ones."""
+    index = torch.nonzero(searched.correct)[:, 0]
+    stride = max(1, -(-len(index) // _CHECKED))
+    taken = torch.arange(len(index), device=index.device) % stride == 0
     return index[taken], index[~taken]
-
-
-def _rows(task: Task, index: Tensor) -> tuple[Decision, Tensor, Room]:
-    return task.decision.rows(index), task.x[index], task.room.rows(index)

@@ -1,34 +1,80 @@
-"""What `margins` takes, checked once at the door."""
+"""What `margins` takes: its options, and checks of points, bounds, outputs and labels."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from excite._core.calls import check_finite
-from excite._core.checks import check_count, check_dense, check_flag, check_number, shown
+from excite._core.checks import check_count, check_dense, check_flag, check_layers, check_number, check_seed, shown
 from excite.errors import InputError, ModelError
 
 
-def checked_layers(layers: Any, relative: Any) -> str | tuple[str, ...]:
-    """ "input", "all" or names of layers."""
-    check_flag(relative, "relative")
-    if isinstance(layers, str):
-        if layers not in ("input", "all"):
-            raise InputError(
-                f"layers: expected 'input', 'all' or a list of layer names; got {layers!r}: for one layer give [{layers!r}]"
-            )
-        if relative and layers == "input":
-            raise InputError("relative=True compares layers with each other: choose layers='all' or a list of names")
-        return layers
-    if not isinstance(layers, list | tuple) or not layers or not all(isinstance(name, str) for name in layers):
-        raise InputError(f"layers: expected 'input', 'all' or a list of at least one layer name; got {shown(layers)}")
-    return tuple(layers)
+@dataclass(frozen=True)
+class SearchOptions:
+    """How `excite.margins` searches, and what it certifies.
+
+    Args:
+        steps: gradient steps of one search, at least 2.
+        restarts: independent searches per point, of which the smallest perturbation counts. By default three, or twelve for
+            inputs of fewer than 1024 elements, where local minima matter more.
+        evidence: whether to check that the search worked, with a gradient-free search among others.
+        certify: whether to add lower bounds where a Lipschitz constant of the model is known.
+        lipschitz: a Lipschitz constant of the model for these lower bounds, in the same norm for inputs and outputs.
+        seed: of the random starts and directions.
+
+    Raises:
+        InputError: if a value is of the wrong kind or out of range.
+
+    Example:
+        >>> quick = SearchOptions(steps=20, restarts=1, evidence=False, certify=False)
+        >>> excite.margins(model, x, y, options=quick)
+    """
+
+    steps: int = 40
+    restarts: int | None = None
+    evidence: bool = True
+    certify: bool = True
+    lipschitz: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checked = {
+            "steps": check_count(self.steps, "steps", 2),
+            "restarts": None if self.restarts is None else check_count(self.restarts, "restarts"),
+            "evidence": check_flag(self.evidence, "evidence"),
+            "certify": check_flag(self.certify, "certify"),
+            "lipschitz": None if self.lipschitz is None else check_number(self.lipschitz, "lipschitz", 0),
+            "seed": check_seed(self.seed),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
 
-def checked_points(x: Any, integers: bool = False) -> Tensor:
+def check_options(options: object) -> SearchOptions:
+    """The options; the defaults for None."""
+    if options is not None and not isinstance(options, SearchOptions):
+        raise InputError(f"options: expected excite.margin.SearchOptions; got {shown(options)}")
+    return options or SearchOptions()
+
+
+def check_margin_layers(layers: str | Sequence[str], relative: object, options: SearchOptions) -> str | tuple[str, ...]:
+    """ "input", "all" or names of layers, if `relative` and the options go with them."""
+    checked = check_layers(layers)
+    if check_flag(relative, "relative") and checked == "input":
+        raise InputError("relative=True compares layers with each other: choose layers='all' or a list of names")
+    if options.lipschitz is not None and checked != "input":
+        raise InputError(
+            f"lipschitz={options.lipschitz:g} bounds changes of the input only: leave it out, or choose layers='input'"
+        )
+    return checked
+
+
+def check_points(x: Any, integers: bool = False) -> Tensor:
     """The points, a copy; `integers`: token ids and the like will do, since x itself need not be perturbed."""
     if not isinstance(x, Tensor):
         raise InputError(f"expected the inputs x as one tensor (N, ...); got {type(x).__name__}: convert or stack them")
@@ -45,7 +91,7 @@ def checked_points(x: Any, integers: bool = False) -> Tensor:
     return x.detach().clone()
 
 
-def checked_bounds(bounds: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
+def points_within(bounds: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
     """(lowest, highest) as tensors that broadcast to x; x must lie between them."""
     if bounds is None:
         return None
@@ -75,7 +121,7 @@ def checked_bounds(bounds: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
     return low, high
 
 
-def checked_outputs(f: Tensor, x: Tensor) -> int:
+def check_outputs(f: Tensor, x: Tensor) -> int:
     """The number of classes, 1 for scalar outputs."""
     if f.shape not in ((len(x),), (len(x), 1)) and (f.dim() != 2 or len(f) != len(x)):
         raise ModelError(
@@ -91,7 +137,7 @@ def checked_outputs(f: Tensor, x: Tensor) -> int:
     return 1 if f.dim() == 1 else int(f.shape[1])
 
 
-def checked_labels(y: Any, x: Tensor, classes: int) -> Tensor:
+def check_labels(y: Any, x: Tensor, classes: int) -> Tensor:
     """Labels as (N,) of type long on the device of x."""
     if not isinstance(y, Tensor):
         try:
@@ -105,19 +151,11 @@ def checked_labels(y: Any, x: Tensor, classes: int) -> Tensor:
         raise InputError(f"expected labels of shape {shapes}; got {tuple(y.shape)}")
     if y.is_complex() or (classes > 1 and y.is_floating_point()) or (classes > 1 and y.dtype == torch.bool):
         raise InputError(f"expected integer labels for {classes} classes; got {y.dtype}: convert with y.long()")
-    most = max(classes, 2) - 1
+    highest = max(classes, 2) - 1
     y = y.detach().reshape(-1)
-    good = (y >= 0) & (y <= most) & (y == y.long())
+    good = (y >= 0) & (y <= highest) & (y == y.long())
     if not bool(good.all()):
-        what = "labels 0 or 1 for a model with one output" if classes == 1 else f"labels from 0 to {most}"
+        what = "labels 0 or 1 for a model with one output" if classes == 1 else f"labels from 0 to {highest}"
         raise InputError(f"expected {what}; got {float(y[~good][0]):g}: relabel the data")
     labels: Tensor = y.long().to(x.device)
     return labels
-
-
-def checked_threshold(threshold: Any) -> float:
-    return check_number(threshold, "threshold")
-
-
-def checked_count(name: str, value: Any, least: int) -> int:
-    return check_count(value, name, least)

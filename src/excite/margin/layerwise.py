@@ -1,4 +1,4 @@
-"""The margin when the inputs of layers may be perturbed too: the decision, the room and the searches for it.
+"""The margin when the inputs of layers may be perturbed too: the decision, the constraint and the searches for it.
 
 The search variable of a point is the row of all its perturbations (see `sites`), starting from zero, so that the
 searches for input margins serve as they are. The norm "inf" of a row is the largest over the layers; its norm "2" is
@@ -15,12 +15,10 @@ from torch import Tensor
 
 from excite._core.calls import pick_output
 from excite._core.checks import Norm
-from excite.margin.batches import Task, batch_size
-from excite.margin.constraints import Room, make_room
-from excite.margin.problem import Decision
-from excite.margin.gradient_free import from_others
-from excite.margin.search import Found
-from excite.margin.sites import Site, Sites
+from excite.margin.batches import BatchedSearch, default_batch
+from excite.margin.gradient_free import DatasetPoints, towards_points
+from excite.margin.problem import AdversarialPerturbations, Constraint, Decision, Problem, make_constraint
+from excite.margin.sites import InputSite, InputSites
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,7 @@ class LayerDecision(Decision):
     units (N, sites): the perturbation of site k is its part of the row times units[:, k].
     """
 
-    sites: Sites
+    sites: InputSites
     points: Tensor
     units: Tensor
 
@@ -47,7 +45,7 @@ class LayerDecision(Decision):
         return [z[:, site.columns] * self.units[:, k, None] for k, site in enumerate(self.sites.places)]
 
 
-def measure_signals(sites: Sites, x: Tensor, norm: Norm, relative: bool, size: int) -> tuple[Tensor, Tensor]:
+def measure_signals(sites: InputSites, x: Tensor, norm: Norm, relative: bool, size: int) -> tuple[Tensor, Tensor]:
     """The unit of every point at every site (N, sites), and the norm of the longest row of clean signals.
 
     Units are 1, or if `relative` the root mean square of the signal ("inf") or its norm ("2").
@@ -67,14 +65,14 @@ def measure_signals(sites: Sites, x: Tensor, norm: Norm, relative: bool, size: i
     return torch.cat(units), largest
 
 
-def make_layer_room(
-    sites: Sites, x: Tensor, norm: Norm, bounds: tuple[Tensor, Tensor] | None, units: Tensor, largest: Tensor
-) -> Room:
-    """The room of the rows. Bounds hold for each perturbation of a signal that is x itself; the others have none."""
-    reach = (1e6 * largest.clamp_min(1e-3)).expand(len(x)).contiguous()
+def make_layer_constraint(
+    sites: InputSites, x: Tensor, norm: Norm, bounds: tuple[Tensor, Tensor] | None, units: Tensor, largest: Tensor
+) -> Constraint:
+    """The constraint of the rows. Bounds hold for each perturbation of a signal that is x itself; the others have none."""
+    max_radius = (1e6 * largest.clamp_min(1e-3)).expand(len(x)).contiguous()
     if bounds is None or not any(site.is_x for site in sites.places):
-        return Room(norm, None, None, reach)
-    box = make_room(x, norm, bounds)
+        return Constraint(norm, None, None, max_radius)
+    box = make_constraint(x, norm, bounds)
     assert box.low is not None
     assert box.high is not None
     low = torch.full((len(x), sites.width), -math.inf, dtype=sites.dtype, device=x.device)
@@ -82,67 +80,63 @@ def make_layer_room(
     for k, site in enumerate(sites.places):
         if site.is_x:
             unit = units[:, k, None]
-            for side, given in ((low, box.low), (high, box.high)):
-                (moved,) = sites.signals(given.contiguous(), [site])
+            for side, bound in ((low, box.low), (high, box.high)):
+                (moved,) = sites.signals(bound.contiguous(), [site])
                 side[:, site.columns] = torch.where(unit > 0, moved / unit, 0.0)
-    return Room(norm, low, high, reach, partly=True)
+    return Constraint(norm, low, high, max_radius, partial=True)
 
 
 @dataclass
-class LayerTask(Task):
-    """The searches over rows of perturbations; `x` are the rows of zeros at which they start.
+class LayerSearch(BatchedSearch):
+    """The searches over rows of perturbations; the points of the problem are the rows of zeros at which they start.
 
-    ways: sites by which another data point can be reached, with the signals there (N, columns).
+    ways: sites by which another dataset point can be reached, with the signals there (N, columns).
     """
 
     ways: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def shaped(self, d: Tensor) -> dict[str, Tensor]:
         """By name of the layer, each in the shape that its input has for all points at once."""
-        assert isinstance(self.decision, LayerDecision)
-        pairs = zip(self.decision.sites.places, self.decision.parts(d))
+        decision = self.problem.decision
+        assert isinstance(decision, LayerDecision)
+        pairs = zip(decision.sites.places, decision.parts(d))
         return {site.name: site.join(part, site.shape(len(d))) for site, part in pairs}
 
-    def others(self, decision: Decision, index: Tensor, nearest: int = 5) -> Found:
+    def towards_points(self, problem: Problem, index: Tensor, nearest: int = 5) -> AdversarialPerturbations:
         """As for inputs, through one site at a time: x, and the last one."""
+        decision, x, stride = problem.decision, problem.x, self.stride
         assert isinstance(decision, LayerDecision)
-        x, room = self.x[index], self.room.rows(index)
-        every, chosen = self.every, self.decision.chosen(self.f)
-        best: Found | None = None
+        predicted = self.problem.decision.predicted(self.f)[::stride]
+        best: AdversarialPerturbations | None = None
         for k, signals in self.ways:
             columns, unit = decision.sites.places[k].columns, decision.units[:, k, None]
 
             def lift(change: Tensor, columns: slice = columns, unit: Tensor = unit) -> Tensor:
                 return lifted(torch.where(unit > 0, change / unit, 0.0), columns, x)
 
-            found = from_others(
-                decision, x, room, signals[::every], chosen[::every], self.noise, nearest, at=signals[index], lift=lift
-            )
+            targets = DatasetPoints(signals[::stride], predicted)
+            found = towards_points(problem, targets, self.noise, nearest, at=signals[index], lift=lift)
             if best is None:
                 best = found
-            best.take(torch.arange(len(x), device=x.device), found.radius, found.d)
+            best.update(torch.arange(len(x), device=x.device), found.radius, found.d)
         assert best is not None
         return best
 
 
-def layer_task(
-    sites: Sites,
-    decision: Decision,
-    x: Tensor,
-    f: Tensor,
-    norm: Norm,
+def layer_search(
+    sites: InputSites,
+    at_input: BatchedSearch,
     bounds: tuple[Tensor, Tensor] | None,
     relative: bool,
-    steps: int,
-    seed: int,
     batch: int | None,
-    first: Found | None,
-) -> LayerTask:
-    """The task for points x with outputs f; `first` is what a search over inputs found, one of the starts."""
+    first: AdversarialPerturbations | None,
+) -> LayerSearch:
+    """The search at `sites` for the points of a search over inputs; `first`, what that found, is one of the starts."""
+    x, norm, decision = at_input.problem.x, at_input.problem.constraint.norm, at_input.problem.decision
     rows = torch.zeros(1, 1, dtype=sites.dtype, device=x.device).expand(len(x), sites.width)
-    size = batch_size(rows) if batch is None else batch
+    size = default_batch(rows) if batch is None else batch
     units, largest = measure_signals(sites, x, norm, relative, size)
-    room = make_layer_room(sites, x, norm, bounds, units, largest)
+    constraint = make_layer_constraint(sites, x, norm, bounds, units, largest)
     inside = LayerDecision(
         decision.model,
         decision.output,
@@ -153,8 +147,10 @@ def layer_task(
         points=x,
         units=units,
     )
-    start = None if first is None else from_input(inside, room, first, size)
-    return LayerTask(inside, rows, room, f, size, steps, seed, start=start, ways=find_ways(sites, x, size))
+    start = None if first is None else from_input(inside, constraint, first, size)
+    problem = Problem(inside, rows, constraint)
+    ways = find_ways(sites, x, size)
+    return LayerSearch(problem, at_input.f, size, at_input.steps, at_input.seed, start=start, ways=ways)
 
 
 def lifted(part: Tensor, columns: slice, like: Tensor) -> Tensor:
@@ -164,15 +160,18 @@ def lifted(part: Tensor, columns: slice, like: Tensor) -> Tensor:
     return rows
 
 
-def find_ways(sites: Sites, x: Tensor, size: int) -> list[tuple[int, Tensor]]:
+def find_ways(sites: InputSites, x: Tensor, size: int) -> list[tuple[int, Tensor]]:
+    """The sites by which another dataset point can be reached: x where one site alone reads it, and the last site."""
     ends = {sites.places.index(sites.entry)} if sites.entry is not None else set()
     ends.add(len(sites.places) - 1)
-    wanted: list[Site] = [sites.places[k] for k in sorted(ends)]
-    heard = [sites.signals(part, wanted) for part in x.split(size)]
-    return [(k, torch.cat([h[i] for h in heard])) for i, k in enumerate(sorted(ends))]
+    wanted: list[InputSite] = [sites.places[k] for k in sorted(ends)]
+    signals = [sites.signals(part, wanted) for part in x.split(size)]
+    return [(k, torch.cat([part[i] for part in signals])) for i, k in enumerate(sorted(ends))]
 
 
-def from_input(decision: LayerDecision, room: Room, found: Found, size: int) -> Found | None:
+def from_input(
+    decision: LayerDecision, constraint: Constraint, found: AdversarialPerturbations, size: int
+) -> AdversarialPerturbations | None:
     """What a search over inputs found, as rows; None where x cannot be changed through one site."""
     sites, entry = decision.sites, decision.sites.entry
     if entry is None:
@@ -181,5 +180,5 @@ def from_input(decision: LayerDecision, room: Room, found: Found, size: int) -> 
     moved = torch.cat([sites.signals(part, [entry])[0] for part in found.d.split(size)])
     like = torch.zeros(1, 1, dtype=sites.dtype, device=moved.device).expand(len(moved), sites.width)
     rows = lifted(torch.where(unit > 0, moved / unit, 0.0), entry.columns, like)
-    radius = room.length(rows)
-    return Found(torch.where(torch.isfinite(found.radius), radius, math.inf), rows)
+    radius = constraint.length(rows)
+    return AdversarialPerturbations(torch.where(torch.isfinite(found.radius), radius, math.inf), rows)

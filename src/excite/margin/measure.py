@@ -11,38 +11,41 @@ from torch import Tensor, nn
 from excite._core.calls import Pick, pick_output
 from excite._core.checks import (
     Bounds,
+    Norm,
+    check_count,
     check_dense,
     check_flag,
     check_model,
     check_number,
-    check_seed,
     check_weights,
     model_errors,
     parse_norm,
 )
+from excite._core.compatibility import moved_keywords
 from excite._core.preserve import eval_mode
-from excite.errors import InputError, ModelError
-from excite.margin.batches import Task, batch_size, default_restarts
+from excite.errors import ModelError
+from excite.margin.batches import BatchedSearch, default_batch, default_restarts
 from excite.margin.certify import certified_radii, check_against, known_constant
-from excite.margin.constraints import make_room
-from excite.margin.problem import Decision
 from excite.margin.evidence import Evidence, gather
 from excite.margin.inputs import (
-    checked_bounds,
-    checked_count,
-    checked_labels,
-    checked_layers,
-    checked_outputs,
-    checked_points,
-    checked_threshold,
+    SearchOptions,
+    check_labels,
+    check_margin_layers,
+    check_options,
+    check_outputs,
+    check_points,
+    points_within,
 )
-from excite.margin.layerwise import layer_task
+from excite.margin.layerwise import layer_search
+from excite.margin.problem import AdversarialPerturbations, Decision, Problem, make_constraint
 from excite.margin.result import Margins
-from excite.margin.search import Found
 from excite.margin.sites import find_sites
+
+Progress = Callable[[int, int], None]
 
 
 @model_errors
+@moved_keywords(SearchOptions)
 def margins(
     model: nn.Module,
     x: Tensor,
@@ -52,94 +55,136 @@ def margins(
     bounds: Bounds | None = None,
     threshold: float = 0.5,
     output: Pick = None,
-    steps: int = 40,
-    restarts: int | None = None,
-    evidence: bool = True,
-    certify: bool = True,
-    lipschitz: float | None = None,
-    perturbations: bool = False,
-    batch: int | None = None,
-    seed: int = 0,
     layers: str | Sequence[str] = "input",
     relative: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    perturbations: bool = False,
+    batch: int | None = None,
+    progress: Progress | None = None,
+    options: SearchOptions | None = None,
 ) -> Margins:
-    """For each point the size of the smallest perturbation found that changes the model's decision.
+    """Distance of each point to the decision boundary: the size of the smallest adversarial perturbation that was found.
 
-    x (N, ...) in float32 or float64, y (N,). Outputs (N,) or (N, 1) decide by f > threshold, labels 0 and 1; outputs
-    (N, m) by argmax, labels 0 to m − 1. norm is "inf" or "2", over all elements of one input. With bounds=(lowest,
-    highest), numbers or tensors that broadcast to x, inputs stay between them. A misclassified point has margin 0; one
-    that nothing broke has +inf.
+    Outputs (N,) or (N, 1) decide by f > threshold, outputs (N, m) by argmax. A misclassified point has margin 0; one without
+    an adversarial example has +inf. The model, its mode, its gradients and the random state stay as they are.
 
-    `restarts` independent searches of `steps` gradient steps each look at every point, and the smallest perturbation
-    counts; by default three, or twelve for inputs of fewer than 1024 elements, where local minima matter more.
-    `evidence=False` leaves out the checks of whether that worked. `certify` adds lower bounds where a Lipschitz constant
-    is known, or from `lipschitz` if given (same norm for inputs and outputs). `batch` points are searched at a time;
-    `progress(done, total)` is called as it goes. The model, its mode, its gradients and the random state stay as they
-    are.
+    Args:
+        model: the classifier; used in evaluation mode.
+        x: points (N, ...), float32 or float64; integers only where later layers are perturbed.
+        y: labels (N,), 0 and 1 or 0 to m − 1.
+        norm: "inf" or "2", over all elements of one input.
+        bounds: (lowest, highest) of the inputs, numbers or tensors that broadcast to x. They restrict x only.
+        threshold: class 1 where a scalar output is larger.
+        output: which part of what the model returns is the output: a key, an index or a function.
+        layers: "input"; "all": perturbations d_k at the input of every affine call k; a list of names: of these layers. The
+            margin is then the least ε with ‖d_k‖ ≤ ε at every layer ("inf") or √Σ‖d_k‖² ≤ ε ("2"); nothing is certified.
+        relative: divide ‖d_k‖ by the root mean square of that layer's input at that point ("inf") or by its norm ("2").
+        perturbations: whether to return the perturbations, for layers other than "input" as a dict by layer name.
+        batch: points that are searched at a time.
+        progress: called as progress(done, total).
+        options: how hard to search, what to certify: see `SearchOptions`.
 
-    layers="all" lets perturbations enter at the input of every affine call as well, a list of names at those of these
-    layers only: the margin is then the least ε at which the decision changes with ‖d_k‖ ≤ ε at every layer k ("inf"),
-    or with √Σ‖d_k‖² ≤ ε ("2"); with `relative`, ‖d_k‖ is divided by the root mean square of that layer's input at that
-    point ("inf") or by its norm ("2"). `bounds` still restrict x only. For "all" no margin is larger than the input's.
-    Perturbations are then a dict by layer, "" for x itself where it has one of its own; nothing is certified.
+    Returns:
+        `Margins`: the distances, certified lower bounds, and evidence of whether the search worked.
+
+    Raises:
+        InputError: if an argument is of the wrong kind or shape, or points lie outside of the bounds.
+        ModelError: if the outputs do not fit the labels, or do not depend on the input through differentiable operations.
+
+    Example:
+        >>> model, x = torch.nn.Linear(2, 1), torch.randn(8, 2)
+        >>> excite.margins(model, x, (model(x) > 0.5).long()).median
     """
-    check_weights(check_model(model))
-    for flag, label in ((evidence, "evidence"), (certify, "certify"), (perturbations, "perturbations")):
-        check_flag(flag, label)
-    wanted = checked_layers(layers, relative)
-    seed = check_seed(seed)
-    restarts = None if restarts is None else checked_count("restarts", restarts, 1)
-    kind = parse_norm(norm, ("inf", "2"))
-    steps = checked_count("steps", steps, 2)
-    threshold = checked_threshold(threshold)
-    lipschitz = None if lipschitz is None else check_number(lipschitz, "lipschitz", 0)
-    if lipschitz is not None and wanted != "input":
-        raise InputError(
-            f"lipschitz={lipschitz:g} bounds changes of the input only: leave it out, or choose layers='input'"
-        )
+    options = check_options(options)
+    layers = check_margin_layers(layers, relative, options)
+    check_flag(perturbations, "perturbations"), check_weights(check_model(model))
     with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
-        x = checked_points(x, integers=wanted != "input")
-        limits = checked_bounds(bounds, x)
-        size = batch_size(x) if batch is None else checked_count("batch", batch, 1)
-        f = _outputs(model, x, output, size)
-        classes = checked_outputs(f, x)
-        f = f.reshape(len(x)) if classes == 1 else f
-        decision = Decision(model, output, threshold, checked_labels(y, x, classes), classes)
-        if wanted == "input":
-            task = Task(decision, x, make_room(x, kind, limits), f, size, steps, seed)
-            found, gathered = _carried_out(task, restarts, evidence, progress)
-        else:
-            sites = find_sites(model, x, wanted, output)
-            first: Found | None = None
-            if sites.entry is not None:
-                only = Task(decision, x, make_room(x, kind, limits), f, size, steps, seed)
-                first = _carried_out(only, restarts, evidence, _phase(progress, 0))[0]
-                progress = _phase(progress, 1)
-            task = layer_task(sites, decision, x, f, kind, limits, relative, steps, seed, batch, first)
-            found, gathered = _carried_out(task, restarts, evidence, progress)
-        kept = task.shaped(found.d) if perturbations else None
-    result = Margins(found.radius.double().cpu(), kind, perturbations=kept)
-    if gathered is not None:
-        result = replace(result, evidence=gathered[0], suspect=gathered[1].cpu())
-    if wanted != "input":
-        why = "no constant is known for changes inside the network" if certify else "not asked for"
-        names = tuple(site.name for site in sites.places)
-        return replace(result, layers=names, relative=relative, certified_why=why)
-    return _certified(result, decision, f, x, lipschitz) if certify or lipschitz is not None else result
+        decision = Decision(model, output, check_number(threshold, "threshold"), y, classes=1)
+        search, limits = _prepare(decision, x, parse_norm(norm, ("inf", "2")), bounds, layers, batch, options)
+        if layers == "input":
+            return _input_margins(search, options, perturbations, progress)
+        return _layer_margins(search, layers, limits, relative, batch, options, perturbations, progress)
 
 
-def _carried_out(
-    task: Task, restarts: int | None, evidence: bool, progress: Callable[[int, int], None] | None
-) -> tuple[Found, tuple[Evidence, Tensor] | None]:
-    count = default_restarts(task.x) if restarts is None else restarts
-    found = task.run(count, progress)
-    gathered = gather(task, found) if evidence else None
-    task.firm(found)
-    return found, gathered
+def _prepare(
+    decision: Decision,
+    x: Tensor,
+    norm: Norm,
+    bounds: Bounds | None,
+    layers: str | tuple[str, ...],
+    batch: int | None,
+    options: SearchOptions,
+) -> tuple[BatchedSearch, tuple[Tensor, Tensor] | None]:
+    """The search over inputs, and the bounds as tensors; `decision` has the labels as the user gave them."""
+    x = check_points(x, integers=layers != "input")
+    limits = points_within(bounds, x)
+    size = default_batch(x) if batch is None else check_count(batch, "batch")
+    f = _outputs(decision.model, x, decision.output, size)
+    classes = check_outputs(f, x)
+    f = f.reshape(len(x)) if classes == 1 else f
+    decision = replace(decision, labels=check_labels(decision.labels, x, classes), classes=classes)
+    problem = Problem(decision, x, make_constraint(x, norm, limits))
+    return BatchedSearch(problem, f, size, options.steps, options.seed), limits
 
 
-def _phase(progress: Callable[[int, int], None] | None, k: int) -> Callable[[int, int], None] | None:
+def _input_margins(
+    search: BatchedSearch, options: SearchOptions, perturbations: bool, progress: Progress | None
+) -> Margins:
+    found, evidence = _run(search, options, progress)
+    result = _result(search, found, evidence, perturbations)
+    if options.certify or options.lipschitz is not None:
+        return _certified(result, search.problem, search.f, options.lipschitz)
+    return result
+
+
+def _layer_margins(
+    search: BatchedSearch,
+    layers: str | tuple[str, ...],
+    limits: tuple[Tensor, Tensor] | None,
+    relative: bool,
+    batch: int | None,
+    options: SearchOptions,
+    perturbations: bool,
+    progress: Progress | None,
+) -> Margins:
+    """Margins at layers. Where any change of x can be made at one of them, a search over inputs gives a first start."""
+    decision = search.problem.decision
+    sites = find_sites(decision.model, search.problem.x, layers, decision.output)
+    first: AdversarialPerturbations | None = None
+    if sites.entry is not None:
+        first = _run(search, options, _phase(progress, 0))[0]
+        progress = _phase(progress, 1)
+    inside = layer_search(sites, search, limits, relative, batch, first)
+    found, evidence = _run(inside, options, progress)
+    why = "no constant is known for changes inside the network" if options.certify else "not asked for"
+    names = tuple(site.name for site in sites.places)
+    result = _result(inside, found, evidence, perturbations)
+    return replace(result, layers=names, relative=relative, certified_why=why)
+
+
+def _run(
+    search: BatchedSearch, options: SearchOptions, progress: Progress | None
+) -> tuple[AdversarialPerturbations, tuple[Evidence, Tensor] | None]:
+    restarts = default_restarts(search.problem.x) if options.restarts is None else options.restarts
+    found = search.run(restarts, progress)
+    evidence = gather(search, found) if options.evidence else None
+    search.verify(found)
+    return found, evidence
+
+
+def _result(
+    search: BatchedSearch,
+    found: AdversarialPerturbations,
+    evidence: tuple[Evidence, Tensor] | None,
+    perturbations: bool,
+) -> Margins:
+    values = found.radius.double().cpu()
+    result = Margins(
+        values, search.problem.constraint.norm, perturbations=search.shaped(found.d) if perturbations else None
+    )
+    return result if evidence is None else replace(result, evidence=evidence[0], suspect=evidence[1].cpu())
+
+
+def _phase(progress: Progress | None, k: int) -> Progress | None:
     """The progress of the k-th of two searches, as half of the whole."""
     if progress is None:
         return None
@@ -159,9 +204,10 @@ def _rows(f: Tensor, count: int) -> Tensor:
     return f
 
 
-def _certified(result: Margins, decision: Decision, f: Tensor, x: Tensor, lipschitz: float | None) -> Margins:
+def _certified(result: Margins, problem: Problem, f: Tensor, lipschitz: float | None) -> Margins:
+    decision = problem.decision
     if lipschitz is None:
-        constant, why = known_constant(decision.model, x[:2], result.norm, decision.output)
+        constant, why = known_constant(decision.model, problem.x[:2], result.norm, decision.output)
     else:
         constant, why = float(lipschitz), f"Lipschitz constant {float(lipschitz):.4g} given"
     if constant is None:

@@ -1,4 +1,10 @@
-"""What a model decides at a point, and how far, in its outputs, that decision is from changing."""
+"""The minimum-norm problem of N points: the smallest perturbation d within a constraint that changes the model's decision.
+
+    minimize ‖d‖  subject to  low ≤ d ≤ high  and  decision(x + d) ≠ label
+
+`Decision` evaluates the model, `Constraint` has the geometry, `AdversarialPerturbations` the best solutions. Every search of
+this package works on a `Problem`, which holds them together, and on `rows` of it.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Pick, pick_output
+from excite._core.checks import Norm
 from excite.errors import ModelError
 
 
+# -- decisions ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Decision:
     """The decisions of a model at N points with labels (N,).
 
-    The slack of a point is positive while the model decides for its label: f − t or t − f for scalar outputs,
+    The logit margin of a point is positive while the model decides for its label: f − t or t − f for scalar outputs,
     f_label − f_other for vectors, where other is the class with the smallest (f_label − f_j) / scale_j. With scale_j
     the dual norm of the gradient of that difference, it is the class whose boundary is nearest to first order, which
     need not be the one with the second largest output.
-    A point is broken where the model decides otherwise, by exactly the user's rule: f > t, argmax.
+    A point is adversarial where the model decides otherwise, by exactly the user's rule: f > t, argmax.
     """
 
     model: nn.Module
@@ -31,18 +39,22 @@ class Decision:
     scale: Tensor | None = None  # (N, classes)
 
     def rows(self, index: Tensor) -> Decision:
+        """The same for some of the points."""
         return replace(self, labels=self.labels[index], scale=None if self.scale is None else self.scale[index])
 
     def outputs(self, z: Tensor) -> Tensor:
         """(N,) for scalar outputs, (N, m) for vectors."""
-        f = pick_output(self.model(z), self.output)
-        return f.reshape(len(z)) if self.classes == 1 else f
+        f = self.model(z)
+        if self.output is not None:  # without a choice the outputs of the clean points have been checked
+            f = pick_output(f, self.output)
+        return f.reshape(len(z)) if self.classes == 1 else f  # type: ignore[no-any-return]
 
-    def chosen(self, f: Tensor) -> Tensor:
+    def predicted(self, f: Tensor) -> Tensor:
         """(N,): the classes decided for."""
         return (f > self.threshold).long() if self.classes == 1 else f.argmax(1)
 
-    def slack(self, f: Tensor) -> Tensor:
+    def logit_margin(self, f: Tensor) -> Tensor:
+        """(N,): how far the outputs are from changing the decision."""
         if self.classes == 1:
             return torch.where(self.labels == 1, f - self.threshold, self.threshold - f)
         own = f.gather(1, self.labels[:, None])
@@ -51,24 +63,24 @@ class Decision:
         weighed = (ahead if self.scale is None else ahead / self.scale).masked_fill(own_column, math.inf)
         return (own - f.gather(1, weighed.argmin(1, keepdim=True)))[:, 0]
 
-    def look(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Slack, in the precision of z, and broken (N,) at z, without gradients."""
+    def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Logit margin, in the precision of z, and adversarial (N,) at z, without gradients."""
         with torch.no_grad():
             f = self.outputs(z)
-            # Where outputs overflow there is no decision: such a point is not broken.
-            return self.slack(f).to(z.dtype), (self.chosen(f) != self.labels) & _finite(f)
+            # Where outputs overflow there is no decision: such a point is not adversarial.
+            return self.logit_margin(f).to(z.dtype), (self.predicted(f) != self.labels) & _finite(f)
 
-    def slope(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Slack, broken (N,) and the gradient of the slack with respect to z; no gradient of any weight is computed.
+    def gradients(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logit margin, adversarial (N,) and the gradient of the logit margin with respect to z; none of any weight.
 
-        Slack and gradient are in the precision of z, whatever that of the outputs: the search goes on in it.
+        Logit margin and gradient are in the precision of z, whatever that of the outputs: the search works in it.
         """
         z = z.detach().requires_grad_()
         f = self.outputs(z)
-        slack = self.slack(f)
-        gradient = _gradient(slack, z)
-        broken = (self.chosen(f.detach()) != self.labels) & _finite(f.detach())
-        return slack.detach().to(z.dtype), broken, torch.nan_to_num(gradient, 0.0, 0.0, 0.0)
+        logit_margin = self.logit_margin(f)
+        gradient = _gradient(logit_margin, z)
+        adversarial = (self.predicted(f.detach()) != self.labels) & _finite(f.detach())
+        return logit_margin.detach().to(z.dtype), adversarial, torch.nan_to_num(gradient, 0.0, 0.0, 0.0)
 
     def differences(self, z: Tensor, classes: Tensor) -> list[Tensor]:
         """Gradients of f_label − f_j at z for j in the columns of `classes` (N, k)."""
@@ -83,10 +95,10 @@ def _finite(f: Tensor) -> Tensor:
     return torch.isfinite(f) if f.dim() == 1 else torch.isfinite(f).all(1)
 
 
-def _gradient(slack: Tensor, z: Tensor, keep: bool = False) -> Tensor:
+def _gradient(logit_margin: Tensor, z: Tensor, keep: bool = False) -> Tensor:
     gradient = None
-    if slack.requires_grad:
-        (gradient,) = torch.autograd.grad(slack.sum(), z, retain_graph=keep, allow_unused=True)
+    if logit_margin.requires_grad:
+        (gradient,) = torch.autograd.grad(logit_margin.sum(), z, retain_graph=keep, allow_unused=True)
     if gradient is None:
         raise ModelError(
             "expected an output that depends on the input through operations with gradients; found no gradient path "
@@ -94,3 +106,156 @@ def _gradient(slack: Tensor, z: Tensor, keep: bool = False) -> Tensor:
             "as output="
         )
     return gradient
+
+
+# -- constraints -------------------------------------------------------------------------------------------------------
+def column(values: Tensor, like: Tensor) -> Tensor:
+    """(N,) as (N, 1, ..., 1), to be broadcast against `like`."""
+    return values.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def length(d: Tensor, norm: Norm) -> Tensor:
+    """(N,): the norm of each row of d (N, ...)."""
+    order = math.inf if norm == "inf" else float(norm)
+    result: Tensor = torch.linalg.vector_norm(d.flatten(1), order, dim=1)
+    return result
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """The perturbations d of N points with low ≤ d ≤ high, measured in `norm`.
+
+    `low` and `high` are None when there are no bounds. They are rounded inwards, so that x + d never leaves the bounds
+    in floating point either. `max_radius` (N,) is the norm of the largest perturbation worth trying. `partial`: some
+    coordinates have no bounds (infinite ones), so that there are no corners to go to.
+    """
+
+    norm: Norm
+    low: Tensor | None
+    high: Tensor | None
+    max_radius: Tensor
+    partial: bool = False
+
+    @property
+    def init_radius(self) -> Tensor:
+        """(N,): the largest first radius; without bounds `max_radius` is a million times what is usual."""
+        return self.max_radius if self.low is not None and not self.partial else self.max_radius / 1e6
+
+    def rows(self, index: Tensor) -> Constraint:
+        """The same for some of the points."""
+        if self.low is None or self.high is None:
+            return replace(self, max_radius=self.max_radius[index])
+        return replace(self, low=self.low[index], high=self.high[index], max_radius=self.max_radius[index])
+
+    def length(self, d: Tensor) -> Tensor:
+        """(N,): the norm of each perturbation."""
+        return length(d, self.norm)
+
+    def dual_norm(self, gradient: Tensor) -> Tensor:
+        """(N,): the dual norm of the gradients, the fastest change per unit of the norm."""
+        return length(gradient, "1" if self.norm == "inf" else "2")
+
+    def direction(self, gradient: Tensor) -> Tensor:
+        """The perturbation of norm one along which a function with this gradient grows fastest."""
+        if self.norm == "inf":
+            return gradient.sign()
+        return gradient / column(length(gradient, "2").clamp_min(torch.finfo(gradient.dtype).tiny), gradient)
+
+    def scaled(self, gradient: Tensor) -> Tensor:
+        """The gradient, scaled to a root mean square of one ("inf") or to length one."""
+        size = length(gradient, "2").clamp_min(torch.finfo(gradient.dtype).tiny)
+        if self.norm == "inf":
+            size = size / gradient.shape[1:].numel() ** 0.5
+        return gradient / column(size, gradient)
+
+    def clip(self, d: Tensor) -> Tensor:
+        """d cut to the bounds."""
+        if self.low is None or self.high is None:
+            return d
+        return torch.clamp(d, self.low, self.high)
+
+    def active(self, gradient: Tensor, d: Tensor) -> Tensor:
+        """The gradient without the coordinates in which descent from d would leave the bounds at once."""
+        if self.low is None or self.high is None:
+            return gradient
+        stuck = torch.where(gradient > 0, d <= self.low, d >= self.high)
+        return gradient.masked_fill(stuck, 0.0)
+
+    def project(self, d: Tensor, radius: Tensor) -> Tensor:
+        """d brought into the ball of `radius` (N,), then into the bounds."""
+        return self.clip(self.shrink(d, radius))
+
+    def shrink(self, d: Tensor, radius: Tensor) -> Tensor:
+        """The nearest perturbation of norm at most `radius`: coordinates are cut ("inf") or all scaled ("2").
+
+        From radius = ‖d‖ down to 0 this is a path from d to zero that stays within the bounds if d does. Cutting leaves
+        the coordinates that the bounds already hold back as they are; scaling them too would waste them.
+        """
+        if self.norm == "inf":
+            edge = column(radius, d)
+            return torch.clamp(d, -edge, edge)
+        size = self.length(d).clamp_min(torch.finfo(d.dtype).tiny)
+        return d * column((radius / size).clamp(max=1.0), d)
+
+
+def make_constraint(x: Tensor, norm: Norm, bounds: tuple[Tensor, Tensor] | None) -> Constraint:
+    """The constraint around x (N, ...). Without bounds `max_radius` is a million times the spread of the data.
+
+    Integer inputs cannot be perturbed: their largest radius is 0.
+    """
+    if not x.is_floating_point():
+        return Constraint(norm, None, None, torch.zeros(len(x), device=x.device))
+    if bounds is None:
+        spread = length(x - x.mean(0, keepdim=True), norm).max()
+        size = torch.where(spread > 0, spread, length(x, norm).max()).clamp_min(1e-3)
+        return Constraint(norm, None, None, (1e6 * size).expand(len(x)).contiguous())
+    lowest, highest = (bound.expand_as(x) for bound in bounds)
+    low, high = lowest - x, highest - x
+    for _ in range(2):  # x + (high - x) can round past high
+        high = torch.where(x + high > highest, torch.nextafter(high, torch.full_like(high, -math.inf)), high)
+        low = torch.where(x + low < lowest, torch.nextafter(low, torch.full_like(low, math.inf)), low)
+    high, low = high.clamp_min(0), low.clamp_max(0)
+    return Constraint(norm, low, high, length(torch.maximum(high, -low), norm))
+
+
+# -- problems and solutions --------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Problem:
+    """Points x (N, ...), the decisions of the model around them, and the perturbations that are allowed."""
+
+    decision: Decision
+    x: Tensor
+    constraint: Constraint
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def rows(self, index: Tensor) -> Problem:
+        """The same for some of the points."""
+        return Problem(self.decision.rows(index), self.x[index], self.constraint.rows(index))
+
+
+@dataclass
+class AdversarialPerturbations:
+    """The smallest adversarial perturbations so far: `radius` (N,) is inf and `d` zero where there is none."""
+
+    radius: Tensor
+    d: Tensor
+
+    def rows(self, index: Tensor) -> AdversarialPerturbations:
+        """Those of some of the points."""
+        return AdversarialPerturbations(self.radius[index], self.d[index])
+
+    def update(self, index: Tensor, radius: Tensor, d: Tensor) -> None:
+        """Take those of `radius`, `d` for the points `index` that are smaller."""
+        better = radius < self.radius[index]
+        chosen = index[better]
+        self.radius[chosen] = radius[better]
+        self.d[chosen] = d[better]
+
+
+def no_perturbations(x: Tensor) -> AdversarialPerturbations:
+    """None found yet for the points x."""
+    return AdversarialPerturbations(
+        torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device), torch.zeros_like(x)
+    )

@@ -1,8 +1,8 @@
 """Minimum-norm search: the smallest perturbation that changes a decision, by signed or normalized gradient steps.
 
-Each point has a radius of its own. Where the point is broken the radius shrinks, where it is not it grows, as in the
-fast minimum-norm attack (Pintor, Roli, Brendel, Biggio, NeurIPS 2021). What differs here:
-- the change of the radius is the distance |slack| / ‖gradient‖_dual to the boundary to first order, between an annealed
+Each point has a radius of its own. Where the perturbed point is adversarial the radius shrinks, where it is not it grows, as
+in the fast minimum-norm attack (Pintor, Roli, Brendel, Biggio, NeurIPS 2021). What differs here:
+- the change of the radius is the distance |logit margin| / ‖gradient‖_dual to the boundary to first order, between an annealed
   least and largest relative change, instead of a fixed percentage;
 - steps are steepest in the norm of the search (signs for "inf", except in one plan) and relative to the radius, from
   more than the whole radius, which jumps between corners of the ball, down to a fraction of a percent of it;
@@ -19,106 +19,81 @@ import torch
 from torch import Tensor
 
 from excite._core.checks import Norm
-from excite.margin.constraints import Room, column
-from excite.margin.problem import Decision
+from excite.margin.problem import AdversarialPerturbations, Problem, column, no_perturbations
 
 Noise = Callable[[torch.Size, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """Settings of one search; pairs go from the first step to the last along cos^power.
 
-    stride: length of a step relative to the radius. memory: momentum of the normalized gradients.
-    most, least: bounds on the relative change of the radius in a step. growth: the same before the point first breaks.
-    scatter: the first step starts from a random corner of the ball, times this. graded: steps keep the proportions of the
-    gradient's coordinates, also for the norm "inf", where the steepest step keeps only their signs.
+    step_size: length of a step relative to the radius. momentum: of the normalized gradients.
+    max_change, min_change: bounds on the relative change of the radius in a step. growth: the largest before the point is
+    first adversarial. random_start: the first step starts from a random corner of the ball, times this. proportional: steps
+    keep the proportions of the gradient's coordinates, also for the norm "inf", where the steepest step keeps only their signs.
     """
 
-    stride: tuple[float, float]
-    memory: float
-    most: tuple[float, float]
-    least: tuple[float, float]
+    step_size: tuple[float, float]
+    momentum: float
+    max_change: tuple[float, float]
+    min_change: tuple[float, float]
     growth: float
     power: float
-    scatter: float
-    graded: bool = False
+    random_start: float
+    proportional: bool = False
 
 
 # Plans that fail on different points, which is worth more than more steps: the independent searches go through them in
 # turn. Found by random search over some 450 settings, on convolutional networks trained plainly, with excited inputs
 # and with excited layers, three of which mask their gradients, and on small networks for digits.
-PLANS: dict[Norm, tuple[Plan, ...]] = {
+PLANS: dict[Norm, tuple[SearchPlan, ...]] = {
     "inf": (
-        Plan((1.5, 0.002), 0.0, (0.5, 0.03), (0.003, 0.002), 0.5, 0.7, 1.0),
-        Plan((1.5, 0.01), 0.4, (0.8, 0.002), (0.01, 0.001), 1.0, 0.5, 0.0),
-        Plan((0.5, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 0.5, graded=True),
-        Plan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0),
+        SearchPlan((1.5, 0.002), 0.0, (0.5, 0.03), (0.003, 0.002), 0.5, 0.7, 1.0),
+        SearchPlan((1.5, 0.01), 0.4, (0.8, 0.002), (0.01, 0.001), 1.0, 0.5, 0.0),
+        SearchPlan((0.5, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 0.5, proportional=True),
+        SearchPlan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0),
     ),
     "2": (
-        Plan((2.0, 0.01), 0.0, (0.5, 0.002), (0.01, 0.001), 0.25, 1.0, 1.0),
-        Plan((2.0, 0.005), 0.4, (0.8, 0.002), (0.001, 0.001), 1.0, 0.7, 0.0),
-        Plan((1.5, 0.02), 0.0, (0.2, 0.002), (0.01, 0.0003), 0.5, 0.5, 0.5),
-        Plan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0),
+        SearchPlan((2.0, 0.01), 0.0, (0.5, 0.002), (0.01, 0.001), 0.25, 1.0, 1.0),
+        SearchPlan((2.0, 0.005), 0.4, (0.8, 0.002), (0.001, 0.001), 1.0, 0.7, 0.0),
+        SearchPlan((1.5, 0.02), 0.0, (0.2, 0.002), (0.01, 0.0003), 0.5, 0.5, 0.5),
+        SearchPlan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0),
     ),
 }
 
 # Small steps around the best perturbation of all searches.
-POLISH = Plan((0.1, 0.002), 0.6, (0.02, 0.002), (0.002, 0.0003), 1.0, 1.0, 0.0)
-
-
-@dataclass
-class Found:
-    """The smallest breaking perturbations so far: `radius` (N,) is inf and `d` zero where there is none."""
-
-    radius: Tensor
-    d: Tensor
-
-    def rows(self, index: Tensor) -> Found:
-        return Found(self.radius[index], self.d[index])
-
-    def take(self, index: Tensor, radius: Tensor, d: Tensor) -> None:
-        """Keep those of `radius`, `d` for the points `index` that are smaller."""
-        better = radius < self.radius[index]
-        chosen = index[better]
-        self.radius[chosen] = radius[better]
-        self.d[chosen] = d[better]
-
-
-def nothing(x: Tensor) -> Found:
-    return Found(torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device), torch.zeros_like(x))
+POLISH = SearchPlan((0.1, 0.002), 0.6, (0.02, 0.002), (0.002, 0.0003), 1.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Opening:
-    """The clean points: slack, broken (N,), the gradient of the slack, and a cap on the first radius (N,)."""
+class CleanPoints:
+    """The unperturbed points: logit margin, adversarial (N,), the gradient of the logit margin, and a cap on the first radius (N,)."""
 
-    slack: Tensor
-    broken: Tensor
+    logit_margin: Tensor
+    adversarial: Tensor
     gradient: Tensor
-    cap: Tensor
-
-    def rows(self, index: Tensor) -> Opening:
-        return Opening(self.slack[index], self.broken[index], self.gradient[index], self.cap[index])
+    init_radius: Tensor
 
 
 def search(
-    decision: Decision, x: Tensor, room: Room, plan: Plan, steps: int, begin: Opening | Tensor, noise: Noise
-) -> Found:
-    """The smallest perturbation met in `steps` steps from the clean points, or from the perturbations `begin`.
+    problem: Problem, plan: SearchPlan, steps: int, begin: CleanPoints | Tensor, noise: Noise
+) -> AdversarialPerturbations:
+    """The smallest adversarial perturbation met in `steps` steps from the clean points, or from the perturbations `begin`.
 
-    Points leave the batch when they are done: where the radius is what the linearization says is the least possible.
+    Points leave the batch when they have converged: where the radius is what the linearization says is the least possible.
     """
-    best = nothing(x)
-    opening = begin if isinstance(begin, Opening) else None
-    state = _State(decision, x, room, torch.zeros_like(x) if opening else begin)  # type: ignore[arg-type]
+    best = no_perturbations(problem.x)
+    state = _State(problem, torch.zeros_like(problem.x) if isinstance(begin, CleanPoints) else begin)
     for step in range(steps):
-        if step == 0 and opening is not None:
-            state.update(best, plan, 0.0, opening.slack, opening.broken, opening.gradient, noise, opening.cap)
+        if step == 0 and isinstance(begin, CleanPoints):
+            values, init_radius = (begin.logit_margin, begin.adversarial, begin.gradient), begin.init_radius
         else:
-            slack, broken, gradient = state.decision.slope(state.x + state.d)
-            state.update(best, plan, step / steps, slack, broken, gradient, noise)
-        state.leave()
+            values, init_radius = state.problem.decision.gradients(state.problem.x + state.d), None
+        state.update(best, plan, step / steps, *values, noise, init_radius)
+        converged = state.agreements >= 3
+        if int(converged.sum()) * 10 >= len(converged):  # enough of them to be worth the copy
+            state.keep(torch.nonzero(~converged)[:, 0])
         if not len(state.index):
             break
     return best
@@ -127,101 +102,98 @@ def search(
 class _State:
     """The points still in the search: one row each."""
 
-    def __init__(self, decision: Decision, x: Tensor, room: Room, d: Tensor):
-        self.decision, self.x, self.room, self.d = decision, x, room, d
-        self.index = torch.arange(len(x), device=x.device)
-        self.radius = room.length(d)
+    def __init__(self, problem: Problem, d: Tensor):
+        self.problem, self.d = problem, d
+        self.index = torch.arange(len(problem.x), device=d.device)
+        self.radius = problem.constraint.length(d)
         self.best = torch.full_like(self.radius, math.inf)
         self.momentum: Tensor | None = None
-        self.settled = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        self.agreements = torch.zeros(len(d), dtype=torch.long, device=d.device)  # steps in a row
 
     def update(
         self,
-        best: Found,
-        plan: Plan,
+        best: AdversarialPerturbations,
+        plan: SearchPlan,
         time: float,
-        slack: Tensor,
-        broken: Tensor,
+        logit_margin: Tensor,
+        adversarial: Tensor,
         gradient: Tensor,
         noise: Noise,
-        cap: Tensor | None = None,
+        init_radius: Tensor | None = None,
     ) -> None:
-        room, d = self.room, self.d
+        """One step, with what the model says at the current perturbations; `init_radius` only in the first, from zero."""
+        constraint, d = self.problem.constraint, self.d
         fade = ((1 + math.cos(math.pi * time)) / 2) ** plan.power
-        stride, most, least = (last + (begin - last) * fade for begin, last in (plan.stride, plan.most, plan.least))
-        size = room.length(d)
-        better = broken & (size < self.best)
-        best.take(self.index[better], size[better], d[better])
+        step_size, max_change, min_change = (
+            last + (first - last) * fade for first, last in (plan.step_size, plan.max_change, plan.min_change)
+        )
+        size = constraint.length(d)
+        better = adversarial & (size < self.best)
+        best.update(self.index[better], size[better], d[better])
         self.best = torch.where(better, size, self.best)
         known = torch.isfinite(self.best)
 
-        gradient = room.open(gradient, d)
-        steep = room.slope(gradient)
-        flat = steep <= torch.finfo(steep.dtype).tiny
+        gradient = constraint.active(gradient, d)
+        slope = constraint.dual_norm(gradient)
+        flat = slope <= torch.finfo(slope.dtype).tiny
         if bool(flat.any()):
             gradient = torch.where(column(flat, gradient), noise(gradient.shape, gradient), gradient)
-        distance = torch.where(flat, math.inf, slack.abs() / steep)  # to the boundary, to first order
-        # The least radius at which the linearization breaks: (slack − gradient·d) / ‖gradient‖_dual.
-        linear = (slack - (gradient * d).flatten(1).sum(1)) / steep
-        self.settled = torch.where(
-            known & ~flat & ((self.best - linear).abs() <= 0.003 * self.best), self.settled + 1, 0
-        )
+        distance = torch.where(flat, math.inf, logit_margin.abs() / slope)  # to the boundary, to first order
+        # The least radius at which the linearization is adversarial: (logit margin − gradient·d) / ‖gradient‖_dual.
+        linear = (logit_margin - (gradient * d).flatten(1).sum(1)) / slope
+        agrees = known & ~flat & ((self.best - linear).abs() <= 0.003 * self.best)
+        self.agreements = torch.where(agrees, self.agreements + 1, 0)
 
-        now = torch.minimum(self.radius, self.best)
-        change = torch.maximum(torch.minimum(distance, most * now), least * now)
-        # A little past the estimate: exactly on the boundary of a linear model nothing would ever break.
-        most_growth = plan.growth * now if cap is None else cap
-        grown = torch.maximum(torch.minimum(distance * (1 + least), most_growth), least * now)
-        radius = torch.where(broken, now - change, now + torch.where(known, change, grown))
-        self.radius = torch.minimum(torch.minimum(radius, self.best * (1 - least)), room.reach)
+        radius = torch.minimum(self.radius, self.best)
+        change = torch.maximum(torch.minimum(distance, max_change * radius), min_change * radius)
+        # A little past the estimate: exactly on the boundary of a linear model no point would ever be adversarial.
+        max_growth = plan.growth * radius if init_radius is None else init_radius
+        grown = torch.maximum(torch.minimum(distance * (1 + min_change), max_growth), min_change * radius)
+        radius = torch.where(adversarial, radius - change, radius + torch.where(known, change, grown))
+        self.radius = torch.minimum(torch.minimum(radius, self.best * (1 - min_change)), constraint.max_radius)
 
-        if plan.memory:
-            scaled = gradient / column(room.slope(gradient), gradient)
-            self.momentum = scaled if self.momentum is None else plan.memory * self.momentum + scaled
+        if plan.momentum:
+            normalized = gradient / column(constraint.dual_norm(gradient), gradient)
+            self.momentum = normalized if self.momentum is None else plan.momentum * self.momentum + normalized
             gradient = self.momentum
-        if cap is not None and plan.scatter:
-            # not beyond a tenth of the room: a first estimate that large says nothing
-            d = room.direction(noise(d.shape, d)) * column(
-                plan.scatter * torch.minimum(self.radius, room.reach / 10), d
-            )
-        way = room.graded(gradient) if plan.graded else room.direction(gradient)
-        d = d - way * column(stride * self.radius, d)
-        self.d = room.fit(d, self.radius)
+        if init_radius is not None and plan.random_start:
+            # not beyond a tenth of the largest radius: a first estimate that large says nothing
+            start = plan.random_start * torch.minimum(self.radius, constraint.max_radius / 10)
+            d = constraint.direction(noise(d.shape, d)) * column(start, d)
+        descent = constraint.scaled(gradient) if plan.proportional else constraint.direction(gradient)
+        self.d = constraint.project(d - descent * column(step_size * self.radius, d), self.radius)
 
-    def leave(self) -> None:
-        """Drop the points that are done, when they are enough to be worth the copy."""
-        done = self.settled >= 3
-        if int(done.sum()) * 10 < len(done):
-            return
-        stay = torch.nonzero(~done)[:, 0]
-        for name in ("index", "x", "d", "radius", "best", "settled"):
-            setattr(self, name, getattr(self, name)[stay])
-        self.momentum = None if self.momentum is None else self.momentum[stay]
-        self.room, self.decision = self.room.rows(stay), self.decision.rows(stay)
+    def keep(self, rows: Tensor) -> None:
+        """Drop the other points."""
+        for name in ("index", "d", "radius", "best", "agreements"):
+            setattr(self, name, getattr(self, name)[rows])
+        self.momentum = None if self.momentum is None else self.momentum[rows]
+        self.problem = self.problem.rows(rows)
 
 
-def to_boundary(decision: Decision, x: Tensor, room: Room, found: Found, rounds: int = 12) -> Found:
-    """Shrink each breaking perturbation along its path to zero, as far as a bracketing line search takes it.
+def to_boundary(problem: Problem, found: AdversarialPerturbations, rounds: int = 12) -> AdversarialPerturbations:
+    """Shrink each adversarial perturbation along its path to zero, as far as a bracketing line search takes it.
 
-    Alternates the secant of the slack, exact for linear models, with bisection, which also serves steps and plateaus.
+    Alternates the secant of the logit margin, exact for linear models, with bisection, which also serves steps and plateaus.
     """
     index = torch.nonzero(torch.isfinite(found.radius) & (found.radius > 0))[:, 0]
-    result = Found(found.radius.clone(), found.d.clone())
+    result = AdversarialPerturbations(found.radius.clone(), found.d.clone())
     if not len(index):
         return result
-    decision, room, x, d = decision.rows(index), room.rows(index), x[index], found.d[index]
+    problem, d = problem.rows(index), found.d[index]
+    decision, constraint, x = problem.decision, problem.constraint, problem.x
     high = found.radius[index]
     low = torch.zeros_like(high)
-    above, below = decision.look(x)[0], decision.look(x + d)[0]  # slack at low and at high
+    above, below = decision.evaluate(x)[0], decision.evaluate(x + d)[0]  # logit margins at low and at high
     for i in range(rounds):
         width = high - low
         part = (above / (above - below)).clamp(0.02, 0.98) if i % 3 < 2 else torch.full_like(high, 0.5)
         # Overshooting the secant a little on each side in turn moves both ends of the bracket.
         part = torch.nan_to_num(part + (1e-3 if i % 3 == 0 else -1e-3), 0.5)
         middle = low + width * part
-        cut = room.shrunk(d, middle)
-        slack, broken = decision.look(x + cut)
-        result.take(index[broken], room.length(cut)[broken], cut[broken])
-        high, below = torch.where(broken, middle, high), torch.where(broken, slack, below)
-        low, above = torch.where(broken, low, middle), torch.where(broken, above, slack)
+        shorter = constraint.shrink(d, middle)
+        logit_margin, adversarial = decision.evaluate(x + shorter)
+        result.update(index[adversarial], constraint.length(shorter)[adversarial], shorter[adversarial])
+        high, below = torch.where(adversarial, middle, high), torch.where(adversarial, logit_margin, below)
+        low, above = torch.where(adversarial, low, middle), torch.where(adversarial, above, logit_margin)
     return result

@@ -1,7 +1,7 @@
 """Where perturbations enter when a margin is about more than the input: the inputs of affine calls.
 
 All perturbations of one point lie side by side in one row, so that the search sees one vector per point whatever the
-shapes inside the model: N points have perturbations (N, width), and site k owns the columns `Site.columns`.
+shapes inside the model: N points have perturbations (N, width), and site k owns the columns `InputSite.columns`.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from excite.errors import ModelError
 from excite.excitation.radius import unknown_layer
 from excite.excitation.search import INPUT, is_model_input
 
-_PROBED = 8  # points with which the sites are found
+_EXAMPLES = 8  # points with which the sites are found
 
 
 @dataclass(frozen=True)
-class Site:
+class InputSite:
     """One place: the layer's name (`INPUT`, "", for the model's own input), where the samples lie in its signal and the
     shape this has for one sample, which columns of the perturbations it owns, and whether the signal is x itself,
     perhaps rearranged."""
 
     name: str
     layout: Layout
-    one: tuple[int, ...]
+    sample_shape: tuple[int, ...]
     columns: slice
     is_x: bool
 
     def shape(self, n: int) -> torch.Size:
         """The shape of the signal for n samples."""
-        return torch.Size(size * n if axis == self.layout.axis else size for axis, size in enumerate(self.one))
+        return torch.Size(size * n if axis == self.layout.axis else size for axis, size in enumerate(self.sample_shape))
 
     def join(self, rows: Tensor, shape: torch.Size) -> Tensor:
         """Rows (n, columns) of one sample each as a tensor of the shape of the signal."""
@@ -55,14 +55,14 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Sites:
+class InputSites:
     """The sites of a model, in order of execution; `entry` is the one at which any change of x can be made, if any."""
 
     model: nn.Module
     names: Names
-    places: tuple[Site, ...]
+    places: tuple[InputSite, ...]
     dtype: torch.dtype
-    entry: Site | None
+    entry: InputSite | None
 
     @property
     def width(self) -> int:
@@ -74,27 +74,27 @@ class Sites:
         if INPUT in moves:
             site, part = moves.pop(INPUT)
             x = x + site.join(part, x.shape).to(x.dtype)
-        with eagerly(self.model), _Moved(self.names, len(x), moves):
+        with eagerly(self.model), _AddPerturbations(self.names, len(x), moves):
             return self.model(x)
 
-    def signals(self, x: Tensor, wanted: Sequence[Site] | None = None) -> list[Tensor]:
+    def signals(self, x: Tensor, wanted: Sequence[InputSite] | None = None) -> list[Tensor]:
         """(n, columns) for each of the wanted sites: what comes there when x goes in, by sample.
 
         For a site that is x rearranged, this rearranges any tensor of the shape of x.
         """
         wanted = self.places if wanted is None else wanted
-        listener = _Heard(self.names, len(x), {site.name for site in wanted})
+        listener = _CaptureSignals(self.names, len(x), {site.name for site in wanted})
         if any(site.name != INPUT for site in wanted):
             with torch.no_grad(), eagerly(self.model), listener:
                 self.model(x.clone())
-        listener.heard[INPUT] = x
-        return [site.layout.by_sample(listener.heard[site.name], len(x)).to(self.dtype) for site in wanted]
+        listener.signals[INPUT] = x
+        return [site.layout.by_sample(listener.signals[site.name], len(x)).to(self.dtype) for site in wanted]
 
 
-class _Moved(Pass):
+class _AddPerturbations(Pass):
     """Adds the perturbations as the model runs."""
 
-    def __init__(self, names: Names, batch: int, moves: dict[str, tuple[Site, Tensor]]):
+    def __init__(self, names: Names, batch: int, moves: dict[str, tuple[InputSite, Tensor]]):
         super().__init__(names, Tape(batch), record=True)
         self._moves = moves
 
@@ -106,21 +106,21 @@ class _Moved(Pass):
         return call.run(input)
 
 
-class _Heard(Pass):
+class _CaptureSignals(Pass):
     """Keeps the inputs of the wanted calls."""
 
     def __init__(self, names: Names, batch: int, wanted: set[str]):
         super().__init__(names, Tape(batch), record=True)
         self._wanted = wanted
-        self.heard: dict[str, Tensor] = {}
+        self.signals: dict[str, Tensor] = {}
 
     def affine(self, call: AffineCall) -> Tensor:
         if call.name in self._wanted:
-            self.heard[call.name] = call.input.detach().clone()
+            self.signals[call.name] = call.input.detach().clone()
         return call.run(call.input)
 
 
-class _Probe(Pass):
+class _FindInputs(Pass):
     """Gives the input of every call a node of its own. Calls that read x are cut off from it, so that a gradient that
     still reaches x shows that something else reads it too."""
 
@@ -129,10 +129,10 @@ class _Probe(Pass):
         self._x = x
         self.inputs: dict[str, Tensor] = {}
         self.readers: set[str] = set()
-        self.seen: list[str] = []
+        self.calls: list[str] = []
 
     def affine(self, call: AffineCall) -> Tensor:
-        self.seen.append(call.name)
+        self.calls.append(call.name)
         input = call.input
         if not input.is_floating_point() or not torch.is_grad_enabled():
             return call.run(input)
@@ -143,7 +143,7 @@ class _Probe(Pass):
         return call.run(input)
 
 
-def find_sites(model: nn.Module, x: Tensor, layers: str | Sequence[str], output: Pick) -> Sites:
+def find_sites(model: nn.Module, x: Tensor, layers: str | Sequence[str], output: Pick) -> InputSites:
     """The places named by `layers`, "all" or names of layers, where a perturbation can change the output.
 
     With "all" these are the inputs of all affine calls, the set of Algorithm 1. If one call alone reads x, its
@@ -151,14 +151,14 @@ def find_sites(model: nn.Module, x: Tensor, layers: str | Sequence[str], output:
     perturbation of its own beside theirs, so that whatever a change of x can do is always possible.
     """
     model = unwrap(model)
-    names, x = Names(model), x[:_PROBED]
-    leaf = _telling(x).requires_grad_(x.is_floating_point())
+    names, x = Names(model), x[:_EXAMPLES]
+    leaf = _distinguishable(x).requires_grad_(x.is_floating_point())
     entering = leaf.clone()
-    probe = _Probe(names, entering)
+    probe = _FindInputs(names, entering)
     probe.roles = account(model) if layers == "all" else None
     with eagerly(model), probe:
         f = pick_output(model(entering), output)
-    _check_names(layers, probe.seen)
+    _check_names(layers, probe.calls)
     report(model, probe.roles)
     gradients = dict(zip([INPUT, *probe.inputs], _gradients(f, [leaf, *probe.inputs.values()])))
     layouts = _layouts(model, names, x, list(probe.inputs), output)
@@ -171,24 +171,24 @@ def find_sites(model: nn.Module, x: Tensor, layers: str | Sequence[str], output:
     if not order:
         raise ModelError(
             "nothing could be perturbed: no chosen layer has an input of floating-point numbers, of each sample its own, "
-            f"with a gradient path to the output; affine layers: {', '.join(probe.seen) or 'none'}"
+            f"with a gradient path to the output; affine layers: {', '.join(probe.calls) or 'none'}"
         )
-    places: list[Site] = []
+    places: list[InputSite] = []
     for name in order:
         layout = Layout() if name == INPUT else layouts[name]
         assert layout is not None
         begin = places[-1].columns.stop if places else 0
         shape = (x if name == INPUT else probe.inputs[name]).shape
-        one = tuple(size // len(x) if axis == layout.axis else size for axis, size in enumerate(shape))
+        sample_shape = tuple(size // len(x) if axis == layout.axis else size for axis, size in enumerate(shape))
         columns = slice(begin, begin + shape.numel() // len(x))
-        places.append(Site(name, layout, one, columns, name == INPUT or name in probe.readers))
+        places.append(InputSite(name, layout, sample_shape, columns, name == INPUT or name in probe.readers))
     entry = next((site for site in places if site.name == INPUT or (alone and site.is_x)), None)
     types = [x.dtype] if x.is_floating_point() else [probe.inputs[n].dtype for n in order]
     dtype = torch.float64 if torch.float64 in types else torch.float32
-    return Sites(model, names, tuple(places), dtype, entry)
+    return InputSites(model, names, tuple(places), dtype, entry)
 
 
-def _telling(x: Tensor) -> Tensor:
+def _distinguishable(x: Tensor) -> Tensor:
     """A copy of x by whose values it can be recognized; points that are all equal are moved a little."""
     if not x.is_floating_point() or not torch.equal(x, x[:1].expand_as(x)):
         return x.detach().clone()
@@ -211,27 +211,27 @@ def _gradients(f: Tensor, inputs: list[Tensor]) -> list[Tensor | None]:
     live = [t for t in inputs if t.requires_grad]
     if not f.requires_grad or not live:
         return [None] * len(inputs)
-    found = iter(torch.autograd.grad(f.sum(), live, allow_unused=True))
-    return [next(found) if t.requires_grad else None for t in inputs]
+    gradients = iter(torch.autograd.grad(f.sum(), live, allow_unused=True))
+    return [next(gradients) if t.requires_grad else None for t in inputs]
 
 
 def _layouts(model: nn.Module, names: Names, x: Tensor, calls: list[str], output: Pick) -> dict[str, Layout | None]:
     tape, chosen = Tape(len(x)), frozenset(calls)
 
-    def run(one: Pass, copies: int) -> Tensor:
-        with torch.no_grad(), eagerly(model), one:
+    def run(forward: Pass, copies: int) -> Tensor:
+        with torch.no_grad(), eagerly(model), forward:
             returned = model(torch.cat([x] * copies))
-        one.finish()
+        forward.finish()
         return pick_output(returned, output)
 
-    run(_Compared(names, tape, chosen, record=True), 1)
-    compared = _Compared(names, tape, chosen, calibrate=True)
+    run(_RegisterInputs(names, tape, chosen, record=True), 1)
+    compared = _RegisterInputs(names, tape, chosen, calibrate=True)
     run(compared, 2)
-    found, _ = resolve_layouts(run, names, tape, chosen, compared.fitting)
-    return {what: layout for (what, _), layout in zip(tape.shapes, found) if what in chosen}
+    layouts, _ = resolve_layouts(run, names, tape, chosen, compared.fitting)
+    return {what: layout for (what, _), layout in zip(tape.shapes, layouts) if what in chosen}
 
 
-class _Compared(Pass):
+class _RegisterInputs(Pass):
     """Registers the inputs of the chosen calls as sites."""
 
     def __init__(self, names: Names, tape: Tape, chosen: frozenset[str], **mode: bool):

@@ -50,7 +50,11 @@ class Margin(Probe):
                 f"margin_batch: expected points (N, ...) and one label each; got {shapes[0]} and {shapes[1]}"
             )
         self.x, self.y = x.detach().clone(), y.detach().clone()
-        self.options = {"steps": 20, "restarts": 1, "evidence": False, "certify": False, **options}
+        from excite.margin import SearchOptions
+
+        quick = {"steps": 20, "restarts": 1, "evidence": False, "certify": False}
+        quick |= {key: options.pop(key) for key in ("lipschitz", "seed", *quick) if key in options}
+        self.options = {"options": SearchOptions(**quick), **options}  # type: ignore[arg-type]
 
     def measure(self, ctx: StepContext) -> Values:
         from excite.margin import margins

@@ -13,6 +13,7 @@ from torch.nn.utils import prune
 from excite import PersistentExcitation, margins, trace
 from excite.bounds.relu_network import relu_network
 from excite.errors import ModelError
+from excite.margin import SearchOptions
 from excite.probes.base import StepContext
 from excite.probes.bias_trajectory.layer_operators import LayerOperator
 from excite.probes.bias_trajectory.sites import find
@@ -209,7 +210,7 @@ def test_parameters_without_a_role_are_named_once_per_model() -> None:
 def test_margins_of_all_layers_name_them_too() -> None:
     model, x = Everything(), torch.randn(3, 2, 4)
     with pytest.warns(UserWarning, match="centres") as caught:
-        margins(model, x, (model(x) > 0.5).long().flatten(), layers="all", steps=2)
+        margins(model, x, (model(x) > 0.5).long().flatten(), layers="all", options=SearchOptions(steps=2))
     assert [one.filename for one in caught] == [__file__]
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from excite import ExciteError, InputError, ModelError, RunError, bounds, lipschitz
 from excite.bounds import Descent
-from excite.margin import margins
+from excite.margin import SearchOptions, margins
 from excite.probes import richness
 from excite.report.audit import audit
 from excite.report.audit.narrative import unit_counts
@@ -185,7 +185,7 @@ def test_units_are_counted_by_what_they_lack():
 def test_the_run_s_own_margins_are_taken_if_they_are_of_this_checkpoint(tmp_path):
     path = tmp_path / "run"
     train(config(checkpoint_every="1 step"), path).close()
-    measure(load_model(path), norm="inf", steps=5)
+    measure(load_model(path), norm="inf", options=SearchOptions(steps=5))
     stored = json.loads((path / "artifacts/margins-inf-train.json").read_text())
     changed = stored | {"values": [v + 100 for v in stored["values"]]}
     (path / "artifacts/margins-inf-train.json").write_text(json.dumps(changed))

@@ -31,6 +31,7 @@ def margins(
     trust: Trust = False,
 ) -> None:
     """Measure the margins of a saved model on its training and test data, with evidence that the search worked."""
+    from excite.margin import SearchOptions
     from excite.train.evaluate import load_model, measure, why_not_stored
 
     if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
@@ -41,7 +42,7 @@ def margins(
         print_line(f"the results will be printed, not stored: {reason}")
     with progress_bars() as progress:
         results = measure(
-            saved, norm=norm, most=points, steps=steps, layers=_parse_layers(layers), relative=relative, progress=progress,
+            saved, norm=norm, most=points, options=SearchOptions(steps=steps), layers=_parse_layers(layers), relative=relative, progress=progress,
             store=reason is None,
         )  # fmt: skip
     for part, result in results.items():

@@ -16,7 +16,7 @@ from excite._core.preserve import eval_mode
 from excite.bounds import Bound
 from excite.errors import ExciteError, ModelError
 from excite.lipschitz import local
-from excite.margin import margins
+from excite.margin import SearchOptions, margins
 from excite.report.audit.chains import Pairs, linear_chain
 from excite.report.audit.target import (
     AuditTarget,
@@ -171,7 +171,12 @@ def _smallest_margin(target: AuditTarget, bound: Bound) -> tuple[float | None, s
     if bound.value is None:
         return None, "not measured without a bound"
     found = margins(
-        target.model, target.x, target.y, norm="2", threshold=bound.terms["threshold"], evidence=False, certify=False
+        target.model,
+        target.x,
+        target.y,
+        norm="2",
+        threshold=bound.terms["threshold"],
+        options=SearchOptions(evidence=False, certify=False),
     )
     return float(found.values.min()), f"smallest found by search, deciding at {bound.terms['threshold']:.3g}"
 

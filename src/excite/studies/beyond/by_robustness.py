@@ -13,7 +13,7 @@ import numpy as np
 from excite.errors import RunError
 from excite.jobs.job import Job
 from excite.jobs.training_job import TrainingJob
-from excite.margin import margins
+from excite.margin import SearchOptions, margins
 from excite.margin.fixed_radius import broken_at
 from excite.runs import Run, load_run
 from excite.studies.by_margins import radius_reached
@@ -61,7 +61,11 @@ class RobustnessMeasurement:
             found[part] = [float((broken > radius).double().mean()) for radius in radii]
         chosen = np.linspace(0, len(x) - 1, min(self.check, len(x))).round().astype(int)
         smallest = margins(
-            saved.model, x[chosen], y[chosen], bounds=saved.data.bounds, evidence=False, certify=False
+            saved.model,
+            x[chosen],
+            y[chosen],
+            bounds=saved.data.bounds,
+            options=SearchOptions(evidence=False, certify=False),
         ).values
         found["check"] = {
             "points": len(chosen),
