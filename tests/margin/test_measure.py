@@ -189,6 +189,7 @@ def test_earlier_keywords_still_work_with_a_warning():
     expected = margins(model, x, y, options=SearchOptions(steps=5, seed=3, evidence=False))
     with pytest.warns(DeprecationWarning, match=r"options=SearchOptions\(seed=..., steps=...\)"):
         found = margins(model, x, y, steps=5, seed=3, options=SearchOptions(evidence=False))
-    assert torch.equal(found.values, expected.values) and found.evidence is None
+    assert torch.equal(found.values, expected.values)
+    assert found.evidence is None
     with pytest.raises(TypeError, match="unexpected keyword argument 'step'"):
         margins(model, x, y, step=5)
