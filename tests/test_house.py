@@ -61,3 +61,24 @@ def test_import_contracts_catch_a_violation(tmp_path, file, line):
 def test_imports_for_type_checking_may_go_upwards():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert "exclude_type_checking_imports = true" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "text", "rule"),
+    [
+        ("report/planted.py", '"""A module."""\n\n\ndef public():\n    pass\n', "D103"),
+        ("report/planted.py", '"""A module."""\n\n\ndef public():\n    """No period"""\n', "D415"),
+        ("integrations/planted.py", "x = 1\n", "D100"),
+    ],
+    ids=["no docstring", "no period", "no docstring of the module"],
+)
+def test_docstring_rules_catch_a_violation(tmp_path, file, text, rule):
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    planted = tmp_path / "src" / "excite" / file
+    planted.parent.mkdir(parents=True)
+    planted.write_text(text)
+    ruff = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise", "."]
+    result = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert rule in result.stdout

@@ -161,7 +161,7 @@ def test_what_to_watch_is_asked_for_where_it_is_not_clear(tmp_path):
             super().__init__()
             self.other = nn.Linear(3, 1)
 
-    with pytest.raises(InputError, match=r"no forward and 2 children with weights: say which.*module='net'"):
+    with pytest.raises(InputError, match=r"no forward and 2 children with weights: pass the module.*module='net'"):
         trainer(tmp_path, [ExciteCallback(tmp_path / "run")]).fit(Two(), data())
     trainer(tmp_path, [ExciteCallback(tmp_path / "run", module="net")], epochs=1).fit(Two(), data())
     with pytest.raises(InputError, match="has no module 'nett'"):

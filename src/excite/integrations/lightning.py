@@ -1,4 +1,4 @@
-"""Lightning: a callback that watches, and a mix-in that trains with persistent excitation.
+"""Lightning: a callback for monitoring, and a mix-in for training with persistent excitation.
 
     trainer = Trainer(callbacks=[ExciteCallback(run="runs/first")])
 
@@ -39,14 +39,20 @@ _Callback: Any = _lightning().Callback
 
 
 class ExciteCallback(_Callback):  # type: ignore[misc]
-    """`excite.watch` as a callback: attached before the first training batch, a step for every optimizer step.
+    """`excite.watch` as a callback: attached before the first training batch, one step per optimizer step.
 
     Args:
-        run: folder of the run; by default `excite` in the trainer's log folder.
-        module: path of the module to watch inside the LightningModule, such as "net"; by default the LightningModule
+        run: Folder of the run; by default `excite` in the trainer's log folder.
+        module: Path of the module to monitor inside the LightningModule, such as "net"; by default the LightningModule
             itself if it defines `forward`, else its only child.
-        options: those of `excite.watch`. `example` is the input of the first training batch if not given; `sinks` are the
-            trainer's own loggers.
+        **options: Keyword arguments of `excite.watch`. Defaults: `example` is the input of the first training batch,
+            `sinks` are the trainer's loggers.
+
+    Raises:
+        InputError: If the module to monitor cannot be determined or does not exist.
+
+    Example:
+        >>> Trainer(callbacks=[ExciteCallback("runs/first")]).fit(module, data)  # doctest: +SKIP
     """
 
     def __init__(self, run: str | os.PathLike[str] | None = None, module: str | None = None, **options: Any):
@@ -55,10 +61,11 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
 
     @property
     def watch(self) -> Any:
-        """The `Watch`, while training goes on."""
+        """The `Watch`, or None outside training."""
         return self._deferred.watch
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Attaches before the first batch."""
         if self._deferred.watch is None:
             optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
             where = trainer.log_dir or trainer.default_root_dir
@@ -68,6 +75,7 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
             self._steps = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Adds the loss of the batch; records a step if the optimizer has stepped."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
             self._deferred.add(loss)
@@ -76,57 +84,65 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
             self._deferred.step()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Closes the run."""
         self._deferred.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Closes the run as failed."""
         self._deferred.end(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Closes the run if it is still open."""
         self._deferred.end()
 
     def state_dict(self) -> dict[str, Any]:
+        """State of the probes for Lightning's checkpoint."""
         return self._deferred.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues from a checkpoint of Lightning."""
         self._deferred.load_state_dict(state_dict)
 
     def _watched(self, pl_module: Any) -> nn.Module:
         if self._module is not None:
             try:
-                found: nn.Module = attrgetter(self._module)(pl_module)
+                module: nn.Module = attrgetter(self._module)(pl_module)
             except AttributeError as error:
                 raise InputError(
                     f"ExciteCallback: {type(pl_module).__name__} has no module {self._module!r}"
                 ) from error
-            return found
+            return module
         if type(pl_module).forward is not _lightning().LightningModule.forward:
             return pl_module  # type: ignore[no-any-return]
         children = [child for child in pl_module.children() if any(True for _ in child.parameters())]
         if len(children) != 1:
             raise InputError(
                 f"ExciteCallback: {type(pl_module).__name__} has no forward and {len(children)} children with weights: "
-                "say which module to watch, as in module='net'"
+                "pass the module to monitor, as in module='net'"
             )
         return children[0]  # type: ignore[no-any-return]
 
 
 class PersistentlyExcited:
-    """A mix-in for a LightningModule: its training step excites every layer.
+    """Mix-in for a LightningModule whose training loss is that of `excite.PersistentExcitation`.
 
-        class Robust(PersistentlyExcited, LightningModule):
-            def __init__(self):
-                super().__init__()
-                self.net = ...
-                self.excite(self.net, radius=0.02)     # the arguments of excite.PersistentExcitation
+    Batches are (x, y). A schedule of radii advances with the epochs. `train_loss` is logged.
 
-    Batches are (x, y). A schedule of radii moves on with the epochs. `train_loss` is logged.
+    Example:
+        >>> class Robust(PersistentlyExcited, LightningModule):  # doctest: +SKIP
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.net = make_network()
+        ...         self.excite(self.net, radius=0.02)
     """
 
     def excite(self, model: nn.Module, radius: Any, **settings: Any) -> None:
+        """Sets the model to excite, with the arguments of `excite.PersistentExcitation`."""
         # Not as an attribute that nn.Module would register: the model is one of the module's children already.
         object.__setattr__(self, "excitation", PersistentExcitation(model, radius, **settings))
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        """Excited loss of the batch (x, y)."""
         if getattr(self, "excitation", None) is None:
             raise InputError("PersistentlyExcited: call self.excite(self.net, radius=...) in __init__")
         x, y = batch
@@ -135,31 +151,32 @@ class PersistentlyExcited:
         return loss
 
     def on_train_epoch_start(self: Any) -> None:
+        """Advances a schedule of radii."""
         epochs = self.trainer.max_epochs
         if epochs and epochs > 0:
             self.excitation.advance(self.current_epoch / epochs)
 
 
 def input_of(batch: Any) -> Batch:
-    """What the model takes of a batch (x, y): x; a dict as it is."""
+    """The model's input in a batch: x of (x, y), or a dict unchanged."""
     if isinstance(batch, list | tuple):
         if not batch:
-            raise InputError("ExciteCallback: the first batch is empty: give example=")
+            raise InputError("ExciteCallback: the first batch is empty: pass example=")
         return input_of(batch[0]) if isinstance(batch[0], list) else batch[0]
     return batch  # type: ignore[no-any-return]
 
 
 def _sinks(trainer: Any) -> list[Sink]:
-    """What the trainer logs to already."""
-    found: list[Sink] = []
+    """Sinks for the loggers of the trainer."""
+    sinks: list[Sink] = []
     if not trainer.is_global_zero:
-        return found
+        return sinks
     for logger in trainer.loggers:
         kinds = {kind.__name__ for kind in type(logger).__mro__}
         if "TensorBoardLogger" in kinds:
-            found.append(TensorBoard(writer=logger.experiment))
+            sinks.append(TensorBoard(writer=logger.experiment))
         elif "WandbLogger" in kinds:
-            found.append(WandB(run=logger.experiment))
+            sinks.append(WandB(run=logger.experiment))
         elif "MLFlowLogger" in kinds:
-            found.append(MLflow(run_id=logger.run_id, client=logger.experiment))
-    return found
+            sinks.append(MLflow(run_id=logger.run_id, client=logger.experiment))
+    return sinks

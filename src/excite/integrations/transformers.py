@@ -44,6 +44,7 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
         return self._deferred.watch
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Registers the hooks that start the watch at the first training pass and read the loss."""
         self.close()
         model = unwrap(given["model"])
         self._parts = max(1, args.gradient_accumulation_steps)
@@ -71,9 +72,11 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
         ]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Records one optimizer step."""
         self._deferred.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Closes the run."""
         self.close()
 
     def close(self) -> None:

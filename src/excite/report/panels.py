@@ -46,11 +46,14 @@ class Quantity:
     layers: tuple[str, ...]  # WHOLE first, if there is one
 
     def metric(self, layer: str) -> str:
+        """Name of the metric for a layer."""
         return f"{self.key}/{layer}" if layer != WHOLE else self.key
 
 
 @dataclass(frozen=True)
 class PanelView:
+    """A panel with the quantities of some runs."""
+
     panel: Panel
     quantities: tuple[Quantity, ...]
 

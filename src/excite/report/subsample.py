@@ -1,4 +1,4 @@
-"""Fewer points that look the same: what a screen of a thousand pixels can show of a million numbers."""
+"""Subsampling of series for display, without losing extremes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ Values = npt.NDArray[np.float64]
 Series = tuple[Steps, Values]
 
 
-def extremes(steps: Steps, values: Values, most: int = 1000) -> Series:
-    """At most `most` (4 or more) points of a curve: the smallest and the largest of each stretch of equal length, and the
-    ends.
+def extremes(steps: Steps, values: Values, max_points: int = 1000) -> Series:
+    """Minimum and maximum of each bin of equal length, and both ends: at most `max_points` (4 or more) points.
 
-    No peak is lost: the range of every stretch stays what it was. Values that are not finite are kept only where a
-    stretch has nothing else.
+    The range of every bin is preserved. Values that are not finite are kept only where a bin has no others.
     """
     count = len(steps)
-    if count <= most:
+    if count <= max_points:
         return steps, values
-    buckets = max(1, (most - 2) // 2)
+    buckets = max(1, (max_points - 2) // 2)
     width = -(-count // buckets)
     padded = np.full(-(-count // width) * width, np.nan)
     padded[:count] = np.where(np.isfinite(values), values, np.nan)
@@ -37,15 +35,14 @@ def extremes(steps: Steps, values: Values, most: int = 1000) -> Series:
 
 
 def between(first: Steps, last: Steps, low: Values, mean: Values, high: Values) -> Series:
-    """A curve through the smallest and the largest of each stretch, one at its first step and one at its last: the smallest
-    first where the means rise."""
+    """A curve through the minimum and the maximum of each bin, at its first and last step; minimum first where means rise."""
     rising = np.append(np.diff(mean), 0.0) >= 0
     pairs = np.stack([np.where(rising, low, high), np.where(rising, high, low)], 1)
     return np.stack([first, last], 1).reshape(-1), pairs.reshape(-1)
 
 
 def within(steps: Steps, values: Values, low: float | None, high: float | None) -> Series:
-    """The part of a curve from `low` to `high`, and one point beyond on either side so that lines reach the edges."""
+    """The part of a curve from `low` to `high`, plus one point on either side so that lines reach the edges."""
     first = 0 if low is None else max(int(np.searchsorted(steps, low, side="left")) - 1, 0)
     last = len(steps) if high is None else int(np.searchsorted(steps, high, side="right")) + 1
     return steps[first:last], values[first:last]
@@ -53,17 +50,17 @@ def within(steps: Steps, values: Values, low: float | None, high: float | None) 
 
 @dataclass(frozen=True)
 class Grid:
-    """Values by row and moment, for a heat map: z[row][column], NaN where nothing was measured."""
+    """Values by row and step, for a heat map: z[row][column], NaN where nothing was measured."""
 
     rows: tuple[str, ...]
     steps: Steps
     z: Values
 
 
-def grid(curves: Mapping[str, Series], most: int = 240) -> Grid:
-    """One row a curve, one column for each stretch of moments at which any was measured; means over a stretch."""
+def grid(curves: Mapping[str, Series], max_columns: int = 240) -> Grid:
+    """One row per curve, one column per bin of steps at which any was measured; means over a bin."""
     every = np.unique(np.concatenate([steps for steps, _ in curves.values()] or [np.empty(0, np.int64)]))
-    width = max(1, -(-len(every) // most))
+    width = max(1, -(-len(every) // max_columns))
     columns = every[::width]
     z = np.full((len(curves), len(columns)), np.nan)
     for row, (steps, values) in enumerate(curves.values()):
@@ -76,7 +73,7 @@ def grid(curves: Mapping[str, Series], most: int = 240) -> Grid:
 
 
 def plain(values: npt.NDArray[Any] | Sequence[Any], digits: int = 6) -> list[Any]:
-    """As a list for JSON: `digits` significant digits, None for what is not finite."""
+    """As a list for JSON: `digits` significant digits, None for values that are not finite."""
     array = np.asarray(values)
     if array.dtype.kind in "iu":
         return list(array.tolist())

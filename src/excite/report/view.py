@@ -1,4 +1,4 @@
-"""What a page draws, as plain data for JSON: the same for the live page and for the file that `excite report` writes."""
+"""The data that a page draws, as JSON: the same for the live page and for the file that `excite report` writes."""
 
 from __future__ import annotations
 
@@ -135,8 +135,10 @@ class _Chosen:
         return max(40, min(self.points, self.budget // max(count, 1)))
 
     def _series(self, run: RunView, layer: str) -> tuple[Series, Series]:
-        """(values between whose highest and lowest to draw, values to average): the same, unless a long series was not
-        read yet, of which the database gives the ends and the means of stretches."""
+        """(values to draw the range of, values to average).
+
+        They are the same, unless a long series was not read yet: of that the database returns extremes and means per bin.
+        """
         key = (run.label, layer)
         if key not in self.read:
             self.read[key] = self._from(run.follower, self.quantity.metric(layer))

@@ -151,8 +151,11 @@ THEOREMS: dict[str, Callable[[AuditTarget], list[TheoremResult]]] = {
 
 
 def _squared_arguments(target: AuditTarget) -> dict[str, Any]:
-    """Our loss is a mean over points of ‖f − target‖²: m times `F.mse_loss`, which is the theorems' "mean"; if `averaged`, it
-    is that one."""
+    """Arguments of the theorems on squared error.
+
+    The training loss is a mean over points of ‖f − target‖²: m times `F.mse_loss`, which is the theorems' "mean"; if
+    `averaged`, it is `F.mse_loss` itself.
+    """
     with eval_mode(target.model), torch.no_grad():
         output = pick_output(target.model(target.x))
     y = targets(output, target.y, target.classes)

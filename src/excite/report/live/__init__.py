@@ -23,10 +23,19 @@ def serve(
     token: str | None = None,
     announce: Callable[[str], None] = print,
 ) -> None:
-    """Serve the page on the runs below `root`, a folder or a URL, until interrupted; `announce` is told the address to open.
+    """Serves the live page until interrupted.
 
-    Everyone on this machine can open a page on the loopback address. Any other address needs a token: the one given, or
-    one made now and told once with the address.
+    Args:
+        root: Folder or URL of the runs.
+        host: Address to listen on. Everyone on this machine can open a page on the loopback address; any other address
+            requires a token.
+        port: Port to listen on; 0 takes a free one.
+        token: Access token; generated if omitted and required.
+        announce: Called with the address to open, which includes the token.
+
+    Raises:
+        InputError: If the token is malformed or the address cannot be used.
+        RunError: If `root` does not exist.
     """
     try:
         import uvicorn
@@ -38,7 +47,7 @@ def serve(
     except ImportError as error:
         raise ExciteError(f"the live page needs {error.name}: pip install 'excite[serve]'") from error
     if token is not None and not _TOKEN.fullmatch(token):
-        raise InputError("--token: expected 16 to 200 letters, digits, '.', '_', '~' or '-'; leave it out to get one")
+        raise InputError("--token: expected 16 to 200 letters, digits, '.', '_', '~' or '-'; omit it to generate one")
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     allow_many_files()

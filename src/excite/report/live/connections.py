@@ -1,7 +1,6 @@
-"""Connections that cannot be held for good: time limits for both directions, and a place for whoever comes next.
+"""Connections of the live page: time limits in both directions and a limit on their number.
 
-The limit on connections is met by closing idle ones, those of the address with the most connections first. A request waits
-until it is its turn (see `sharing`), however many there are.
+At the limit an idle connection is closed, of the address with the most connections first. Requests queue in `sharing`.
 """
 
 from __future__ import annotations
@@ -31,12 +30,13 @@ _numbers = itertools.count()
 
 
 class Connection(H11Protocol):
-    """Uvicorn's connection with time limits. A request that comes in byte by byte has as long as any other."""
+    """Uvicorn's HTTP connection with time limits for a whole request and for reading the response."""
 
     _request_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accepts the connection, or closes it if all are in use."""
         self.number = next(_numbers)
         full = len(self.connections) >= MAX_CONNECTIONS
         super().connection_made(transport)
@@ -63,17 +63,21 @@ class Connection(H11Protocol):
 
     @property
     def address(self) -> str:
+        """The client's address."""
         return self.client[0] if self.client else ""
 
     @property
     def idle(self) -> bool:
+        """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
+        """Passes data on and updates the timer of the request."""
         super().data_received(data)
         self._time_request()
 
     def on_response_complete(self) -> None:
+        """Restarts the timer if the request was not complete yet."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:  # answered before all of the request was there
             self._time_request()
@@ -87,16 +91,19 @@ class Connection(H11Protocol):
             self._stop_timers("_request_timer")
 
     def timeout_keep_alive_handler(self) -> None:
+        """Closes an idle connection; aborts one whose response is not being read."""
         if self.transport.get_write_buffer_size():  # an answer that nobody takes
             self._abort()
         else:
             super().timeout_keep_alive_handler()
 
     def pause_writing(self) -> None:
+        """Starts the timer of a response that is not being read."""
         super().pause_writing()
         self._write_timer = self._write_timer or self.loop.call_later(WRITE_SECONDS, self._abort)
 
     def resume_writing(self) -> None:
+        """Stops that timer."""
         super().resume_writing()
         self._stop_timers("_write_timer")
 
@@ -111,13 +118,14 @@ class Connection(H11Protocol):
             setattr(self, name, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stops all timers."""
         self._stop_timers("_request_timer", "_write_timer")
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
 
 def configured(app: Any, **more: Any) -> uvicorn.Config:
-    """Settings of the server."""
+    """Uvicorn's config with these connections."""
     return uvicorn.Config(app, http=Connection, **OPTIONS | more)
 
 

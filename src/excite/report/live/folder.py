@@ -1,4 +1,4 @@
-"""The runs below one folder, and nothing outside it."""
+"""The runs below one folder; nothing outside it is read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Stamp = tuple[tuple[int, int, int, int, int] | None, ...]
 
 
 class NotFound(InputError):
-    """There is no such run below the folder."""
+    """Raised if a run does not exist below the folder."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,19 @@ class Runs:
 
     @property
     def name(self) -> str:
+        """Name of the folder, for titles."""
         return (self._real.name or str(self._real)).encode("utf-8", "replace").decode()
 
     @property
     def real(self) -> Path:
+        """The folder with symbolic links resolved."""
         return self._real
 
     def rows(self) -> list[RunRow]:
-        """All runs, those that were written last first. Runs whose files did not change are not read again.
+        """All runs, most recently written first. Runs whose files did not change are not read again.
 
-        Reading stops after half a second. The rows that are left are as they were before, or say "reading"; the next call
-        begins with them.
+        Reading stops after half a second. Remaining rows keep their previous values or the status "reading"; the next call
+        starts with them.
         """
         names = self.ids()
         start = next((i for i, name in enumerate(names) if name == self._next), 0)
@@ -100,6 +102,7 @@ class Runs:
         return sorted(rows, key=lambda row: (row.updated is None, -(row.updated or 0.0), row.id))
 
     def ids(self) -> list[str]:
+        """Paths of the runs below the folder, at most `MAX_RUNS`."""
         names: list[str] = []
         folders = [(self._real, 0)]  # still to be looked into, the last one first
         for _ in range(_MAX_FOLDERS):
@@ -228,9 +231,11 @@ class Runs:
         ]
 
     def label(self, name: str) -> str:
+        """The run's name on the page."""
         return self.name if name in (".", "") else name
 
     def close(self) -> None:
+        """Closes all open runs."""
         with self._lock:
             for one in self._open.values():
                 one.close()

@@ -1,4 +1,4 @@
-"""Who may ask: only hosts we go by, only with the token where there is one; and what browsers may do with answers."""
+"""Access control of the live page: allowed host names, the access token, size limits and security headers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,16 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Wraps the application. Without a token everyone who reaches the address may look, so that has to be loopback."""
+    """ASGI middleware that checks every request before the application sees it.
+
+    Starlette's TrustedHostMiddleware allows listed names only; a page on 0.0.0.0 is also opened by any numeric address of
+    the machine, which no list has.
+
+    Args:
+        app: The application.
+        token: Access token; None for a page on a loopback address without one.
+        host: Address that the server listens on.
+    """
 
     def __init__(self, app: ASGIApp, token: str | None = None, host: str = "127.0.0.1") -> None:
         self.app, self.token = app, token
@@ -47,6 +56,7 @@ class Guard:
             self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers the request, or refuses it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -65,31 +75,35 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if not self._knows(headers.get("host", "")):
-            return _say(421, "this page does not go by that name: open it by the address that excite serve printed")
+        if not self._allows_host(headers.get("host", "")):
+            return _refuse(421, "unknown host name: open the address that excite serve printed")
         query: bytes = scope.get("query_string", b"")
         if len(query) > MAX_QUERY:
-            return _say(414, f"the query is longer than {MAX_QUERY} bytes")
+            return _refuse(414, f"the query is longer than {MAX_QUERY} bytes")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
-            return _say(431, f"the headers are longer than {MAX_HEADERS} bytes")
+            return _refuse(431, f"the headers are longer than {MAX_HEADERS} bytes")
         if self.token is None:
             return None
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-        given = next((value for name, value in pairs if name == "token"), None)
-        if given is not None and self._same(given):
+        in_query = next((value for name, value in pairs if name == "token"), None)
+        if in_query is not None and self._is_token(in_query):
             # From the address bar into a cookie, so that the token is neither bookmarked nor seen over a shoulder.
             rest = urlencode([pair for pair in pairs if pair[0] != "token"])
             path = "/" + scope["path"].lstrip("/\\")  # "//elsewhere" would lead to another host
             answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
-            answer.set_cookie(COOKIE, given, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(COOKIE, in_query, httponly=True, samesite="strict", path="/")
             return answer
-        if self._same(_bearer(headers)) or self._same(_cookie(headers)):
+        if self._is_token(_bearer(headers)) or self._is_token(_cookie(headers)):
             return None
-        return _say(401 if given is None else 403, "a token is needed: open the address that excite serve printed")
+        return _refuse(
+            401 if in_query is None else 403, "an access token is required: open the address that excite serve printed"
+        )
 
-    def _knows(self, host: str) -> bool:
-        """Names that lead here. Another name that a foreign page made to point here (DNS rebinding) is none of them;
-        an address in digits cannot be such a name."""
+    def _allows_host(self, host: str) -> bool:
+        """Whether the Host header is allowed: a name of this server, or any numeric address.
+
+        Another name that resolves to this server (DNS rebinding) is refused; a numeric address cannot be one.
+        """
         name = host.lower().rpartition("]")[0].strip("[") if host.startswith("[") else host.lower().partition(":")[0]
         if name in self.names:
             return True
@@ -99,10 +113,10 @@ class Guard:
             return False
         return True
 
-    def _same(self, given: str | None) -> bool:
-        if given is None or self.token is None:
+    def _is_token(self, text: str | None) -> bool:
+        if text is None or self.token is None:
             return False
-        return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self.token.encode())
+        return hmac.compare_digest(text.encode("utf-8", "surrogatepass"), self.token.encode())
 
 
 def _bearer(headers: Headers) -> str | None:
@@ -118,5 +132,5 @@ def _cookie(headers: Headers) -> str | None:
     return None if found is None else found.value
 
 
-def _say(status: int, text: str) -> Response:
+def _refuse(status: int, text: str) -> Response:
     return PlainTextResponse(text + "\n", status)

@@ -1,4 +1,4 @@
-"""Runs in a store, kept on this disk for the page: fetched again every few seconds, only what changed."""
+"""Local mirror of runs in a store for the page; changes are fetched every few seconds."""
 
 from __future__ import annotations
 

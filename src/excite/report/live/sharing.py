@@ -1,4 +1,4 @@
-"""Many clients, few threads: equal requests are computed once, the others wait for their turn."""
+"""Runs requests in a few threads; identical concurrent requests are computed once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ Result = TypeVar("Result")
 
 
 class Sharing(Generic[Result]):
-    """Runs computations in threads. Those with the same key that are requested while one is under way share the next one,
-    so nobody gets a result that is older than the request. Nobody is refused: a connection has one request at a time, and
-    connections are limited (see `connections`)."""
+    """Runs computations in threads, at most `THREADS` in all and `PER_CLIENT` per address.
+
+    Requests with the same key that arrive while one is running share the next one, so no result is older than its request.
+    No request is refused: a connection has one at a time, and connections are limited (see `connections`).
+    """
 
     def __init__(self) -> None:
         self._running: dict[object, asyncio.Future[Result]] = {}

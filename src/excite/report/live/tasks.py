@@ -1,4 +1,4 @@
-"""Sweeps and studies below one folder, and how far they are, from the tasks.json that their engine keeps beside the runs."""
+"""Progress of the sweeps and studies below one folder, from the tasks.json that the scheduler writes beside the runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from excite.runs.lock import held
 
 _DEPTH, _MAX_SWEEPS, _MAX_BYTES, _MAX_SHOWN = 5, 50, 16_000_000, 20
 _MAX_FOLDERS = 20_000
-_FRESH = 120.0  # seconds after which one on another machine that said nothing is taken for stopped
+_FRESH = 120.0  # seconds after which one on another machine without news counts as stopped
 
 
 def sweeps(root: Path) -> list[dict[str, Any]]:
