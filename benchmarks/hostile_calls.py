@@ -448,6 +448,8 @@ CALLS: dict[str, Call] = {
     "probes.Budget": Call(probes.Budget, {"share": ("number", lambda: 0.03), "most": ("count", lambda: 1000)}),
     "probes.Loss": _probe(probes.Loss),
     "probes.Distance": _probe(probes.Distance),
+    "probes.GradientNorm": _probe(probes.GradientNorm),
+    "probes.UpdateRatio": _probe(probes.UpdateRatio),
     "probes.Direction": _probe(probes.Direction, window=("count", lambda: 2)),
     "probes.Signs": _probe(probes.Signs, window=("count", lambda: 2)),
     "probes.Rank": _probe(probes.Rank, most_rows=("count", lambda: 8), units=("flag", lambda: False)),

@@ -19,6 +19,7 @@ from excite.probes.conserved.probe import Conservation
 from excite.probes.conserved.report import LedgerEntry, LedgerReport
 from excite.probes.direction import Direction, angle
 from excite.probes.distance import Distance, distance
+from excite.probes.gradient_norm import GradientNorm
 from excite.probes.layer_alignment.probe import Alignment, alignment
 from excite.probes.layer_alignment.result import Alignments, JunctionAlignment, LayerAlignment
 from excite.probes.loss import Loss
@@ -26,6 +27,7 @@ from excite.probes.margin import Margin
 from excite.probes.schedules import Budget, Every, PowersOfTwo, Schedule
 from excite.probes.signs import Signs, sign_changes
 from excite.probes.spectrum import Between, Spectrum
+from excite.probes.update_ratio import UpdateRatio
 
 __all__ = [
     "Alignment",
@@ -38,6 +40,7 @@ __all__ = [
     "Direction",
     "Distance",
     "Every",
+    "GradientNorm",
     "JunctionAlignment",
     "LayerAlignment",
     "LayerRichness",
@@ -58,6 +61,7 @@ __all__ = [
     "StepContext",
     "Trajectory",
     "Units",
+    "UpdateRatio",
     "Updates",
     "alignment",
     "angle",

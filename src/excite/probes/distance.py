@@ -16,18 +16,29 @@ from excite.probes.findings import Finding, MetricSeries, Panel, finite
 
 
 def distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """(‖θ − θ₀‖₂, ‖θ − θ₀‖₂ / ‖θ₀‖₂) over all entries, accumulated in float32 or better."""
+    """Distance of parameters to their initial values, ‖θ − θ₀‖₂ and ‖θ − θ₀‖₂ / ‖θ₀‖₂ over all entries.
+
+    Args:
+        parameters: The parameters θ.
+        initial: The initial values θ₀, of the same shapes.
+
+    Returns:
+        The absolute and the relative distance, accumulated in float32 or better.
+
+    Raises:
+        InputError: If the shapes differ.
+    """
     return _distance(*same_shapes(parameters, initial, "parameters"))
 
 
 def _distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     start = [one.detach() for one in initial]
-    moved = _norms([p.detach() - one.to(p.device, p.dtype) for p, one in zip(parameters, start)]).norm()
-    return moved, moved / _norms(start).to(moved.device).norm()
+    moved = tensor_norms([p.detach() - one.to(p.device, p.dtype) for p, one in zip(parameters, start)]).norm()
+    return moved, moved / tensor_norms(start).to(moved.device).norm()
 
 
-def _norms(tensors: Sequence[Tensor]) -> Tensor:
-    """(count,) in float64."""
+def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Euclidean norms of several tensors, (count,) in float64; of the full tensors where these are sharded."""
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
     wide = [one if one.dtype in (torch.float32, torch.float64) else one.float() for one in tensors]
@@ -35,8 +46,43 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([one.double().to(norms[0].device) for one in norms])
 
 
+def trainable_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters with requires_grad=True by path, without the prefixes of wrappers."""
+    return {clean_path(path): p for path, p in model.named_parameters() if p.requires_grad}
+
+
+class LayerGroups:
+    """Parameters grouped by the module that owns them; the first group, "", holds all of them.
+
+    Args:
+        paths: Paths of the parameters, such as "fc1.weight".
+    """
+
+    def __init__(self, paths: Iterable[str]):
+        self.paths = list(paths)
+        groups: dict[str, set[str]] = {"": set(self.paths)}
+        for path in self.paths:
+            groups.setdefault(path.rpartition(".")[0] or path, set()).add(path)
+        self.layers = list(groups)
+        self._member = torch.tensor([[path in group for path in self.paths] for group in groups.values()]).double()
+
+    def norms(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Euclidean norm of each group, (groups,) in float64, of tensors in the order of `paths`; left on the device."""
+        norms = tensor_norms(tensors)
+        self._member = self._member.to(norms.device)
+        return (self._member @ norms.square()).sqrt()
+
+
 class Distance(Probe):
-    """`distance/absolute[/layer]` and `distance/relative[/layer]`: of all weights, and of each module that has some."""
+    """Distance of the weights to their initial values.
+
+    Records, for all weights and per module that owns some:
+        ``distance/absolute[/LAYER]``: ‖θ − θ₀‖₂.
+        ``distance/relative[/LAYER]``: ‖θ − θ₀‖₂ / ‖θ₀‖₂; not for a module whose weights were all zero.
+
+    Args:
+        schedule: When to measure. Default: every 10 steps.
+    """
 
     name = "distance"
     panel = Panel(
@@ -51,43 +97,33 @@ class Distance(Probe):
     def __init__(self, schedule: Schedule | None = None):
         super().__init__(Every(10) if schedule is None else schedule)
         self._initial: dict[str, Tensor] = {}
-        self._paths: list[str] | None = None  # in the order of the columns of `_member`
+        self._groups: LayerGroups | None = None
+        self._sizes: list[float] = []  # norm of each group at the start
 
     def attach(self, ctx: StepContext) -> None:
         if not self._initial:
-            self._initial = {path: p.detach().clone() for path, p in _trained(ctx.model)}
+            self._initial = {path: p.detach().clone() for path, p in trainable_parameters(ctx.model).items()}
 
     def measure(self, ctx: StepContext) -> Values:
-        current = {path: p for path, p in _trained(ctx.model) if path in self._initial}
-        if list(current) != self._paths:
-            self._arrange(current)
+        current = {path: p for path, p in trainable_parameters(ctx.model).items() if path in self._initial}
         start = [self._initial[path] for path in current]
-        moved = _norms([p.detach() - one.to(p.device, p.dtype) for p, one in zip(current.values(), start)])
-        absolute = (self._member.to(moved.device) @ moved.square()).sqrt()
+        if self._groups is None or self._groups.paths != list(current):
+            self._groups = LayerGroups(current)
+            self._sizes = self._groups.norms(start).tolist()
+        moved = self._groups.norms([p.detach() - one.to(p.device, p.dtype) for p, one in zip(current.values(), start)])
         values: dict[str, Tensor] = {}
-        for (layer, size), length in zip(self._sizes.items(), absolute.unbind()):
+        for layer, size, length in zip(self._groups.layers, self._sizes, moved.unbind()):
             suffix = f"/{layer}" if layer else ""
             values[f"absolute{suffix}"] = length
             if size > 0:  # a layer that starts at zero has no relative distance
                 values[f"relative{suffix}"] = length / size
         return values
 
-    def _arrange(self, current: Mapping[str, Tensor]) -> None:
-        """Which parameters make up which layer ("" is all of them), and how large the layers were at the start."""
-        layers: dict[str, list[str]] = {"": list(current)}
-        for path in current:
-            layers.setdefault(path.rpartition(".")[0] or path, []).append(path)
-        self._paths = list(current)
-        self._member = torch.tensor([[path in mine for path in current] for mine in layers.values()]).double()
-        norms = _norms([self._initial[path] for path in current])
-        self._member = self._member.to(norms.device)
-        self._sizes = dict(zip(layers, (self._member @ norms.square()).sqrt().tolist()))
-
     def state_dict(self) -> dict[str, Any]:
         return {"initial": self._initial}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._initial, self._paths = dict(state["initial"]), None
+        self._initial, self._groups = dict(state["initial"]), None
 
     @classmethod
     def default(cls, output: Pick = None) -> Distance:
@@ -96,10 +132,6 @@ class Distance(Probe):
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
         return _moved(history)
-
-
-def _trained(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [(clean_path(path), p) for path, p in model.named_parameters() if p.requires_grad]
 
 
 def _moved(history: MetricSeries) -> list[Finding]:
