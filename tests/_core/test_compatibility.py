@@ -35,6 +35,7 @@ def test_no_second_copy_of_a_renamed_module():
         importlib.import_module("excite.fit.losses")
 
 
+@pytest.mark.slow
 def test_the_warning_points_at_the_caller(tmp_path):
     script = tmp_path / "old.py"
     script.write_text("import excite\nfrom excite.fit import ensemble\n")

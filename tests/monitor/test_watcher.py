@@ -178,6 +178,7 @@ def writer(folder, answers):
         answers.put(str(error))
 
 
+@pytest.mark.slow
 def test_of_two_processes_on_one_folder_the_second_is_refused(tmp_path):
     answers = FORKS.Queue()
     processes = [FORKS.Process(target=writer, args=(str(tmp_path / "run"), answers)) for _ in range(2)]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import excite
-from excite.cli import app as cli
+import excite.cli.commands.train as command
 from excite.data import load
 from excite.jobs.executors import ProcessExecutor
 from excite.jobs.progress import JobProgress
@@ -188,11 +188,11 @@ def test_the_command_stops_with_a_checkpoint(
     excite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     @contextmanager
-    def progress(one_bar: bool = False) -> Any:
+    def progress(single: bool = False) -> Any:
         yield send(4, number)
 
     (tmp_path / "first.json").write_text(json.dumps(CONFIG))
-    monkeypatch.setattr(cli, "_progress", progress)
+    monkeypatch.setattr(command, "progress_bars", progress)
     before = handlers()
     status, _, err = excite("train", "first.json", "--no-margins")
     assert status == 130
@@ -202,6 +202,7 @@ def test_the_command_stops_with_a_checkpoint(
     assert load_run(tmp_path / "runs/first").status == "stopped"
 
 
+@pytest.mark.slow
 def test_workers_write_a_checkpoint_when_the_first_process_is_stopped(tmp_path: Path) -> None:
     config = parse_config({**CONFIG, "epochs": 100_000, "checkpoint_every": "100000 epochs", "watch": False})
     task = TrainingJob("variant", 0, tmp_path / "run-0", config)

@@ -127,4 +127,4 @@ def test_scale_paper_has_the_papers_network(tmp_path: Path) -> None:
         assert (config.epochs, config.batch, config.loss, config.data.classes) == (
             40, 50, "squared", ["airplane", "horse"]
         )  # fmt: skip
-        assert config.data.train == {"2,500 images": 2500, "5,000 images": 5000}.get(task.arm)
+        assert config.data.train == {"2,500 images": 2500, "5,000 images": 5000}.get(task.variant)

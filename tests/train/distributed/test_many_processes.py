@@ -181,6 +181,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(killed: Path, two: Path, tmp
     compare(load_run(two / "sharded"), load_run(tmp_path / "sharded"))  # begun by one process
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_where_two_were(killed: Path, two: Path, tmp_path: Path) -> None:
     shutil.copytree(killed / "excited", tmp_path / "excited")
     compare(load_run(two / "excited"), alone(WAYS["excited"], tmp_path / "excited"))
@@ -217,6 +218,7 @@ def test_what_interrupts_one_process_stops_the_other(tmp_path: Path) -> None:
     assert load_run(tmp_path / "run").status == "stopped"
 
 
+@pytest.mark.slow
 def test_sigterm_of_one_rank_checkpoints_all(two: Path, tmp_path: Path) -> None:
     """Rank 1 alone gets the signal after step 9; all ranks stop after step 10, and resume to the same bits."""
     raised, codes = together([(WAYS["excited"], tmp_path / "run")], tmp_path / "told", how="sigterm", rank=1, step=9)
