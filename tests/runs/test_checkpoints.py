@@ -131,7 +131,7 @@ def test_foreign_and_missing_checkpoints(run: Run, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no checkpoint"):
         run.load_checkpoint()
     run.save_checkpoint(1, state())
-    with pytest.raises(RunError, match=r"no checkpoint at step 5 \(there: 1\)"):
+    with pytest.raises(RunError, match=r"no checkpoint at step 5 \(existing: 1\)"):
         run.load_checkpoint(5)
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(RunError, match="not a checkpoint of Excite"):

@@ -329,7 +329,7 @@ def test_resume_needs_the_same_config(tmp_path: Path) -> None:
     Run.create(tmp_path / "run", CONFIG).close()
     with Run.create(tmp_path / "run", CONFIG, resume=True) as run:
         assert run.resumed
-    with pytest.raises(RunError, match="epochs: 3 there, 4 now"):
+    with pytest.raises(RunError, match="epochs: 3 in the run, 4 now"):
         Run.create(tmp_path / "run", {**CONFIG, "epochs": 4}, resume=True)
     Run.open(tmp_path / "run", "a").close()  # the refusal let go of the lock
 

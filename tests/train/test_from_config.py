@@ -47,7 +47,7 @@ def test_the_same_config_continues_and_another_is_refused(tmp_path: Path) -> Non
     steps: list[Any] = []
     train(MOONS, tmp_path / "run", lambda *a: steps.append(a)).close()
     assert steps == []  # it was done
-    with pytest.raises(RunError, match="batch: 25 there, 30 now"):
+    with pytest.raises(RunError, match="batch: 25 in the run, 30 now"):
         train({**MOONS, "batch": 30}, tmp_path / "run")
     assert load_run(tmp_path / "run").status == "done"
 
@@ -58,7 +58,7 @@ def test_a_run_made_before_a_setting_existed_is_the_same_run(tmp_path: Path) -> 
     del stored["loss"], stored["augment"]
     (tmp_path / "run/config.json").write_text(json.dumps(stored))
     train({**MOONS, "epochs": 1}, tmp_path / "run").close()
-    with pytest.raises(RunError, match="loss: None there, 'cross-entropy' now"):
+    with pytest.raises(RunError, match="loss: None in the run, 'cross-entropy' now"):
         train({**MOONS, "epochs": 1, "loss": "cross-entropy"}, tmp_path / "run")
 
 

@@ -19,10 +19,22 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images are float32, (N, C, H, W), pixels scaled to `bounds`; points are float32, (N, D), with `bounds` None.
+    """Training and test points as tensors.
 
-    Labels are int64, (N,): 0 … m − 1 in the order of `classes`. Regression targets are float32, (N,), and `classes`
-    is empty. A set without test points has tensors of length 0.
+    Attributes:
+        name: Name of the set.
+        x_train: Training points, float32: images (N, C, H, W) with pixels scaled to `bounds`, or points (N, D).
+        y_train: Labels, int64, (N,): 0 … m − 1 in the order of `classes`. Regression targets are float32, (N,).
+        x_test: Test points; length 0 for a set without test points.
+        y_test: Labels or targets of the test points.
+        classes: Names of the classes; empty for regression.
+        bounds: Smallest and largest value of a pixel; None for points that are not images.
+        description: One line.
+
+    Example:
+        >>> data = excite.data.load("digits", classes=(8, 9)).to("cpu")
+        >>> data.shape
+        (1, 8, 8)
     """
 
     name: str
@@ -36,10 +48,11 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one point."""
+        """Shape of one point."""
         return tuple(self.x_train.shape[1:])
 
     def to(self, device: torch.device | str) -> Dataset:
+        """Returns the set with its tensors on `device`."""
         tensors = {name: getattr(self, name).to(device) for name in ("x_train", "y_train", "x_test", "y_test")}
         return replace(self, **tensors)
 
@@ -68,7 +81,7 @@ def select(
     seed: int,
     scale: Scale,
 ) -> Dataset:
-    """The chosen classes, relabelled in the given order, and as many points of each as asked for, balanced."""
+    """Selects classes, relabelled in the given order, and a balanced number of points of each."""
     chosen = choose_classes(raw.name, raw.classes, classes)
     low, high = check_scale(scale)
     parts: list[tuple[Tensor, Tensor]] = []
@@ -84,7 +97,7 @@ def select(
 
 
 def choose_classes(name: str, known: tuple[str, ...], classes: object) -> tuple[int, ...]:
-    """Class numbers from numbers or names."""
+    """Returns class numbers from numbers or names."""
     if classes is None:
         return tuple(range(len(known)))
     one_axis = isinstance(classes, np.ndarray | Tensor) and classes.ndim == 1
@@ -107,10 +120,12 @@ def choose_classes(name: str, known: tuple[str, ...], classes: object) -> tuple[
 
 
 def check_scale(scale: Scale) -> Scale:
+    """Checks the range of pixels."""
     return check_pair(scale, "scale")
 
 
 def check_size(size: int | None, which: str, smallest: int = 1) -> None:
+    """Checks a number of points; None is all of them."""
     if size is not None:
         check_count(size, which, smallest, also="or None for all")
 

@@ -44,9 +44,19 @@ def cache_folder(root: str | os.PathLike[str] | None = None) -> Path:
 
 
 def fetch(name: str, root: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
-    """Make sure that the files of a set are in the cache folder, each with the right SHA-256; returns their folder.
+    """Downloads the files of a set that are not in the cache folder, and verifies their SHA-256.
 
-    `progress(phase, done, total)` is called during a download, with bytes.
+    Args:
+        name: "cifar10" or "mnist".
+        root: Folder to use instead of the default (see `cache_folder`).
+        progress: Called as `progress(phase, bytes_done, bytes_total)` during a download.
+
+    Returns:
+        The folder of the files.
+
+    Raises:
+        InputError: If the set is not downloaded but built in.
+        DataError: If a file cannot be downloaded or written, or does not have the expected SHA-256.
     """
     if name not in SOURCES:
         raise InputError(
@@ -56,6 +66,7 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, progress: Progr
 
 
 def fetch_source(source: Source, root: Path, progress: Progress | None = None) -> Path:
+    """Downloads what is missing of a source, below the folder `root`."""
     folder = root / source.folder
     for archive in source.archives:
         if all(is_right(folder / file.name, file) for file in archive.files):
@@ -75,7 +86,7 @@ def fetch_source(source: Source, root: Path, progress: Progress | None = None) -
 
 
 def read(source: Source, file: File, root: Path) -> bytes:
-    """The bytes of a cached file, verified: what is returned is what was hashed."""
+    """Returns the bytes of a cached file, verified: what is returned is what was hashed."""
     path = root / source.folder / file.name
     get = f"run `excite data fetch {source.name}`"
     try:
@@ -92,6 +103,7 @@ def read(source: Source, file: File, root: Path) -> bytes:
 
 
 def is_right(path: Path, file: File) -> bool:
+    """Whether the file has the expected size and SHA-256."""
     try:
         return path.stat().st_size == file.size and _sha256(path) == file.sha256
     except OSError:
@@ -153,7 +165,7 @@ def _unreachable(archive: Archive, root: Path, error: Exception) -> str:
 
 
 class _Bar:
-    """What pooch expects of a progress bar, as calls of `progress(phase, done, total)`."""
+    """Progress bar for pooch that calls `progress(phase, done, total)`."""
 
     def __init__(self, phase: str, progress: Progress) -> None:
         self._phase, self._progress = phase, progress

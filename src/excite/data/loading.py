@@ -1,4 +1,4 @@
-"""Every data set by name."""
+"""Loading of data sets by name."""
 
 from __future__ import annotations
 
@@ -27,16 +27,30 @@ def load(
     scale: Scale = (-1, 1),
     **options: float,
 ) -> Dataset:
-    """A data set, the same for the same arguments.
+    """Loads a data set. The same arguments give the same points.
 
     Args:
-        name: "digits", "cifar10", "mnist"; "boundaries", "linear-margins-1", "linear-margins-2", "frequencies", "moons".
-        classes: which classes, by number or name; the first becomes label 0, and so on. Images only.
-        train, test: how many points in all, equally many of each class; None for all there are.
-        seed: draws the subsets, the split of digits (half and half) and the synthetic points.
-        root: the folder of downloaded sets; else EXCITE_DATA, else the platform's cache folder.
-        scale: what the smallest and the largest pixel become. Images only.
-        options: omega for "frequencies", noise for "moons".
+        name: "digits", "cifar10" or "mnist" (images); "boundaries", "linear-margins-1", "linear-margins-2", "frequencies" or
+            "moons" (synthetic).
+        classes: Classes to keep, by number or name; the first becomes label 0, and so on. Images only.
+        train: Number of training points, balanced over classes. Default: all.
+        test: Number of test points, balanced over classes. Default: all.
+        seed: Seed of the subsets, of the split of digits (half and half) and of the synthetic points.
+        root: Folder of downloaded sets. Default: the folder that EXCITE_DATA names, else the platform's cache folder.
+        scale: Values of the smallest and the largest pixel. Images only.
+        **options: `omega` for "frequencies", `noise` for "moons".
+
+    Returns:
+        The data set, on the CPU.
+
+    Raises:
+        InputError: If the name or an option is unknown, or there are fewer points than requested.
+        DataError: If a downloaded set is not in the folder, or a file does not have the expected SHA-256.
+
+    Example:
+        >>> data = load("digits", classes=(8, 9), train=100)
+        >>> data.x_train.shape
+        torch.Size([100, 1, 8, 8])
     """
     if name not in NAMES:
         near = difflib.get_close_matches(str(name), NAMES, 1)

@@ -29,7 +29,13 @@ _NAME = re.compile(r"(step|final)-(\d{8,})\.safetensors")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint file: the number of steps done when it was written, and whether it ended the training."""
+    """A checkpoint file.
+
+    Attributes:
+        step: Number of optimizer steps done.
+        path: The safetensors file.
+        final: Whether it is the end of the training.
+    """
 
     step: int
     path: Path
@@ -37,11 +43,12 @@ class Checkpoint:
 
 
 def path_of(folder: Path, step: int, final: bool) -> Path:
+    """Returns the path of a checkpoint."""
     return folder / f"{'final' if final else 'step'}-{step:08d}.safetensors"
 
 
 def find(folder: Path) -> list[Checkpoint]:
-    """The checkpoints of a folder, oldest first."""
+    """Returns the checkpoints of a folder, oldest first."""
     found = []
     for path in folder.glob("*.safetensors"):
         if match := _NAME.fullmatch(path.name):
@@ -76,13 +83,23 @@ def write(folder: Path, step: int, state: dict[str, Any], *, final: bool, keep: 
 
 
 def read(path: Path) -> tuple[int, Any]:
-    """The step and the state of a checkpoint file. Nothing is returned unless its checksum is right."""
+    """Reads a checkpoint file and verifies its checksum.
+
+    Args:
+        path: The safetensors file.
+
+    Returns:
+        Step and state, with tensors on the CPU.
+
+    Raises:
+        RunError: If the file is missing, damaged or not a checkpoint of Excite.
+    """
     step, state, _ = read_with_commits(path)
     return step, state
 
 
 def read_with_commits(path: Path) -> tuple[int, Any, int]:
-    """The same, and how often the metrics had been written by then; 0 where that is not known."""
+    """Reads a checkpoint as `read` does, and the number of commits to the metrics before it; 0 if unknown."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -29,7 +29,12 @@ _DATABASE = ("metrics.db", "metrics.db-wal", "metrics.db-shm", "metrics.db-journ
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a run, and what mends it; `remedy` is None where nothing here can."""
+    """A problem of a run folder.
+
+    Attributes:
+        what: Description.
+        remedy: What repairs it; None if it cannot be repaired.
+    """
 
     what: str
     remedy: str | None = None
@@ -40,17 +45,25 @@ class Problem:
 
 @dataclass(frozen=True)
 class Repair:
-    """What was found in a run folder. `step`: of the checkpoint from which the run continues afterwards."""
+    """Result of `repair`.
+
+    Attributes:
+        path: Run folder.
+        problems: Problems found.
+        step: Step of the checkpoint from which the run resumes.
+        mended: Whether repairs were made; False if it was only checked.
+        backup: Folder of the files that were replaced.
+    """
 
     path: Path
     problems: tuple[Problem, ...]
     step: int | None
-    mended: bool  # False: only checked
+    mended: bool
     backup: Path | None = None
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is wrong any more."""
+        """Whether no problem is left."""
         return not self.problems or (self.mended and all(problem.remedy for problem in self.problems))
 
     def __str__(self) -> str:
@@ -63,14 +76,20 @@ class Repair:
 
 
 def repair(path: str | os.PathLike[str], *, dry_run: bool = False) -> Repair:
-    """Check a run folder: its JSON files, the metrics, every checkpoint's checksum, and that the metrics reach the checkpoint.
+    """Checks a run folder and repairs it: JSON files, metrics, checksums of checkpoints, and that metrics reach the checkpoint.
 
-    What can be mended is mended, unless `dry_run`; files that are replaced or left out go to `.before-repair` in the run. The
-    run then continues from its last good checkpoint: the newest one that the metrics reach, or, if they reach none, the newest
-    one that is whole, without the metrics that are lost.
+    Files that are replaced or removed are moved to `.before-repair` in the run. The run then resumes from its last good
+    checkpoint: the newest one that the metrics reach, or, if they reach none, the newest intact one, without the lost metrics.
+
+    Args:
+        path: Run folder.
+        dry_run: Whether to check only.
+
+    Returns:
+        Problems and what was repaired.
 
     Raises:
-        RunError: if this is no run folder, or another process writes to it.
+        RunError: If this is no run folder, or another process is writing to it.
     """
     run = check_folder_name(path)
     if not run.is_dir() or not any((run / name).is_file() for name in ("run.json", "config.json")):

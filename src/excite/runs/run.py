@@ -52,7 +52,24 @@ _ARTIFACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Run:
-    """A run folder, open for reading (`Run.open(path)`, `excite.load_run`) or writing (`Run.create`, mode "a")."""
+    """A run folder: config, environment, metrics, checkpoints and artifacts of one training.
+
+    Open it with `Run.create` (a new run), `Run.open` (an existing one) or `excite.load_run` (for reading). A run open for
+    writing is a context manager that sets its status at the end: "done", or "failed" or "stopped" with the reason.
+
+    Attributes:
+        path: The folder.
+        mode: "r" (reading) or "a" (writing).
+        resumed: Whether the run existed before it was opened.
+        keep: Number of checkpoints kept beside the final one.
+        config: The config that made the run.
+        environment: Versions and machine.
+
+    Example:
+        >>> with Run.create("runs/first", {"lr": 0.1}) as run:
+        ...     run.log(1, {"loss/step": 0.7})
+        >>> load_run("runs/first").series("loss/step")
+    """
 
     def __init__(self, path: Path, mode: Literal["r", "a"], lock: Lock | None, *, resumed: bool, keep: int) -> None:
         self.path, self.mode = path, mode
@@ -80,10 +97,20 @@ class Run:
     def create(
         cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, resume: bool = False, keep: int = 2
     ) -> Run:
-        """A new run at `path`, open for writing.
+        """Creates a run folder and opens it for writing. The folder appears complete or not at all.
 
-        The folder appears at once, complete. If there is one already: an error, or with `resume` the same run opened
-        again, if it was made by an equal config. `keep` is the number of checkpoints kept beside the final one.
+        Args:
+            path: Folder; must not exist, or be empty.
+            config: Config of the run, as JSON values.
+            resume: Whether to open the run for writing if it exists and was made by an equal config.
+            keep: Number of checkpoints kept beside the final one.
+
+        Returns:
+            The run, open for writing, with status "running".
+
+        Raises:
+            InputError: If the path or the config is invalid.
+            RunError: If the folder exists and cannot be resumed, cannot be written, or another process is writing to it.
         """
         target = check_folder_name(path)
         if _MEANT_URL.match(str(path)):
@@ -127,7 +154,20 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: Literal["r", "a"] = "r", *, keep: int = 2) -> Run:
-        """An existing run: "r" reads, also while another process writes; "a" writes, one process at a time."""
+        """Opens an existing run.
+
+        Args:
+            path: Run folder.
+            mode: "r" for reading, also while another process writes; "a" for writing, one process at a time.
+            keep: Number of checkpoints kept beside the final one.
+
+        Returns:
+            The run.
+
+        Raises:
+            InputError: If `mode` or `keep` is invalid.
+            RunError: If there is no run folder, it is damaged, or (mode "a") another process is writing to it.
+        """
         if mode not in ("r", "a"):
             raise InputError(f"mode: expected 'r' or 'a'; got {mode!r}")
         check_keep(keep)
@@ -149,7 +189,15 @@ class Run:
             raise
 
     def close(self, status: Status | None = None, reason: str | None = None) -> None:
-        """Write what is buffered, set the status if given, and let the next writer in. Closing twice does nothing."""
+        """Writes buffered metrics and releases the lock. Closing twice does nothing.
+
+        Args:
+            status: Status to set.
+            reason: Why the run failed or stopped, in one line.
+
+        Raises:
+            RunError: If the metrics or the status cannot be written.
+        """
         if self._closed:
             return
         try:
@@ -186,8 +234,10 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """How the run stands. One that says it is running while no process holds its lock was killed: "stopped". A copy
-        from a store has no lock: nobody here knows more than it says."""
+        """Status: "running", "done", "failed" or "stopped". A run whose process was killed is "stopped".
+
+        A copy from a store has no lock file: its status is the one that was stored.
+        """
         stored = self._check_marker()
         lock = self.path / "lock"
         if stored == "running" and lock.exists() and not held(lock):
@@ -201,6 +251,16 @@ class Run:
         return None if reason is None else str(reason)
 
     def set_status(self, status: Status, reason: str | None = None) -> None:
+        """Stores the status.
+
+        Args:
+            status: "running", "done", "failed" or "stopped".
+            reason: Why the run failed or stopped, in one line.
+
+        Raises:
+            InputError: If the status is unknown.
+            RunError: If the run is not open for writing, or cannot be written.
+        """
         self._writable()
         if status not in _STATUSES:
             raise InputError(f"status: expected one of {', '.join(_STATUSES)}; got {status!r}")
@@ -210,7 +270,16 @@ class Run:
     # Metrics
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Values measured after `step` steps, by name ("probe/quantity/layer"). Buffered: see `flush`."""
+        """Logs metrics. They are buffered; readers see them within seconds, or after `flush`.
+
+        Args:
+            step: Number of optimizer steps done.
+            values: Values by name, such as "probe/quantity/layer".
+
+        Raises:
+            InputError: If the step, a name or a value is invalid.
+            RunError: If the run is not open for writing, or the metrics cannot be written.
+        """
         self._writable()
         self._metrics.log(step, values)
 
@@ -220,31 +289,69 @@ class Run:
         self._metrics.log_many(rows)
 
     def flush(self) -> None:
-        """Put everything logged so far on the disk, where readers see it."""
+        """Writes all buffered metrics, so that readers see them.
+
+        Raises:
+            RunError: If they cannot be written.
+        """
         self._metrics.flush()
 
     def patience(self, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """A context in which `log` and `flush` wait for a locked database for so long only, not for half a minute."""
+        """Context that limits how long `log` and `flush` wait for a locked database.
+
+        Args:
+            seconds: Timeout. Outside of the context: 30 seconds.
+
+        Returns:
+            The context manager.
+        """
         return self._metrics.patience(check_number(seconds, "seconds", 0, 1e6))
 
     def rewind(self, step: int) -> None:
-        """Forget what was measured after `step`: a killed process logs past its last checkpoint."""
+        """Deletes the metrics of later steps, which a killed process logged after its last checkpoint.
+
+        Args:
+            step: Last step to keep; -1 deletes all metrics.
+
+        Raises:
+            RunError: If the run is not open for writing, or the metrics cannot be written.
+        """
         self._writable()
         self._metrics.rewind(check_count(step, "step", -1, 2**128))
 
     def thin(self, before: int, every: int) -> int:
-        """Make the metrics of old steps fewer, and metrics.db smaller: of what was measured before step `before`, each metric
-        keeps its first value of every `every` steps. Returns the number of values removed; they are gone for good.
+        """Deletes most metrics of old steps for good, which makes metrics.db smaller.
+
+        Args:
+            before: Only steps before this one are thinned.
+            every: Each metric keeps its first value of every `every` steps.
+
+        Returns:
+            Number of values deleted.
+
+        Raises:
+            RunError: If the run is not open for writing, or the metrics cannot be written.
         """
         self._writable()
         check_count(before, "before", 0, MAX_STEP), check_count(every, "every", 1, MAX_STEP)
         return self._metrics.thin(int(before), int(every))
 
     def names(self) -> list[str]:
+        """Returns the names of all metrics, sorted."""
         return self._metrics.names()
 
     def series(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Steps and values of one metric."""
+        """Returns one metric.
+
+        Args:
+            name: Name of the metric.
+
+        Returns:
+            Steps (int64) and values (float64), ordered by step.
+
+        Raises:
+            RunError: If the run has no such metric.
+        """
         steps, values = self._metrics.series(check_text(name, "name"))
         if not len(steps):
             near = difflib.get_close_matches(name, self.names(), 1)
@@ -253,7 +360,7 @@ class Run:
         return steps, values
 
     def frame(self) -> pd.DataFrame:
-        """Everything measured, as a pandas DataFrame with columns step, name, value; ordered by step, then name."""
+        """Returns all metrics as a pandas DataFrame with columns step, name and value, ordered by step, then name."""
         import pandas as pd
 
         rows = self._metrics.rows()
@@ -272,12 +379,24 @@ class Run:
         return self.path / "checkpoints"
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints there are, oldest first."""
+        """Returns the checkpoints of the run, oldest first."""
         return checkpoints.find(self._checkpoint_folder)
 
     def save_checkpoint(self, step: int, state: Mapping[str, Any], *, final: bool = False) -> Checkpoint:
-        """Write the state after `step` steps: a tree of dicts, lists, tuples, tensors and scalars. Of the others only the
-        last `keep` stay, and final ones."""
+        """Writes a checkpoint, and deletes all but the last `keep` and final ones.
+
+        Args:
+            step: Number of optimizer steps done.
+            state: Nested dicts, lists and tuples of tensors and scalars.
+            final: Whether this is the end of the training.
+
+        Returns:
+            The checkpoint.
+
+        Raises:
+            InputError: If the step is invalid or the state cannot be stored.
+            RunError: If the run is not open for writing, or the file cannot be written.
+        """
         self._writable()
         number = check_step(step)
         if not isinstance(state, Mapping):
@@ -293,28 +412,59 @@ class Run:
         )
 
     def load_checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]]:
-        """Step and state of the newest checkpoint, or of that at `step`; tensors are on the CPU.
+        """Reads a checkpoint.
 
-        Of a run open for writing, which will be continued, only if the metrics reach the checkpoint.
+        Args:
+            step: Step of the checkpoint. Default: the newest.
+
+        Returns:
+            Step and state, with tensors on the CPU.
+
+        Raises:
+            RunError: If there is no such checkpoint, it is damaged, or (for a run open for writing) the metrics end before it.
         """
         found = [c for c in self.checkpoints() if step is None or c.step == step]
         if not found:
             what = "no checkpoint" if step is None else f"no checkpoint at step {step}"
             there = ", ".join(str(c.step) for c in self.checkpoints()) or "none"
-            raise RunError(f"{self.path} has {what} (there: {there})")
+            raise RunError(f"{self.path} has {what} (existing: {there})")
         number, state, commits = checkpoints.read_with_commits(found[-1].path)
         if self.mode == "a":
             self._check_metrics(number, commits)
         return number, state
 
     def write_json(self, name: str, value: Any) -> Path:
-        """Write `artifacts/NAME.json`."""
+        """Writes a value as `artifacts/NAME.json`.
+
+        Args:
+            name: Name of letters, digits, ".", "-" and "_".
+            value: JSON value.
+
+        Returns:
+            Path of the file.
+
+        Raises:
+            InputError: If the name is invalid or the value is not JSON.
+            RunError: If the run is not open for writing, or the file cannot be written.
+        """
         self._writable()
         path = self._artifact(name)
         write_json(path, value)
         return path
 
     def read_json(self, name: str) -> Any:
+        """Reads the value of `artifacts/NAME.json`.
+
+        Args:
+            name: Name of the artifact.
+
+        Returns:
+            The JSON value.
+
+        Raises:
+            InputError: If the name is invalid.
+            RunError: If there is no such artifact, or it is damaged.
+        """
         return read_json(self._artifact(name))
 
     def _artifact(self, name: str) -> Path:
@@ -349,13 +499,27 @@ class Run:
         if changed:
             key = changed[0]
             raise RunError(
-                f"{self.path} was made with another config ({key}: {self.config.get(key)!r} there, {given.get(key)!r} "
+                f"{self.path} was made with another config ({key}: {self.config.get(key)!r} in the run, {given.get(key)!r} "
                 "now): choose another folder, or use the same config to continue it"
             )
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
-    """Open a run folder for reading; works while another process writes to it. A run at a URL is copied to this disk first."""
+    """Opens a run folder for reading, also while another process writes to it.
+
+    Args:
+        path: Run folder, or a URL of a store; the run is copied to the local disk first.
+
+    Returns:
+        The run.
+
+    Raises:
+        RunError: If there is no run folder, or it is damaged.
+
+    Example:
+        >>> run = load_run("runs/first")
+        >>> run.frame()  # columns step, name, value
+    """
     if is_url(path):
         from excite.runs.copies import local_copy
 

@@ -151,12 +151,26 @@ class TrainConfig(_Section):
 
 
 def load_config(path: str | os.PathLike[str]) -> TrainConfig:
-    """The config in a .toml or .json file."""
+    """Reads and checks the config of a training.
+
+    Args:
+        path: .toml or .json file.
+
+    Returns:
+        The config, with defaults filled in.
+
+    Raises:
+        InputError: If the file cannot be read or parsed, or a key is unknown or has an invalid value.
+
+    Example:
+        >>> config = load_config("config.toml")
+        >>> run = train(config, "runs/first")
+    """
     return parse_config(read_config(path), str(Path(path)))
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What is in a .toml or .json file, not yet checked but for being a table."""
+    """Reads a .toml or .json file, without checking its keys."""
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
@@ -178,7 +192,18 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_config(values: object, where: str = "config") -> TrainConfig:
-    """A config from nested dicts; the first thing wrong with it is an InputError that names the key."""
+    """Builds a config from nested dicts.
+
+    Args:
+        values: Keys and values.
+        where: Name of the source, for error messages.
+
+    Returns:
+        The config, with defaults filled in.
+
+    Raises:
+        InputError: If a key is unknown or missing, or has an invalid value; the message names it.
+    """
     if not isinstance(values, Mapping):
         raise InputError(f"{where}: expected a table of settings; got {type(values).__name__}")
     try:

@@ -1,4 +1,4 @@
-"""From a config to a trained model in a run folder."""
+"""Training from a config, into a run folder."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def _prepare(
 
 
 def _identity(settings: TrainConfig, data: Dataset) -> dict[str, object]:
-    """What has to be the same in all processes of a training."""
+    """Values that have to be the same on all ranks."""
     some = torch.cat([data.x_train[:100].flatten(), data.x_train[-100:].flatten()]).contiguous()
     return {
         "version of Excite": __version__,
@@ -282,7 +282,7 @@ def _identity(settings: TrainConfig, data: Dataset) -> dict[str, object]:
 
 
 def _as_stored(settings: TrainConfig, path: Path) -> dict[str, Any]:
-    """The settings, in the words of the run at `path` if they mean the same: one made before a key was added lacks it."""
+    """Settings as the run at `path` stores them, if they are equal: a run made before a key was added lacks it."""
     if (path / "run.json").exists():
         stored = read_json(path / "config.json")
         with suppress(InputError):
@@ -292,7 +292,7 @@ def _as_stored(settings: TrainConfig, path: Path) -> dict[str, Any]:
 
 
 def _clear_unstarted(path: Path) -> None:
-    """Remove a run of `train` that ended before its first checkpoint: there is nothing in it to continue from."""
+    """Removes a run of `train` that ended before its first checkpoint: there is nothing to resume from."""
     if not _unstarted(path):
         return
     lock = Lock(path / "lock", path)  # or it is being written to: refused
@@ -320,10 +320,17 @@ def _unstarted(path: Path) -> bool:
 
 
 def stored_config(run: Run, *, trust: bool = False) -> TrainConfig:
-    """The config of a run, to build its model again.
+    """Returns the config of a run.
 
-    A model "module:factory" names code that building it imports and calls: refused unless `trust` says that the run comes
-    from somebody whose code you would run. A built-in model runs no code of the run's.
+    Args:
+        run: The run.
+        trust: Whether to accept a model "module:factory", which names code that building the model imports and calls.
+
+    Returns:
+        The config.
+
+    Raises:
+        InputError: If the model is a "module:factory" and `trust` is False, or the config is invalid.
     """
     settings = parse_config(run.config, str(run.path / "config.json"))
     if not trust and ":" in settings.model.name:
@@ -335,9 +342,19 @@ def stored_config(run: Run, *, trust: bool = False) -> TrainConfig:
 
 
 def load_trained(run: Run, step: int | None = None, *, trust: bool = False) -> tuple[nn.Module, TrainConfig, Dataset]:
-    """The model of a run made by `train`, in evaluation mode on the CPU, with its config and its data.
+    """Loads the model of a run made by `train`.
 
-    `trust`: also a model "module:factory", whose code is then imported and called.
+    Args:
+        run: The run.
+        step: Step of the checkpoint. Default: the newest.
+        trust: Whether to load a model "module:factory" too, whose code is then imported and called.
+
+    Returns:
+        The model, in evaluation mode on the CPU; its config; its data.
+
+    Raises:
+        InputError: If the run's model is a "module:factory" and `trust` is False.
+        RunError: If the run has no such checkpoint.
     """
     settings = stored_config(run, trust=trust)
     data = load_data(settings.data)
@@ -348,7 +365,7 @@ def load_trained(run: Run, step: int | None = None, *, trust: bool = False) -> t
 
 
 def find_device(name: str) -> torch.device:
-    """A device by name; "auto" takes a GPU if there is one."""
+    """Returns a device by name; "auto" is a GPU if one is available, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -360,6 +377,7 @@ def find_device(name: str) -> torch.device:
 
 
 def load_data(config: DataConfig) -> Dataset:
+    """Loads the data set of a config."""
     classes = None if config.classes is None else tuple(config.classes)
     sizes = {"train": config.train, "test": config.test}
     low, high = config.scale
@@ -367,6 +385,7 @@ def load_data(config: DataConfig) -> Dataset:
 
 
 def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
+    """Builds the model of a config; shapes of built-in models follow from the data."""
     options = dict(config.model.options)
     if config.model.name in ARCHITECTURES:
         options = {**options_for(config.model.name, data.shape, _classes(config, data) or 1), **options}
@@ -374,14 +393,14 @@ def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
 
 
 def _classes(config: TrainConfig, data: Dataset) -> int | None:
-    """The number of outputs, one for each class; None for one output and a threshold."""
+    """Number of outputs, one per class; None for one output and a threshold."""
     return len(data.classes) if len(data.classes) > 2 or config.loss == "cross-entropy" else None
 
 
 def build_excitation(
     config: TrainConfig, model: nn.Module, data: Dataset
 ) -> PersistentExcitation | AdversarialTraining | None:
-    """What makes the loss. Without excitation that is radius 0: plain training on the same scale. None for regression."""
+    """Builds the excitation of a config; radius 0 for plain training, on the same scale; None for regression."""
     excitation, adversarial = config.excitation, config.adversarial
     if not data.classes:
         for name, given in (("excitation", excitation), ("adversarial", adversarial)):
@@ -415,7 +434,7 @@ def _pair(bounds: list[float] | None) -> tuple[float, float] | None:
 
 
 def build_transform(config: TrainConfig, data: Dataset) -> Callable[[Tensor], Tensor] | None:
-    """What is done to the points of every batch before the step."""
+    """Builds the function applied to the points of every batch; None if there is nothing to do."""
     layout = torch.channels_last if _channels_last(config, data) else torch.contiguous_format
     if config.augment is None:
         return None if layout == torch.contiguous_format else lambda x: x.contiguous(memory_format=layout)
@@ -436,7 +455,7 @@ def _in_bfloat16(loss: Callable[[Tensor, Tensor], Tensor], device: str, x: Tenso
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module, captured: bool = True) -> torch.optim.Optimizer:
-    """The optimizer; on a GPU of the kind that a step `captured` in a CUDA graph can contain."""
+    """Builds the optimizer; on a GPU such that a step `captured` in a CUDA graph can contain it."""
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError(f"model {config.model.name!r} has no parameters to train")

@@ -13,7 +13,23 @@ from excite.errors import InputError, ModelError
 
 
 def squared_error(model: nn.Module, output: Pick = None) -> Callable[[Tensor, Tensor], Tensor]:
-    """loss(x, y): the batch **mean** of (f(x) − y)², for one output per sample and y of shape (B,) or (B, 1)."""
+    """Builds the squared error: the batch **mean** of (f(x) − y)², the scale of persistent excitation at radius 0.
+
+    Args:
+        model: Model with one output per sample.
+        output: Which of the model's outputs to use, where it returns several: a key, an index or a function.
+
+    Returns:
+        Function `loss(x, y)` for labels of shape (B,) or (B, 1).
+
+    Raises:
+        InputError: If the labels do not match the batch (when the loss is called).
+        ModelError: If the model does not return one floating-point number per sample (when the loss is called).
+
+    Example:
+        >>> loss = squared_error(model)
+        >>> loss(x, y).backward()
+    """
 
     refuse_lazy(check_model(model))
 

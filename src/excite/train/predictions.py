@@ -1,4 +1,4 @@
-"""The share of points that are labelled right."""
+"""Accuracy of a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BATCH = 1000
 
 
 def decisions(model: nn.Module, threshold: float = 0.5) -> Predict:
-    """Labels of a model: 1 where a scalar output is above `threshold`, the largest of several outputs."""
+    """Builds a function from x to labels: 1 where a scalar output is above `threshold`, argmax of several outputs."""
 
     def predict(x: Tensor) -> Tensor:
         f = pick_output(model(x))
@@ -29,7 +29,21 @@ def decisions(model: nn.Module, threshold: float = 0.5) -> Predict:
 
 
 def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, most: int | None = None) -> float:
-    """Share of right labels, with the model in evaluation mode and left as it was; of `most` points, spread evenly."""
+    """Fraction of points with the right label, with the model in evaluation mode; its modes are restored.
+
+    Args:
+        model: Model.
+        predict: Function from x to labels.
+        x: Points, (N, ...).
+        y: Labels, (N,).
+        most: Maximum number of points to use, spread evenly over all.
+
+    Returns:
+        Accuracy between 0 and 1.
+
+    Raises:
+        InputError: If points and labels do not match, or `predict` does not return one label per point.
+    """
     check_model(model)
     check_tensor(x, "points", floating=False), check_tensor(y, "labels", 1, 2, floating=False)
     if not x.dim() or not len(x) or len(x) != y.numel():
@@ -41,7 +55,7 @@ def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, most: int
 
 
 def spread_evenly(x: Tensor, y: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
-    """At most `most` of the points, from the first to the last."""
+    """Returns at most `most` of the points, evenly spaced from the first to the last."""
     if most is None or len(x) <= most:
         return x, y
     # On the CPU, so that the same points are chosen on every device.
@@ -51,7 +65,7 @@ def spread_evenly(x: Tensor, y: Tensor, most: int | None) -> tuple[Tensor, Tenso
 
 @torch.no_grad()
 def correct(model: nn.Module, predict: Predict, x: Tensor, y: Tensor) -> int:
-    """How many labels are right."""
+    """Returns the number of right labels."""
     right = 0
     with eval_mode(model):
         for part, labels in zip(x.split(_BATCH), y.split(_BATCH)):

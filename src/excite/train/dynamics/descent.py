@@ -24,15 +24,29 @@ def descent(
     quantities: Mapping[str, Quantity] | None = None,
     tolerance: float = 0.0,
 ) -> FlowResult:
-    """θ ← θ − η ∇R(θ), `steps` times, with η = min(1, 1/β) and R(θ) = `loss(model)`.
+    """Takes steps θ ← θ − η ∇R(θ) of gradient descent with η = min(1, 1/β), where R(θ) = `loss(model)`.
 
     β is the largest eigenvalue of the Hessian, by Lanczos, every `refresh` steps. That is the smoothness at a point; the
     theorem needs it along the step, so η is halved until R falls by at least η/2 ‖∇R‖² (equation 87). What the appendix
     concludes from that then holds whatever β was: `slack` = Σ η² ‖∇R‖² ≤ 2 (R(0) − R(end)), and no entry of
-    Σ η² ∂R/∂w_e ∂R/∂w_f exceeds it. The sizes are recorded as "step". A fixed `step` is taken as it is, without any test.
+    Σ η² ∂R/∂w_e ∂R/∂w_f exceeds it. Runs in float64 on a copy of the model.
 
-    Records every `every` steps, at the start and at the end; `quantities` are functions of the model. In float64, on a
-    copy of the model.
+    Args:
+        model: Model whose weights are the starting point; left unchanged.
+        loss: Function of the model.
+        steps: Number of steps.
+        step: Fixed step size, used without any test. Default: the step size above, recorded as "step".
+        refresh: Steps between estimates of β.
+        every: Steps between records; the start and the end are always recorded.
+        quantities: Functions of the model to record, by name.
+        tolerance: Stop where ‖∇R‖ falls to this value.
+
+    Returns:
+        Recorded quantities, the final model, and how the descent ended.
+
+    Raises:
+        InputError: If an argument is invalid.
+        TrainingStopped: If the loss is not finite, or no step reduces it.
     """
     steps, refresh, every = check_count(steps, "steps"), check_count(refresh, "refresh"), check_count(every, "every")
     fixed = None if step is None else positive("step", step)

@@ -42,11 +42,27 @@ def train_with_dropout(
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> DropoutRun:
-    """SGD, one point a step, on the binary cross-entropy of labels y (N,) in {0, 1}, from the weights of `model`.
+    """Trains with ½-dropout by SGD on the binary cross-entropy, one point per step.
 
-    `model`, a fully connected ReLU network with one output and a sigmoid behind it or none, is left as it is. `tail`: how
-    many last steps are kept; `decay`: the learning rate falls to this part of `lr`, evenly on a logarithmic scale, as
-    Assumption 1 needs; `looks`: how often all training points are looked at during the tail.
+    Args:
+        model: Fully connected ReLU network with one output, with or without a sigmoid behind it; left unchanged.
+        x: Points, (N, d).
+        y: Labels in {0, 1}, (N,).
+        steps: Number of steps.
+        lr: Learning rate of the first step.
+        where: "end": units are dropped after a full forward pass, as the paper defines it; "forward": during the pass.
+        tail: Number of last steps that are kept.
+        decay: Fraction of `lr` to which the learning rate falls, evenly on a logarithmic scale (Assumption 1).
+        looks: Number of measurements of all training points during the tail.
+        seed: Seed of the order of the points and of the dropped units.
+        progress: Called with the fraction of steps done.
+
+    Returns:
+        The trained network and what the theorems about dropout need.
+
+    Raises:
+        InputError: If an argument is invalid or the model is not such a network.
+        TrainingStopped: If the output is not finite.
     """
     learner = _Learner(relu_network(model, x, sigmoid=None), where)
     labels = _labels(y, len(x))

@@ -1,4 +1,14 @@
-"""Gradient flow of a model: dθ/dt = −∇R(θ), integrated in float64 with control of the error."""
+"""Gradient flow of a model: dθ/dt = −∇R(θ), integrated in float64 with control of the error.
+
+At the kink of a ReLU the gradient jumps. A step is taken with the smooth continuation of the loss on its own side of all
+kinks; if it ends beyond one, the crossing is located on the step's interpolant, to the rounding of the switching values, and the
+flow restarts there on the other side. At kinks that are not recognized (`where`) steps shorten instead.
+
+Where the flows of both sides lead to the kink, the path slides along it (`excite.train.dynamics.sliding`): it follows the
+gradient of the loss on the surface of the kink until it leaves it on one side. Where even that makes no progress (more than eight
+kinks at once, kinks of max pooling or others that are not recognized) it takes plain descent steps of length `shortest`, which
+zigzag around the path and count in `FlowResult.slides` and `FlowResult.slack`.
+"""
 
 from __future__ import annotations
 
@@ -43,29 +53,39 @@ def gradient_flow(
     tolerance: float = 0.0,
     most: int = 100_000,
 ) -> FlowResult:
-    """Follow dθ/dt = −∇R(θ) from the model's weights for `time`; R(θ) = `loss(model)`, as in `lambda m: mse(m(x), y)`.
+    """Integrates gradient flow dθ/dt = −∇R(θ) from the model's weights, with R(θ) = `loss(model)`.
 
-    The integrator (scipy's; DOP853 is explicit of order 8, LSODA and Radau are for stiff problems) keeps the error of
-    each step below atol + rtol · |θ|. At the kink of a ReLU the gradient jumps. A step is taken with the smooth continuation of
-    the loss on its own side of all kinks; if it ends beyond one, the crossing is located on the step's interpolant, to the
-    rounding of the switching values, and the flow restarts there on the other side (`FlowResult.crossings`). Kinks are those of
-    ReLU-like functions, `abs`, `clamp`, `maximum` and max pooling; at others (`where`) steps shorten instead.
-
-    Where the flows of both sides lead to the kink, the path slides along it, which gradient flow of ReLU networks does
-    (`excite.train.dynamics.sliding`): it follows the gradient of the loss on the surface of the kink until that is left on one side.
-    `FlowResult.sliding` says for how long. Where even that makes no progress (more than eight kinks at once, kinks of max pooling
-    or others that are not seen) it takes plain descent steps of length `shortest` (a 20,000th of the time by default), which
-    zigzag around the path and count in `FlowResult.slides` and `FlowResult.slack`.
+    Runs in float64 on a copy of the model; data in `loss` has to be float64 too. The integrator keeps the error of each step
+    below atol + rtol · |θ|. Kinks of ReLU-like functions, `abs`, `clamp`, `maximum` and max pooling are located and crossed
+    (`FlowResult.crossings`); where the flows of both sides lead to a kink, the path slides along it (`FlowResult.sliding`).
+    The module's docstring has the method and its limits.
 
     Args:
-        at: times to record, or so many, evenly from 0 to `time`; what is recorded is `quantities`, each a function of the
-            model, beside the loss and the norm of its gradient.
-        clock: "time", or "length": the same path, walked by dθ/ds = −∇R ‖θ‖ / ‖∇R‖, so that s counts e-folds of
-            relative length. It reaches norms for which "time" would have to be astronomic. Since only the direction
-            matters, give the logarithm of a loss that underflows.
-        tolerance: stop where ‖∇R‖ falls to it. `most`: steps at most.
+        model: Model whose weights are the starting point; left unchanged.
+        loss: Function of the model, such as `lambda m: mse(m(x), y)`.
+        time: Length of the flow, in units of `clock`.
+        at: Times to record, or their number, evenly spaced from 0 to `time`.
+        quantities: Functions of the model to record, by name, beside the loss and the norm of its gradient.
+        clock: "time", or "length": the same path, parametrized by dθ/ds = −∇R ‖θ‖ / ‖∇R‖, so that s counts e-folds of
+            relative length. It reaches norms for which the time would be astronomic. Only the direction of the gradient
+            matters then: use the logarithm of a loss that underflows.
+        method: scipy's integrator: "DOP853" (explicit, order 8), "RK45", or "LSODA", "Radau" and "BDF" for stiff problems.
+        rtol: Relative error per step.
+        atol: Absolute error per step.
+        shortest: Length of descent steps where sliding makes no progress. Default: a 20,000th of `time`.
+        tolerance: Stop where ‖∇R‖ falls to this value.
+        most: Maximum number of steps.
 
-    The model is copied to float64 and left as it was; data in `loss` has to be float64 too.
+    Returns:
+        Recorded quantities, the final model, and how the flow ended.
+
+    Raises:
+        InputError: If an argument is invalid.
+        TrainingStopped: If the loss or its gradient is not finite.
+
+    Example:
+        >>> flow = gradient_flow(model, lambda m: (m(x) - y).square().mean(), time=10.0)
+        >>> flow.values["loss"]
     """
     end, most = positive("time", time), check_count(most, "most")
     if method not in METHODS:

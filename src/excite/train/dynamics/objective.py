@@ -28,15 +28,22 @@ Status = Literal["converged", "finished", "too many steps"]
 
 @dataclass(frozen=True)
 class FlowResult:
-    """Where training went. `model` is a copy in float64 with the last weights; the user's model is left as it was.
+    """Result of `gradient_flow` and `descent`.
 
-    - `times` (K,): flow time, or number of steps, of each record; `values[name]` (K, ...): the quantities asked for, and
-      always "loss" and "gradient" (its norm).
-    - `status`: "converged" (the gradient's norm fell to the tolerance), "finished" (the end was reached), "too many steps".
-    - `steps`, `evaluations`: of the method, and of the gradient.
-    - `slack`: Σ η² ‖∇R‖² over steps of plain descent, by which conserved quantities may have moved; `slides`: how many of
-      these a flow took because it slid along kinks that it could not follow; `crossings`: how many kinks it crossed;
-      `sliding`: the flow time for which it slid along kinks, unable to leave them.
+    Attributes:
+        times: Flow time, or number of steps, of each record, (K,).
+        values: Recorded quantities by name, (K, ...) each; always "loss" and "gradient" (the norm of the gradient).
+        model: Copy of the model in float64 with the last weights.
+        status: "converged" if the norm of the gradient fell to the tolerance, "finished" if the end was reached, else
+            "too many steps".
+        loss: Loss at the last weights.
+        gradient: Norm of the gradient at the last weights.
+        steps: Number of steps.
+        evaluations: Number of evaluations of the gradient.
+        slack: Σ η² ‖∇R‖² over steps of plain descent, by which conserved quantities may have moved.
+        slides: Number of descent steps that a flow took because it slid along kinks that it could not follow.
+        crossings: Number of kinks that a flow crossed.
+        sliding: Flow time spent sliding along kinks.
     """
 
     times: Array
@@ -54,6 +61,7 @@ class FlowResult:
 
     @property
     def converged(self) -> bool:
+        """Whether the norm of the gradient fell to the tolerance."""
         return self.status == "converged"
 
     def __str__(self) -> str:

@@ -18,11 +18,19 @@ from excite._core.checks import check_count
 
 @dataclass(frozen=True)
 class BiasTrajectory:
-    """Of one layer's bias, for S networks and T windows of steps; float64, on the CPU.
+    """Trajectory of one layer's bias, for S networks and T windows of steps; float64, on the CPU.
 
-    mean, max, length: of the normalized updates of a window's points; the length is their sum, every point counts as one
-    step. raw: Σ ‖b(t+1) − b(t)‖ over the steps. zero, nonfinite: points left out, without a loss gradient or with one that
-    is not finite. All (S, T).
+    Attributes:
+        mean: Mean of the normalized updates of a window's points, (S, T).
+        max: Largest normalized update, (S, T).
+        length: Sum of the normalized updates; every point counts as one step, (S, T).
+        raw: Σ ‖b(t+1) − b(t)‖ over the steps, (S, T).
+        zero: Number of points left out because their loss gradient is zero, (S, T).
+        nonfinite: Number of points left out because their gradient is not finite, (S, T).
+        bias: b at the start and at the end of each window, (S, T + 1, n).
+        middle: Mean of b over the window, each step's b before its update, (S, T, n).
+        spread: Mean of ‖b − middle‖² over the window, (S, T).
+        counts: Number of steps of each window, (T,).
     """
 
     mean: Tensor
@@ -31,24 +39,31 @@ class BiasTrajectory:
     raw: Tensor
     zero: Tensor
     nonfinite: Tensor
-    bias: Tensor  # (S, T + 1, n): b at the start and at the end of each window
-    middle: Tensor  # (S, T, n): the mean of b over the window, each step's b before its update
-    spread: Tensor  # the mean of ‖b − middle‖² over the window
-    counts: Tensor  # (T,): steps of each window
+    bias: Tensor
+    middle: Tensor
+    spread: Tensor
+    counts: Tensor
 
     @property
     def total(self) -> Tensor:
-        """The length from the start to the end of each window (S, T): figure 7."""
+        """Length from the start to the end of each window, (S, T) (figure 7)."""
         return self.length.cumsum(1)
 
     @property
     def distance(self) -> Tensor:
-        """‖b − b(0)‖ at the end of each window (S, T): Corollary 3."""
+        """‖b − b(0)‖ at the end of each window, (S, T) (Corollary 3)."""
         moved: Tensor = (self.bias[:, 1:] - self.bias[:, :1]).norm(dim=2)
         return moved
 
     def variance(self, last: int) -> Tensor:
-        """avg ‖b(t) − avg b‖² over the steps of the `last` windows (S,): Corollary 2."""
+        """Variance avg ‖b(t) − avg b‖² over the steps of the last windows (Corollary 2).
+
+        Args:
+            last: Number of windows.
+
+        Returns:
+            One number per network, (S,).
+        """
         last = check_count(last, "last", 1, len(self.counts))
         share = self.counts[-last:].double() / self.counts[-last:].sum()
         middle = self.middle[:, -last:]

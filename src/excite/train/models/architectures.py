@@ -87,7 +87,22 @@ _IMAGES = ("papers-cnn", "small-cnn", "resnet")
 
 
 def build(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
-    """A built-in network; the global random state is not touched."""
+    """Builds a built-in network. The global random state is left unchanged.
+
+    Args:
+        name: Key of `ARCHITECTURES`: "papers-cnn", "small-cnn", "resnet", "mlp" or "linear".
+        seed: Seed of the weights.
+        **options: Keywords of the network's function, such as `inputs` and `widths` for "mlp".
+
+    Returns:
+        The network, on the CPU.
+
+    Raises:
+        InputError: If the name or an option is unknown, or an option is missing or invalid.
+
+    Example:
+        >>> model = build("mlp", inputs=2, widths=(16, 16), seed=1)
+    """
     if name not in ARCHITECTURES:
         near = difflib.get_close_matches(str(name), ARCHITECTURES, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(ARCHITECTURES)}"
@@ -107,7 +122,7 @@ def build(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
 
 
 def options_for(name: str, shape: Sequence[int], outputs: int) -> dict[str, int]:
-    """The options of a built-in network that follow from the shape of one point and the number of outputs."""
+    """Returns the options of a built-in network that follow from the shape of one point and the number of outputs."""
     if name in _IMAGES:
         if len(shape) != 3 or shape[1] != shape[2] or (name == "papers-cnn" and shape[1] != 32):
             wanted = "32×32 images" if name == "papers-cnn" else "square images"

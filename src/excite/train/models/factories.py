@@ -15,7 +15,22 @@ from excite.train.models.architectures import ARCHITECTURES, build
 
 
 def make_model(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
-    """A new model, its weights drawn from `seed`; the global random state is not touched."""
+    """Builds a model by name. The global random state is left unchanged.
+
+    Args:
+        name: Built-in name (see `build`), or "module:factory" for a function that returns a module.
+        seed: Seed of the weights.
+        **options: Keywords of the network's function or of the factory.
+
+    Returns:
+        The model, on the CPU.
+
+    Raises:
+        InputError: If the name is unknown, or the factory cannot be imported or does not return a module.
+
+    Example:
+        >>> model = make_model("small-cnn", seed=3, outputs=10)
+    """
     if ":" not in check_text(name, "model"):
         if name not in ARCHITECTURES and "." in name:
             raise InputError(f"model {name!r}: expected a built-in name or 'module:factory'")
@@ -34,7 +49,17 @@ def make_model(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
 
 
 def import_factory(name: str) -> Any:
-    """The object that "module:factory" names; modules in the current folder are found too."""
+    """Imports the object that "module:factory" names. Modules in the current folder are found too.
+
+    Args:
+        name: Such as "models:Net" or "package.module:Class.method".
+
+    Returns:
+        The callable.
+
+    Raises:
+        InputError: If the module cannot be imported, or has no such callable.
+    """
     module_name, _, path = check_text(name, "model").partition(":")
     if not module_name or not path:
         raise InputError(f"expected 'module:factory'; got {name!r}")

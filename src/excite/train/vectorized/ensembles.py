@@ -27,25 +27,36 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Ensemble:
-    """What an ensemble went through: S networks, T windows. Tensors are float64 on the CPU."""
+    """Result of `ensemble` for S networks and T windows of steps. Tensors are float64 on the CPU.
 
-    models: tuple[nn.Module, ...]  # the given ones, trained
+    Attributes:
+        models: The trained networks.
+        steps: Number of steps.
+        window: Steps per window.
+        loss: Mean over the window's points, each before its update, (S, T).
+        test_loss: Mean over the test points at the end of each window, (S, T).
+        trajectories: Trajectory of the first layer's bias, or one per layer.
+        seconds: Duration of the training.
+        why_not_captured: Why steps were not run as a CUDA graph; None if they were.
+    """
+
+    models: tuple[nn.Module, ...]
     steps: int
-    window: int  # steps
-    loss: Tensor  # (S, T): mean over the window's points, each before its update
-    test_loss: Tensor | None  # (S, T): mean over the test points at the end of each window
-    trajectories: tuple[BiasTrajectory, ...]  # of the first layer, or of every layer
+    window: int
+    loss: Tensor
+    test_loss: Tensor | None
+    trajectories: tuple[BiasTrajectory, ...]
     seconds: float
-    why_not_captured: str | None  # why steps did not run as a CUDA graph
+    why_not_captured: str | None
 
     @property
     def trajectory(self) -> BiasTrajectory:
-        """That of the first layer's bias."""
+        """Trajectory of the first layer's bias."""
         return self.trajectories[0]
 
     @property
     def diverged(self) -> list[int]:
-        """The networks whose loss did not stay finite."""
+        """Indices of the networks whose loss did not stay finite."""
         return [i for i, fine in enumerate(self.loss.isfinite().all(1)) if not fine]
 
     def __str__(self) -> str:
@@ -77,24 +88,40 @@ def ensemble(
     progress: Progress | None = None,
     capture: bool = True,
 ) -> Ensemble:
-    """Train S networks of one form by SGD, each on its own, all in the same operations.
+    """Trains S small networks of one architecture by SGD at once, and measures the trajectories of their biases.
 
     A network is an nn.Sequential of nn.Linear and activations with one output; the first layer's weight may be frozen
-    (requires_grad=False), such as an identity with a trained bias. The models are trained in place, on their device and
-    in their type; if this fails they are left as they were.
+    (requires_grad=False), such as an identity with a trained bias. Each network ends as if it had been trained alone. The models
+    are trained in place, on their device and in their dtype; if training fails they are left unchanged.
 
     Args:
-        x, y: points (N, d) and targets (N,) for all, or (S, N, d) and (S, N), one set for each.
-        lr: one learning rate, or one for each network.
-        loss: means over the batch. "half-squared": ½(f − y)². "bce": binary cross-entropy, of the probability if the
-            networks end in nn.Sigmoid, else of the logit; y between 0 and 1.
-        momentum, weight_decay: as in torch.optim.SGD.
-        seeds: of the order of the points, as in `fit`: a new order each epoch, without replacement; 0 to S − 1 by default.
-        test: points and targets, like x and y, whose mean loss is taken at the end of each window.
-        window: steps over which the trajectory is summed up; an epoch by default.
-        layers: whose biases' trajectories are measured, "first" or "all".
-        progress: called after each window as progress("training", steps done, steps in all).
-        capture: on a GPU, run the steps of a window as one CUDA graph where that is possible.
+        models: The networks.
+        x: Points (N, d) for all networks, or (S, N, d), one set per network.
+        y: Targets (N,) or (S, N).
+        epochs: Number of passes over the points.
+        batch: Batch size.
+        lr: Learning rate, or one per network.
+        loss: Mean over the batch of ½(f − y)² ("half-squared"), or binary cross-entropy ("bce") of the probability if the
+            networks end in nn.Sigmoid, else of the logit, with y between 0 and 1.
+        momentum: As in torch.optim.SGD.
+        weight_decay: As in torch.optim.SGD.
+        seeds: Seeds of the order of the points, as in `fit`. Default: 0 to S − 1.
+        test: Points and targets, like x and y, whose mean loss is measured at the end of each window.
+        window: Steps per window of the trajectory. Default: one epoch.
+        layers: Whose biases' trajectories are measured, "first" or "all".
+        progress: Called after each window as `progress("training", steps_done, steps_total)`.
+        capture: On a GPU, run the steps of a window as one CUDA graph where possible.
+
+    Returns:
+        Losses and trajectories.
+
+    Raises:
+        InputError: If an argument is invalid.
+        ModelError: If the networks are not of one such architecture, share weights or have hooks.
+
+    Example:
+        >>> models = [build("mlp", inputs=2, seed=seed) for seed in range(10)]
+        >>> print(ensemble(models, x, y, epochs=100, lr=0.01))
     """
     networks = Perceptrons(models)
     check(networks, epochs, batch, loss, momentum, weight_decay, layers)
