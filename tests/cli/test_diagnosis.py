@@ -1,4 +1,4 @@
-"""`excite doctor`: what is installed here, and what does not fit."""
+"""Diagnosis of an installation: versions, devices, extras, data sets, problems."""
 
 from __future__ import annotations
 
@@ -47,32 +47,32 @@ def test_versions_devices_extras_and_data_are_printed(excite: Any) -> None:
     assert facts["numpy"] == numpy.__version__
     assert f"{torch.get_num_threads()} threads" in facts["cpu"]
     assert {"lightning", "ray", "serve"} <= facts.keys()
-    assert all(facts[name] == f"not here: excite data fetch {name}" for name in SOURCES)
-    assert ("everything fits" in out) == (not problems)
+    assert all(facts[name] == f"not downloaded: excite data fetch {name}" for name in SOURCES)
+    assert ("no problems found" in out) == (not problems)
 
 
 @needs_package
-def test_what_is_missing_or_too_old_does_not_fit(excite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_old_packages_are_problems(excite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"numpy": "1.20", "pandas": None, "ray": "1.0", "wandb": None}
     known = diagnosis._version
     monkeypatch.setattr(diagnosis, "_version", lambda name: found.get(name, "9999") if name in found else known(name))
     status, out, _ = excite("doctor")
     assert status == 1
-    said = "\n".join(line for line in out.splitlines() if line.startswith("does not fit: "))
-    assert "numpy>=1.26 is needed, 1.20 is installed: pip install" in said
-    assert "pandas>=2.2 is needed, pandas is not installed" in said
-    assert "excite[ray] needs ray>=2.40, 1.0 is installed" in said
-    assert "wandb" not in said  # an extra that is not wanted
+    problems = "\n".join(line for line in out.splitlines() if line.startswith("problem: "))
+    assert "numpy>=1.26 is required, 1.20 is installed: pip install" in problems
+    assert "pandas>=2.2 is required, pandas is not installed" in problems
+    assert "excite[ray] requires ray>=2.40, 1.0 is installed" in problems
+    assert "wandb" not in problems  # an extra that is not wanted
     assert "pip install 'excite[wandb]'" in out
 
 
-def test_a_driver_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_a_gpu_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert any("finds none: install a torch" in problem for problem in diagnosis.diagnose().problems)
+    assert any("finds no GPU: install a torch" in problem for problem in diagnosis.diagnose().problems)
 
 
-def test_data_that_are_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_damaged_data_are_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     source = SOURCES["mnist"]
     path = tmp_path / "data" / source.folder / source.archives[0].files[0].name
     path.parent.mkdir(parents=True)
@@ -82,7 +82,7 @@ def test_data_that_are_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     )
 
 
-def test_excite_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excite_that_is_not_installed_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
 

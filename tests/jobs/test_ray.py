@@ -143,7 +143,7 @@ def settings(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_same_bits_as_in_this_process_and_a_second_start_is_refused(cluster: Any, tmp_path: Path) -> None:
+def test_the_same_bits_and_a_second_start_is_refused(cluster: Any, tmp_path: Path) -> None:
     here, there = (plan(settings(), tmp_path / name) for name in ("here", "there"))
     run_sweep(here, workers=1)
     executor = find_executor(f"ray:{cluster.address}")

@@ -107,3 +107,15 @@ def test_a_failed_training_is_reported_and_the_others_compared(tmp_path: Path) -
     assert "optimizer.lr-1e-30-0" in result.failed
     assert [len(row.scores) for row in result.rows] == [1, 0]
     assert "–" in str(result)
+
+
+def test_earlier_names_still_work(tmp_path: Path) -> None:
+    sweep = plan(settings(), tmp_path)
+    calls: list[tuple[str, float, float]] = []
+    with pytest.warns(DeprecationWarning, match=r"run_sweep\((progress|engine)=...\) is deprecated"):
+        result = run_sweep(sweep, 1, progress=lambda *call: calls.append(call), engine=None)  # type: ignore[call-arg]
+    assert calls[-1][1:] == (2, 2)
+    with pytest.warns(DeprecationWarning, match="Sweep.tasks is deprecated: use Sweep.jobs"):
+        assert sweep.tasks == sweep.jobs
+    with pytest.warns(DeprecationWarning, match="SweepRow.found is deprecated"):
+        assert result.rows[0].found == result.rows[0].scores

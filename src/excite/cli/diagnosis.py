@@ -1,4 +1,4 @@
-"""What `excite doctor` prints: versions, devices, extras and data on this machine, and what does not fit together."""
+"""What `excite doctor` prints: versions, devices, extras and data sets on this machine, and problems with them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ from excite.errors import one_line
 
 @dataclass
 class Diagnosis:
-    """Facts by section, each a pair of name and value; `problems` are what does not fit, each with what to do."""
+    """Result of `diagnose`; `print` shows it.
+
+    Args:
+        sections: Facts by section, each a pair of name and value.
+        problems: What does not work, each with what to do about it.
+    """
 
     sections: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def add(self, section: str, name: str, value: object) -> None:
+        """Adds a fact to a section."""
         self.sections.setdefault(section, []).append((name, str(value)))
 
     def __str__(self) -> str:
@@ -34,66 +40,75 @@ class Diagnosis:
         lines = []
         for section, facts in self.sections.items():
             lines += [section, *(f"  {name.ljust(width)}  {value}" for name, value in facts), ""]
-        lines += [f"does not fit: {problem}" for problem in self.problems] or ["everything fits"]
+        lines += [f"problem: {problem}" for problem in self.problems] or ["no problems found"]
         return "\n".join(lines)
 
 
 def diagnose() -> Diagnosis:
-    """Look at this machine and this Python. Nothing is downloaded or written."""
-    found = Diagnosis()
-    found.add("versions", "excite", __version__)
-    found.add("versions", "python", platform.python_version())
-    found.add("versions", "system", f"{platform.system()} {platform.machine()}")
-    found.add("versions", "sqlite", sqlite3.sqlite_version)
-    _packages(found)
-    _devices(found)
-    _data(found)
-    try:
-        import fcntl  # noqa: F401
-    except ImportError:
-        found.add("versions", "locks", "not on this system: nothing keeps two processes from writing to one run")
-    return found
+    """Examines this machine and this Python; downloads and writes nothing.
+
+    Returns:
+        Versions, devices, extras and data sets, and the problems with them.
+    """
+    diagnosis = Diagnosis()
+    diagnosis.add("versions", "excite", __version__)
+    diagnosis.add("versions", "python", platform.python_version())
+    diagnosis.add("versions", "system", f"{platform.system()} {platform.machine()}")
+    diagnosis.add("versions", "sqlite", sqlite3.sqlite_version)
+    _check_packages(diagnosis)
+    _check_devices(diagnosis)
+    _check_data(diagnosis)
+    return diagnosis
 
 
 def requirements() -> dict[str, list[Requirement]]:
-    """What Excite needs by extra; "" for what it always needs. As the installed package says; tests are left out."""
-    found: dict[str, list[Requirement]] = {"": []}
+    """Requirements of the installed package by extra, "" for those without one; the extra "test" is left out."""
+    by_extra: dict[str, list[Requirement]] = {"": []}
     for text in metadata.requires("excite") or ():
-        needed = Requirement(text)
-        extra = next(iter(_extras_of(needed)), "")
+        requirement = Requirement(text)
+        extra = next(iter(_extras_of(requirement)), "")
         if extra != "test":
-            found.setdefault(extra, []).append(needed)
-    return found
+            by_extra.setdefault(extra, []).append(requirement)
+    return by_extra
 
 
-def _extras_of(needed: Requirement) -> Iterator[str]:
+def _extras_of(requirement: Requirement) -> Iterator[str]:
     for extra in metadata.metadata("excite").get_all("Provides-Extra") or ():
-        if needed.marker is not None and needed.marker.evaluate({"extra": extra}):
+        if requirement.marker is not None and requirement.marker.evaluate({"extra": extra}):
             yield extra
 
 
-def _packages(found: Diagnosis) -> None:
+def _check_packages(diagnosis: Diagnosis) -> None:
     try:
-        known = requirements()
+        by_extra = requirements()
     except metadata.PackageNotFoundError:
-        found.problems.append("excite is not installed as a package: pip install excite (what it needs is not checked)")
+        diagnosis.problems.append(
+            "excite is not installed as a package: pip install excite (its requirements are not checked)"
+        )
         return
-    for needed in known.pop(""):
-        version = _version(needed.name)
-        found.add("versions", needed.name, version or "not installed")
-        if version is None or not _fits(needed, version):
-            found.problems.append(f"{needed} is needed, {_there(needed, version)}: pip install '{needed}'")
-    for extra, all_needed in known.items():
-        versions = {needed: _version(needed.name) for needed in all_needed}
-        there = all(version is not None for version in versions.values())
-        named = ", ".join(f"{needed.name} {version or 'not installed'}" for needed, version in versions.items())
-        found.add("extras", extra, named if there else f"{named}: pip install 'excite[{extra}]'")
-        for needed, version in versions.items():
-            if version is not None and not _fits(needed, version):
-                wanted = f"{needed.name}{needed.specifier}"
-                found.problems.append(
-                    f"excite[{extra}] needs {wanted}, {_there(needed, version)}: pip install 'excite[{extra}]'"
-                )
+    for requirement in by_extra.pop(""):
+        version = _version(requirement.name)
+        diagnosis.add("versions", requirement.name, version or "not installed")
+        if version is None or not _satisfies(requirement, version):
+            diagnosis.problems.append(
+                f"{requirement} is required, {_installed(requirement, version)}: pip install '{requirement}'"
+            )
+    for extra, needed in by_extra.items():
+        _check_extra(diagnosis, extra, {requirement: _version(requirement.name) for requirement in needed})
+
+
+def _check_extra(diagnosis: Diagnosis, extra: str, versions: dict[Requirement, str | None]) -> None:
+    packages = ", ".join(
+        f"{requirement.name} {version or 'not installed'}" for requirement, version in versions.items()
+    )
+    is_complete = all(version is not None for version in versions.values())
+    diagnosis.add("extras", extra, packages if is_complete else f"{packages}: pip install 'excite[{extra}]'")
+    for requirement, version in versions.items():
+        if version is not None and not _satisfies(requirement, version):
+            diagnosis.problems.append(
+                f"excite[{extra}] requires {requirement.name}{requirement.specifier}, "
+                f"{_installed(requirement, version)}: pip install 'excite[{extra}]'"
+            )
 
 
 def _version(name: str) -> str | None:
@@ -103,48 +118,48 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _fits(needed: Requirement, version: str) -> bool:
+def _satisfies(requirement: Requirement, version: str) -> bool:
     try:
-        return needed.specifier.contains(version, prereleases=True)
+        return requirement.specifier.contains(version, prereleases=True)
     except InvalidVersion:
-        return True  # of somebody's own making
+        return True  # a local build
 
 
-def _there(needed: Requirement, version: str | None) -> str:
-    return f"{needed.name} is not installed" if version is None else f"{version} is installed"
+def _installed(requirement: Requirement, version: str | None) -> str:
+    return f"{requirement.name} is not installed" if version is None else f"{version} is installed"
 
 
-def _devices(found: Diagnosis) -> None:
+def _check_devices(diagnosis: Diagnosis) -> None:
     import torch
 
-    found.add("devices", "cpu", f"{os.cpu_count()} processors, {torch.get_num_threads()} threads")
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    diagnosis.add("devices", "cpu", f"{os.cpu_count()} processors, {torch.get_num_threads()} threads")
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     if not torch.cuda.is_available():
-        found.add("devices", "cuda", f"none (torch was built with {built})")
+        diagnosis.add("devices", "cuda", f"not available (torch was built with {build})")
         if shutil.which("nvidia-smi"):
-            found.problems.append(
-                f"a driver for NVIDIA GPUs is installed, but torch, built with {built}, finds none: install a torch that fits the driver"
+            diagnosis.problems.append(
+                f"an NVIDIA driver is installed, but torch, built with {build}, finds no GPU: install a torch that matches the driver"
             )
         return
     for number in range(torch.cuda.device_count()):
         name = f"cuda:{number}"
         try:
             memory = torch.cuda.get_device_properties(number).total_memory / 2**30
-            found.add("devices", name, f"{torch.cuda.get_device_name(number)}, {memory:.0f} GiB ({built})")
+            diagnosis.add("devices", name, f"{torch.cuda.get_device_name(number)}, {memory:.0f} GiB ({build})")
             torch.ones(2, device=name).sum().item()
         except RuntimeError as error:
-            found.problems.append(f"{name} does not compute: {one_line(error)[:160]}")
+            diagnosis.problems.append(f"{name} does not work: {one_line(error)[:160]}")
 
 
-def _data(found: Diagnosis) -> None:
+def _check_data(diagnosis: Diagnosis) -> None:
     root = cache_folder()
-    found.add("data", "folder", f"{root} (EXCITE_DATA names another)")
+    diagnosis.add("data", "folder", f"{root} (set EXCITE_DATA to use another)")
     for name, source in SOURCES.items():
         files = [(root / source.folder / file.name, file) for archive in source.archives for file in archive.files]
         if not any(path.exists() for path, _ in files):
-            found.add("data", name, f"not here: excite data fetch {name}")
+            diagnosis.add("data", name, f"not downloaded: excite data fetch {name}")
         elif all(is_right(path, file) for path, file in files):
-            found.add("data", name, "here, and verified")
+            diagnosis.add("data", name, "downloaded and verified")
         else:
-            found.add("data", name, "incomplete or damaged")
-            found.problems.append(f"{name} in {root} is incomplete or damaged: excite data fetch {name}")
+            diagnosis.add("data", name, "incomplete or damaged")
+            diagnosis.problems.append(f"{name} in {root} is incomplete or damaged: excite data fetch {name}")

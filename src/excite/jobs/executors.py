@@ -38,8 +38,9 @@ def find_executor(on: str | None, workers: int = 2, gpus: float = 0.0, retries: 
         InputError: For an unknown name, or GPUs without an executor.
 
     Example:
-        >>> executor = find_executor("local", workers=4)
-        >>> excite.studies.run("margin-layers", executor=executor)
+        >>> from excite.jobs.executors import find_executor
+        >>> find_executor("local", workers=4)
+        ProcessExecutor(workers=4, retries=1, gpus=0.0)
     """
     if on is None:
         if gpus:

@@ -17,11 +17,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from excite._core.compatibility import renamed_attribute, renamed_keywords
+from excite._core.compatibility import converted_keywords, renamed_attribute, renamed_keywords, renamed_names
 from excite._core.files import write_json
 from excite.errors import InputError
 from excite.jobs.executors import Executor
-from excite.jobs.progress import ProgressCallback
+from excite.jobs.progress import ProgressCallback, count_jobs, with_tracker
 from excite.jobs.scheduler import JobsFailed, run_jobs
 from excite.jobs.training_job import MarginMeasurement, Measurement, NoMeasurement, TrainingJob
 from excite.jobs.workspace import Workspace, find_workspace
@@ -96,6 +96,7 @@ class Sweep:
     workspace: Workspace
 
     tasks = renamed_attribute("tasks", "jobs")
+    place = renamed_attribute("place", "workspace")
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class SweepRow:
     name: str
     values: Mapping[str, Any]
     scores: tuple[float, ...]
+
+    found = renamed_attribute("found", "scores")
 
     @property
     def mean(self) -> float:
@@ -210,6 +213,7 @@ def _parse_sweep(values: Mapping[str, Any], where: str) -> SweepConfig:
 
 
 @renamed_keywords(engine="executor")
+@converted_keywords(progress=("on_progress", count_jobs), show=("on_progress", with_tracker))
 def run_sweep(
     sweep: Sweep,
     workers: int = 2,
@@ -231,8 +235,10 @@ def run_sweep(
         The combinations from best to worst. Jobs that failed are reported in `failed`, not raised.
 
     Example:
-        >>> sweep = read_sweep("sweep.toml", "runs/sweeps/first")
-        >>> print(run_sweep(sweep, workers=4))
+        A sweep from a file, on four worker processes::
+
+            sweep = read_sweep("sweep.toml", "runs/sweeps/first")
+            print(run_sweep(sweep, workers=4))
     """
     workspace, failed = sweep.workspace, None
     with workspace.lock():
@@ -332,3 +338,6 @@ def _slug(name: str, slugs: dict[str, str]) -> str:
     if slugs.setdefault(slug, name) != name:
         slug = f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return slug
+
+
+__getattr__ = renamed_names(__name__, {"Row": "SweepRow"})

@@ -24,8 +24,10 @@ class JobView:
         interval: Seconds between two lines on a pipe.
 
     Example:
-        >>> with JobView(Console()) as view:
-        ...     run_jobs(jobs, on_progress=view)
+        While jobs run::
+
+            with JobView(Console()) as view:
+                run_jobs(jobs, on_progress=view)
     """
 
     def __init__(self, console: Console, interval: float = _INTERVAL) -> None:
