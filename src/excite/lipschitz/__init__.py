@@ -1,5 +1,4 @@
-"""How steep a model is: exact local Lipschitz constants, the largest along segments and on slices, lower bounds by search,
-and guaranteed global ones."""
+"""Lipschitz constants of a model: exact local ones, the largest along segments and on slices, lower and upper bounds."""
 
 from excite.lipschitz.local_constants import local
 from excite.lipschitz.lower import Largest, largest

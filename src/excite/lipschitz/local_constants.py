@@ -12,18 +12,34 @@ from excite._core.wrappers import eagerly
 from excite.errors import InputError, ModelError
 from excite.lipschitz.differentiating import differentiable
 
-_MOST = 2**25  # numbers of all Jacobians held at once: 256 MB in double precision
+_MAX_ENTRIES = 2**25  # of all Jacobians held at once: 256 MB in double precision
 
 
 @model_errors
 def local(model: nn.Module, x: Tensor, norm: object = "2", *, output: Pick = None) -> Tensor:
-    """The local Lipschitz constant of `model` at each point of `x`: max ‖J v‖ over ‖v‖ = 1, shape (B,).
+    """Computes the local Lipschitz constant of a model at each point: max ‖J v‖ over ‖v‖ = 1.
 
-    J is the Jacobian of the output (B, ...) with respect to one input (...), both flattened; input and output have the
-    same norm. That is the largest singular value for "2", the largest sum of absolute values in a row for "inf" and in
-    a column for "1"; for a scalar output, the dual norm of the gradient. The model runs in evaluation mode and is left
-    as it was. Exact wherever the model is differentiable (at a kink: for the derivative that autograd takes); samples
-    must not influence each other.
+    J is the Jacobian of the output with respect to one input, both flattened; input and output have the same norm. That is
+    the largest singular value for "2", the largest sum of absolute values in a row for "inf" and in a column for "1"; for a
+    scalar output, the dual norm of the gradient. Exact wherever the model is differentiable (at a kink: for the derivative
+    that autograd takes). The model runs in evaluation mode and is left unchanged; samples must not influence each other.
+
+    Args:
+        model: Any differentiable model.
+        x: Points (B, ...).
+        norm: "2", "inf" or "1".
+        output: Selects the output of a model that returns a tuple or a dict, by index, key or function.
+
+    Returns:
+        Tensor (B,) with one constant per point.
+
+    Raises:
+        ModelError: If the output has no gradient, not one row per sample, or infinite derivatives.
+        InputError: If the points are not finite floating-point numbers with a batch axis.
+
+    Example:
+        >>> excite.lipschitz.local(nn.Linear(2, 1), torch.zeros(3, 2)).shape
+        torch.Size([3])
     """
     name = parse_norm(norm)
     check_weights(check_model(model))
@@ -35,11 +51,11 @@ def local(model: nn.Module, x: Tensor, norm: object = "2", *, output: Pick = Non
         return x.new_zeros(0)
     with eval_mode(model), eagerly(model), torch.enable_grad(), differentiable():
         first, outputs = _forward(model, x[:1], output)
-        size = max(1, _MOST // max(1, outputs.shape[1] * first[0].numel())) if name == "2" else len(x)
-        found = torch.cat([_norms(*_forward(model, part, output), name) for part in x.split(size)])
-    if not bool(torch.isfinite(found).all()):
+        size = max(1, _MAX_ENTRIES // max(1, outputs.shape[1] * first[0].numel())) if name == "2" else len(x)
+        constants = torch.cat([_norms(*_forward(model, part, output), name) for part in x.split(size)])
+    if not bool(torch.isfinite(constants).all()):
         raise ModelError("expected finite derivatives; the Jacobian has NaN or infinite values at some of the inputs")
-    return found
+    return constants
 
 
 def _forward(model: nn.Module, x: Tensor, output: Pick) -> tuple[Tensor, Tensor]:

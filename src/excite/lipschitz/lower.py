@@ -28,7 +28,13 @@ Limits = tuple[float, float]
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest local constant found, reached at `point`: the Lipschitz constant is at least `value`. More may exist."""
+    """A lower bound on a Lipschitz constant: the largest local constant that was found.
+
+    Attributes:
+        value: The local constant at `point`; larger ones may exist.
+        point: Where it is reached, one input (...).
+        tried: Number of points at which the constant was computed.
+    """
 
     value: float
     point: Tensor
@@ -38,7 +44,7 @@ class Largest:
         return self.value
 
     def __str__(self) -> str:
-        return f"Lipschitz constant at least {self.value:.6g}: the largest of {self.tried} places looked at"
+        return f"Lipschitz constant at least {self.value:.6g}: the largest over {self.tried} points"
 
 
 @model_errors
@@ -55,11 +61,31 @@ def largest(
     seed: int = 0,
     output: Pick = None,
 ) -> Largest:
-    """Search the steepest place within `radius` of a point of x (B, ...), in the norm `ball`, and within `bounds`.
+    """Searches the largest local Lipschitz constant near data: a lower bound on the constant of that set.
 
-    The constants are those of `local` in `norm`; they do not tell where to go, being constant on linear regions, so the
-    search tries places: x, and in each round some all over the balls and some at all distances from the best regions so
-    far. Random numbers come from `seed` alone.
+    Local constants have no useful gradient, being constant on linear regions, so the search samples points: x, and in each
+    round some all over the balls and some at all distances from the best regions so far.
+
+    Args:
+        model: Any differentiable model.
+        x: Centers of the balls (B, ...).
+        radius: Radius of the balls.
+        norm: Norm of the constants, as in `local`.
+        ball: Norm of the balls, "inf" or "2".
+        bounds: Smallest and largest value of an input, if inputs are limited.
+        rounds: Number of rounds.
+        places: Points near the best regions per round; half as many are drawn all over the balls.
+        seed: Seed of the random numbers.
+        output: Selects the output of a model that returns a tuple or a dict.
+
+    Returns:
+        The largest constant, and the point where it is reached.
+
+    Raises:
+        InputError: If there are no inputs, or a setting is out of range.
+
+    Example:
+        >>> print(excite.lipschitz.largest(model, x, radius=0.1))
     """
     check_model(model)
     if check_tensor(x, "inputs").dim() == 0 or not len(x):
@@ -68,12 +94,12 @@ def largest(
     rounds, places = check_count(rounds, "rounds"), check_count(places, "places")
     bounds = None if bounds is None else check_pair(bounds, "bounds")
     check_finite(x)
-    shape, kind = x.shape[1:], parse_norm(ball, ("inf", "2"))
+    shape, ball_norm = x.shape[1:], parse_norm(ball, ("inf", "2"))
     generator = torch.Generator().manual_seed(check_seed(seed))
     centre, keep = x.detach(), max(1, min(64, places // 4))
 
     def inside(points: Tensor, home: Tensor) -> Tensor:
-        moved = centre[home] + _into_ball(points - centre[home], radius, kind)
+        moved = centre[home] + _into_ball(points - centre[home], radius, ball_norm)
         return moved if bounds is None else moved.clamp(*bounds)
 
     home = torch.arange(len(x))
@@ -110,8 +136,8 @@ def _apart(values: Tensor, keep: int) -> Tensor:
     return order[fresh][:keep]
 
 
-def _into_ball(step: Tensor, radius: float, kind: Norm) -> Tensor:
-    if kind == "inf":
+def _into_ball(step: Tensor, radius: float, norm: Norm) -> Tensor:
+    if norm == "inf":
         return step.clamp(-radius, radius)
     length = step.reshape(len(step), -1).norm(dim=1).clamp(min=1e-30).view(-1, *[1] * (step.dim() - 1))
     scaled: Tensor = step * (radius / length).clamp(max=1.0)

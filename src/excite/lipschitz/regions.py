@@ -14,16 +14,20 @@ from excite.lipschitz.local_constants import local
 from excite.lipschitz.signatures import check_bend, check_gradient, points_at_once, signatures
 
 Range = tuple[float, float]
-_MOST_CELLS = 10**8
+_MAX_CELLS = 10**8
 
 
 @dataclass(frozen=True)
 class RegionMap:
-    """One cell for each place of a grid, rows along `up`.
+    """Linear regions of a model on a grid of H × W cells in a plane, rows along `up`.
 
-    `ids` (H, W) number the linear regions in the order in which they are met, `slopes` (H, W) are the local Lipschitz
-    constants there, `outputs` (H, W, m) the outputs in the middle of each cell, `points` (H, W, ...) these places in
-    input space; `across` (W,) and `up` (H,) are coordinates in the plane.
+    Attributes:
+        across: Coordinates of the columns (W,).
+        up: Coordinates of the rows (H,).
+        points: Centers of the cells in input space (H, W, ...).
+        ids: Numbers of the linear regions (H, W), in the order in which they occur.
+        slopes: Local Lipschitz constants (H, W).
+        outputs: Outputs at the centers of the cells (H, W, m).
     """
 
     across: Tensor
@@ -35,15 +39,15 @@ class RegionMap:
 
     @property
     def count(self) -> int:
-        """Regions met: those that hold the middle of a cell."""
+        """Number of regions that contain the center of a cell."""
         return int(self.ids.max()) + 1
 
     def borders(self) -> Tensor:
-        """Cells (H, W) whose right or upper neighbour is in another region."""
-        found = torch.zeros_like(self.ids, dtype=torch.bool)
-        found[:, :-1] |= self.ids[:, :-1] != self.ids[:, 1:]
-        found[:-1] |= self.ids[:-1] != self.ids[1:]
-        return found
+        """Returns a mask (H, W) of the cells whose right or upper neighbour is in another region."""
+        borders = torch.zeros_like(self.ids, dtype=torch.bool)
+        borders[:, :-1] |= self.ids[:, :-1] != self.ids[:, 1:]
+        borders[:-1] |= self.ids[:-1] != self.ids[1:]
+        return borders
 
 
 @model_errors
@@ -59,11 +63,33 @@ def region_map(
     norm: object = "2",
     output: Pick = None,
 ) -> RegionMap:
-    """The regions of a piecewise-linear model on the plane origin + a·right + b·up, a in `across`, b in `upward`.
+    """Maps the linear regions of a piecewise-linear model on the plane origin + a·right + b·up.
 
-    `origin`, `right` and `up` are single inputs (...) without a batch axis; `size`: cells a side, or (rows, columns).
-    Slopes are norms of the whole Jacobian, not only along the plane. Cells are exact; a region that holds the middle of
-    no cell is not met. Refused where the model is not piecewise linear.
+    Cells are exact at their centers; a region that contains no center does not appear. Slopes are norms of the whole
+    Jacobian, not only along the plane.
+
+    Args:
+        model: A piecewise-linear model.
+        origin: One input (...), without a batch axis.
+        right: Direction of the columns (...).
+        up: Direction of the rows (...).
+        across: Range of a.
+        upward: Range of b.
+        size: Cells per side, or (rows, columns).
+        norm: Norm of the local constants, as in `local`.
+        output: Selects the output of a model that returns a tuple or a dict.
+
+    Returns:
+        Regions, local constants and outputs of all cells.
+
+    Raises:
+        ModelError: If the model is not piecewise linear; the operator is named.
+        InputError: If the shapes of the vectors differ, or there are more than 10⁸ cells.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> regions = region_map(net, torch.zeros(2), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), size=50)
+        >>> regions.count, regions.slopes.shape
     """
     check_weights(check_model(model))
     rows, columns = _grid(size)
@@ -96,9 +122,9 @@ def _grid(size: object) -> tuple[int, int]:
     if len(sides) != 2:
         raise InputError(f"size: expected cells per side, or (rows, columns); got {shown(size)}")
     rows, columns = (check_count(side, "size") for side in sides)
-    if rows * columns > _MOST_CELLS:
+    if rows * columns > _MAX_CELLS:
         raise InputError(
-            f"size: expected at most {_MOST_CELLS} cells in all; got {rows} × {columns}: map a part of the plane"
+            f"size: expected at most {_MAX_CELLS} cells in all; got {rows} × {columns}: map a part of the plane"
         )
     return rows, columns
 
@@ -131,7 +157,7 @@ def _middles(span: Range, count: int) -> Tensor:
 
 
 def _numbered(marks: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers 0, 1, … in the order in which marks are met, and where each is met first."""
+    """Numbers 0, 1, … in the order in which marks occur, and where each occurs first."""
     _, back = marks.unique(return_inverse=True)
     count = int(back.max()) + 1
     places = torch.arange(len(marks), device=marks.device)

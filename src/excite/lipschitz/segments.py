@@ -22,8 +22,13 @@ _SPARE = 8  # bits between where halving stops and what counts as a piece
 
 @dataclass(frozen=True)
 class Segments:
-    """`values` (B,): the largest local constant on each segment. `breaks[i]` (p + 1,) from 0 to 1 and `slopes[i]` (p,): its
-    linear pieces and the local constant on each."""
+    """Local Lipschitz constants along B segments.
+
+    Attributes:
+        values: The largest local constant on each segment (B,).
+        breaks: By segment, the ends of its p linear pieces (p + 1,), from 0 to 1.
+        slopes: By segment, the local constant on each piece (p,).
+    """
 
     values: Tensor
     breaks: tuple[Tensor, ...]
@@ -31,21 +36,40 @@ class Segments:
 
     @property
     def pieces(self) -> Tensor:
-        """How many linear pieces each segment crosses, (B,)."""
-        return torch.tensor([len(found) for found in self.slopes])
+        """Number of linear pieces of each segment, (B,)."""
+        return torch.tensor([len(slopes) for slopes in self.slopes])
 
 
 @model_errors
 def along(
     model: nn.Module, start: Tensor, end: Tensor, norm: object = "2", *, limit: int = 10_000, output: Pick = None
 ) -> Segments:
-    """Walk through the linear pieces of `model` on the segments from start (B, ...) to end (B, ...).
+    """Computes the largest local Lipschitz constant on segments, exactly, for piecewise-linear models.
 
     Points on the same side of every kink have only such points between them. So each segment is halved wherever its ends
     differ, all segments together, down to 2⁻⁴⁸ of its length in double precision (2⁻¹⁹ in single): every piece longer
-    than 2⁻⁴⁰ (2⁻¹¹) of it is found. The constants are those of `local` inside each piece. Refused where the model is
-    not piecewise linear, or where the segments have more than `limit` kinks in all: a segment through a network for
-    images can have tens of thousands.
+    than 2⁻⁴⁰ (2⁻¹¹) of it is found. The constants are those of `local` inside each piece.
+
+    Args:
+        model: A piecewise-linear model.
+        start: Start points (B, ...).
+        end: End points (B, ...).
+        norm: Norm of the constants, as in `local`.
+        limit: Largest number of kinks on all segments together; one segment through a network for images can have tens
+            of thousands.
+        output: Selects the output of a model that returns a tuple or a dict.
+
+    Returns:
+        The largest constant on each segment, and its linear pieces.
+
+    Raises:
+        ModelError: If the model is not piecewise linear; the operator is named.
+        InputError: If the shapes differ, or the segments cross more than `limit` kinks.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> segments = along(net, torch.zeros(1, 2), torch.ones(1, 2))
+        >>> segments.values, segments.pieces
     """
     check_weights(check_model(model))
     check_tensor(start, "start points"), check_tensor(end, "end points")
@@ -101,18 +125,18 @@ def _merge(
     rows = list(zip(*(part[order].tolist() for part in (which, low, high, mark))))
     pieces: list[list[list[float]]] = [[] for _ in range(count)]
     for i, first, last, number in rows:
-        mine = pieces[int(i)]
-        if mine and mine[-1][2] == number:
-            mine[-1][1] = last
+        segment = pieces[int(i)]
+        if segment and segment[-1][2] == number:
+            segment[-1][1] = last
         else:
-            mine.append([first, last, number])
+            segment.append([first, last, number])
     breaks, middles, owner = [], [], []
-    for i, mine in enumerate(pieces):
-        kept = [piece for piece in mine if piece[1] - piece[0] >= shortest] or [[0.0, 1.0, 0]]
-        edges = [0.0, *((a[1] + b[0]) / 2 for a, b in pairwise(kept)), 1.0]
+    for i, segment in enumerate(pieces):
+        long = [piece for piece in segment if piece[1] - piece[0] >= shortest] or [[0.0, 1.0, 0]]
+        edges = [0.0, *((a[1] + b[0]) / 2 for a, b in pairwise(long)), 1.0]
         breaks.append(torch.tensor(edges, dtype=torch.float64))
-        middles += [(piece[0] + piece[1]) / 2 for piece in kept]
-        owner += [i] * len(kept)
+        middles += [(piece[0] + piece[1]) / 2 for piece in long]
+        owner += [i] * len(long)
     device = which.device
     return (
         breaks,

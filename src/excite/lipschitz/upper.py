@@ -24,11 +24,14 @@ _NORMS: tuple[LipschitzNorm, ...] = ("inf", "2")
 
 @dataclass(frozen=True)
 class LipschitzBound:
-    """‖f(x) − f(y)‖ ≤ value · ‖x − y‖ for all inputs, in one norm for inputs and outputs.
+    """An upper bound on a Lipschitz constant: ‖f(x) − f(y)‖ ≤ value · ‖x − y‖ for all inputs.
 
-    `terms` are the parts in order of execution, each with the factor by which it multiplies the bound; parts with factor
-    one are left out. A sum or a concatenation of branches stands with the bound from the input up to there. `why` says
-    how they combine.
+    Attributes:
+        value: The bound.
+        norm: The norm of inputs and outputs, "inf" or "2".
+        terms: The parts of the model in order of execution, each with the factor by which it multiplies the bound; parts
+            with factor one are left out. A sum or a concatenation of branches has the bound from the input up to there.
+        why: How the terms combine.
     """
 
     value: float
@@ -47,14 +50,29 @@ class LipschitzBound:
 
 @model_errors
 def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pick = None) -> LipschitzBound:
-    """An upper bound on the global Lipschitz constant of `model` in evaluation mode, norm "inf" or "2".
+    """Computes an upper bound on the global Lipschitz constant of a model in evaluation mode.
 
-    Inputs and outputs of one sample are flattened; of `example`, a batch as the model takes it, only the shapes matter.
-    In the 2-norm the constants of the layers are multiplied and branches are added. In the infinity norm each element
-    is followed on its own, max |W_L| ··· |W_1| 1, which is never more than the product. Since ‖x‖_∞ ≤ ‖x‖₂ ≤ √n ‖x‖_∞,
-    either bound also follows from the other, times √(inputs) or √(outputs): the smaller one is returned. Guaranteed up
-    to rounding, rarely tight. Anything for which no bound is known, such as attention or layer normalization, is
-    refused by name.
+    Inputs and outputs of one sample are flattened. In the 2-norm the constants of the layers are multiplied and branches
+    are added. In the infinity norm each element is followed on its own, max |W_L| ··· |W_1| 1, which is never more than the
+    product. Since ‖x‖_∞ ≤ ‖x‖₂ ≤ √n ‖x‖_∞, either bound also follows from the other, times √(inputs) or √(outputs): the
+    smaller one is returned. Guaranteed up to rounding, rarely tight.
+
+    Args:
+        model: A model whose operators have Lipschitz constants in the operator table.
+        example: A batch as the model takes it; only its shapes matter.
+        norm: "inf" or "2".
+        output: Selects the output of a model that returns a tuple or a dict.
+
+    Returns:
+        The bound, with the factor of each part of the model.
+
+    Raises:
+        ModelError: If no bound is known for an operator, as for attention or layer normalization; it is named.
+        InputError: If the example has no floating-point input.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> print(excite.lipschitz.bound(model, torch.zeros(2, 4), norm="2"))
     """
     check_weights(check_model(model))
     name: LipschitzNorm = "2" if parse_norm(norm, ("inf", "2")) == "2" else "inf"
@@ -84,12 +102,12 @@ def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pic
         if leaf.is_floating_point()
     )
     outputs = math.prod(shape[1:])
-    found = min((_bound(name, kind, *results[kind], inputs, outputs) for kind in (name, *_NORMS)), key=float)
-    if not math.isfinite(found.value):
+    smallest = min((_bound(name, kind, *results[kind], inputs, outputs) for kind in (name, *_NORMS)), key=float)
+    if not math.isfinite(smallest.value):
         raise ModelError(
-            f"no finite Lipschitz bound: the product over the parts is {found.value}; the weights or buffers are too large, or not finite"
+            f"no finite Lipschitz bound: the product over the parts is {smallest.value}; the weights or buffers are too large, or not finite"
         )
-    return found
+    return smallest
 
 
 class LipschitzInterpreter(Interpreter):

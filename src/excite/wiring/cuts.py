@@ -1,8 +1,8 @@
-"""Layer against layer: cuts through a model, and the conserved difference of their squared norms (Lemma 4).
+"""Cuts through a model, and the conserved difference of their squared norms (Lemma 4 of Training invariances).
 
 Scale all channels behind a cut by a > 0: the entries that cross the cut scale by a, those that leave the scaled channels
 for the model's output by 1/a, and everything between keeps its size. So Σ w² over what enters a set of channels minus
-Σ w² over what leaves it is conserved. It is the sum of the laws of these channels: a cut needs no books of its own.
+Σ w² over what leaves it is conserved. It is the sum of the laws of these channels: a cut needs no accumulator of its own.
 Biases are edges from an input that is always one, so a cut contains the biases of all later layers too.
 """
 
@@ -23,9 +23,13 @@ from excite.wiring.groups import Group
 class Cut:
     """The entries that enter a set of channel groups, minus those that leave it.
 
-    `groups` are the numbers of the groups behind the cut in `wiring.groups`. `enters` and `leaves` name parameters;
-    those of which only some entries do are followed by "[part]". Every path into the set crosses the cut exactly once:
-    no entry leads from the set back into what lies before it (Definition 6, with "exactly once" added).
+    Every path into the set crosses the cut exactly once: no entry leads from the set back into what lies before it
+    (Definition 6, with "exactly once" added).
+
+    Attributes:
+        groups: Numbers of the groups behind the cut in `wiring.groups`.
+        enters: Paths of the parameters that enter the set; those of which only some entries do are followed by "[part]".
+        leaves: Paths of the parameters that leave it, likewise.
     """
 
     groups: tuple[int, ...]
@@ -33,7 +37,15 @@ class Cut:
     leaves: tuple[str, ...]
 
     def value(self, groups: Sequence[Group], parameters: Mapping[str, Tensor]) -> Tensor:
-        """Σ w² over what enters minus Σ w² over what leaves: the sum of the laws of all channels behind the cut."""
+        """Returns Σ w² over what enters minus Σ w² over what leaves: the sum of the laws of all channels behind the cut.
+
+        Args:
+            groups: The groups of the wiring that the cut belongs to.
+            parameters: The model's parameters by path, `dict(model.named_parameters())`.
+
+        Returns:
+            A scalar in double precision on the CPU, conserved by gradient flow.
+        """
         total = torch.zeros((), dtype=torch.float64)
         for number in self.groups:
             for sites, sign in ((groups[number].producers, 1), (groups[number].consumers, -1)):
@@ -43,48 +55,61 @@ class Cut:
 
 
 def cuts(groups: Sequence[Group]) -> tuple[Cut, ...]:
-    """One cut in front of each group with a law of channels, from the first to the last, where there is one.
+    """Finds one cut in front of each group with a law of channels, from the first to the last.
 
-    Groups that feed each other in a circle, as the stream of a residual network and its blocks, stay on one side. Queries
-    against keys balance each other and are left out, as are products of activations, whose readers belong to several laws.
+    Groups that feed each other in a cycle, as the stream of a residual network and its blocks, stay on one side. Queries
+    against keys balance each other and are left out, as are products of activations, whose consumers belong to several laws.
+
+    Args:
+        groups: The groups of a wiring, `excite.trace(model, x).groups`.
+
+    Returns:
+        The cuts, from the first to the last of each part of the model.
+
+    Raises:
+        InputError: If `groups` are not those of a wiring.
+
+    Example:
+        >>> wiring = excite.trace(model, x)
+        >>> [cut.enters for cut in excite.wiring.cuts(wiring.groups)]
     """
     import networkx
 
     if not isinstance(groups, Sequence) or not all(isinstance(g, Group) for g in groups):
         raise InputError(f"groups: expected the groups of a wiring, excite.trace(model, x).groups; got {shown(groups)}")
-    kept = [
+    with_law = [
         i
         for i, g in enumerate(groups)
-        if g.law in ("matrix", "channel") and g.consumers and _reads(g) and not g.product
+        if g.law in ("matrix", "channel") and g.consumers and _has_consuming_sites(g) and not g.product
     ]
     sizes = _sizes(groups)
-    maker, reader = _ends(groups, kept, sizes)
+    producer, consumer = _ends(groups, with_law, sizes)
     graph: networkx.DiGraph[int] = networkx.DiGraph()
-    graph.add_nodes_from(kept)
+    graph.add_nodes_from(with_law)
     for path in sizes:
-        both = (reader[path] >= 0) & (maker[path] >= 0)
-        pairs = (reader[path] * len(groups) + maker[path])[both].unique().tolist()
+        both = (consumer[path] >= 0) & (producer[path] >= 0)
+        pairs = (consumer[path] * len(groups) + producer[path])[both].unique().tolist()
         graph.add_edges_from(divmod(pair, len(groups)) for pair in pairs)
-    circles = networkx.condensation(graph)
+    components = networkx.condensation(graph)
     result = []
-    for apart in networkx.weakly_connected_components(circles):  # parts of the model that share no channel
-        order = list(networkx.lexicographical_topological_sort(circles.subgraph(apart)))
+    for apart in networkx.weakly_connected_components(components):  # parts of the model that share no channel
+        order = list(networkx.lexicographical_topological_sort(components.subgraph(apart)))
         for i in range(len(order)):
-            behind = sorted(number for node in order[i:] for number in circles.nodes[node]["members"])
+            behind = sorted(number for node in order[i:] for number in components.nodes[node]["members"])
             inside = torch.zeros(len(groups) + 1, dtype=torch.bool)  # the last one stands for "no group"
             inside[behind] = True
             enters: list[str] = []
             leaves: list[str] = []
             for path in sizes:
-                makes, reads = inside[maker[path]], inside[reader[path]]
-                for names, entries in ((enters, makes & ~reads), (leaves, reads & ~makes)):
+                produced, consumed = inside[producer[path]], inside[consumer[path]]
+                for names, entries in ((enters, produced & ~consumed), (leaves, consumed & ~produced)):
                     if bool(entries.any()):
                         names.append(path if bool(entries.all()) else f"{path}[part]")
             result.append(Cut(tuple(behind), tuple(enters), tuple(leaves)))
     return tuple(sorted(result, key=lambda cut: (cut.groups[-1], -len(cut.groups))))
 
 
-def _reads(group: Group) -> bool:
+def _has_consuming_sites(group: Group) -> bool:
     return all(site.side == "in" for site in group.consumers)
 
 
@@ -93,9 +118,9 @@ def _sizes(groups: Sequence[Group]) -> dict[str, tuple[int, ...]]:
 
 
 def _ends(
-    groups: Sequence[Group], kept: list[int], sizes: Mapping[str, tuple[int, ...]]
+    groups: Sequence[Group], with_law: list[int], sizes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """For the entries of every parameter the number of the group they make, and of the one they read; −1 for none.
+    """For the entries of every parameter, the number of the group they produce and of the one they consume; −1 for none.
 
     Entries of one kernel, or of one column of an embedding, have the same ends: the first of them stands for all.
     """
@@ -108,7 +133,7 @@ def _ends(
             first[site.parameter][entries[..., 0].reshape(-1)] = True
     for side in ("producers", "consumers"):
         found = {path: torch.full((torch.Size(shape).numel(),), -1) for path, shape in sizes.items()}
-        for number in kept:
+        for number in with_law:
             for site in getattr(groups[number], side):
                 shape = sizes[site.parameter]
                 entries = torch.arange(torch.Size(shape).numel()).view(shape)

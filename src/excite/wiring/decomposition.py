@@ -17,9 +17,11 @@ from excite.wiring.paths import LIMIT, Array, Edge, Graph, Path, activate, point
 
 @dataclass(frozen=True)
 class Tree:
-    """An unrolled network. Its vertices are paths to the output, as tuples of the graph's vertices; a path is fed by those
-    that extend it by one edge at the far end. `weights` belong to the edge from a vertex to the one it feeds. Leaves are
-    the paths that start in an input.
+    """An unrolled network.
+
+    Its vertices are paths to the output, as tuples of the graph's vertices; a path is fed by those that extend it by one
+    edge at the far end. `weights` belong to the edge from a vertex to the one it feeds. Leaves are the paths that start in
+    an input.
 
     Paths count as sequences of edges. Definition 9 orders them by inclusion; as sets of *vertices*, as its proof reads
     them, i → o would be included in i → a → o, and the diagram is no tree where there are skip connections.
@@ -36,7 +38,7 @@ class Tree:
         return sorted(inner, key=lambda path: (-len(path), path))
 
     def value(self, at: Sequence[float] | Array) -> float:
-        """The output for the values of the leaves, (ρ,)."""
+        """Returns the output for the values of the leaves, shape (ρ,)."""
         return float(self._forward(at)[1][(self.graph.output,)])
 
     def _forward(self, at: Sequence[float] | Array) -> tuple[dict[Path, float], dict[Path, float]]:
@@ -55,7 +57,7 @@ class Tree:
         return pre, post
 
     def gradient(self, at: Sequence[float] | Array) -> Array:
-        """∇μ in the leaves (ρ,), where it exists; at a kink the slope to the left."""
+        """Returns ∇μ with respect to the leaves, shape (ρ,); at a kink, with the slope to the left."""
         pre, _ = self._forward(at)
         back: dict[Path, float] = {}
         for path in reversed(self.order):
@@ -68,7 +70,12 @@ class Tree:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """ν = μ ∘ h for one graph. `paths` are in the order of the entries of h."""
+    """The decomposition ν = μ ∘ h of one graph (Lemma 2 of Training invariances).
+
+    Attributes:
+        graph: The network ν.
+        paths: Its paths, in the order of the entries of h.
+    """
 
     graph: Graph
     paths: tuple[Path, ...]
@@ -83,7 +90,11 @@ class Decomposition:
         return np.array([place[p[0]] for p in self.paths], dtype=np.intp)
 
     def h(self, x: Sequence[float] | Array) -> Array:
-        """x_p Π w_e for every path, (ρ,) (Definition 4)."""
+        """Returns x_p Π w_e for every path, shape (ρ,) (Definition 4).
+
+        Args:
+            x: One number per input.
+        """
         return np.asarray(point(self.graph, x)[self._starts] * self._products)
 
     @cached_property
@@ -110,15 +121,15 @@ class Decomposition:
         return Tree(self.graph, tree.leaves, signs)
 
     def value(self, x: Sequence[float] | Array) -> float:
-        """μ(h(x))."""
+        """Returns μ(h(x)), which is ν(x) up to rounding."""
         return self.mu.value(self.h(x))
 
     def error(self, x: Sequence[float] | Array) -> float:
-        """|ν(x) − μ(h(x))| over the larger of 1 and Σ |h|: rounding, if the lemma is right."""
+        """Returns |ν(x) − μ(h(x))| over the larger of 1 and Σ |h|: rounding, if the lemma is right."""
         return abs(self.graph.value(x) - self.value(x)) / max(1.0, float(np.abs(self.h(x)).sum()))
 
     def active(self, x: Sequence[float] | Array) -> Array:
-        """Z_p: the product of the slopes along each path at x (ρ,), from the network itself. It is ∇μ at h(x)."""
+        """Returns Z_p, the product of the slopes along each path at x, shape (ρ,). It is ∇μ at h(x)."""
         post = dict(zip(self.graph.inputs, point(self.graph, x)))
         slopes = {name: self.graph.slope(name)[int(v > 0)] for name, v in post.items()}
         for vertex in self.graph.order:
@@ -129,7 +140,15 @@ class Decomposition:
         return np.array([np.prod([slopes[v] for v in p[1:]]) for p in self.paths])
 
     def derivative(self, x: Sequence[float] | Array, edge: Edge) -> float:
-        """∂ν/∂w_e = Σ_{p ∋ e} [∇μ(h(x))]_p x_p Π_{f ∈ p, f ≠ e} w_f (equation 2), where no weight is 0."""
+        """Returns ∂ν/∂w_e = Σ_{p ∋ e} [∇μ(h(x))]_p x_p Π_{f ∈ p, f ≠ e} w_f (equation 2).
+
+        Args:
+            x: One number per input.
+            edge: The edge e, (from, to).
+
+        Raises:
+            InputError: If the graph has no such edge, or a weight on a path is 0.
+        """
         if edge not in self.graph.weights:
             raise InputError(f"no edge {edge}")
         if (self._products == 0).any():
@@ -148,7 +167,25 @@ class Decomposition:
 
 
 def decompose(graph: Graph, limit: int = LIMIT) -> Decomposition:
-    """ν = μ ∘ h (Lemma 2) for a network with at most `limit` paths."""
+    """Writes a network as ν = μ ∘ h: a multilinear function and a tree with weights ±1 (Lemma 2 of Training invariances).
+
+    h(x) lists x_p Π w_e over all paths p; μ depends on the signs of the weights alone.
+
+    Args:
+        graph: A small network, for example `fully_connected(weights)`.
+        limit: Largest number of paths.
+
+    Returns:
+        h, μ and the trees of the proof.
+
+    Raises:
+        InputError: If the graph has more than `limit` paths, or none.
+
+    Example:
+        >>> parts = decompose(fully_connected([[[1.0, -2.0]], [[3.0]]]))
+        >>> parts.h([1.0, 1.0])
+        array([ 3., -6.])
+    """
     if not isinstance(graph, Graph):
         raise InputError(f"graph: expected a Graph, such as fully_connected(weights); got {shown(graph)}")
     paths = graph.paths(check_count(limit, "limit"))
@@ -158,4 +195,5 @@ def decompose(graph: Graph, limit: int = LIMIT) -> Decomposition:
 
 
 def edges(path: Path) -> list[Edge]:
+    """The edges along a path."""
     return list(pairwise(path))

@@ -1,7 +1,7 @@
-"""Channel groups: channels that scale together, who makes them, who reads them, and which law that gives.
+"""Channel groups: channels that scale together, their producers and consumers, and the conservation law that follows.
 
-Scale everything that makes a channel by a > 0 and everything that reads it by 1/a: if the function stays the same, then
-for any loss the squared norm of the makers minus that of the readers is conserved by gradient flow, channel by channel.
+Scale the producers of a channel by a > 0 and its consumers by 1/a: if the function stays the same, then for any loss the
+squared norm of the producers minus that of the consumers is conserved by gradient flow, channel by channel.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ Law = Literal["matrix", "channel", "norm", "none"]
 
 @dataclass(frozen=True)
 class Site:
-    """The part of one parameter that makes, or reads, the channels of a group.
-
-    - `layer`: the layer's name; `parameter`: the path of the parameter.
-    - `side`: "out" where the parameter makes the channels, "in" where it reads them. Consumers are on side "in", with
-      one exception: in attention keys are made to be read by queries, and count as their consumers.
-    - `index`: for every channel of the group, its numbers among the output or input channels of the parameter. Usually
-      one number each; several where a convolution is flattened into a linear layer.
-    - `times`: how often it counts: 2 for what reads the square of a channel, which scales by a².
-    - `axis`: the axis of the parameter that counts these channels, where one axis does. The input channels of a grouped
-      convolution are counted through all blocks, although axis 1 counts within a block.
+    """The part of one parameter that produces, or consumes, the channels of a group.
 
     `rows` does the arithmetic: use it rather than `axis` and `index`.
+
+    Attributes:
+        layer: The layer's name.
+        parameter: Path of the parameter.
+        side: "out" where the parameter produces the channels, "in" where it consumes them. Consumers are on side "in", with
+            one exception: in attention, keys count as consumers of queries.
+        axis: The axis of the parameter that counts these channels, where one axis does. The input channels of a grouped
+            convolution are counted through all blocks, although axis 1 counts within a block.
+        index: For every channel of the group, its numbers among the output or input channels of the parameter. Usually
+            one number each; several where a convolution is flattened into a linear layer.
+        slot: The layout of the parameter, for `rows`.
+        times: How often it counts: 2 for a consumer of the square of a channel, which scales by a².
     """
 
     layer: str
@@ -47,15 +50,25 @@ class Site:
     times: int = 1
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """(channels, numbers): the entries that belong to each channel, of the parameter or of anything shaped like it.
+        """Returns the entries that belong to each channel.
 
-        Entries stand in the same order for every channel, so that rows(W) @ rows(W).T is the matrix of the law.
+        Args:
+            tensor: The parameter, its gradient, or anything of its shape.
+
+        Returns:
+            Tensor (channels, entries), with entries in the same order for every channel, so that rows(W) @ rows(W).T is
+            the matrix of the law.
         """
         rows = self.slot.out_rows(tensor) if self.side == "out" else self.slot.in_rows(tensor)
         return rows[torch.tensor(self.index, device=rows.device)].flatten(1)
 
     def put(self, tensor: Tensor, rows: Tensor) -> Tensor:
-        """A copy of the parameter with other entries for the channels of the group: the inverse of `rows`."""
+        """Returns a copy of the parameter with other entries for the channels of the group: the inverse of `rows`.
+
+        Args:
+            tensor: The parameter, or anything of its shape.
+            rows: Tensor (channels, entries), as `rows` returns it.
+        """
         where = self.rows(torch.arange(tensor.numel(), device=tensor.device).view(tensor.shape))
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         result.view(-1)[where.reshape(-1)] = rows.reshape(-1)
@@ -63,19 +76,21 @@ class Site:
 
     @property
     def of(self) -> int:
-        """How many channels the parameter has on this side, in the group or not."""
+        """Number of channels that the parameter has on this side, in the group or not."""
         return self.slot.outputs if self.side == "out" else self.slot.inputs
 
 
 @dataclass(frozen=True)
 class NormSite:
-    """Where the channels of a group stand in the input of a normalization, `module`.
+    """The positions of the channels of a group in the input of a normalization.
 
-    - `op`: "batch_norm", "instance_norm", "group_norm", "layer_norm" or "rms_norm".
-    - `index`: for every channel of the group, its positions: channels for batch and instance normalization, groups for
-      group normalization, 0 for layer and RMS normalization.
-    - `sign`: the power with which the channels enter: −1 where they do so inversely, as keys do.
-    - `why`: not empty where the positions are not the same for all samples or calls; then they are not listed.
+    Attributes:
+        module: Path of the normalization.
+        op: "batch_norm", "instance_norm", "group_norm", "layer_norm" or "rms_norm".
+        index: For every channel of the group, its positions: channels for batch and instance normalization, groups for
+            group normalization, 0 for layer and RMS normalization.
+        sign: The power with which the channels enter: −1 where they do so inversely, as keys do.
+        why: Not empty where the positions differ between samples or calls; then they are not listed.
     """
 
     module: str
@@ -90,15 +105,24 @@ class Group:
     """A set of channels with the same producers and consumers.
 
     `law` says what gradient flow conserves, with R = site.rows(parameter) and sums over all sites, each `site.times`:
+
     - "matrix": every entry of Σ R R' over producers minus Σ R R' over consumers, a (channels, channels) matrix;
     - "channel": its diagonal, one number per channel;
-    - "norm": the same numbers; a normalization reads the channels, so they need no consumer (exact for eps = 0);
+    - "norm": the same numbers; a normalization consumes the channels, so they need no other consumer (exact for eps = 0);
     - "none": nothing that Excite knows of; `why` says what breaks it.
 
-    `channels` counts what scales on its own: all features in front of a layer normalization are one channel, with
-    several entries in the index of its sites. `through` are the functions between, `norms` the normalizations behind, and
-    `norm_sites` says what of their inputs belongs to the group. `product`: a product of activations has a law for each of its
-    factors, and what reads it belongs to all of them.
+    Attributes:
+        channels: Number of channels that scale independently: all features in front of a layer normalization are one
+            channel, with several entries in the index of its sites.
+        producers: Parts of parameters that produce the channels.
+        consumers: Parts of parameters that consume them.
+        law: "matrix", "channel", "norm" or "none".
+        why: Through which functions the law holds, or what breaks it.
+        through: The functions between producers and consumers.
+        norms: Paths of the normalizations that consume the channels.
+        norm_sites: Which parts of the inputs of these belong to the group.
+        product: Whether a product of activations is involved: it has a law for each of its factors, and its consumers
+            belong to all of them.
     """
 
     channels: int
@@ -113,7 +137,7 @@ class Group:
 
     @property
     def width(self) -> int:
-        """How many channels of a producer belong to the group: more than `channels` in front of a layer normalization."""
+        """Number of channels of a producer that belong to the group: more than `channels` before a layer normalization."""
         return min(sum(len(numbers) for numbers in site.index) for site in self.producers)
 
 
@@ -122,7 +146,7 @@ Side = tuple[int, Literal["out", "in"], int]  # number of the slot, which of its
 
 @dataclass
 class _Member:
-    """One class of labels: which channels of which slots belong to it, and what the maps that read it look like."""
+    """One class of labels: which channels of which slots belong to it, and fingerprints of the maps that consume it."""
 
     state: State
     producers: dict[Side, dict[int, None]] = field(default_factory=dict)  # channels, each once
@@ -134,12 +158,12 @@ class _Member:
     product: bool = False
 
     def absorb(self, other: _Member, power: int) -> None:
-        """Channels that scale by this power of the member's own factor; inversely, what makes them counts as what reads them."""
+        """Adds channels that scale by this power of the member's factor; if negative, producers count as consumers."""
         self.state.absorb(other.state)
         sides = (other.producers, other.consumers) if power > 0 else (other.consumers, other.producers)
-        for mine, theirs in zip((self.producers, self.consumers), sides):
-            for (slot, side, times), positions in theirs.items():
-                mine.setdefault((slot, side, times * abs(power)), {}).update(positions)
+        for target, source in zip((self.producers, self.consumers), sides):
+            for (slot, side, times), positions in source.items():
+                target.setdefault((slot, side, times * abs(power)), {}).update(positions)
         self.prints += other.prints
         self.blocks += other.blocks
         for (module, sign), positions in other.normalized.items():
@@ -147,7 +171,7 @@ class _Member:
 
 
 def assemble(ctx: ChannelContext) -> tuple[Group, ...]:
-    """The groups of a model whose graph has been followed, in order of their first producer."""
+    """Returns the groups of a model whose graph has been followed, in order of their first producer."""
     slots, layers = _slots(ctx.uses)
     table: dict[object, list[_Member]] = {}
     for member in _members(ctx, slots):
@@ -161,15 +185,15 @@ def assemble(ctx: ChannelContext) -> tuple[Group, ...]:
 
 def _normalizations(ctx: ChannelContext) -> dict[str, tuple[str, str]]:
     """The operation of every module that normalizes, and why the positions of its channels cannot be told, if so."""
-    found: dict[str, tuple[str, str]] = {}
+    normalizations: dict[str, tuple[str, str]] = {}
     roots: dict[str, list[list[int]]] = {}
     for read in ctx.norm_reads:
         for row in read.labels.unique(dim=0).tolist():
             roots.setdefault(read.module, []).append([ctx.classes.find(label) for label in row])
         why = f"{read.module} normalizes other channels at other places or calls"
         same = all(row == roots[read.module][0] for row in roots[read.module])
-        found[read.module] = read.op, "" if same else why
-    return found
+        normalizations[read.module] = read.op, "" if same else why
+    return normalizations
 
 
 def _slots(uses: Sequence[Use]) -> tuple[list[Slot], list[str]]:
@@ -185,11 +209,11 @@ def _slots(uses: Sequence[Use]) -> tuple[list[Slot], list[str]]:
 
 def _members(ctx: ChannelContext, slots: list[Slot]) -> list[_Member]:
     classes: Classes = ctx.classes
-    found: dict[int, _Member] = {}
+    members: dict[int, _Member] = {}
 
     def member_of(label: int) -> _Member:
         root = classes.find(label)
-        return found.setdefault(root, _Member(classes.state(root)))
+        return members.setdefault(root, _Member(classes.state(root)))
 
     for use in ctx.uses:
         number = slots.index(use.slot)
@@ -210,24 +234,24 @@ def _members(ctx: ChannelContext, slots: list[Slot]) -> list[_Member]:
             for position, member in _each(row, member_of):
                 member.normalized.setdefault((read.module, 1), {}).setdefault(position)
     for root, factors in ctx.relations.factors().items():
-        product = found.get(root)
+        product = members.get(root)
         if product is not None and not product.producers and product.state.broken is not None:
-            for factor in factors:  # there is no law for what reads it: say who makes it
-                product.producers |= found[factor].producers if factor in found else {}
-    combined = _combined(found, ctx.relations.directions())
+            for factor in factors:  # there is no law for its consumers: name the producers of its factors
+                product.producers |= members[factor].producers if factor in members else {}
+    combined = _combined(members, ctx.relations.directions())
     return [combined[root] for root in sorted(combined) if combined[root].producers and _worth_showing(combined[root])]
 
 
-def _combined(found: dict[int, _Member], directions: list[dict[int, int]]) -> dict[int, _Member]:
+def _combined(members: dict[int, _Member], directions: list[dict[int, int]]) -> dict[int, _Member]:
     """One member for every way to scale: a class by itself, or several that depend on each other."""
     counts = Counter(root for powers in directions for root in powers)
-    result = {root: member for root, member in found.items() if root not in counts}
+    result = {root: member for root, member in members.items() if root not in counts}
     for powers in directions:
         first, *others = sorted(powers, key=lambda root: (powers[root] < 0, root))
         member = _Member(State(), product=any(counts[root] > 1 or abs(power) > 1 for root, power in powers.items()))
         for root in (first, *others):
-            if root in found:
-                member.absorb(found[root], powers[root])
+            if root in members:
+                member.absorb(members[root], powers[root])
         result[first if first not in result else max(result) + 1] = member
     return result
 

@@ -20,13 +20,17 @@ from excite.wiring.export import resized, run
 class Layer:
     """One affine call.
 
-    - `name`: the weight's path without `.weight`; the second call of a weight is `name#2`.
-    - `kind`: "linear" or "conv" (transposed convolutions too).
-    - `in_shape`, `out_shape`: of one sample, without the batch axis wherever it stands. Where batch and another axis are
-      merged, as (time · batch, features) inside attention, only the batch is taken out: (time, features). Padding and
-      unfolding belong to the layer: `in_shape` is that of the signal in front of them.
-    - `weight`, `bias`: as the call gets them, sharing memory with the model's parameters; `weight_name`, `bias_name` are
-      the paths of these, None for a weight that is computed on the fly.
+    Attributes:
+        name: The weight's path without `.weight`; the second call of a weight is `name#2`.
+        kind: "linear" or "conv" (transposed convolutions too).
+        in_shape: Shape of the input of one sample, without the batch axis wherever it stands. Where the batch is merged with
+            another axis, as (time · batch, features) inside attention, only the batch is removed: (time, features). Padding
+            and unfolding belong to the layer: it is the shape of the tensor in front of them.
+        out_shape: Shape of the output of one sample, likewise.
+        weight: The weight as the call gets it, sharing memory with the model's parameters.
+        bias: The bias likewise, if there is one.
+        weight_name: Path of the weight; None if it is computed in the forward pass.
+        bias_name: Path of the bias; None if there is none or it is computed.
     """
 
     name: str
@@ -40,12 +44,12 @@ class Layer:
 
     @property
     def parameters(self) -> int:
-        """How many numbers weight and bias hold."""
+        """Number of entries of weight and bias."""
         return self.weight.numel() + (self.bias.numel() if self.bias is not None else 0)
 
 
 @dataclass
-class _Seen:
+class _RecordedCall:
     call: AffineCall
     input: tuple[int, ...]
     output: tuple[int, ...]
@@ -54,12 +58,12 @@ class _Seen:
 class _Recorder(AffineMode):
     def __init__(self, names: Names):
         super().__init__(names)
-        self.seen: list[_Seen] = []
+        self.calls: list[_RecordedCall] = []
         self.hidden: list[str] = []
 
     def visit(self, call: AffineCall) -> Tensor:
         output = super().visit(call)
-        self.seen.append(_Seen(call, tuple(call.input.shape), tuple(output.shape)))
+        self.calls.append(_RecordedCall(call, tuple(call.input.shape), tuple(output.shape)))
         return output
 
     def opaque(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,12 +72,12 @@ class _Recorder(AffineMode):
 
 
 def record(model: nn.Module, batch: Batch, output: Pick) -> tuple[tuple[Layer, ...], dict[str, str], tuple[str, ...]]:
-    """The layers, the roles of parameters by path, and notes on what is not known."""
+    """Returns the layers, the roles of parameters by path, and notes on what is not known."""
     names, roles = Names(model), Roles()
     first, returned = _run(model, names, resized(batch, 2), roles)
     pick_output(returned, output)
     notes = [f"{name} holds affine maps inside one kernel: they are not listed" for name in dict.fromkeys(first.hidden)]
-    if not first.seen:
+    if not first.calls:
         hint = f" ({notes[0]})" if notes else f" (parameters are {TRANSFORMED})" if roles.inside_transforms else ""
         raise ModelError(
             "the model has no affine layer that Excite can see: expected at least one linear layer, convolution or "
@@ -83,16 +87,16 @@ def record(model: nn.Module, batch: Batch, output: Pick) -> tuple[tuple[Layer, .
     if missing:
         notes.append(sentence(missing))
     try:
-        second: list[_Seen] | None = _run(model, names, resized(batch, 3))[0].seen
+        second: list[_RecordedCall] | None = _run(model, names, resized(batch, 3))[0].calls
     except ExciteError:
         second = None
-    if second is None or [s.call.name for s in second] != [s.call.name for s in first.seen]:
+    if second is None or [s.call.name for s in second] != [s.call.name for s in first.calls]:
         second = None
         notes.append(
             "shapes assume that the batch is the first axis: the model does not run the same for two and three samples"
         )
     layers = []
-    for i, one in enumerate(first.seen):
+    for i, one in enumerate(first.calls):
         other = second[i] if second is not None else None
         layers.append(
             Layer(

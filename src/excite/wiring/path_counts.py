@@ -26,14 +26,19 @@ from excite.wiring.propagation.interpreter import Interpreter, refused
 
 @dataclass(frozen=True)
 class PathCount:
-    """`log10` of the number of paths of one sample, to all outputs together; `log10_by_output` has one number an output."""
+    """The number of paths of one sample.
+
+    Attributes:
+        log10: Logarithm of the number of paths to all outputs together.
+        log10_by_output: Logarithm of the number of paths to each output.
+    """
 
     log10: float
     log10_by_output: tuple[float, ...]
 
     @property
     def total(self) -> float:
-        """The number itself: exact below 2⁵³, to about 14 digits above, infinite beyond 10³⁰⁸."""
+        """Number of paths: exact below 2⁵², to about 14 digits above, infinite beyond 10³⁰⁸."""
         total = 10.0**self.log10 if self.log10 < 308 else math.inf
         return float(round(total)) if total < 2**52 else total
 
@@ -73,12 +78,28 @@ class PathInterpreter(Interpreter):
 
 @model_errors
 def path_count(model: nn.Module, example: Batch, *, biases: bool = False, output: Pick = None) -> PathCount:
-    """The number of paths of the computation graph of `model` on one sample of `example`.
+    """Counts the paths from the inputs to the outputs of the computation graph of a model, for one sample.
 
-    Vertices are the numbers that layers make, so a convolution has a vertex for every place; weights that are shared
-    count once for every place. A pooling window joins all its elements. With `biases`, every bias is one more input,
-    as in the paper. Normalizations count as one edge per number, as if their statistics were constants. The count covers
-    affine layers, (leaky) ReLU, pooling, sums, concatenations and normalizations; anything else is refused by name.
+    Vertices are the numbers that layers produce, so a convolution has a vertex for every position; weights that are shared
+    count once for every position. A pooling window joins all its elements. Normalizations count as one edge per number,
+    as if their statistics were constants.
+
+    Args:
+        model: A feedforward network of affine layers, (leaky) ReLU, pooling, sums, concatenations and normalizations.
+        example: A batch as the model takes it; only its shapes matter.
+        biases: Whether every bias is one more input, as in the paper.
+        output: Selects the output of a model that returns a tuple or a dict.
+
+    Returns:
+        The number of paths, as a logarithm, in total and per output.
+
+    Raises:
+        ModelError: If the model has an operator for which paths are not defined; it is named.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> print(excite.wiring.path_count(model, torch.zeros(2, 5)))
+        40 paths
     """
     model = unwrap(check_model(model))
     refuse_lazy(model)

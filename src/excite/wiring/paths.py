@@ -28,11 +28,24 @@ RELU, LINEAR = (0.0, 1.0), (1.0, 1.0)
 
 @dataclass(frozen=True)
 class Graph:
-    """A feedforward network ν with one output.
+    """A feedforward network ν with one output, vertex by vertex.
 
-    `weights` by edge (from, to). `slopes` by vertex are those of its activation, left and right of zero: these two
-    numbers are all that a positively homogeneous function has. Vertices not named are ReLUs, (0, 1); the output is linear,
-    (1, 1), and so are the inputs. Vertices without edges into them that are no inputs have the value 0.
+    Vertices that have no edges into them and are no inputs have the value 0.
+
+    Args:
+        inputs: Names of the input vertices.
+        output: Name of the output vertex.
+        weights: Weights by edge (from, to).
+        slopes: By vertex, the slopes of its activation left and right of zero: these two numbers are all that a positively
+            homogeneous function has. Default: (0, 1), a ReLU; (1, 1) for the output and the inputs.
+
+    Raises:
+        InputError: If the graph has a cycle, an edge into an input or out of the output, or entries of wrong types.
+
+    Example:
+        >>> graph = Graph(("x",), "y", {("x", "h"): 2.0, ("h", "y"): -1.0, ("x", "y"): 0.5})
+        >>> graph.value([3.0]), graph.count
+        (-4.5, 2)
     """
 
     inputs: tuple[str, ...]
@@ -41,15 +54,15 @@ class Graph:
     slopes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        given: Any
-        for what, given, kind in (
+        value: Any
+        for what, value, kind in (
             ("inputs", self.inputs, Sequence),
             ("weights", self.weights, Mapping),
             ("slopes", self.slopes, Mapping),
         ):
-            if not isinstance(given, kind) or isinstance(given, str):
-                wanted = "a tuple of vertices" if kind is Sequence else "a dict"
-                raise InputError(f"{what}: expected {wanted}; got {shown(given)}")
+            if not isinstance(value, kind) or isinstance(value, str):
+                expected = "a tuple of vertices" if kind is Sequence else "a dict"
+                raise InputError(f"{what}: expected {expected}; got {shown(value)}")
         for edge in self.weights:
             if not isinstance(edge, tuple) or len(edge) != 2:
                 raise InputError(f"weights: expected edges (from, to) as keys; got {shown(edge)}")
@@ -71,10 +84,11 @@ class Graph:
 
     @cached_property
     def into(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        """By vertex, the vertices with an edge to it."""
+        sources: dict[str, list[str]] = {}
         for a, b in self.weights:
-            found.setdefault(b, []).append(a)
-        return found
+            sources.setdefault(b, []).append(a)
+        return sources
 
     @cached_property
     def order(self) -> list[str]:
@@ -99,11 +113,16 @@ class Graph:
         return order
 
     def slope(self, vertex: str) -> tuple[float, float]:
+        """Returns the slopes of a vertex's activation, left and right of zero."""
         plain = LINEAR if vertex == self.output or vertex in self.inputs else RELU
         return self.slopes.get(vertex, plain)
 
     def value(self, x: Sequence[float] | Array) -> float:
-        """ν(x), vertex by vertex."""
+        """Returns ν(x), computed vertex by vertex.
+
+        Args:
+            x: One number per input.
+        """
         post = dict(zip(self.inputs, point(self, x)))
         for vertex in self.order:
             if vertex not in post:
@@ -113,7 +132,7 @@ class Graph:
 
     @cached_property
     def count(self) -> int:
-        """The number ρ of paths from an input to the output, exactly, whatever the size of the graph."""
+        """Exact number ρ of paths from an input to the output, for graphs of any size."""
         ways: dict[str, int] = dict.fromkeys(self.inputs, 1)
         for vertex in self.order:
             if vertex not in ways:
@@ -121,22 +140,44 @@ class Graph:
         return ways[self.output]
 
     def paths(self, limit: int = LIMIT) -> list[Path]:
-        """All paths from an input to the output, as vertices; refused beyond `limit`."""
+        """Returns all paths from an input to the output, as tuples of vertices.
+
+        Args:
+            limit: Largest number of paths to enumerate.
+
+        Raises:
+            InputError: If there are more than `limit` paths.
+        """
         if self.count > limit:
             raise InputError(f"{self.count} paths: more than the limit of {limit}; raise it, or use `count`")
-        found: list[Path] = []
+        complete: list[Path] = []
         stack: list[Path] = [(self.output,)]
         while stack:
             path = stack.pop()
             if path[0] in self.inputs:
-                found.append(path)
+                complete.append(path)
             else:
                 stack += [(a, *path) for a in self.into.get(path[0], [])]
-        return sorted(found)
+        return sorted(complete)
 
 
 def fully_connected(weights: Sequence[Any], slope: tuple[float, float] = RELU) -> Graph:
-    """The graph of x ↦ W_L σ(⋯ σ(W_1 x)) with one output; matrices (n_k, n_{k−1}), hidden vertices "layer.unit"."""
+    """Builds the graph of x ↦ W_L σ(⋯ σ(W_1 x)) with one output.
+
+    Args:
+        weights: Matrices W_1, …, W_L of shapes (n_k, n_{k−1}), with n_L = 1.
+        slope: Slopes of σ left and right of zero. Default: ReLU.
+
+    Returns:
+        A graph with vertices named "layer.unit" and "output".
+
+    Raises:
+        InputError: If the matrices do not follow each other to one output.
+
+    Example:
+        >>> fully_connected([torch.randn(3, 2), torch.randn(1, 3)]).count
+        6
+    """
     if not isinstance(weights, Sequence) or isinstance(weights, str):
         raise InputError(f"weights: expected a list of matrices; got {shown(weights)}")
     matrices = [to_array("weights", w) for w in weights]
@@ -152,13 +193,15 @@ def fully_connected(weights: Sequence[Any], slope: tuple[float, float] = RELU) -
 
 
 def point(graph: Graph, x: Sequence[float] | Array) -> Array:
-    found = np.asarray(x, dtype=np.float64)
-    if found.shape != (len(graph.inputs),) or not np.isfinite(found).all():
-        raise InputError(f"expected {len(graph.inputs)} finite inputs; got shape {found.shape}")
-    return found
+    """Checks an input of the graph and returns it as an array."""
+    values = np.asarray(x, dtype=np.float64)
+    if values.shape != (len(graph.inputs),) or not np.isfinite(values).all():
+        raise InputError(f"expected {len(graph.inputs)} finite inputs; got shape {values.shape}")
+    return values
 
 
 def activate(z: float, slope: tuple[float, float]) -> float:
+    """The positively homogeneous function with these slopes left and right of zero."""
     return slope[1] * z if z > 0 else slope[0] * z
 
 

@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wiring:
-    """What a model is made of: its affine layers in order of execution, and how their channels connect. Printable.
+    """The affine layers of a model in order of execution, and how their channels connect. `print` shows it as a table.
 
-    `parameters` says by path what each parameter is: the weight or bias of a layer, part of a normalization, an embedding,
-    a scaling, … `notes` names the parameters that are none of these, and says what else is not known.
+    Attributes:
+        layers: The affine calls in order of execution.
+        groups: Sets of channels that scale together, with their producers, their consumers and what is conserved.
+        notes: What is not known, such as parameters that are part of no layer that Excite recognizes.
+        parameters: By path, the role of each parameter: "weight of NAME", "bias of NAME", "normalization", "embedding",
+            "scaling", …
     """
 
     layers: tuple[Layer, ...]
@@ -41,24 +45,32 @@ class Wiring:
         return render(self.layers, self.groups, self.cuts(), self.notes)
 
     def __getitem__(self, name: str) -> Layer:
-        """The layer with this name."""
+        """Returns the layer with this name.
+
+        Raises:
+            InputError: If there is none.
+        """
         for layer in self.layers:
             if layer.name == name:
                 return layer
         raise InputError(f"no layer {name!r}: the layers are {', '.join(layer.name for layer in self.layers)}")
 
     def cuts(self) -> tuple[Cut, ...]:
-        """Layer against layer: what enters a set of channels minus what leaves it is conserved (Lemma 4)."""
+        """Returns the cuts of the model: Σ w² of what enters a set of channels minus Σ w² of what leaves it is conserved.
+
+        See Lemma 4 of Training invariances, and `excite.wiring.cuts`.
+        """
         return cuts(self.groups)
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
-        """The table as plain data: "layers" and "groups", one dict of strings and numbers per row."""
+        """Returns the table as plain data: "layers" and "groups", one dict of strings and numbers per row."""
         return {"layers": layer_rows(self.layers), "groups": group_rows(self.groups)}
 
     def graph(self) -> networkx.DiGraph[str]:
-        """Layers as nodes; edges from the producers of a group to its consumers and to the normalizations that read it.
+        """Returns a directed graph with layers as nodes, for networkx.
 
-        Edges have attributes `law` and `channels`.
+        Edges lead from the producers of a group to its consumers and to the normalizations that consume it. They have
+        attributes `law` and `channels`; nodes have `kind`, `in_shape` and `out_shape`.
         """
         import networkx
 
@@ -74,12 +86,31 @@ class Wiring:
 
 @model_errors
 def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
-    """The wiring of `model`, found by running it on `example`, a batch as the model takes it.
+    """Finds the affine layers of a model and how their channels connect.
 
-    Layers are those that the model runs in the mode it is in. Laws are about training: a model in evaluation mode is
-    read as if its normalizations used the statistics of the batch. `output` picks the output of a model that returns
-    a tuple or a dict, by index, key or function. The model, its mode, its running statistics and the random state are
-    left as they were.
+    Runs the model on the example and follows the channels through its exported graph. Layers are those that the model
+    runs in its current mode. Laws are about training: a model in evaluation mode is read as if its normalizations used the
+    statistics of the batch. The model, its mode, its running statistics and the random state are left unchanged.
+
+    Args:
+        model: Any module; subclasses, hooks or changes are not needed.
+        example: A batch as the model takes it: a tensor, a tuple of arguments, or a dict of keyword arguments.
+        output: Selects the output of a model that returns a tuple or a dict, by index, key or function.
+
+    Returns:
+        The layers, the channel groups with their conservation laws, and notes on what is not known.
+
+    Raises:
+        ModelError: If the model does not run on the example, or has no affine layer.
+        InputError: If the example has NaN or infinite values.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> wiring = excite.trace(model, torch.zeros(2, 4))
+        >>> [layer.name for layer in wiring.layers]
+        ['0', '2']
+        >>> wiring.groups[0].law, wiring.groups[0].why
+        ('channel', 'through relu')
     """
     check_model(model)
     check_finite(example, "values in the example")
@@ -96,7 +127,7 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
 
 
 def _lonely(layer: Layer, why: str) -> Group:
-    """A layer about whose surroundings nothing is known."""
+    """The group of a layer whose consumers are not known."""
     path = str(layer.weight_name)
     shape = tuple(layer.weight.shape)
     count = shape[0] if shape else 1
