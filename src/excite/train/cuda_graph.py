@@ -8,8 +8,9 @@ again. What cannot be captured runs plainly, and `why_not` says why.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,48 @@ from excite.train.step import Loss, Step
 
 _WARM = 3  # plain steps before a capture: libraries choose their algorithms, optimizers make their state
 _SEEN = 8  # steps of one shape that are worth a capture
+_T = TypeVar("_T")
+
+
+class NotCapturable(Exception):
+    """A function that a CUDA graph cannot hold."""
+
+
+class CaptureStream:
+    """The CUDA stream on which functions run before and while they are captured.
+
+    One stream for both: each stream that multiplies matrices gets a workspace of its own.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def run(self, function: Callable[[], _T]) -> _T:
+        """Runs a function without capturing it, as a later capture needs it."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = function()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return result
+
+    def capture(self, function: Callable[[], _T]) -> tuple[torch.cuda.CUDAGraph, _T]:
+        """Captures a function without running it.
+
+        Returns:
+            The graph, and the function's result, which a replay fills.
+
+        Raises:
+            NotCapturable: If the function does what a graph cannot hold; nothing has run then.
+        """
+        drain()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                result = function()
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            raise NotCapturable(f"the step cannot be captured: {' '.join(str(error).split())[:200]}") from error
+        return graph, result
 
 
 @dataclass(eq=False)
@@ -31,8 +74,7 @@ class CapturedStep(Step):
         self._plain: dict[Hashable, int] = {}
         self._now: Hashable = None
         self.why_not = _refusal(self.optimizer)
-        # One stream for plain steps and captures: each stream that multiplies matrices gets a workspace of its own.
-        self._stream = torch.cuda.Stream() if self.why_not is None else None
+        self._stream = CaptureStream() if self.why_not is None else None
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         if self.why_not is not None:
@@ -51,30 +93,22 @@ class CapturedStep(Step):
             self._plain[shapes] = count = self._plain.get(shapes, 0) + 1
             rare = len(self._graphs) > 0 and count <= _SEEN
             if count <= _WARM or rare:
-                return self._aside(x, y)
+                assert self._stream is not None
+                plain = super().__call__
+                return self._stream.run(lambda: plain(x, y))
             graph = self._capture(x, y)
             if graph is None:
                 return super().__call__(x, y)
             self._graphs[shapes] = graph
         return graph.replay(x, y)
 
-    def _aside(self, x: Tensor, y: Tensor) -> Tensor:
-        """A plain step on another stream, as a capture needs it."""
-        assert self._stream is not None
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            loss = super().__call__(x, y)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return loss
-
     def _capture(self, x: Tensor, y: Tensor) -> _Graph | None:
-        drain()
+        assert self._stream is not None
         try:
             return _Graph(super().__call__, x, y, self._stream)
-        except RuntimeError as error:  # whatever the model does that a graph cannot hold
-            self.why_not = f"the step cannot be captured: {' '.join(str(error).split())[:200]}"
+        except NotCapturable as error:
+            self.why_not = str(error)
             self.optimizer.zero_grad()
-            torch.cuda.synchronize()
             # A capture that was broken off leaves the random numbers of the device in a state that refuses to draw any.
             random = torch.cuda.default_generators[x.device.index or 0]
             random.graphsafe_set_state(random.clone_state())
@@ -84,13 +118,12 @@ class CapturedStep(Step):
 class _Graph:
     """A captured step with the tensors it reads and writes."""
 
-    def __init__(self, step: Loss, x: Tensor, y: Tensor, stream: torch.cuda.Stream | None):
+    def __init__(self, step: Loss, x: Tensor, y: Tensor, stream: CaptureStream):
         self._x, self._y = x.clone(), y.clone()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=stream):
-            self._loss = step(self._x, self._y)
+        self._graph, self._loss = stream.capture(lambda: step(self._x, self._y))
 
     def replay(self, x: Tensor, y: Tensor) -> Tensor:
+        """Runs the step on another batch."""
         self._x.copy_(x)
         self._y.copy_(y)
         self._graph.replay()

@@ -1,4 +1,4 @@
-"""Many small networks trained at once: other seeds, data, targets and learning rates, in one vectorised step.
+"""Many small networks trained at once: other seeds, data, targets and learning rates, in one vectorized step.
 
 Each ends with the weights that it would have alone, as an nn.Module with torch.optim.SGD. The trajectory of the first
 layer's bias is measured along the way.
@@ -20,7 +20,7 @@ from excite.train.dynamics.trajectories import BiasTrajectory, Piece, Trajectory
 from excite.train.shuffle import Shuffle
 from excite.train.vectorized.inputs import check, check_room, check_seeds, take_points, take_rates
 from excite.train.vectorized.perceptrons import Perceptrons
-from excite.train.vectorized.sgd import Captured, Loss, SGDSettings, Steps, few_threads
+from excite.train.vectorized.sgd import CapturedWindow, Loss, SGDSettings, Steps, few_threads
 
 Progress = Callable[[str, int, int], None]
 
@@ -134,7 +134,7 @@ def ensemble(
     watched = len(networks.weights) if layers == "all" else 1
     check_room(networks, batch, width, watched)
     steps = Steps(networks, rule, batch, width, watched)
-    run, seen = Captured(steps, capture), _Seen(steps, -(-total // width), held)
+    run, seen = CapturedWindow(steps, capture), _Seen(steps, -(-total // width), held)
     began = time.perf_counter()
     with few_threads(networks, batch):
         for at in _windows(orders, epochs, batch, width):

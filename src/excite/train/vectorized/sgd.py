@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from excite.train.cuda_graph import CaptureStream, NotCapturable
 from excite.train.vectorized.perceptrons import Perceptrons
 
 Loss = Literal["half-squared", "bce"]
@@ -152,45 +153,30 @@ def few_threads(networks: Perceptrons, batch: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Captured:
+class CapturedWindow:
     """The steps of a whole window as one CUDA graph; the first window runs plainly, as training like any other."""
 
     def __init__(self, steps: Steps, wanted: bool):
         self.steps = steps
         self.why_not = "capture=False" if not wanted else None if steps.outputs.is_cuda else "not on a CUDA device"
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._stream = torch.cuda.Stream(steps.outputs.device) if self.why_not is None else None
+        self._stream = CaptureStream(steps.outputs.device) if self.why_not is None else None
         self._warm = False
 
     def __call__(self, k: int) -> None:
-        if self.why_not is not None or k < self.steps.steps:
+        if self._stream is None or self.why_not is not None or k < self.steps.steps:
             self.steps.run(k)
             return
         with torch.cuda.device(self.steps.outputs.device):
             if not self._warm:
-                self._aside(k)
-            else:
-                self._replay(k)
-
-    def _aside(self, k: int) -> None:
-        """Plainly on another stream, as a capture needs it."""
-        assert self._stream is not None
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            self.steps.run(k)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        self._warm = True
-
-    def _replay(self, k: int) -> None:
-        if self._graph is None:
-            graph = torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(graph, stream=self._stream):
-                    self.steps.run(k)
-            except RuntimeError as error:  # nothing ran yet: the window is done plainly
-                self.why_not = f"the steps cannot be captured: {' '.join(str(error).split())[:200]}"
-                torch.cuda.synchronize()
-                self.steps.run(k)
+                self._stream.run(lambda: self.steps.run(k))
+                self._warm = True
                 return
-            self._graph = graph
-        self._graph.replay()
+            if self._graph is None:
+                try:
+                    self._graph, _ = self._stream.capture(lambda: self.steps.run(k))
+                except NotCapturable as error:  # nothing ran yet: the window is done plainly
+                    self.why_not = str(error)
+                    self.steps.run(k)
+                    return
+            self._graph.replay()
