@@ -14,6 +14,7 @@ from scipy.stats import ks_2samp
 
 from excite.errors import InputError
 from excite.margin import Evidence, Gap, Margins, margins
+from excite.report.curves import widest_gap
 from models import build
 
 
@@ -131,3 +132,14 @@ def test_a_summary_says_what_a_user_needs() -> None:
     assert "not to be trusted" in str(doubtful)
     assert "30 of 40" in str(doubtful)
     assert str(Gap(0.25, 0.1, 0.4)) == "0.250 (95% interval 0.100 to 0.400)"
+
+
+def test_one_distance_in_margins_reports_and_scipy() -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.uniform(size=40).round(2), rng.uniform(0.2, 1.2, size=31).round(2)
+    expected = ks_2samp(a, b).statistic
+    assert abs(float(made(a.tolist()).gap(made(b.tolist()), resamples=1)) - expected) < 1e-12
+    at, low, high = widest_gap(a, b)
+    assert abs(high - low - expected) < 1e-12
+    assert [low, high] == pytest.approx(sorted([(a <= at).mean(), (b <= at).mean()]), abs=1e-12)
+    assert widest_gap(np.array([math.inf]), np.array([math.inf])) == (0.0, 0.0, 0.0)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from excite.margin.gap import common_grid, curve_difference, frequencies
+
 
 def curve(values: npt.NDArray[np.float64], widest: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Empirical distribution function: fraction of values that are at most x, for x from 0 to `widest`."""
@@ -19,11 +21,14 @@ def curve(values: npt.NDArray[np.float64], widest: float) -> tuple[npt.NDArray[n
 
 def widest_gap(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[float, float, float]:
     """(x, lower value, upper value) where the distribution functions of `a` and `b` differ most: the KS distance."""
-    places = np.unique(np.concatenate([a, b]))
-    places = places[np.isfinite(places)] if np.isfinite(places).any() else np.zeros(1)
-    first, second = ((np.searchsorted(np.sort(v), places, side="right")) / v.size for v in (a, b))
-    widest = int(np.argmax(np.abs(first - second)))
-    return float(places[widest]), float(min(first[widest], second[widest])), float(max(first[widest], second[widest]))
+    grid = common_grid((a, b))
+    fractions = [frequencies(np.searchsorted(grid, sample), len(grid)) for sample in (a, b)]
+    difference = np.abs(curve_difference(*fractions))
+    if not len(difference):
+        return 0.0, 0.0, 0.0
+    widest = int(np.argmax(difference))
+    low, high = sorted(float(fraction[: widest + 1].sum()) for fraction in fractions)
+    return float(grid[widest]), low, high
 
 
 def chance_gap(n: int, m: int) -> float:

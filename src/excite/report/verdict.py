@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from excite.margin.gap import common_grid, frequencies, ks_distance
 from excite.report.collect import Values, VariantRuns
 from excite.report.curves import chance_gap
 
@@ -70,7 +71,7 @@ class _Resampled:
     """Gaps of resampled runs and points. Values become places on one sorted grid, so that a gap is a difference of counts."""
 
     def __init__(self, pairs: Sequence[tuple[Values, Values]]):
-        grid = np.unique(np.concatenate([values for pair in pairs for values in pair]))
+        grid = common_grid(values for pair in pairs for values in pair)
         self.size = len(grid)
         self.places = [tuple(np.searchsorted(grid, values) for values in pair) for pair in pairs]
         self.estimate = self._gap(self.places)
@@ -81,8 +82,7 @@ class _Resampled:
 
     def _gap(self, places: Sequence[tuple[npt.NDArray[np.int64], ...]]) -> float:
         train, test = (np.concatenate(part) for part in zip(*places))
-        curves = [np.bincount(part, minlength=self.size).cumsum() / len(part) for part in (train, test)]
-        return float(np.abs(curves[0] - curves[1]).max())
+        return ks_distance(*(frequencies(part, self.size) for part in (train, test)))
 
 
 def verdict(variants: Sequence[VariantRuns]) -> list[str]:
