@@ -80,5 +80,5 @@ def test_why_there_is_no_certificate_is_said() -> None:
         margins(
             model, x, torch.zeros(len(x)), options=SearchOptions(evidence=False, steps=3, certify=False)
         ).certified_why
-        == "not asked for"
+        == "not requested"
     )

@@ -104,7 +104,7 @@ def test_without_evidence_nothing_is_claimed() -> None:
     assert found.suspect is None
     assert not found.trusted
     assert found.flags == ()
-    assert "not asked for" in str(found)
+    assert "not requested" in str(found)
 
 
 def test_one_doubtful_point_among_few_does_not_condemn_the_model_but_all_of_them_do() -> None:

@@ -125,7 +125,7 @@ def test_plot_draws_the_curve() -> None:
 
 def test_a_summary_says_what_a_user_needs() -> None:
     text = str(made([0.0, 0.1, math.inf]))
-    for part in ("3 points", "median 0.1", "misclassified 1", "never broken 1", "not asked for"):
+    for part in ("3 points", "median 0.1", "misclassified 1", "no adversarial example found 1", "not requested"):
         assert part in text
     doubtful = Margins(torch.ones(40), "inf", evidence=Evidence(40, 30, 0, 0, 1, 0, 40, 20, 0))
     assert not doubtful.trusted

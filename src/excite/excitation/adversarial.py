@@ -48,7 +48,7 @@ from excite.excitation.targets import Loss, choose_target
 
 
 class AdversarialTraining:
-    """The loss at the perturbation d of the input that makes it largest: the batch **mean** of error(f(x + d), y).
+    """Adversarial training: the batch **mean** of error(f(x + d), y) at the perturbation d of the input that makes it largest.
 
     `steps` steepest steps up the error of each sample, each followed by a projection onto the ball of `radius` in `norm`
     and onto `bounds`. One step with a random start is "fast" adversarial training. At radius 0 it is plain training, on
@@ -57,11 +57,23 @@ class AdversarialTraining:
     Args:
         model: one scalar output per sample, or with `classes=m` m outputs (or m − 1 for the squared error).
         radius: a number, or `Stages` of a number.
+        norm: "inf", "2" or "1".
+        steps: steps of the search.
         step_size: by default 2.5·radius/steps; for one step 1.25·radius from a random start and the radius from zero.
         random_start: uniform in the ball, drawn from torch's global random state.
         loss: as in `PersistentExcitation`, or "margin" for an attack on a trained model: how far the largest other output is
             above that of the label, so that a positive error is a wrong decision.
-        classes, threshold, bounds, output: as in `PersistentExcitation`.
+        classes: as in `PersistentExcitation`.
+        bounds: as in `PersistentExcitation`.
+        threshold: as in `PersistentExcitation`.
+        output: as in `PersistentExcitation`.
+
+    Raises:
+        InputError: if an argument is of the wrong kind or out of range.
+
+    Example:
+        >>> at = excite.AdversarialTraining(model, radius=8 / 255, classes=10, loss="cross-entropy", bounds=(0, 1))
+        >>> at.loss(x, y).backward()
     """
 
     def __init__(
@@ -97,7 +109,18 @@ class AdversarialTraining:
 
     @model_errors
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Batch mean of the error at the perturbed inputs: call `.backward()` on it."""
+        """Batch mean of the error at the perturbed inputs.
+
+        Args:
+            x: inputs (B, ...), floating-point.
+            y: labels (B,) or (B, 1), 0 and 1 or the classes.
+
+        Returns:
+            Scalar tensor; call `.backward()` on it.
+
+        Raises:
+            InputError: if inputs or labels do not fit the settings.
+        """
         check_input(x, True, self.bounds)
         labels = self.target.labels(y, batch_size(x))
         if self._radius() == 0:
@@ -110,7 +133,15 @@ class AdversarialTraining:
 
     @model_errors
     def perturbations(self, x: Tensor, y: Tensor) -> Tensor:
-        """d for each input, shaped like x. Changes nothing in the model; a random start moves on."""
+        """The perturbation d of each input. Changes nothing in the model; a random start is drawn from the global state.
+
+        Args:
+            x: inputs, as in `loss`.
+            y: labels, as in `loss`.
+
+        Returns:
+            Tensor of the shape of x.
+        """
         check_input(x, True, self.bounds)
         labels = self.target.labels(y, batch_size(x))
         if self._radius() == 0:
@@ -122,31 +153,43 @@ class AdversarialTraining:
     @model_errors
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
-        """Labels, (B,), with the model in evaluation mode."""
+        """Predicted labels, with the model in evaluation mode.
+
+        Args:
+            x: inputs, as in `loss`.
+
+        Returns:
+            Integer tensor (B,).
+        """
         check_input(x, True, self.bounds)
         check_weights(unwrap(self.model))
         return self.decide(x, check_output)
 
     @torch.no_grad()
     def decide(self, x: Tensor, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
-        """`predict` without checks: a training that has diverged is measured like any other, and stops by its loss."""
+        """`predict` without checks of inputs and weights, also for a model that has diverged; `checked` checks outputs."""
         model = unwrap(self.model)
         with eval_mode(model):
             return self.target.decide(checked(self._read(call(model, x), batch_size(x))))
 
     def advance(self, fraction: float) -> None:
-        """Say that `fraction` of training is done, 0 to 1: moves the radius of `Stages`."""
+        """Sets the radius of `Stages` for the stage of training.
+
+        Args:
+            fraction: fraction of training that is done, 0 to 1.
+        """
         self.progress = check_fraction(fraction)
 
     def setting(self) -> tuple[float, ...]:
-        """What a step depends on besides its tensors."""
+        """The numbers that a step depends on besides its tensors: a captured CUDA graph is invalid once they change."""
         return (self._radius(),)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to keep."""
+        """The state for a checkpoint."""
         return {"progress": self.progress}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
         self.advance(state["progress"])
 
     def __repr__(self) -> str:

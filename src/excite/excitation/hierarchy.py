@@ -31,7 +31,7 @@ Groups = int | Sequence[Any]  # a class, or groups of groups
 
 
 class Hierarchy:
-    """Who is decided first: a binary tree whose leaves are the classes 0 … m − 1 and whose nodes are numbered from the root.
+    """A binary tree of decisions: its leaves are the classes 0 … m − 1, its nodes are numbered from the root.
 
     Args:
         groups: nested lists or tuples of class numbers, such as [[0, 1, 8, 9], [2, 3, 4, 5, 6, 7]]. A list of more than
@@ -41,6 +41,15 @@ class Hierarchy:
         classes: m.
         depth: decisions of the longest path.
         nodes: (classes to the left, classes to the right) of each node; output n of the model decides node n.
+
+    Raises:
+        InputError: if not every class from 0 on is there exactly once, or there are fewer than two.
+
+    Example:
+        >>> print(excite.Hierarchy([[0, 1], [2, 3]]))
+        0: 0, 1 | 2, 3
+        1: 0 | 1
+        2: 2 | 3
     """
 
     def __init__(self, groups: Groups):
@@ -59,7 +68,14 @@ class Hierarchy:
 
     @classmethod
     def balanced(cls, classes: int) -> Hierarchy:
-        """Halves of the classes in their order: ⌈log2 m⌉ decisions at most."""
+        """Halves of the classes in their order: ⌈log2 m⌉ decisions at most.
+
+        Args:
+            classes: number of classes, at least 2.
+
+        Returns:
+            The hierarchy.
+        """
         return cls(list(range(check_count(classes, "classes", 2, _MOST))))
 
     @classmethod
@@ -67,7 +83,18 @@ class Hierarchy:
         """Classes whose means are near stay together as long as ⌈log2 m⌉ decisions allow.
 
         Each group is ordered along the first principal axis of its class means and cut where the sum of squared distances
-        to the means of the two parts is smallest. x (N, ...), y (N,): training data.
+        to the means of the two parts is smallest.
+
+        Args:
+            x: training points (N, ...).
+            y: their labels (N,).
+            classes: number of classes, each with at least one point.
+
+        Returns:
+            The hierarchy.
+
+        Raises:
+            InputError: if a class has no point, or points and labels do not fit.
         """
         classes = check_count(classes, "classes", 2, _MOST)
         check_finite(check_tensor(x, "the points x", floating=False), "points")
@@ -81,7 +108,12 @@ class Hierarchy:
         return cls(_cut(torch.stack([flat[labels == c].mean(0) for c in range(classes)]), list(range(classes))))
 
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """For each class and decision, (m, depth): the node, the side it takes (0 or 1), whether there is one."""
+        """The paths of all classes.
+
+        Returns:
+            Three tensors (m, depth): for each class and decision the node, the side taken (0 or 1), and 1 if the path is that
+            long, else 0.
+        """
         shape = self.classes, self.depth
         node, side, used = torch.zeros(shape, dtype=torch.long), torch.zeros(shape), torch.zeros(shape)
         for c, path in self._paths.items():
@@ -90,7 +122,17 @@ class Hierarchy:
         return node, side, used
 
     def descend(self, right: Tensor) -> Tensor:
-        """Classes, (B,), from the decisions of all nodes, (B, m − 1) of bool: True goes right."""
+        """Classes from the decisions of all nodes.
+
+        Args:
+            right: (B, m − 1) of bool, True to go right.
+
+        Returns:
+            Integer tensor (B,).
+
+        Raises:
+            InputError: if the decisions have another shape or type.
+        """
         if (
             check_tensor(right, "decisions", floating=False).dim() != 2
             or right.shape[1] != self.classes - 1

@@ -46,7 +46,7 @@ from excite.excitation.targets import Loss, choose_target
 
 
 class PersistentExcitation:
-    """A loss that excites every layer: the error at the two extreme perturbations of each sample.
+    """A loss that excites every layer, so that every weight receives a training signal (Algorithm 1).
 
     For each sample x the search finds d1 = argmax f(x; d) and d2 = argmin f(x; d), where d_k is added to the input of
     affine call k and lies in the ball of `radius` in `norm`: `steps` steepest steps of length radius/steps from zero.
@@ -60,7 +60,9 @@ class PersistentExcitation:
     Args:
         model: any module with one scalar output per sample, (B,) or (B, 1); with `classes`, (B, m) or (B, m − 1).
         radius: a number, a dict by layer name (layers that are not named are not perturbed), `Relative`, `Stages`, or
-            "auto": relative to each layer's input, grown while the fit holds (see `excite.excitation.auto_radius`).
+            "auto": relative to each layer's input, increased while the training error stays small (see
+            `excite.excitation.auto_radius`).
+        steps: steps of the search.
         norm: "inf", "2" or "1"; the ball of each layer and sample separately.
         layers: "all" (the input of every affine call), "input" (the model's input) or a list of layer names.
         threshold: class 1 where f > threshold; by default 0.5, for targets 0 and 1, and 0 for the cross-entropy.
@@ -71,8 +73,17 @@ class PersistentExcitation:
             groups of classes or a `Hierarchy`. The loss is the batch mean of the sum of the binary losses on the path.
         loss: "squared", or "cross-entropy" on logits: ½ of it at d1 and ½ at d2.
         kind: "additive", or "multiplicative": inputs h become h·(1 + d), for radii below 1.
-        turns: how often the search for v turns between d and v, at one forward and one backward pass of the batch each;
-            with 0, v leads from the second nearest code to the nearest.
+        turns: how often the search for v alternates between d and v, at one forward and one backward pass of the batch
+            each; with 0, v leads from the second nearest code to the nearest.
+
+    Raises:
+        InputError: if an argument is of the wrong kind or out of range, or names a layer that the model does not have.
+        ModelError: if the model has no affine layer.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> pe = excite.PersistentExcitation(model, radius=0.02)
+        >>> pe.loss(torch.randn(16, 2), torch.arange(16) % 2).backward()
     """
 
     def __init__(
@@ -114,15 +125,34 @@ class PersistentExcitation:
         self._check_names(possible_layers(unwrap(model)))
 
     def loss(self, x: Batch, y: Tensor) -> Tensor:
-        """Batch mean of ½(f(x;d1) − y)² + ½(f(x;d2) − y)², or of what the target has for it: call `.backward()` on it.
+        """Batch mean of ½(f(x;d1) − y)² + ½(f(x;d2) − y)², or of the error that belongs to the target.
 
-        y: (B,) or (B, 1), 0 and 1 or the classes. Running statistics and the random state move as in one ordinary forward.
+        Running statistics and the random state change as in one ordinary forward pass.
+
+        Args:
+            x: the batch: a tensor, a tuple of positional or a dict of keyword arguments of the model.
+            y: labels (B,) or (B, 1), 0 and 1 or the classes.
+
+        Returns:
+            Scalar tensor; call `.backward()` on it.
+
+        Raises:
+            InputError: if inputs or labels do not fit the settings.
+            ModelError: if the model cannot be excited: its outputs have another shape, or no gradient path leads to them.
         """
         return self.losses(x, y).mean()
 
     @model_errors
     def losses(self, x: Batch, y: Tensor) -> Tensor:
-        """The loss of each sample, (B,); `loss` is their mean."""
+        """The loss of each sample; `loss` is their mean.
+
+        Args:
+            x: the batch, as in `loss`.
+            y: labels, as in `loss`.
+
+        Returns:
+            Tensor (B,).
+        """
         self._check_input(x)
         labels = self.target.labels(y, batch_size(x))
         if not self._perturbs():
@@ -137,10 +167,15 @@ class PersistentExcitation:
 
     @model_errors
     def extremes(self, x: Batch) -> tuple[Tensor, Tensor]:
-        """(f(x; argmin), f(x; argmax)), each (B,): what the loss compares with y. Changes nothing in the model.
+        """The outputs at the two extreme perturbations, which the loss compares with y. Changes nothing in the model.
 
-        With `classes`, the outputs (B, m) or (B, m − 1) at the two extremes along v; with a hierarchy, each node's own
-        extremes, (B, m − 1). Differentiable in the weights where gradients are enabled, for losses of your own.
+        Args:
+            x: the batch, as in `loss`.
+
+        Returns:
+            (f(x; argmin), f(x; argmax)), each (B,). With `classes`, the outputs (B, m) or (B, m − 1) at the two extremes along
+            v; with a hierarchy, each node's own extremes, (B, m − 1). Differentiable in the weights where gradients are
+            enabled, for losses of your own.
         """
         self._check_input(x)
         with preserve_state(unwrap(self.model)):
@@ -154,7 +189,17 @@ class PersistentExcitation:
 
     @model_errors
     def perturbations(self, x: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """(for the minimum, for the maximum) by layer, shaped like the layer's input; the model's own input is ""."""
+        """The extreme perturbations by layer.
+
+        Args:
+            x: the batch, as in `loss`.
+
+        Returns:
+            (for the minimum, for the maximum) by layer name, shaped like the layer's input; the model's own input is "".
+
+        Raises:
+            InputError: for a hierarchy, each of whose nodes has its own perturbations.
+        """
         if isinstance(self.target, Nodes):
             raise InputError(
                 "perturbations: every node of a hierarchy has its own; pick one node's output with output="
@@ -167,24 +212,35 @@ class PersistentExcitation:
     @model_errors
     @torch.no_grad()
     def predict(self, x: Batch) -> Tensor:
-        """Labels, (B,), with the model in evaluation mode: 1 where f > threshold, the nearest code, or down the tree."""
+        """Predicted labels, with the model in evaluation mode.
+
+        Args:
+            x: the batch, as in `loss`.
+
+        Returns:
+            Integer tensor (B,): 1 where f > threshold, the class of the nearest code, or the leaf of the hierarchy.
+        """
         self._check_input(x)
         check_weights(unwrap(self.model))
         return self.decide(x, check_output)
 
     @torch.no_grad()
     def decide(self, x: Batch, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
-        """`predict` without checks: a training that has diverged is measured like any other, and stops by its loss."""
+        """`predict` without checks of inputs and weights, also for a model that has diverged; `checked` checks outputs."""
         model = unwrap(self.model)
         with eval_mode(model):
             return self.target.decide(checked(self._read(call(model, x), batch_size(x))))
 
     def advance(self, fraction: float) -> None:
-        """Say that `fraction` of training is done, 0 to 1: moves the radius of `Stages`."""
+        """Sets the radius of `Stages` for the stage of training.
+
+        Args:
+            fraction: fraction of training that is done, 0 to 1.
+        """
         self.progress = check_fraction(fraction)
 
     def setting(self) -> tuple[float, ...]:
-        """What a step depends on besides its tensors: changes when the radius does."""
+        """The numbers that a step depends on besides its tensors: a captured CUDA graph is invalid once they change."""
         if isinstance(self.radius, Auto):
             return (1.0,)  # a tensor, which changes inside the step
         names = list(radius_names(self.radius)) or [INPUT]
@@ -197,11 +253,12 @@ class PersistentExcitation:
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to keep."""
+        """The state for a checkpoint: progress, and with radius "auto" the controller's state."""
         state: dict[str, Any] = {"progress": self.progress}
         return {**state, "auto": self.radius.state_dict()} if isinstance(self.radius, Auto) else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
         self.advance(state["progress"])
         if isinstance(self.radius, Auto) and "auto" in state:
             self.radius.load_state_dict(state["auto"])
@@ -217,7 +274,7 @@ class PersistentExcitation:
         return {layer: float(radius) for layer, radius in self._radii.items()}
 
     def measured(self) -> dict[str, float]:
-        """What a run should keep of the excitation: with radius "auto" the controller's state and the radii it reached."""
+        """Metrics for a run: with radius "auto" the controller's state and the current radius of each layer."""
         if not isinstance(self.radius, Auto):
             return {}
         return {**self.radius.state_dict(), **{f"radius/{layer or 'input'}": r for layer, r in self.radii().items()}}

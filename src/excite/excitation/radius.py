@@ -17,9 +17,18 @@ from excite.excitation.auto_radius import Auto
 
 @dataclass(frozen=True)
 class Relative:
-    """Radius of a layer = `factor` times the root mean square of that layer's input over the batch (clean pass).
+    """A radius relative to each layer's input: `factor` times its root mean square over the batch (clean pass).
 
     For norms other than "inf" the same number is the radius of the ball in that norm.
+
+    Args:
+        factor: above 0.
+
+    Raises:
+        InputError: if the factor is not a number above 0.
+
+    Example:
+        >>> excite.PersistentExcitation(model, radius=excite.Relative(0.05))
     """
 
     factor: float
@@ -34,9 +43,20 @@ class Relative:
 
 @dataclass(frozen=True)
 class Stages:
-    """Grow in `n` equal stages of training from zero to `radius`: 0, r/(n−1), 2r/(n−1), …, r (the authors have n = 4).
+    """A radius that grows in `n` equal stages of training: 0, r/(n−1), 2r/(n−1), …, r (n = 4 in the paper).
 
     `PersistentExcitation.advance(fraction)` moves from stage to stage.
+
+    Args:
+        radius: the last stage: a number, a dict by layer name or `Relative`.
+        n: number of stages, at least 2.
+
+    Raises:
+        InputError: if no stage would perturb anything, or the radius is of another kind.
+
+    Example:
+        >>> pe = excite.PersistentExcitation(model, radius=excite.Stages(0.02))
+        >>> pe.advance(0.5)  # half of training is done: radius 2 · 0.02 / 3
     """
 
     radius: float | Mapping[str, float] | Relative
@@ -59,7 +79,14 @@ class Stages:
             )
 
     def share(self, fraction: float) -> float:
-        """The share of the full radius at `fraction` of training."""
+        """The fraction of the full radius.
+
+        Args:
+            fraction: fraction of training that is done, 0 to 1.
+
+        Returns:
+            0, 1/(n−1), …, 1.
+        """
         stage = min(int(fraction * self.n + 1e-9), self.n - 1)
         return stage / (self.n - 1)
 
@@ -133,6 +160,7 @@ def radius_of(radius: Radius, layer: str, fraction: float) -> tuple[float | Tens
 
 
 def root_mean_square(input: Tensor) -> Tensor:
+    """Over all entries, in at least float32."""
     return input.detach().to(torch.promote_types(input.dtype, torch.float32)).square().mean().sqrt()
 
 
@@ -145,6 +173,7 @@ def common_root_mean_square(input: Tensor) -> Tensor:
 
 
 def unknown_layer(name: str, known: Iterable[str]) -> InputError:
+    """The error for a layer name that the model does not have, with the names that are close to it."""
     known = list(known)
     near = difflib.get_close_matches(name, known, 3, 0.5)
     hint = f"did you mean {', '.join(map(repr, near))}?" if near else f"layers: {', '.join(known) or 'none'}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from excite.margin.gradient_free import DatasetPoints, towards_points
-from excite.margin.problem import AdversarialPerturbations, Decision, Problem, no_perturbations
+from excite.margin.problem import AdversarialPerturbations, Decision, MarginProblem, no_perturbations
 from excite.margin.search import PLANS, POLISH, CleanPoints, Noise, search, to_boundary
 
 _CLASSES = 10  # nearest classes whose first-order distance is worked out
@@ -21,7 +21,7 @@ _TARGETS = 1000  # dataset points towards which points may be moved
 class BatchedSearch:
     """The problem of all N points with their clean outputs f, and what the searches found out about them."""
 
-    problem: Problem
+    problem: MarginProblem
     f: Tensor
     batch: int
     steps: int
@@ -66,7 +66,7 @@ class BatchedSearch:
         self._polish(found)
         return found
 
-    def _search(self, k: int, index: Tensor, problem: Problem, clean: CleanPoints) -> AdversarialPerturbations:
+    def _search(self, k: int, index: Tensor, problem: MarginProblem, clean: CleanPoints) -> AdversarialPerturbations:
         """The k-th independent search: the plans in turn, every fourth from the way to a point decided otherwise.
 
         The others all start along the gradient at the point, which in few dimensions may lead to the wrong side.
@@ -116,7 +116,7 @@ class BatchedSearch:
             result = to_boundary(problem, found.rows(index), rounds=8)
             found.update(index, result.radius, result.d)
 
-    def towards_points(self, problem: Problem, index: Tensor, nearest: int = 5) -> AdversarialPerturbations:
+    def towards_points(self, problem: MarginProblem, index: Tensor, nearest: int = 5) -> AdversarialPerturbations:
         """Perturbations of the points `index` that lead to dataset points decided otherwise, as far as the boundary."""
         x, predicted = self.problem.x[:: self.stride], self.problem.decision.predicted(self.f[:: self.stride])
         return towards_points(problem, DatasetPoints(x, predicted), self.noise, nearest)
@@ -170,11 +170,11 @@ def _noise(seed: int) -> Noise:
     return lambda shape, like: torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
-def _clean(problem: Problem) -> tuple[Problem, CleanPoints]:
+def _clean(problem: MarginProblem) -> tuple[MarginProblem, CleanPoints]:
     return problem, CleanPoints(*problem.decision.gradients(problem.x), problem.constraint.init_radius)
 
 
-def _class_choices(problem: Problem, f: Tensor) -> list[Decision]:
+def _class_choices(problem: MarginProblem, f: Tensor) -> list[Decision]:
     """Which of many classes to steer towards: the nearest to first order in one search, the likeliest in the next.
 
     Once a point is adversarial it tends to stay with the class it fell to, so that the first choice matters.

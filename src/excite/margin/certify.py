@@ -24,8 +24,8 @@ def certified_radii(f: Tensor, labels: Tensor, threshold: float, lipschitz: floa
         factor = 1.0
     else:
         own = f.gather(1, labels[:, None])
-        others = f.scatter(1, labels[:, None], -math.inf)
-        ahead = own[:, 0] - others.amax(1)
+        of_others = f.scatter(1, labels[:, None], -math.inf)
+        ahead = own[:, 0] - of_others.amax(1)
         factor = 2.0 if norm == "inf" else math.sqrt(2.0)
     if lipschitz == 0:
         return torch.where(ahead > 0, math.inf, 0.0)
@@ -47,11 +47,11 @@ def known_constant(model: nn.Module, example: Tensor, norm: Norm, output: Pick) 
 
 
 def check_against(certified: Tensor, values: Tensor, lipschitz: float) -> None:
-    """A constant given by hand that promises more than the search disproved is refused."""
+    """Refuses a constant of the user's that certifies more than the search disproved."""
     wrong = torch.nonzero(certified > values * (1 + 1e-4) + 1e-12)[:, 0]
     if len(wrong):
         i = int(wrong[0])
         raise InputError(
-            f"lipschitz={lipschitz:g} is not a Lipschitz constant of this model: point {i} is broken at distance "
+            f"lipschitz={lipschitz:g} is not a Lipschitz constant of this model: point {i} is misclassified at distance "
             f"{float(values[i]):.4g} but would be safe up to {float(certified[i]):.4g}; give a larger one or leave it out"
         )

@@ -1,12 +1,12 @@
-"""Robust accuracy: the share of points that stay right however they are perturbed, as far as an attack can tell.
+"""Robust accuracy: the fraction of points that stay correctly classified however they are perturbed, by attack.
 
 The attack is the search of adversarial training on the trained model: projected steps up the margin loss from random
-starts. What it breaks is broken; what it does not break may still be, so the share is an upper bound.
+starts. A point for which it finds no adversarial example may still have one, so the fraction is an upper bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -46,11 +46,30 @@ def broken_at(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> Tensor:
-    """For each point the smallest of `radii` at which one of `restarts` attacks of `steps` steps gets it wrong, (N,).
+    """The smallest of `radii` at which an attack finds an adversarial example, for each point.
 
-    Minus infinity for points that are wrong unperturbed, infinity for those that no attack breaks. A point is attacked with
-    the smallest radius first and left alone once it is broken. The model is used in evaluation mode and left as it was;
-    random starts come from `seed`. `classes` and `threshold` say how outputs decide, as in `AdversarialTraining`.
+    The smallest radius is tried first. The model is used in evaluation mode; it and the random state stay as they are.
+
+    Args:
+        model: the classifier.
+        x: points (N, ...).
+        y: labels (N,) or (N, 1).
+        radii: in ascending order.
+        norm: "inf", "2" or "1".
+        bounds: (low, high) of the inputs.
+        classes: number of classes, for more than one output, as in `AdversarialTraining`.
+        threshold: class 1 where a scalar output is larger, as in `AdversarialTraining`.
+        steps: steps of an attack.
+        restarts: attacks per radius, each from a random start.
+        batch: points that are attacked at a time.
+        seed: of the random starts.
+        progress: called with the fraction done.
+
+    Returns:
+        (N,) in float64: −inf for points misclassified unperturbed, +inf where no attack succeeds.
+
+    Raises:
+        InputError: if an argument is of the wrong kind, or the radii are not ascending.
     """
     check_model(model)
     restarts, batch, seed = check_count(restarts, "restarts"), check_count(batch, "batch"), check_seed(seed)
@@ -61,33 +80,59 @@ def broken_at(
     if x.dim() == 0 or not len(x) or y.shape not in ((len(x),), (len(x), 1)):
         raise InputError(f"expected as many labels as points, at least one; got {tuple(x.shape)} and {tuple(y.shape)}")
     device = device_of(model)
-    attacks = [
-        AdversarialTraining(model, r, norm, steps, None, True, "margin", classes, bounds, threshold) for r in radii
-    ]
-    found = torch.full((len(x),), -torch.inf, dtype=torch.float64)
-    parts = list(zip(x.split(batch), y.split(batch), torch.arange(len(x)).split(batch)))
+    attacks = {
+        r: AdversarialTraining(model, r, norm, steps, None, True, "margin", classes, bounds, threshold) for r in radii
+    }
+    parts = list(zip(x.split(batch), y.split(batch)))
+    smallest = []
     with eval_mode(model), own_randomness(seed, device):
-        for done, (points, labels, at) in enumerate(parts, 1):
-            points, labels = points.to(device), labels.to(device).reshape(-1)
-            stands = attacks[0].predict(points) == labels
-            for attack, radius in zip(attacks, radii):
-                for _ in range(restarts if radius else 0):
-                    points, labels, at, stands = points[stands], labels[stands], at[stands.cpu()], stands[stands]
-                    if not len(points):
-                        break
-                    moved = points + attack.perturbations(points, labels)
-                    if bounds is not None:
-                        moved = moved.clamp(*bounds)  # rounding may lead out by one unit
-                    stands = attack.predict(moved) == labels
-                    found[at[~stands.cpu()]] = radius
-            found[at[stands.cpu()]] = torch.inf
+        for done, (points, labels) in enumerate(parts, 1):
+            smallest.append(_attack(attacks, points.to(device), labels.to(device).reshape(-1), restarts, bounds))
             if progress is not None:
                 progress(done / len(parts))
-    return found
+    return torch.cat(smallest)
+
+
+def _attack(
+    attacks: Mapping[float, AdversarialTraining], points: Tensor, labels: Tensor, restarts: int, bounds: Bounds | None
+) -> Tensor:
+    """The smallest radius by point of one batch, as `broken_at` returns it; `attacks` by radius, in ascending order."""
+    smallest = torch.full((len(points),), -torch.inf, dtype=torch.float64)
+    at = torch.arange(len(points))  # the points that are left
+    correct = next(iter(attacks.values())).predict(points) == labels
+    for radius, attack in attacks.items():
+        for _ in range(restarts if radius else 0):
+            points, labels, at, correct = points[correct], labels[correct], at[correct.cpu()], correct[correct]
+            if not len(points):
+                break
+            moved = points + attack.perturbations(points, labels)
+            if bounds is not None:
+                moved = moved.clamp(*bounds)  # type: ignore[arg-type]  # rounding may lead out by one unit
+            correct = attack.predict(moved) == labels
+            smallest[at[~correct.cpu()]] = radius
+    smallest[at[correct.cpu()]] = torch.inf
+    return smallest
 
 
 def robust_accuracy(model: nn.Module, x: Tensor, y: Tensor, radii: Sequence[float], **options: Any) -> list[float]:
-    """For each radius the share of points that are right and stay right under attack; `options` as in `broken_at`."""
+    """The fraction of points that are classified correctly and stay so under attack, for each radius: an upper bound.
+
+    Args:
+        model: the classifier; its state stays as it is.
+        x: points (N, ...).
+        y: labels (N,) or (N, 1).
+        radii: in ascending order.
+        **options: those of `broken_at`: norm, bounds, classes, threshold, steps, restarts, batch, seed, progress.
+
+    Returns:
+        One fraction per radius.
+
+    Raises:
+        InputError: if an argument is of the wrong kind, or the radii are not ascending.
+
+    Example:
+        >>> excite.robust_accuracy(model, x, y, [0, 2 / 255, 8 / 255], classes=10, bounds=(0, 1))
+    """
     radii = check_numbers(radii, "radii", 0)
-    found = broken_at(model, x, y, radii, **options)
-    return [float((found > radius).double().mean()) for radius in radii]
+    smallest = broken_at(model, x, y, radii, **options)
+    return [float((smallest > radius).double().mean()) for radius in radii]

@@ -13,9 +13,15 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Gap:
-    """sup over ε of |F(ε) − G(ε)|, where F and G are the fractions misclassified within ε; converts to float.
+    """The largest vertical distance between two margin curves; converts to float.
 
-    [low, high] holds the gap of the two distributions the points were drawn from, with probability at least `level`.
+        sup over ε of |F(ε) − G(ε)|, where F and G are the fractions misclassified within ε
+
+    Attributes:
+        value: the distance of the two samples.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        level: probability, at least, that [low, high] holds the distance of the two distributions that were sampled.
     """
 
     value: float

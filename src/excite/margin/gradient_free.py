@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from excite.margin.problem import AdversarialPerturbations, Constraint, Problem, column, length, no_perturbations
+from excite.margin.problem import AdversarialPerturbations, Constraint, MarginProblem, column, length, no_perturbations
 from excite.margin.search import Noise, to_boundary
 
 
@@ -21,7 +21,7 @@ class DatasetPoints:
 
 
 def towards_points(
-    problem: Problem,
+    problem: MarginProblem,
     targets: DatasetPoints,
     noise: Noise,
     nearest: int = 5,
@@ -51,7 +51,7 @@ def towards_points(
     return to_boundary(problem, found)
 
 
-def _bisect(problem: Problem, d: Tensor, index: Tensor, found: AdversarialPerturbations) -> None:
+def _bisect(problem: MarginProblem, d: Tensor, index: Tensor, found: AdversarialPerturbations) -> None:
     """Bisect between the points `index` and their perturbations d, and take what is adversarial and smaller."""
     if not len(index):
         return
@@ -81,7 +81,7 @@ def _corners(x: Tensor, constraint: Constraint, noise: Noise) -> Iterator[Tensor
 
 
 def gradient_free_search(
-    problem: Problem, start: AdversarialPerturbations, noise: Noise, queries: int
+    problem: MarginProblem, start: AdversarialPerturbations, noise: Noise, queries: int
 ) -> AdversarialPerturbations:
     """Shrink the perturbations of `start` by random changes of blocks of coordinates, `queries` per point.
 

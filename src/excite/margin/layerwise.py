@@ -17,7 +17,7 @@ from excite._core.calls import pick_output
 from excite._core.checks import Norm
 from excite.margin.batches import BatchedSearch, default_batch
 from excite.margin.gradient_free import DatasetPoints, towards_points
-from excite.margin.problem import AdversarialPerturbations, Constraint, Decision, Problem, make_constraint
+from excite.margin.problem import AdversarialPerturbations, Constraint, Decision, MarginProblem, make_constraint
 from excite.margin.sites import InputSite, InputSites
 
 
@@ -102,7 +102,7 @@ class LayerSearch(BatchedSearch):
         pairs = zip(decision.sites.places, decision.parts(d))
         return {site.name: site.join(part, site.shape(len(d))) for site, part in pairs}
 
-    def towards_points(self, problem: Problem, index: Tensor, nearest: int = 5) -> AdversarialPerturbations:
+    def towards_points(self, problem: MarginProblem, index: Tensor, nearest: int = 5) -> AdversarialPerturbations:
         """As for inputs, through one site at a time: x, and the last one."""
         decision, x, stride = problem.decision, problem.x, self.stride
         assert isinstance(decision, LayerDecision)
@@ -148,7 +148,7 @@ def layer_search(
         units=units,
     )
     start = None if first is None else from_input(inside, constraint, first, size)
-    problem = Problem(inside, rows, constraint)
+    problem = MarginProblem(inside, rows, constraint)
     ways = find_ways(sites, x, size)
     return LayerSearch(problem, at_input.f, size, at_input.steps, at_input.seed, start=start, ways=ways)
 

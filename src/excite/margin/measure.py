@@ -37,7 +37,7 @@ from excite.margin.inputs import (
     points_within,
 )
 from excite.margin.layerwise import layer_search
-from excite.margin.problem import AdversarialPerturbations, Decision, Problem, make_constraint
+from excite.margin.problem import AdversarialPerturbations, Decision, MarginProblem, make_constraint
 from excite.margin.result import Margins
 from excite.margin.sites import find_sites
 
@@ -122,7 +122,7 @@ def _prepare(
     classes = check_outputs(f, x)
     f = f.reshape(len(x)) if classes == 1 else f
     decision = replace(decision, labels=check_labels(decision.labels, x, classes), classes=classes)
-    problem = Problem(decision, x, make_constraint(x, norm, limits))
+    problem = MarginProblem(decision, x, make_constraint(x, norm, limits))
     return BatchedSearch(problem, f, size, options.steps, options.seed), limits
 
 
@@ -155,7 +155,7 @@ def _layer_margins(
         progress = _phase(progress, 1)
     inside = layer_search(sites, search, limits, relative, batch, first)
     found, evidence = _run(inside, options, progress)
-    why = "no constant is known for changes inside the network" if options.certify else "not asked for"
+    why = "no constant is known for changes inside the network" if options.certify else "not requested"
     names = tuple(site.name for site in sites.places)
     result = _result(inside, found, evidence, perturbations)
     return replace(result, layers=names, relative=relative, certified_why=why)
@@ -204,7 +204,7 @@ def _rows(f: Tensor, count: int) -> Tensor:
     return f
 
 
-def _certified(result: Margins, problem: Problem, f: Tensor, lipschitz: float | None) -> Margins:
+def _certified(result: Margins, problem: MarginProblem, f: Tensor, lipschitz: float | None) -> Margins:
     decision = problem.decision
     if lipschitz is None:
         constant, why = known_constant(decision.model, problem.x[:2], result.norm, decision.output)

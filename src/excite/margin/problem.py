@@ -3,7 +3,7 @@
     minimize ‖d‖  subject to  low ≤ d ≤ high  and  decision(x + d) ≠ label
 
 `Decision` evaluates the model, `Constraint` has the geometry, `AdversarialPerturbations` the best solutions. Every search of
-this package works on a `Problem`, which holds them together, and on `rows` of it.
+this package works on a `MarginProblem`, which holds them together, and on `rows` of it.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def make_constraint(x: Tensor, norm: Norm, bounds: tuple[Tensor, Tensor] | None)
 
 # -- problems and solutions --------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Problem:
+class MarginProblem:
     """Points x (N, ...), the decisions of the model around them, and the perturbations that are allowed."""
 
     decision: Decision
@@ -230,9 +230,9 @@ class Problem:
     def __len__(self) -> int:
         return len(self.x)
 
-    def rows(self, index: Tensor) -> Problem:
+    def rows(self, index: Tensor) -> MarginProblem:
         """The same for some of the points."""
-        return Problem(self.decision.rows(index), self.x[index], self.constraint.rows(index))
+        return MarginProblem(self.decision.rows(index), self.x[index], self.constraint.rows(index))
 
 
 @dataclass

@@ -24,19 +24,28 @@ if TYPE_CHECKING:
 class Margins:
     """Distances of N points to the decision boundary, found by search: upper bounds on the true ones.
 
-    values (N,): float64 on the CPU; 0 where misclassified, +inf where nothing broke the point (`censored`).
-    certified (N,): lower bounds, or None; `certified_why` says where they come from or why there are none.
-    suspect (N,): points at which the search shows signs of failure. flags: the same for the model, a sentence each.
-    perturbations: in the shape, type and device of the inputs, zero where misclassified or censored; None if not asked for.
-    layers: "input", or the layers whose inputs were perturbed (`perturbations` is then a dict by layer; "" is x itself).
-    relative: whether each layer's perturbation was measured by the size of that layer's input.
-    evidence: None if not asked for; then nothing is known about whether the search worked.
+    Attributes:
+        values: (N,), float64 on the CPU; 0 where misclassified, +inf where no adversarial example was found (`censored`).
+        norm: "inf" or "2".
+        certified: (N,), lower bounds, or None.
+        certified_why: the source of the lower bounds, or why there are none.
+        evidence: counts that tell whether the search worked; None if not requested.
+        suspect: (N,), points at which the search shows signs of failure; None without evidence.
+        perturbations: in the shape, type and device of the inputs, zero where misclassified or censored; None if not
+            requested.
+        layers: "input", or the layers whose inputs were perturbed (`perturbations` is then a dict by layer; "" is x itself).
+        relative: whether each layer's perturbation was measured by the size of that layer's input.
+
+    Example:
+        >>> m = excite.margins(model, x, y, norm="inf", bounds=(-1, 1))
+        >>> m.within(0.02)  # fraction of points misclassified within 0.02
+        >>> m.gap(other)  # largest distance between two margin curves
     """
 
     values: Tensor
     norm: Norm
     certified: Tensor | None = None
-    certified_why: str = "not asked for"
+    certified_why: str = "not requested"
     evidence: Evidence | None = None
     suspect: Tensor | None = None
     perturbations: Tensor | dict[str, Tensor] | None = None
@@ -45,24 +54,36 @@ class Margins:
 
     @property
     def censored(self) -> Tensor:
-        """(N,): points that were never broken."""
+        """Boolean tensor (N,): no adversarial example found."""
         return torch.isinf(self.values)
 
     @property
     def flags(self) -> tuple[str, ...]:
+        """Reasons not to trust the margins, one sentence each (see `Evidence.flags`)."""
         return self.evidence.flags() if self.evidence else ()
 
     @property
     def trusted(self) -> bool:
-        """Whether evidence was gathered and none of it speaks against the margins."""
+        """Whether evidence was requested and gives no reason to doubt the margins."""
         return self.evidence is not None and not self.flags
 
     @property
     def median(self) -> float:
+        """The median margin; infinite if more than half of the points are censored."""
         return self.quantile(0.5)
 
     def quantile(self, q: float) -> float:
-        """The smallest ε within which at least a fraction q is misclassified; the median of an even number is the mean of two."""
+        """The smallest ε within which at least a fraction q is misclassified.
+
+        Args:
+            q: fraction of the points, 0 to 1.
+
+        Returns:
+            The distance; for q = 0.5 the median, which for an even number of points is the mean of two.
+
+        Raises:
+            InputError: if q is not a number from 0 to 1.
+        """
         q = check_number(q, "q", 0, 1)
         ordered = np.sort(self._array())
         if q == 0.5:
@@ -70,9 +91,16 @@ class Margins:
         return float(ordered[min(max(math.ceil(q * len(ordered)) - 1, 0), len(ordered) - 1)])
 
     def within(self, eps: Any) -> Any:
-        """The fraction of points misclassified within ε, counting margins ≤ ε: the margin curve at ε.
+        """The margin curve at ε: the fraction of points misclassified within ε, counting margins ≤ ε.
 
-        A number for a number, an array for an array of any shape.
+        Args:
+            eps: one distance, or an array of any shape.
+
+        Returns:
+            A number for a number, an array for an array.
+
+        Raises:
+            InputError: if a distance is negative or not a number.
         """
         at = to_array("eps", eps)
         if np.isnan(at).any() or (at < 0).any():
@@ -82,7 +110,20 @@ class Margins:
         return float(counts) if at.ndim == 0 else counts
 
     def gap(self, other: Margins, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> Gap:
-        """The largest vertical distance between the two margin curves; see `Gap` and `ks_gap` for its interval."""
+        """The largest vertical distance between the two margin curves (Kolmogorov–Smirnov), with an interval.
+
+        Args:
+            other: margins in the same norm and at the same kind of layers, such as those of the test data.
+            level: probability that the interval covers the distance of the two distributions.
+            resamples: bootstrap samples for the interval.
+            seed: of the bootstrap.
+
+        Returns:
+            `Gap` with value, low and high; converts to float.
+
+        Raises:
+            InputError: if the two cannot be compared.
+        """
         if not isinstance(other, Margins):
             raise InputError(f"expected other Margins; got {shown(other)}")
         if other.norm != self.norm:
@@ -97,7 +138,15 @@ class Margins:
         return ks_gap(self._array(), other._array(), level, resamples, seed)
 
     def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
-        """Draw the margin curve, the fraction misclassified within ε against ε; dashed, what is certified."""
+        """Draws the margin curve, the fraction misclassified within ε against ε; dashed, the certified bound.
+
+        Args:
+            ax: where to draw; by default a new figure.
+            **style: passed to `Axes.step`, such as `label` and `color`.
+
+        Returns:
+            The axes.
+        """
         import matplotlib.pyplot as plt
 
         if ax is None:
@@ -111,8 +160,8 @@ class Margins:
             safe = np.sort(self.certified.numpy())
             safe = safe[safe <= end]
             at = np.concatenate([[0.0], safe, [end]])
-            most = np.searchsorted(safe, at, side="right") / len(self.values)
-            ax.step(at, most, where="post", color=line.get_color(), linestyle="--", linewidth=0.8)
+            upper = np.searchsorted(safe, at, side="right") / len(self.values)
+            ax.step(at, upper, where="post", color=line.get_color(), linestyle="--", linewidth=0.8)
         ax.set(
             xlabel=f"ε ({self.norm} norm{'' if self.layers == 'input' else ', ' + self._where()})",
             ylabel="fraction misclassified within ε",
@@ -122,7 +171,11 @@ class Margins:
         return ax
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, ready for JSON; censored margins are None. Perturbations are left out."""
+        """Lists and numbers, ready for JSON.
+
+        Returns:
+            A dict that `from_dict` takes; censored margins are None, and perturbations are left out.
+        """
 
         def plain(values: Tensor) -> list[float | None]:
             return [v if math.isfinite(v) else None for v in values.tolist()]
@@ -140,7 +193,17 @@ class Margins:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Margins:
-        """The margins that `to_dict` made a dict of."""
+        """The inverse of `to_dict`.
+
+        Args:
+            stored: what `to_dict` returned, perhaps read from JSON.
+
+        Returns:
+            The margins, without perturbations.
+
+        Raises:
+            InputError: if it is not such a dict.
+        """
         try:
             return cls._from_dict(stored)
         except (KeyError, AttributeError, TypeError, ValueError) as error:
@@ -169,12 +232,12 @@ class Margins:
         return len(self.values)
 
     def __str__(self) -> str:
-        n, wrong, never = len(self), int((self.values == 0).sum()), int(self.censored.sum())
+        n, wrong, censored = len(self), int((self.values == 0).sum()), int(self.censored.sum())
         quarter, half, three = (_short(q) for q in (self.quantile(0.25), self.median, self.quantile(0.75)))
         where = "" if self.layers == "input" else f" {self._where()}"
         lines = [
             f"margins{where} of {n} points in the norm {self.norm!r}: median {half}, quartiles {quarter} and {three}",
-            f"misclassified {wrong} ({wrong / n:.1%}), never broken {never} ({never / n:.1%})",
+            f"misclassified {wrong} ({wrong / n:.1%}), no adversarial example found {censored} ({censored / n:.1%})",
         ]
         if self.certified is not None:
             lines.append(
@@ -183,7 +246,7 @@ class Margins:
         else:
             lines.append(f"certified: nothing ({self.certified_why})")
         if self.evidence is None:
-            lines.append("evidence that the search worked: not asked for")
+            lines.append("evidence that the search worked: not requested")
         elif self.trusted:
             lines.append(f"the search worked: {self.evidence}")
         else:

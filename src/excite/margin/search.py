@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from excite._core.checks import Norm
-from excite.margin.problem import AdversarialPerturbations, Problem, column, no_perturbations
+from excite.margin.problem import AdversarialPerturbations, MarginProblem, column, no_perturbations
 
 Noise = Callable[[torch.Size, Tensor], Tensor]
 
@@ -77,7 +77,7 @@ class CleanPoints:
 
 
 def search(
-    problem: Problem, plan: SearchPlan, steps: int, begin: CleanPoints | Tensor, noise: Noise
+    problem: MarginProblem, plan: SearchPlan, steps: int, begin: CleanPoints | Tensor, noise: Noise
 ) -> AdversarialPerturbations:
     """The smallest adversarial perturbation met in `steps` steps from the clean points, or from the perturbations `begin`.
 
@@ -102,7 +102,7 @@ def search(
 class _State:
     """The points still in the search: one row each."""
 
-    def __init__(self, problem: Problem, d: Tensor):
+    def __init__(self, problem: MarginProblem, d: Tensor):
         self.problem, self.d = problem, d
         self.index = torch.arange(len(problem.x), device=d.device)
         self.radius = problem.constraint.length(d)
@@ -171,7 +171,7 @@ class _State:
         self.problem = self.problem.rows(rows)
 
 
-def to_boundary(problem: Problem, found: AdversarialPerturbations, rounds: int = 12) -> AdversarialPerturbations:
+def to_boundary(problem: MarginProblem, found: AdversarialPerturbations, rounds: int = 12) -> AdversarialPerturbations:
     """Shrink each adversarial perturbation along its path to zero, as far as a bracketing line search takes it.
 
     Alternates the secant of the logit margin, exact for linear models, with bisection, which also serves steps and plateaus.
