@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +17,7 @@ from excite._core.calls import Batch, Pick
 from excite._core.checks import as_scalar, is_number, shown
 from excite._core.distributed import let_go, rank_and_size
 from excite._core.preserve import device_of
-from excite._core.wrappers import eagerly, resharded, unwrap
+from excite._core.wrappers import eagerly, is_sharded, resharded, unwrap
 from excite.errors import ExciteError, InputError, RunError
 from excite.monitor.alerts import Alerts, Rule, act
 from excite.monitor.buffer import MetricBuffer
@@ -62,6 +62,7 @@ class Watch:
         self._closed = False
         self._device = device_of(self.model)
         self._modules = list(self.model.modules())
+        self._sharded = is_sharded(self.model)
         began = time.monotonic()
         self._spent, self._counted = 0.0, 0
         try:
@@ -210,11 +211,12 @@ class Watch:
         paid = budgets([probe.schedule for probe in due])
         began = self._settled() if paid else time.monotonic()
         cost = 0.0
-        for probe in due:
-            start = time.monotonic()
-            self._measure_probe(probe, ctx)
-            if any(probe.schedule is budget for budget in paid):
-                cost += (self._settled() if self._device.type == "cuda" else time.monotonic()) - start
+        with eagerly(self._modules) if any(probe.runs_model for probe in due) else nullcontext():
+            for probe in due:
+                start = time.monotonic()
+                self._measure_probe(probe, ctx)
+                if any(probe.schedule is budget for budget in paid):
+                    cost += (self._settled() if self._device.type == "cuda" else time.monotonic()) - start
         if self._buffer.ready(ctx.step):
             self._write()
         if self._buffer.due(ctx.step):
@@ -240,7 +242,7 @@ class Watch:
     def _measure_probe(self, probe: Probe, ctx: StepContext) -> None:
         if probe.name not in self._muted:
             try:
-                with self._prepared() if probe.runs_model else nullcontext():
+                with resharded(self._modules) if self._sharded and probe.runs_model else nullcontext():
                     measurement = probe.measure(ctx)
                 self._buffer.add(ctx.step, probe, measurement)
                 return
@@ -278,11 +280,6 @@ class Watch:
         self._muted.add(probe.name)
         if rank_and_size()[1] == 1:
             self._remove(probe)
-
-    @contextmanager
-    def _prepared(self) -> Iterator[None]:
-        with eagerly(self._modules), resharded(self._modules):
-            yield
 
     def _settled(self) -> float:
         """The time once the device has done what it was asked for."""

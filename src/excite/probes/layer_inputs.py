@@ -53,7 +53,8 @@ def layer_inputs(
         items = len(input) if input.dim() > 1 else 1
         sample_index = torch.arange(len(rows)) * items // max(1, len(rows))
         return LayerInputs(rows, len(rows), sample_index, items, active)
-    axes = call.weight.dim() - 2
+    weight = call.weight
+    axes = weight.dim() - 2
     transposed = "transpose" in call.function.__name__
     if patches != "whole":
         input = call.entering(input)
@@ -63,10 +64,10 @@ def layer_inputs(
     if patches == "whole":
         return LayerInputs(input.flatten(1), items, torch.arange(items), items)
     # (B, C, ...) -> (B, positions..., C · kernel...)
-    windows = input.movedim(1, -1) if transposed else _windows(call, input)
+    windows = input.movedim(1, -1) if transposed else _windows(call, input, weight.shape[2:])
     places = windows.shape[1 : 1 + axes]
     sample_index, index = _places_of(items, tuple(places), patches, first, seed, input.device)
-    groups = 1 if transposed else call.weight.shape[0] and input.shape[1] // call.weight.shape[1]
+    groups = 1 if transposed else weight.shape[0] and input.shape[1] // weight.shape[1]
     total = items * math.prod(places)
     return LayerInputs(windows[index].flatten(1), total, sample_index, items, active, groups)
 
@@ -90,7 +91,7 @@ def unit_rows(
 
 def linear_rows(call: AffineCall, x: Tensor) -> Tensor:
     """(R, D): `x`, laid out like the input of a linear call, as the vectors that its weight multiplies."""
-    return _linear(call, call.entering(x), None)[0]
+    return _linear(call, call.entering(x) if call.before else x, None)[0]
 
 
 def _places_of(
@@ -151,11 +152,10 @@ def _linear(call: AffineCall, x: Tensor, out: Tensor | None) -> tuple[Tensor, Te
     return rows, out.permute([made.index(a) for a in kept + free]).reshape(len(rows), -1)
 
 
-def _windows(call: AffineCall, x: Tensor) -> Tensor:
+def _windows(call: AffineCall, x: Tensor, kernel: torch.Size) -> Tensor:
     """(B, C, ...) -> a view (B, positions..., C, kernel...)."""
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     given: dict[str, Any] = {**dict(zip(names, call.args)), **call.kwargs}
-    kernel = call.weight.shape[2:]
     stride, dilation = (_tuple(given.get(key, 1), len(kernel)) for key in ("stride", "dilation"))
     x = F.pad(x, [side for pair in reversed(_padding(given.get("padding", 0), kernel, dilation)) for side in pair])
     for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation)):

@@ -129,7 +129,19 @@ class AffineCall:
         `frozen` detaches what does not depend on the data (weight and bias), so that no graph is kept for it; `dtype`
         computes in another precision.
         """
-        changes: dict[At, Tensor] = {self.input_at: self.entering(input) if self.before else input}
+        changes = self._changes(frozen, bias, dtype)
+        changes[self.input_at] = self.entering(input) if self.before else input
+        args, kwargs = replaced(self.args, self.kwargs, changes)
+        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def linear_part(self, dtype: torch.dtype) -> AffineCall:
+        """The call without its bias or whatever else is added, in another precision, with detached weights."""
+        args, kwargs = replaced(self.args, self.kwargs, self._changes(False, False, dtype))
+        return replace(self, args=args, kwargs=kwargs)
+
+    def _changes(self, frozen: bool, bias: bool, dtype: torch.dtype | None) -> dict[At, Tensor]:
+        """The arguments that `run` replaces, besides the input."""
+        changes: dict[At, Tensor] = {}
         if frozen:
             for at in self.fixed:
                 changes[at] = self._argument(at).detach()
@@ -142,8 +154,7 @@ class AffineCall:
             zeros = torch.zeros_like(changes.get(added, self._argument(added)))
             # What addmm adds may have a row for every sample, of which the other input has another number.
             changes[added] = zeros if self.product is None else zeros[(slice(1),) * zeros.dim()]
-        args, kwargs = replaced(self.args, self.kwargs, changes)
-        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+        return changes
 
     def _places(self) -> list[At]:
         """Where tensors stand, the input apart."""

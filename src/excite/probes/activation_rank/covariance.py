@@ -20,10 +20,12 @@ class Covariances:
     rest on the CPU. It waits for the device, so it may be called from another thread."""
 
     def __init__(self, several: Sequence[Tensor]):
-        formed = [_matrix(rows.detach()) for rows in several]
+        devices = {device: home(device) for device in {rows.device for rows in several}}
+        formed = [_matrix(rows.detach().to(devices[rows.device])) for rows in several]
         self._sizes = [len(matrix) for matrix, _ in formed]
         self._widths = [rows.shape[1] for rows in several]
-        self._dtypes = [torch.float64 if rows.dtype == torch.float64 else torch.float32 for rows in several]
+        dtypes = [torch.float64 if rows.dtype == torch.float64 else torch.float32 for rows in several]
+        self._tolerances = [default_tolerance(width, dtype) for width, dtype in zip(self._widths, dtypes)]
         self._flat = torch.cat([part.reshape(-1) for pair in formed for part in pair]) if formed else torch.zeros(0)
 
     @property
@@ -39,21 +41,21 @@ class Covariances:
             largest.append(float(self._flat[at + size * size]))
             at += size * size + 1
         result = []
-        for matrix, width, dtype, most in zip(matrices, self._widths, self._dtypes, largest):
-            if math.isfinite(most) and not bool(torch.isfinite(matrix).all()):
+        for matrix, width, tolerance, peak in zip(matrices, self._widths, self._tolerances, largest):
+            if math.isfinite(peak) and not bool(torch.isfinite(matrix).all()):
                 raise InputError(
-                    f"expected activations whose squares are finite; got values up to {most:.3g}: scale the data"
+                    f"expected activations whose squares are finite; got values up to {peak:.3g}: scale the data"
                 )
-            if not math.isfinite(most):
+            if not math.isfinite(peak):
                 raise InputError("expected finite activations; got NaN or infinite ones: clean the data")
             found = torch.linalg.eigvalsh(matrix).flip(0).numpy()
-            result.append(spectrum(np.asarray(found), width, most, default_tolerance(width, dtype)))
+            result.append(spectrum(np.asarray(found), width, peak, tolerance))
         return result
 
 
 def _matrix(rows: Tensor) -> tuple[Tensor, Tensor]:
     """(1/N) Σ(h − mean)(h − mean)ᵀ, or the matrix of inner products with the same eigenvalues, and the largest |h|."""
-    wide = rows.to(home(rows.device)).double()
+    wide = rows.double()
     if not len(wide):
         raise InputError("expected at least one point; got none")
     size = wide.abs().amax() if wide.numel() else wide.new_zeros(())

@@ -115,11 +115,12 @@ class Rank(Probe):
 
     def measure(self, ctx: StepContext) -> Measurement:
         signals = [signal for signal in ctx.signals if signal.input.is_floating_point()]
+        statistics = ctx.statistics
+        known = counted(statistics)
         inputs = [self._inputs(signal) for signal in signals]
         covariances = Covariances([layer_rows.rows for layer_rows in inputs])
         layers = [signal.layer for signal in signals]
-        known = counted(ctx.statistics)
-        self._warn(ctx.statistics)
+        self._warn(statistics)
         if covariances.apart and not self.units:
             return Deferred(lambda: _values(layers, covariances) | known)
         values = _values(layers, covariances) | known

@@ -21,10 +21,19 @@ from excite._core.preserve import probes_ignored
 from excite._core.wrappers import is_sharded
 from excite.errors import ExciteError, ModelError
 from excite.probes.bias_trajectory.sites import TracedLayer
-from excite.probes.bias_trajectory.updates import row_norms
 
-Look = Callable[[TracedLayer, Tensor, Tensor], None]  # site, dL/dz, ‖dL/df‖
+Inspect = Callable[[TracedLayer, Tensor, Tensor], None]  # site, dL/dz, ‖dL/df‖
 Given = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def row_norms(gradient: Tensor, axis: int = 0) -> Tensor:
+    """‖·‖₂ of every sample, (..., B, ...) with the batch at `axis` -> (B,), in float32 or better; no copy is made."""
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    others = tuple(i for i in range(gradient.dim()) if i != axis)
+    if not others or gradient.numel() == gradient.shape[axis]:
+        return gradient.detach().to(wide).abs().reshape(-1)
+    norms: Tensor = torch.linalg.vector_norm(gradient.detach(), dim=others, dtype=wide)
+    return norms
 
 
 def _eager(hook: Callable[..., None]) -> Callable[..., None]:
@@ -97,7 +106,7 @@ class Hooks:
     """Installed at once; `remove` takes them all off. An exception in a hook is kept in `failure`, not raised into training.
 
     `pair` is called with a site's name, ‖dL/dz‖ and ‖dL/df‖, each (B,), once for every forward pass that is trained on, `before` with the model's
-    arguments before every training pass: it says whether `look` gets dL/dz of that pass. `forwards`, `outputs` and
+    arguments before every training pass: it says whether `inspect` gets dL/dz of that pass. `forwards`, `outputs` and
     `reaches` count forward passes with gradients, gradients that arrived at f, and at each site.
     """
 
@@ -110,7 +119,7 @@ class Hooks:
         pair: Callable[[str, Tensor, Tensor], None],
         sigmoid: bool = False,
         before: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None,
-        look: Look | None = None,
+        inspect: Inspect | None = None,
         directions: bool = False,
     ):
         self.model, self.output, self.sigmoid = model, output, sigmoid
@@ -125,8 +134,8 @@ class Hooks:
         self.given: Given | None = None  # and the arguments of its forward pass
         self.failure: Exception | None = None
         self.resting = False  # passes go by unseen
-        self._take, self._before, self._look, self._directions = pair, before, look, directions
-        self._looking = False
+        self._take, self._before, self._inspect, self._directions = pair, before, inspect, directions
+        self._inspecting = False
         self._now: _Pass | None = None
         self._mode: _Mode | None = None
         self._live = True
@@ -172,7 +181,7 @@ class Hooks:
         parameters = tuple(self.model.parameters()) if swapped else None
         self._now = _Pass((args, kwargs) if self._directions else None, parameters)
         try:
-            self._looking = self._before(args, kwargs) if self._before is not None else False
+            self._inspecting = self._before(args, kwargs) if self._before is not None else False
         except Exception as error:
             self._fail(error)
         if self._functional and self._names is not None:
@@ -198,7 +207,7 @@ class Hooks:
 
     def reached(self, site: TracedLayer, z: Tensor) -> None:
         if self._now is not None and z.requires_grad:
-            z.register_hook(partial(self._at_z, self._now, site, self._looking))
+            z.register_hook(partial(self._at_z, self._now, site, self._inspecting))
 
     def _end(self, module: nn.Module, args: Any, returned: Any) -> None:
         now = self._now
@@ -242,7 +251,7 @@ class Hooks:
         except Exception as problem:
             self._fail(problem)
 
-    def _at_z(self, now: _Pass, site: TracedLayer, looking: bool, gradient: Tensor) -> None:
+    def _at_z(self, now: _Pass, site: TracedLayer, inspecting: bool, gradient: Tensor) -> None:
         if not self._live or self.failure is not None:
             return
         try:
@@ -250,7 +259,7 @@ class Hooks:
             if found is None:
                 return
             norm = row_norms(gradient, site.axis)
-            found.at_z.append((site, norm, gradient.detach() if looking else None))
+            found.at_z.append((site, norm, gradient.detach() if inspecting else None))
             if found is now.outer:
                 self.reaches[site.name] += 1
                 if found.error is not None:
@@ -311,8 +320,8 @@ class Hooks:
                 f"layer {site.name!r} saw {len(norm)} samples and the output has {len(error)}: expected one row per sample"
             )
         self._take(site.name, norm, error)
-        if whole is not None and self._look is not None:
-            self._look(site, whole, error)
+        if whole is not None and self._inspect is not None:
+            self._inspect(site, whole, error)
 
     def _fail(self, problem: Exception) -> None:
         if isinstance(problem, ExciteError):

@@ -72,45 +72,64 @@ class LayerOperator:
         self.last: Estimate | None = None  # where the last search for the largest singular value ended
         self._noise: Tensor | None = None
 
-    def _call(self, x: Tensor) -> Tensor:
-        call = self.site.call
-        wide = torch.promote_types(call.weight.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
-            return call.run(x, bias=False, dtype=wide)
+    def _bound(self, count: int = 1) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """x ↦ A x (plus what comes of zero) for samples on the first axis, with the weight as it is now; and `count` zeros."""
+        call, in_axis, axis = self.site.call, self.site.in_axis, self.site.axis
+        weight = call.weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        call = call.linear_part(wide)
+        args, (place, *inner) = list(call.args), call.input_at
+        device = weight.device.type
+
+        def run(x: Tensor) -> Tensor:
+            with torch.autocast(device, enabled=False):
+                if call.before or inner or not isinstance(place, int):
+                    return call.run(x.movedim(0, in_axis)).movedim(axis, 0)
+                args[place] = x.movedim(0, in_axis)
+                output: Tensor = call.function(*args, **call.kwargs).movedim(axis, 0)
+                args[place] = None
+                return output
+
+        shape = [n for i, n in enumerate(self.site.shape) if i != in_axis]
+        return run, weight.new_zeros(count, *shape, dtype=wide)
 
     def _zeros(self, count: int) -> Tensor:
         shape = [n for i, n in enumerate(self.site.shape) if i != self.site.in_axis]
         weight = self.site.call.weight
         return weight.new_zeros(count, *shape, dtype=torch.promote_types(weight.dtype, torch.float32))
 
-    def _run(self, x: Tensor) -> Tensor:
-        return self._call(x.movedim(0, self.site.in_axis)).movedim(self.site.axis, 0)
-
     def apply(self, x: Tensor) -> Tensor:
         """A x, (k, inputs...) -> (k, outputs...)."""
         with torch.no_grad():
-            return self._run(x) - self._run(torch.zeros_like(x[:1]))
+            run, _ = self._bound()
+            return run(x) - run(torch.zeros_like(x[:1]))
 
     def transpose(self, y: Tensor) -> Tensor:
         """A'y, (k, outputs...) -> (k, inputs...)."""
         with torch.enable_grad():
-            x = self._zeros(len(y)).requires_grad_()
-            (found,) = torch.autograd.grad(self._run(x), x, y.to(x.dtype))
+            run, zeros = self._bound(len(y))
+            x = zeros.requires_grad_()
+            (found,) = torch.autograd.grad(run(x), x, y.to(x.dtype))
         return found
 
-    def gram(self, x: Tensor, offset: Tensor) -> Tensor:
-        """A'A x, in one forward and one backward pass; `offset` is what comes of zero."""
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            y = self._run(x)
-            (found,) = torch.autograd.grad(y, x, y.detach() - offset)
-        return found
+    def gram(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """x ↦ A'A x with the weight as it is now, by one forward and one backward pass each; and a sample of zeros.
 
-    def offset(self) -> Tensor:
-        """What comes of zero, (1, outputs...): padding with other numbers. The bias is left out before: beside a large one
-        A x would be lost to rounding."""
+        What comes of zero (padding with other numbers) is subtracted. The bias is left out before: beside a large one A x
+        would be lost to rounding.
+        """
+        run, zeros = self._bound()
         with torch.no_grad():
-            return self._run(self._zeros(1))
+            offset = run(zeros)
+
+        def product(x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                y = run(x)
+                (gradient,) = torch.autograd.grad(y, x, y.detach() - offset)
+            return gradient
+
+        return product, zeros
 
     @property
     def matrix(self) -> Tensor | None:
@@ -135,6 +154,9 @@ class LayerOperator:
         matrix = self.matrix
         if matrix is not None:
             return float(torch.linalg.matrix_norm(matrix, ord=2)), 0.0
+        return self._converged(tolerance, most)
+
+    def _converged(self, tolerance: float, most: int = 300) -> tuple[float, float]:
         value, error = 0.0, math.inf
         for turn in range(math.ceil(most / _SPACE)):
             # The weights may have changed since the last call, and with them which direction leads.
@@ -151,8 +173,8 @@ class LayerOperator:
         matrix = self.matrix
         if matrix is not None:
             return Estimate(matrix @ matrix.T if len(matrix) < matrix.shape[1] else matrix.T @ matrix)
-        if not self.started:
-            self.largest(1e-3)
+        if not self.started and self.finite:
+            self._converged(1e-3)
         return self._search(products, _NOISE)
 
     @property
@@ -173,7 +195,7 @@ class LayerOperator:
 
     def _search(self, products: int, noise: float = 0.0) -> Estimate:
         """Lanczos from where the last search ended, with `noise` of a random vector added."""
-        zeros = self._zeros(1)
+        gram, zeros = self.gram()
         last = None if self.last is None or math.isnan(self.last.found()[0]) else self.last
         if self._noise is None or self._noise.shape != zeros.shape or self._noise.device != zeros.device:
             random = torch.randn(zeros.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -181,10 +203,8 @@ class LayerOperator:
             if last is not None and (len(last.vector()) != zeros.numel() or last.vector().device != zeros.device):
                 last = None
         start = self._noise if last is None else last.vector().reshape(zeros.shape) + noise * self._noise
-        v, offset = start.to(zeros.dtype).flatten(), self.offset()
-        space, images = krylov_space(
-            lambda row: self.gram(row.reshape(zeros.shape), offset).flatten(), v, min(products, len(v))
-        )
+        v = start.to(zeros.dtype).flatten()
+        space, images = krylov_space(lambda row: gram(row.reshape(zeros.shape)).flatten(), v, min(products, len(v)))
         self.last = Estimate(space @ images.T, space, images)
         return self.last
 

@@ -17,12 +17,12 @@ from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, ModelError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Reduction, Schedule, StepContext, Values
 from excite.probes.bias_trajectory.exactness import LABELS, applies_link, labels, random_layers
-from excite.probes.bias_trajectory.hooks import Hooks
+from excite.probes.bias_trajectory.hooks import Hooks, row_norms
 from excite.probes.bias_trajectory.layer_operators import LayerOperator
 from excite.probes.bias_trajectory.ratio_bounds import RatioBounds, largest
 from excite.probes.bias_trajectory.sites import TracedLayer, TracedLayers, find
 from excite.probes.bias_trajectory.steady import Steady
-from excite.probes.bias_trajectory.updates import gradients_of, row_norms
+from excite.probes.bias_trajectory.updates import gradients_of
 from excite.probes.bias_trajectory.windows import BiasPath, Sums
 from excite.probes.findings import (
     LARGE,
@@ -169,7 +169,7 @@ class Trajectory(Probe):
             sigmoid=self.link == "sigmoid",
             pair=lambda name, norms, errors: self._sums[name].add(norms, errors),
             before=self._before,
-            look=self._look,
+            inspect=self._inspect,
             directions=self.clean is not None,
         )
         if self._kept:
@@ -198,7 +198,7 @@ class Trajectory(Probe):
         self._due |= self.sandwich is not None and (self._passes - 1) % self.sandwich == 0
         return self._due
 
-    def _look(self, site: TracedLayer, gradient: Tensor, errors: Tensor) -> None:
+    def _inspect(self, site: TracedLayer, gradient: Tensor, errors: Tensor) -> None:
         """Lemma 1 for the samples of one pass, with the weights they met."""
         self._due = False
         operator = self._operators[site.name]

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excite.probes.bias_trajectory.hooks import row_norms
 from excite.probes.bias_trajectory.layer_operators import Estimate, LayerOperator
 from excite.probes.bias_trajectory.sites import TracedLayer
-from excite.probes.bias_trajectory.updates import looked
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RatioBounds:
     @staticmethod
     def of(site: TracedLayer, gradient: Tensor, errors: Tensor, operator: LayerOperator) -> RatioBounds:
         """From dL/dz and ‖dL/df‖ of a pass. σ is followed from look to look, and what that leaves is its error."""
-        updates, steep, active = looked(site, gradient, errors, operator)
+        updates, steep, active = ratio_and_slope(site, gradient, errors, operator)
         return RatioBounds(updates, steep, operator.follow(), operator.smallest_active(active))
 
     def found(self, vector: bool) -> tuple[dict[str, Any], bool]:
@@ -52,3 +52,14 @@ class RatioBounds:
 def largest(values: Tensor) -> Tensor:
     """The largest that is a number; NaN if there is none, as where no sample has a loss gradient."""
     return torch.where(values.isnan().all(), math.nan, torch.where(values.isnan(), -math.inf, values).max())
+
+
+def ratio_and_slope(
+    site: TracedLayer, gradient: Tensor, errors: Tensor, operator: LayerOperator | None = None
+) -> tuple[Tensor, ...]:
+    """Normalized update, local Lipschitz constant and which rows are active, from dL/dz and ‖dL/df‖; NaN where that is 0."""
+    gradient = gradient.movedim(site.axis, 0)
+    operator = operator or LayerOperator(site)
+    nonzero = torch.where(errors > 0, errors, torch.nan)
+    steep = row_norms(operator.transpose(gradient))
+    return row_norms(gradient) / nonzero, steep / nonzero, gradient != 0

@@ -29,7 +29,9 @@ from excite._core.preserve import device_of, eval_mode
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap, without_reentrant_checkpointing
 from excite.errors import InputError, ModelError
 from excite.probes.bias_trajectory.exactness import LABELS, applies_link, labels
+from excite.probes.bias_trajectory.hooks import row_norms
 from excite.probes.bias_trajectory.layer_operators import LayerOperator
+from excite.probes.bias_trajectory.ratio_bounds import ratio_and_slope
 from excite.probes.bias_trajectory.sites import TracedLayer, find
 
 
@@ -146,7 +148,7 @@ def trajectory(
             if link and "logits" not in known:
                 known.append("logits")
             for site in sites.chosen:
-                parts[site.name].append(looked(site, gradients[site.name], errors))
+                parts[site.name].append(ratio_and_slope(site, gradients[site.name], errors))
         return {site.name: _updates(site, parts[site.name], tolerance, known) for site in sites.chosen}
 
 
@@ -193,27 +195,6 @@ def gradients_of(
             raise ModelError("the output has no gradient: the model detaches or rounds it")
         found = torch.autograd.grad(f, wanted, start, allow_unused=True, materialize_grads=True)
     return row_norms(start), dict(zip((k for k, z in catch.outputs.items() if z is not None), found)), link
-
-
-def row_norms(gradient: Tensor, axis: int = 0) -> Tensor:
-    """‖·‖₂ of every sample, (..., B, ...) with the batch at `axis` -> (B,), in float32 or better; no copy is made."""
-    wide = torch.promote_types(gradient.dtype, torch.float32)
-    others = tuple(i for i in range(gradient.dim()) if i != axis)
-    if not others or gradient.numel() == gradient.shape[axis]:
-        return gradient.detach().to(wide).abs().reshape(-1)
-    norms: Tensor = torch.linalg.vector_norm(gradient.detach(), dim=others, dtype=wide)
-    return norms
-
-
-def looked(
-    site: TracedLayer, gradient: Tensor, errors: Tensor, operator: LayerOperator | None = None
-) -> tuple[Tensor, ...]:
-    """Normalized update, local Lipschitz constant and which rows are active, from dL/dz and ‖dL/df‖; NaN where that is 0."""
-    gradient = gradient.movedim(site.axis, 0)
-    operator = operator or LayerOperator(site)
-    kept = torch.where(errors > 0, errors, torch.nan)
-    steep = row_norms(operator.transpose(gradient))
-    return row_norms(gradient) / kept, steep / kept, gradient != 0
 
 
 def _updates(site: TracedLayer, parts: list[tuple[Tensor, ...]], tolerance: float, known: Sequence[str]) -> Updates:

@@ -98,6 +98,7 @@ class Ledger:
         self._off = OffDiagonal(laws, parameters, off_diagonal) if off_diagonal else None
         self.steps = 0
         self._accumulator = Accumulator(self._sums, laws, self._squares(), self.tolerance, self._norms)
+        self._state_bytes = self._accumulator.nbytes
         self._records: list[StepRecord] = []  # steps that are not committed yet
         self._snapshots: list[Snapshot] = []  # requested after some of them
         self._summarizer = Summarizer(laws, self._sums.count, device)
@@ -226,7 +227,7 @@ class Ledger:
         self._check()
         snapshot = Snapshot(self.steps, None if self._hooks and self._records else self._state())
         self._snapshots.append(snapshot)
-        if len(self._snapshots) >= _RECORDS or len(self._snapshots) * self._accumulator.nbytes >= _BYTES:
+        if len(self._snapshots) >= _RECORDS or len(self._snapshots) * self._state_bytes >= _BYTES:
             self.commit()
         return snapshot
 

@@ -19,7 +19,7 @@ from excite.probes.findings import LARGE, MAX_NAMED, Finding, MetricSeries, Pane
 from excite.probes.layer_alignment.leading import Leading, Search
 from excite.probes.layer_alignment.result import Alignments, JunctionAlignment, LayerAlignment
 from excite.probes.spectrum import Between
-from excite.wiring.junctions import Junction, junctions, parameters_of, plain, plain_rows
+from excite.wiring.junctions import Junction, junctions, parameters_of, plain
 from excite.wiring.layers import Layer
 from excite.wiring.tracing import Wiring, trace
 
@@ -33,6 +33,14 @@ class AlignmentSearch:
         self.exact, self.block = exact, block
         self.layers = [one for one in _once(wiring.layers) if one.weight_name is not None]
         self.junctions = junctions(wiring)
+        layers = {layer.name for layer in self.layers}
+        # By junction the key of what makes its channels: a layer, or a matrix of its own. A head has some channels of its layer.
+        self._made = {
+            junction.name: junction.made_by
+            if len(junction.before) == 1 and junction.made_by in layers and plain(junction.before[0])
+            else f"{junction.name}/made"
+            for junction in self.junctions
+        }
         sites = [site for group in wiring.groups for site in group.producers if plain(site)]
         self._out = {site.parameter: site for site in sites}
         self._bases: dict[str, Tensor] = {}
@@ -56,7 +64,7 @@ class AlignmentSearch:
         """Output channels as rows, whichever axis counts them."""
         site = self._out.get(layer.weight_name or "")
         if site is not None:
-            return plain_rows(site, weight)
+            return site.slot.out_rows(weight) if site.side == "out" else site.slot.in_rows(weight)
         return weight.flatten(1) if weight.dim() > 1 else weight[None]
 
     def begin(
@@ -65,15 +73,11 @@ class AlignmentSearch:
         """Reads the weights, and waits for nothing; what it returns gives numbers by layer and by junction. A matrix that is a
         layer is done once."""
         matrices = self.matrices(parameters)
-        layers = list(matrices)
-        made: dict[str, str] = {}
-        for junction in self.junctions:
-            made[junction.name] = junction.made_by
-            # A head has some of the channels of its layer.
-            if len(junction.before) > 1 or junction.made_by not in layers or not plain(junction.before[0]):
-                made[junction.name] = f"{junction.name}/made"
-                matrices[made[junction.name]] = junction.made(parameters)
-            matrices[f"{junction.name}/read"] = junction.read(parameters)
+        layers, made = list(matrices), self._made
+        for junction, (name, key) in zip(self.junctions, made.items()):
+            if key not in layers:
+                matrices[key] = junction.made(parameters)
+            matrices[f"{name}/read"] = junction.read(parameters)
         known = self.bases
         bases = [known.get(key) for key in matrices]
         search = Search(list(matrices.values()), bases, exact=self.exact, block=self.block)
