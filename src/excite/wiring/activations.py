@@ -30,7 +30,7 @@ _MOVES = frozenset(VIEWS) | {
     "hstack", "vstack", "dstack", "expand", "expand_as", "repeat", "tile", "pixel_shuffle", "pixel_unshuffle",
     "channel_shuffle",
 }  # fmt: skip
-_SAME = frozenset(SAME) | {"half", "dropout", "dropout1d", "dropout2d", "dropout3d"}
+_SAME = frozenset(SAME) | {"float", "double", "half", "dropout", "dropout1d", "dropout2d", "dropout3d"}
 _MIXES = {"matmul", "mm", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention", "softmax", "log_softmax"}
 
 

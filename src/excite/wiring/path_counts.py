@@ -20,8 +20,9 @@ from excite._core.checks import check_flag, check_model, model_errors
 from excite._core.wrappers import refuse_lazy, unwrap
 from excite.errors import ModelError
 from excite.wiring.export import ExportFailed, exported
+from excite.wiring.operators.activations import unchanged
 from excite.wiring.propagation.counts import PathContext, ScaledCounts
-from excite.wiring.propagation.interpreter import Interpreter, refused
+from excite.wiring.propagation.interpreter import Interpreter, lookup, refused
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class PathInterpreter(Interpreter):
         return counts
 
     def overwritten(self, node: torch.fx.Node, values: list[Any]) -> None:
-        if any(value is not values[0] for value in values if isinstance(value, ScaledCounts)):
+        row = lookup(node.target)
+        if row is None or row.paths is not unchanged:
             super().overwritten(node, values)
 
 

@@ -26,12 +26,11 @@ VIEWS = (
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "numpy_T", "mT", "squeeze",
     "unsqueeze", "select", "slice", "narrow", "movedim", "swapaxes", "swapdims", "moveaxis", "diagonal", "flip", "roll",
     "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "unsafe_chunk", "unsafe_split", "ravel",
-)  # fmt: skip  # fmt: skip
+)  # fmt: skip
 # These repeat entries: a parameter that goes through them is an activation from there on.
 REPEATS = ("expand", "expand_as", "repeat", "tile", "repeat_interleave", "unfold", "pixel_shuffle", "pixel_unshuffle",
-           "channel_shuffle", "index_select", "take_along_dim", "broadcast_to")  # fmt: skip  # fmt: skip
-SAME = ("contiguous", "clone", "alias", "_to_copy", "to", "lift_fresh_copy", "type_as", "positive", "cpu",
-        "double", "float")  # fmt: skip  # fmt: skip
+           "channel_shuffle", "index_select", "take_along_dim", "broadcast_to")  # fmt: skip
+SAME = ("contiguous", "clone", "alias", "_to_copy", "to", "lift_fresh_copy", "type_as", "positive", "cpu")  # fmt: skip
 
 
 # -- channels -----------------------------------------------------------------------------------------------------------
