@@ -54,7 +54,7 @@ class ByMargins:
         "margin_test": ("test", "{:.4f}"),
         "gap": ("gap", "{:.3f}"),
         "reached": ("relative radius reached", "{:.2%}"),
-        "censored_test": ("never broken, test", "{:.1%}"),
+        "censored_test": ("no adversarial example, test", "{:.1%}"),
         "suspect_test": ("suspect, test", "{:.1%}"),
     }
     below_figure: ClassVar[str] = (
@@ -106,10 +106,10 @@ class ByMargins:
             **reached,
             "accuracy_train": right["train"],
             "accuracy_test": right["test"],
-            "margin_train": train.median,  # infinite where more than half of the points were never broken
+            "margin_train": train.median,  # infinite where more than half of the points have no adversarial example
             "margin_test": test.median,
             "gap": train.gap(test, resamples=1).value,  # largest vertical distance between the two curves
-            "censored_train": _share(train.censored),  # points that were never broken
+            "censored_train": _share(train.censored),  # points without an adversarial example
             "censored_test": _share(test.censored),
             "suspect_train": _share(train.suspect),  # points at which the search shows signs of failure
             "suspect_test": _share(test.suspect),
@@ -134,7 +134,7 @@ class ByMargins:
         return (
             "Means over seeds, and the range. Accuracies are of all training and test images, the rest of those measured. The gap is\n"
             f"the largest vertical distance between the two curves; two sets of {scale.points} images from one distribution would show\n"
-            f"about {chance_gap(scale.points, scale.points):.3f}. *Never broken*: no perturbation within the pixel range was found. *Suspect*: the search for the\n"
+            f"about {chance_gap(scale.points, scale.points):.3f}. *No adversarial example*: none was found within the pixel range. *Suspect*: the search for the\n"
             "margin shows signs of failure at these images. *Trusted*: networks for which nothing speaks against the margins."
         )
 

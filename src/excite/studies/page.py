@@ -59,7 +59,7 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     notes = list(dict.fromkeys(note for v in result.verdicts for note in v.notes))
     lines += [*(f"- {note}" for note in notes), *([""] if notes else [])]
     rows = table(result.numbers, method.columns)
-    lines += ["## VariantResult", "", "| " + " | ".join(rows[0]) + " |", "| --- |" + " ---: |" * (len(rows[0]) - 1)]
+    lines += ["## Numbers", "", "| " + " | ".join(rows[0]) + " |", "| --- |" + " ---: |" * (len(rows[0]) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in rows[1:]]
     lines += ["", method.below_table(scale), ""]
     for sentence, image in others:
