@@ -99,31 +99,6 @@ def test_predict_uses_the_threshold_in_evaluation_mode():
     assert pe.model.training
 
 
-def test_stages_grow_from_zero_as_the_authors_have_it():
-    pe, x = excited("linear", radius=Stages(0.3, 4), steps=1)
-    largest = []
-    for epoch in range(40):
-        pe.advance(epoch / 40)
-        found = pe.perturbations(x)
-        largest.append(float(found["weight"][1].abs().max()) if found else 0.0)
-    assert largest == pytest.approx([0.0] * 10 + [0.1] * 10 + [0.2] * 10 + [0.3] * 10)
-    pe.advance(1)
-    assert float(pe.perturbations(x)["weight"][1].abs().max()) == pytest.approx(0.3)
-    twin, _ = excited("linear", radius=Stages(0.3, 4))
-    twin.load_state_dict(pe.state_dict())
-    assert twin.progress == 1
-
-
-def test_stages_of_relative_and_named_radii():
-    pe, x = excited("mlp", radius=Stages({"0": 0.2}, 2))
-    assert pe.perturbations(x) == {}
-    pe.advance(0.5)
-    assert set(pe.perturbations(x)) == {"0"}
-    pe, x = excited("mlp", radius=Stages(Relative(0.2), 3), steps=1)
-    pe.advance(0.4)
-    assert torch.allclose(pe.perturbations(x)["0"][1].abs().max(), 0.1 * x.square().mean().sqrt())
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_works_under_autocast(dtype):
     torch.manual_seed(0)
@@ -489,9 +464,3 @@ def test_what_cannot_be_excited_is_refused_with_the_reason(case):
 def test_recurrent_layers_without_dropout_work():
     pe = PersistentExcitation(Recurrent(0.0), 0.1)
     assert set(pe.perturbations(torch.randn(4, 5))) == {"head"}
-
-
-def test_numbers_of_numpy_are_radii():
-    import numpy as np
-
-    assert PersistentExcitation(nn.Linear(5, 1), np.float32(0.5)).radius == 0.5

@@ -1,8 +1,7 @@
-"""Curves, gaps and what they are stored as."""
+"""The distance of two margin curves and its interval."""
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -12,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
-from excite.errors import InputError
-from excite.margin import Evidence, Gap, Margins, margins
+from excite.margin import Margins
 from excite.report.curves import widest_gap
-from models import build
 
 
 def made(values: list[float], norm: str = "inf") -> Margins:
@@ -72,66 +69,6 @@ def test_the_interval_shrinks_with_more_points_and_differs_from_zero_for_differe
         assert gap.low > 0
         widths.append(gap.high - gap.low)
     assert widths[1] < 0.4 * widths[0]
-
-
-def test_within_counts_margins_up_to_and_including_epsilon() -> None:
-    found = made([0.0, 0.1, 0.2, math.inf])
-    assert found.within(0) == 0.25
-    assert found.within(0.1) == 0.5
-    assert found.within(1e9) == 0.75
-    np.testing.assert_allclose(found.within([0.05, 0.2]), [0.25, 0.75])
-    np.testing.assert_allclose(found.within(torch.tensor([0.15, 0.2], dtype=torch.float64)), [0.5, 0.75])
-    with pytest.raises(InputError, match="at least 0"):
-        found.within(-1)
-
-
-def test_median_and_quartiles_with_censored_points() -> None:
-    assert made([0.0, 1.0, 2.0, math.inf]).median == 1.5
-    assert made([0.0, math.inf, math.inf]).median == math.inf
-    assert made([0.0, 1.0, 2.0, math.inf]).quantile(0.75) == 2.0
-    assert "never reached" in str(made([0.0, math.inf, math.inf]))
-
-
-def test_gap_of_different_norms_is_refused() -> None:
-    with pytest.raises(InputError, match="same norm"):
-        made([1.0]).gap(made([1.0], "2"))
-    with pytest.raises(InputError, match="Margins"):
-        made([1.0]).gap([1.0])  # type: ignore[arg-type]
-
-
-def test_stored_as_json_and_back() -> None:
-    model, x = build("mlp", batch=10)
-    found = margins(model, x, (model(x)[:, 0] > 0.5).long())
-    again = Margins.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False)))
-    assert str(again) == str(found)
-    torch.testing.assert_close(again.values, found.values, rtol=0, atol=0)
-    assert again.evidence == found.evidence
-    assert torch.equal(again.suspect, found.suspect)
-    censored = made([0.0, 0.3, math.inf])
-    stored = json.loads(json.dumps(censored.to_dict(), allow_nan=False))
-    assert torch.equal(Margins.from_dict(stored).values, censored.values)
-
-
-def test_plot_draws_the_curve() -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    ax = made([0.0, 0.1, 0.2, math.inf]).plot(label="four points")
-    y = ax.lines[0].get_ydata()
-    np.testing.assert_allclose(y[:5], [0.25, 0.25, 0.5, 0.75, 0.75])
-    assert "misclassified" in ax.get_ylabel()
-    assert made([math.inf]).plot(ax) is ax
-
-
-def test_a_summary_says_what_a_user_needs() -> None:
-    text = str(made([0.0, 0.1, math.inf]))
-    for part in ("3 points", "median 0.1", "misclassified 1", "no adversarial example found 1", "not requested"):
-        assert part in text
-    doubtful = Margins(torch.ones(40), "inf", evidence=Evidence(40, 30, 0, 0, 1, 0, 40, 20, 0))
-    assert not doubtful.trusted
-    assert "not to be trusted" in str(doubtful)
-    assert "30 of 40" in str(doubtful)
-    assert str(Gap(0.25, 0.1, 0.4)) == "0.250 (95% interval 0.100 to 0.400)"
 
 
 def test_one_distance_in_margins_reports_and_scipy() -> None:

@@ -259,6 +259,8 @@ class Pass(AffineMode):
             self._keep(drawn.detach().clone())
             return drawn
         kept = self._next(what)
+        if not isinstance(kept, Tensor):  # the statistics of a normalization
+            raise another_path(f"{what} drew other random numbers")
         if drawn.shape != kept.shape:
             kept = find_layout_by_shape(kept.shape, drawn.shape, self.tape.batch, what).join(kept, kept)
         # In-place functions must fill the tensor they were given.
