@@ -27,6 +27,7 @@ def test_a_second_lock_is_refused_and_names_the_holder(tmp_path: Path) -> None:
     lock.release()
     lock.release()
     assert not held(path)
+    assert path.read_bytes() == b""
     Lock(path, tmp_path).release()
 
 

@@ -17,7 +17,7 @@ from excite.data import Dataset, load
 from excite.errors import InputError, RunError, TrainingStopped
 from excite.excitation import PersistentExcitation, Stages
 from excite.runs import Run, load_run
-from excite.train import TrainingResult, accuracy, build, fit, squared_error
+from excite.train import TrainingResult, build, fit, squared_error
 from excite.train.trainer import parse_every
 
 
@@ -389,11 +389,3 @@ def test_every(every: int | str, steps: int) -> None:
 def test_bad_every(every: Any) -> None:
     with pytest.raises(InputError, match="checkpoint_every"):
         parse_every(every, 12)
-
-
-def test_accuracy_counts_right_labels() -> None:
-    model = nn.Linear(1, 1)
-    x, y = torch.arange(10.0)[:, None], torch.tensor([0, 1] * 5)
-    assert accuracy(model, lambda part: part.reshape(-1).long() % 2, x, y) == 1
-    assert accuracy(model, lambda part: torch.zeros(len(part)), x, y) == 0.5
-    assert accuracy(model, lambda part: part.reshape(-1).long() % 2, x.repeat(500, 1), y.repeat(500), most=7) == 1

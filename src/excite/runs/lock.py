@@ -48,13 +48,13 @@ class Lock:
                 try:
                     locked = lock_descriptor(self._descriptor, blocking=False)
                 except OSError:
-                    self.release()
+                    self._close()
                     raise
             if locked and _is_at(self._descriptor, path):
                 _write_holder(self._descriptor)
                 return
             holder = _read_holder(self._descriptor)
-            self.release()
+            self._close()
             if attempt < _TRIES - 1:
                 time.sleep(_PAUSE)
         by = f" (process {holder['process']} on {holder['machine']})" if holder else ""
@@ -62,6 +62,12 @@ class Lock:
 
     def release(self) -> None:
         """Frees the lock. Releasing twice does nothing."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)  # a run that is passed on names no machine
+            self._close()
+
+    def _close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import nn
 
 from excite.errors import InputError
-from excite.train import ARCHITECTURES, build, import_factory, make_model
+from excite.train import ARCHITECTURES, build
 from excite.train.models.architectures import options_for
 
 SHAPES = {"papers-cnn": (3, 32, 32), "small-cnn": (1, 8, 8), "resnet": (1, 8, 8), "mlp": (2, 3), "linear": (5,)}
@@ -66,58 +65,3 @@ def test_data_that_does_not_fit_is_refused() -> None:
     for name, shape in (("papers-cnn", (1, 28, 28)), ("small-cnn", (2,)), ("small-cnn", (1, 8, 6))):
         with pytest.raises(InputError, match="choose 'mlp'"):
             options_for(name, shape, 1)
-
-
-@pytest.fixture
-def user_module(tmp_path: Path, monkeypatch) -> str:
-    text = (
-        "import torch\nfrom torch import nn\n"
-        "def make(width=3):\n    return nn.Linear(2, width)\n"
-        "class Inner:\n    @staticmethod\n    def make():\n        return nn.Linear(1, 1)\n"
-        "def wrong():\n    return 3\n"
-        "def broken():\n    raise RuntimeError('no\\nluck')\n"
-        "number = 3\n"
-    )
-    (tmp_path / "users_models_.py").write_text(text)
-    (tmp_path / "users_broken_.py").write_text("1 / 0\n")
-    monkeypatch.chdir(tmp_path)
-    return "users_models_"
-
-
-def test_a_factory_of_the_user(user_module: str) -> None:
-    before = torch.get_rng_state()
-    one, two = (make_model(f"{user_module}:make", seed=3, width=4) for _ in range(2))
-    assert isinstance(one, nn.Linear)
-    assert torch.equal(one.weight, two.weight)
-    assert torch.equal(before, torch.get_rng_state())
-    assert isinstance(make_model(f"{user_module}:Inner.make"), nn.Linear)
-
-
-@pytest.mark.parametrize(
-    ("name", "match"),
-    [("{}:nothing", "has no 'nothing'"), ("{}:wrong", "not a torch.nn.Module"), ("{}:broken", "could not make a model"),
-     ("{}:number", "not a function"), ("no_such_module_:make", "cannot import"), ("users_broken_:make", "cannot import"),
-     ("{}:", "expected 'module:factory'"), (":make", "expected 'module:factory'"), ("a.b", "module:factory")],
-)  # fmt: skip
-def test_bad_factories_are_refused(user_module: str, name: str, match: str) -> None:
-    with pytest.raises(InputError, match=match) as error:
-        make_model(name.format(user_module))
-    assert "\n" not in str(error.value)
-
-
-def test_bad_options_of_a_factory_are_refused(user_module: str) -> None:
-    with pytest.raises(InputError, match="could not make a model"):
-        make_model(f"{user_module}:make", widht=3)
-    assert callable(import_factory(f"{user_module}:make"))
-
-
-def test_resnets_have_the_sizes_they_say():
-    model = build("resnet", outputs=10)
-    assert sum(p.numel() for p in model.parameters()) == 2_777_674
-    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
-    large = build("resnet", outputs=10, stages=4)
-    assert sum(p.numel() for p in large.parameters()) == 11_173_962  # ResNet-18 for 32×32 images
-    small = build("resnet", channels=1, outputs=3, width=4, stages=2, blocks=1)
-    assert small(torch.randn(2, 1, 8, 8)).shape == (2, 3)
-    with pytest.raises(InputError, match="resnet: width: expected a whole number of at least 1"):
-        build("resnet", width=0)
