@@ -13,7 +13,9 @@ from excite.cli.shared import app, console, open_in_browser, print_line, print_s
 @app.command(epilog="Example: excite demo --out runs/demo --seeds 8")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="Number of data splits and initial weights.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of seeds; each draws a data split and initial weights.")
+    ] = 3,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs per training; fewer for a quick try.")] = 60,
     workers: Annotated[int, typer.Option(min=1, help="Number of trainings at a time.")] = 2,
     fresh: Annotated[

@@ -16,7 +16,7 @@ def serve(
         str, typer.Option(help="Address to listen on; any address but localhost requires a token.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")] = 8765,
-    token: Annotated[str | None, typer.Option(help="Access token; generated if omitted and required.")] = None,
+    token: Annotated[str | None, typer.Option(help="Access token; generated if omitted where one is required.")] = None,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Serve a live page of runs while they train, compared on the same axes. Ctrl-C stops it."""
