@@ -30,7 +30,7 @@ def begins(rules, series):
     alerts, found = Alerts(rules), []
     for i in range(max(map(len, series.values()))):
         values = {name: float(one[i]) for name, one in series.items() if i < len(one)}
-        found += [alert for _, alert in alerts.look(10 * i, values)]
+        found += [alert for _, alert in alerts.update(10 * i, values)]
     return found
 
 
@@ -69,22 +69,22 @@ def test_a_restart_changes_no_alert():
     rows = [{name: generator.choice([1.0, 1.0, 9.0, math.nan]) for name in names} for _ in range(60)]
     rules = [NotFinite(), Above("*", 5, looks=2), Fell(looks=2), SteeperWhileFlat(window=50, looks=2, factor=1.1)]
     whole = Alerts(rules)
-    expected = [str(alert) for i, row in enumerate(rows) for _, alert in whole.look(10 * i, row)]
+    expected = [str(alert) for i, row in enumerate(rows) for _, alert in whole.update(10 * i, row)]
     assert len(expected) > 20
     for stop in range(len(rows)):
         first, second = Alerts(rules), Alerts(rules)
-        found = [str(alert) for i, row in enumerate(rows[:stop]) for _, alert in first.look(10 * i, row)]
+        found = [str(alert) for i, row in enumerate(rows[:stop]) for _, alert in first.update(10 * i, row)]
         second.load_state_dict(unflatten(*flatten(first.state_dict())))
-        found += [str(alert) for i, row in enumerate(rows[stop:], stop) for _, alert in second.look(10 * i, row)]
+        found += [str(alert) for i, row in enumerate(rows[stop:], stop) for _, alert in second.update(10 * i, row)]
         assert found == expected
 
 
 def test_rules_may_change_at_a_restart():
     first = Alerts([Above("a", 2), Below("b", 2)])
-    assert len(first.look(0, {"a": 3.0, "b": 1.0})) == 2
+    assert len(first.update(0, {"a": 3.0, "b": 1.0})) == 2
     second = Alerts([Below("b", 2, then=print), Above("a", 1), Above("a", 2, then=print)])
     second.load_state_dict(first.state_dict())
-    assert [rule.limit for rule, _ in second.look(10, {"a": 3.0, "b": 1.0})] == [1]  # the new one
+    assert [rule.limit for rule, _ in second.update(10, {"a": 3.0, "b": 1.0})] == [1]  # the new one
     third = Alerts([Above("c", 2)])
     third.load_state_dict(first.state_dict())
     assert third.state_dict() == {"history": {}, "true": []}
@@ -123,7 +123,7 @@ def test_bad_rules_are_refused():
     with pytest.raises(InputError, match="expected then='log', 'raise' or a function; got 'mail'"):
         Above("a", 1, then="mail")
     with pytest.raises(NotImplementedError, match="has to define judge"):
-        Alerts([Rule()]).look(0, {"a": 1.0})
+        Alerts([Rule()]).update(0, {"a": 1.0})
 
 
 class Given(Probe):

@@ -1,8 +1,8 @@
-"""Alerts: rules on anything that is measured, judged while training goes on.
+"""Alerts: rules about metrics, evaluated while training runs.
 
     excite.watch(model, x, "runs/first", alerts=[Above("loss/step", 10, then="raise"), NotFinite(then=print)])
 
-A rule is a pure function of what was measured so far. It speaks up when it begins to be true of a name, and again only
+A rule is a pure function of what was measured so far. An alert is issued when it becomes true of a metric, and again only
 after it has been false of it in between.
 """
 
@@ -24,12 +24,20 @@ from excite.errors import ExciteError, InputError
 
 log = logging.getLogger("excite")
 _COUNTS, _NUMBERS = ("looks", "window"), ("limit", "share", "least", "factor", "flat")  # fields of the rules below
-_KEPT = 1024  # values of a name that rules can look back on
+_KEPT = 1024  # values of a metric that rules can refer to
 
 
 @dataclass(frozen=True)
 class Alert:
-    """`rule` became true of `name` at `step`, where it had this value."""
+    """A rule that became true.
+
+    Attributes:
+        step: The step at which it did.
+        rule: Name of the rule's class.
+        name: The metric it is about.
+        value: Value of the metric at that step.
+        message: The reason, as a sentence.
+    """
 
     step: int
     rule: str
@@ -42,7 +50,11 @@ class Alert:
 
 
 class AlertRaised(ExciteError):
-    """A rule with then="raise" became true; `alert` says which."""
+    """Raised by `watch.step` if a rule with ``then="raise"`` became true.
+
+    Attributes:
+        alert: The alert.
+    """
 
     def __init__(self, alert: Alert):
         super().__init__(str(alert))
@@ -53,7 +65,7 @@ Action = Literal["log", "raise"] | Callable[[Alert], object]
 
 
 class Series:
-    """What was measured under one name: the newest values, and the largest of all."""
+    """The measurements of one metric: the newest values, and the largest of all."""
 
     def __init__(self) -> None:
         self.steps: deque[int] = deque(maxlen=_KEPT)
@@ -88,9 +100,16 @@ History = Mapping[str, Series]
 
 @dataclass(frozen=True)
 class Rule:
-    """Base of all rules. `names` is a pattern such as "rank/effective/*"; `then` is "log", "raise" or a function.
+    """Base class of all rules. A rule is true or false of each metric it is about, given what was measured so far.
 
-    A rule of your own defines `judge`: why it is true of `name` now, or None.
+    A subclass defines `judge`, which returns the reason why the rule is true of a metric now, or None.
+
+    Args:
+        names: Pattern of metric names, such as "rank/effective/*".
+        then: "log" to log a warning, "raise" to end the training with `AlertRaised`, or a function that is called with the `Alert`.
+
+    Raises:
+        InputError: If an argument is not what is expected.
     """
 
     names: str = "*"
@@ -107,17 +126,37 @@ class Rule:
 
     @property
     def key(self) -> str:
-        """What the rule says, whatever it does then: two of the same key are true of the same."""
+        """The rule without its action: two rules with the same key are true of the same metrics."""
         said = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.name != "then"]
         return f"{type(self).__qualname__}({', '.join(said)})"
 
     def judge(self, history: History, name: str) -> str | None:
+        """Judges one metric.
+
+        Args:
+            history: All measurements so far by metric name.
+            name: The metric, which has a new value.
+
+        Returns:
+            Why the rule is true of it, or None.
+        """
         raise NotImplementedError(f"{type(self).__name__} has to define judge(self, history, name)")
 
 
 @dataclass(frozen=True)
 class Above(Rule):
-    """Above `limit` at the last `looks` measurements."""
+    """True while the last measurements of a metric are above a limit.
+
+    Args:
+        names: Pattern of metric names.
+        limit: The limit.
+        looks: Number of measurements in a row that have to be above it.
+        then: See `Rule`.
+
+    Example:
+        >>> from excite.monitor.alerts import Above
+        >>> rule = Above("loss/step", limit=10, then="raise")
+    """
 
     limit: float = 0.0
     looks: int = 1
@@ -131,7 +170,14 @@ class Above(Rule):
 
 @dataclass(frozen=True)
 class Below(Rule):
-    """Below `limit` at the last `looks` measurements."""
+    """True while the last measurements of a metric are below a limit.
+
+    Args:
+        names: Pattern of metric names.
+        limit: The limit.
+        looks: Number of measurements in a row that have to be below it.
+        then: See `Rule`.
+    """
 
     limit: float = 0.0
     looks: int = 1
@@ -145,7 +191,12 @@ class Below(Rule):
 
 @dataclass(frozen=True)
 class NotFinite(Rule):
-    """NaN or infinite. Margins are left out: there infinity says that a point was not broken."""
+    """True while a metric is NaN or infinite. Margins are left out: an infinite margin means that no adversarial example was found.
+
+    Args:
+        names: Pattern of metric names.
+        then: See `Rule`.
+    """
 
     names: str = "loss/*"
 
@@ -158,9 +209,16 @@ class NotFinite(Rule):
 
 @dataclass(frozen=True)
 class Fell(Rule):
-    """At the last `looks` measurements below `share` of the largest value so far, if that was at least `least`.
+    """True while a metric has collapsed: its last measurements are below a fraction of its largest value.
 
-    As it stands: the effective rank of a layer's input has collapsed.
+    By default about the effective rank of the inputs of layers.
+
+    Args:
+        names: Pattern of metric names.
+        share: The fraction.
+        looks: Number of measurements in a row that have to be below it.
+        least: The largest value has to have been at least this.
+        then: See `Rule`.
     """
 
     names: str = "rank/effective/*"
@@ -180,8 +238,20 @@ class Fell(Rule):
 
 @dataclass(frozen=True)
 class SteeperWhileFlat(Rule):
-    """The mean of a steepness over the last `window` steps is `factor` times that over the window before, while the loss
-    did not fall by more than `flat` of itself: the function gets steeper and nothing is gained."""
+    """True while the function gets steeper without the loss falling.
+
+    The mean of the metric over the last `window` steps is at least `factor` times that over the window before, while the mean of
+    the loss fell by no more than the fraction `flat`.
+
+    Args:
+        names: Pattern of metric names.
+        factor: Growth of the metric from window to window.
+        window: Number of steps.
+        flat: Relative decrease of the loss that counts as none.
+        loss: Name of the loss metric.
+        looks: Measurements of each that a window has to hold.
+        then: See `Rule`.
+    """
 
     names: str = "trajectory/mean/*"
     factor: float = 2.0
@@ -211,13 +281,18 @@ class SteeperWhileFlat(Rule):
 
 
 def default_alerts() -> list[Rule]:
-    """A loss that is not finite, a layer whose rank collapsed, steepness without gain, drift that nothing explains."""
+    """The rules that `excite.watch` applies by default.
+
+    Returns:
+        Rules for a loss that is not finite, an effective rank that collapsed, a function that gets steeper while the loss stands
+        still, and drift of a conserved quantity that nothing explains.
+    """
     drift = Above("conservation/rest/*", limit=0.05, looks=3)
     return [NotFinite(), Fell(), SteeperWhileFlat(), drift]
 
 
 class Alerts:
-    """Keeps the newest values of every name that a rule asks for, and says what becomes true."""
+    """Applies rules to new measurements and remembers of which metrics they are true."""
 
     def __init__(self, rules: Iterable[Rule]):
         self.rules = list(rules)
@@ -231,8 +306,8 @@ class Alerts:
         self._watched: dict[str, bool] = {}
         self._true: set[tuple[int, str]] = set()
 
-    def look(self, step: int, values: Mapping[str, float]) -> list[tuple[Rule, Alert]]:
-        """Take in values measured at `step`; what begins to be true with them."""
+    def update(self, step: int, values: Mapping[str, float]) -> list[tuple[Rule, Alert]]:
+        """Adds the values measured at `step`; returns the rules that become true with them."""
         watched = {name: value for name, value in values.items() if self._watches(name)}
         for name, value in watched.items():
             self._history.setdefault(name, Series()).add(step, value)
@@ -275,7 +350,12 @@ class Alerts:
 
 
 def act(begun: Sequence[tuple[Rule, Alert]], *, speak: bool = True) -> None:
-    """Log lines and calls, where `speak` (with several processes: the first one); then the first that is to be raised."""
+    """Logs alerts, calls the functions of their rules, and raises the first with ``then="raise"``.
+
+    Args:
+        begun: Rules that became true, with their alerts.
+        speak: Whether to log and call; with several processes only the first one does.
+    """
     raised = None
     for rule, alert in begun:
         if speak:

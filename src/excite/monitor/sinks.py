@@ -22,7 +22,12 @@ _PREFIX = "excite/"
 
 
 class TensorBoard:
-    """Scalars in event files under `folder`, or in a SummaryWriter of the training's own."""
+    """Writes scalars to TensorBoard.
+
+    Args:
+        folder: Folder of the event files.
+        writer: A SummaryWriter of the training, to be used instead; it is left open.
+    """
 
     name = "tensorboard"
 
@@ -42,7 +47,12 @@ class TensorBoard:
 
 
 class WandB:
-    """Metrics of the open Weights & Biases run, or of a new one. Their x axis is `excite/step`."""
+    """Writes metrics to Weights & Biases: to the open run, or to a new one. Their x axis is `excite/step`.
+
+    Args:
+        run: A W&B run to be used instead; it is left open.
+        **options: Arguments of `wandb.init` for a new run.
+    """
 
     name = "wandb"
 
@@ -64,9 +74,13 @@ class WandB:
 
 
 class MLflow:
-    """Metrics of the active MLflow run, or of a new one, as excite/probe/quantity.layer.
+    """Writes metrics to MLflow as excite/probe/quantity.layer: to the active run, or to a new one.
 
-    Its file store keeps names as paths, where "a" and "a/b" cannot both be. Characters that it does not take become "_".
+    The file store keeps names as paths, where "a" and "a/b" cannot both exist. Characters that it does not accept become "_".
+
+    Args:
+        run_id: The run to use instead.
+        client: The MlflowClient to use.
     """
 
     name = "mlflow"

@@ -39,25 +39,39 @@ def watch(
     sinks: Sequence[str | Sink] = (),
     strict: bool = False,
 ) -> Watch:
-    """Watch a model while it trains.
+    """Monitors a model while it trains.
 
-        with excite.watch(model, example=x, run="runs/first", optimizer=optimizer) as watch:
-            for x, y in loader:
-                ...                      # your usual step
-                watch.step(loss)         # once per optimizer step
+    Probes measure the model on their schedules, restore all state, and write to a run: a monitored training produces the same
+    weights, bit by bit, as one that is not monitored. Nothing in the training loop waits for a device. With several processes
+    every one calls `watch` and `step`; values are reduced and the first process writes.
 
     Args:
-        example: a fixed batch on which layers are looked at; probes that need one are left out if it is not given.
-        run: a folder for a new run, or an open `Run` (to continue one, with `load_state_dict` from its checkpoint).
-        optimizer: the one that trains; without it there are no conserved quantities.
-        probes: what to measure; by default `excite.probes.default_probes()`.
-        every: when, instead of each probe's own schedule: a number of steps, `PowersOfTwo()`, `Budget(0.03)` for at most
-            3 % of the training time, or a dict of these by probe name.
-        margin_batch: (x, y), a few points whose margins are measured every 500 steps; or a `Margin` probe.
-        output: which part is the output of a model that returns several.
-        alerts: rules (`excite.monitor.alerts`); by default `default_alerts()`, [] for none.
+        model: The model that is trained, also wrapped by DistributedDataParallel or torch.compile.
+        example: A fixed batch on which layers are measured. Probes that need one are left out without it.
+        run: Folder for a new run, or an open `Run` (to continue one, with `load_state_dict` from its checkpoint). None writes
+            to sinks only.
+        optimizer: The optimizer that trains the model; needed for conserved quantities and gradient norms.
+        probes: What to measure. Default: `excite.probes.default_probes()`.
+        every: When to measure, instead of each probe's own schedule: a number of steps, a schedule such as `PowersOfTwo()` or
+            `Budget(0.03)`, or a dict of these by probe name.
+        margin_batch: Points and labels (x, y) whose margins are measured every 500 steps, or a `Margin` probe.
+        output: Which part of the model's return value is the output, if it returns several.
+        alerts: Rules (`excite.monitor.alerts`). Default: `default_alerts()`; [] for none.
         sinks: "tensorboard", "wandb", "mlflow", or objects with `log` and `close`.
-        strict: let an exception in a probe, or a value that cannot be written, end the training; otherwise it is reported.
+        strict: Raise exceptions of probes and of the writer instead of issuing a warning and switching the probe off.
+
+    Returns:
+        The open `Watch`. Use it as a context manager, or call `close` at the end.
+
+    Raises:
+        InputError: If an argument is not what is expected, such as two probes with one name.
+        RunError: If `run` is a folder that already holds a run.
+
+    Example:
+        >>> with excite.watch(model, example=x, run="runs/first", optimizer=optimizer) as watch:  # doctest: +SKIP
+        ...     for x, y in loader:
+        ...         ...                      # the usual training step
+        ...         watch.step(loss)         # once per optimizer step
     """
     check_flag(strict, "strict")
     refuse_lazy(check_model(model))

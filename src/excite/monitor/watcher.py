@@ -32,9 +32,13 @@ from excite.wiring.tracing import Wiring
 
 
 class Watch:
-    """Measures on each probe's schedule and writes to a run. Use `excite.watch(...)` to make one.
+    """Attached probes that are measured on their schedules and written to a run. Created by `excite.watch`.
 
-    With several processes every one of them calls `step`; values are reduced across them and the first one writes.
+    Attributes:
+        steps: Optimizer steps so far.
+        probes: The probes that are attached; one that raised is removed.
+        run: The run, or None.
+        share: Fraction of the time since training began that was spent inside `step`.
     """
 
     def __init__(
@@ -76,7 +80,15 @@ class Watch:
         self._spent = self._began - began
 
     def step(self, loss: Tensor | float | None = None) -> None:
-        """Say that one optimizer step is done; `loss` is that step's loss. Measures what is due."""
+        """Reports one optimizer step and measures what is due.
+
+        Args:
+            loss: The loss of that step, a number or a tensor with one element.
+
+        Raises:
+            InputError: If the watch is closed, or `loss` is not one number.
+            AlertRaised: If an alert with ``then="raise"`` became true.
+        """
         if self._closed:
             raise InputError("watch.step after the watch was closed: call it inside the with block")
         self.steps += 1
@@ -94,19 +106,19 @@ class Watch:
 
     @property
     def share(self) -> float:
-        """Of the time since training began, the share that passed inside `step`."""
+        """Fraction of the time since training began that was spent inside `step`."""
         total = time.monotonic() - self._began
         return self._spent / total if total > 0 else 0.0
 
     def flush(self) -> None:
-        """Write everything measured so far to the run."""
+        """Writes everything measured so far to the run, and waits until it is on the disk."""
         self._write()
         self._buffer.request(self.steps)
         self._write()
         self._writer.drain()
 
     def close(self) -> None:
-        """Detach every probe and write what is left. Closing twice does nothing."""
+        """Detaches every probe and writes what is buffered. Closing twice does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -120,12 +132,21 @@ class Watch:
             raise failed
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to keep, so that a resumed training is watched as if it had not stopped."""
+        """The state to store in a checkpoint, so that a resumed training is measured as if it had not been interrupted.
+
+        Returns:
+            A nested dict of tensors and plain values.
+        """
         self.flush()
         probes = {probe.name: probe.state_dict() for probe in self.probes}
         return {"steps": self.steps, "probes": probes, "alerts": self._alerts.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from the state of a checkpoint. Load the model and the optimizer first.
+
+        Args:
+            state: What `state_dict` returned.
+        """
         self._buffer.clear()
         self.steps = int(state["steps"])
         self._writer.rewind(self.steps)
@@ -267,7 +288,7 @@ class Watch:
                 self._switch_off(probe, step, None)
             else:
                 rows.append((step, reduced))
-        begun = [one for step, values in rows for one in self._alerts.look(step, values)]
+        begun = [one for step, values in rows for one in self._alerts.update(step, values)]
         rows += [(alert.step, {f"alert/{alert.rule}/{alert.name}": alert.value}) for _, alert in begun]
         self._writer.write(rows)
         act(begun, speak=rank_and_size()[0] == 0)

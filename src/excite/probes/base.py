@@ -206,10 +206,27 @@ Measurement = Values | Deferred | Future[Values]
 
 
 class Probe:
-    """Base of all probes. `name` is the first part of every metric's name.
+    """Base class of all probes.
 
-    Several processes: `reduction` makes one value out of theirs; `reductions` by quantity, where some need another one.
-    "max" and "min" are those of the processes that have a value: NaN does not count.
+    A subclass sets `name` and defines `measure`; everything else is optional.
+
+    Attributes:
+        name: First part of the name of every metric.
+        reduction: How the values of several processes become one: "mean", "sum", "max", "min" or "first". NaN does not count for
+            "max" and "min".
+        reductions: The same by quantity, where some need another reduction.
+        requires: What `excite.watch` has to be given: "example", "optimizer".
+        runs_model: False if `measure` does not run the model, which saves the preparations for that.
+        panel: How its metrics are drawn.
+
+    Args:
+        schedule: When to measure: a schedule, or a number of steps. Default: every step.
+
+    Example:
+        >>> class WeightNorm(Probe):
+        ...     name, reduction = "weights", "first"
+        ...     def measure(self, ctx):
+        ...         return {"norm": sum(p.square().sum() for p in ctx.model.parameters()).sqrt()}
     """
 
     name: ClassVar[str]

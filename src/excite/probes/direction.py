@@ -17,7 +17,18 @@ from excite.probes.findings import Panel
 
 
 def angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
-    """The angle in radians between two lists of tensors, each taken as one vector; accurate for small angles too."""
+    """Angle in radians between two lists of tensors, each taken as one vector; accurate for small angles too.
+
+    Args:
+        one: Tensors.
+        other: Tensors of the same shapes.
+
+    Returns:
+        The angle, a tensor with one element.
+
+    Raises:
+        InputError: If the shapes differ.
+    """
     one, other = same_shapes(one, other, "tensors")
     found = _angle(one, other)
     if not bool(torch.isfinite(found)):

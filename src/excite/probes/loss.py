@@ -8,7 +8,14 @@ from excite.probes.findings import LARGE, Finding, MetricSeries, Panel, binned_m
 
 
 class Loss(Probe):
-    """`loss/step`: the loss handed to `watch.step`, averaged over processes."""
+    """The loss passed to `watch.step`, averaged over processes.
+
+    Records:
+        ``loss/step``: the loss, at every step.
+
+    Args:
+        schedule: When to record it. Default: every step.
+    """
 
     name = "loss"
     panel = Panel(

@@ -15,11 +15,24 @@ from excite.probes.schedules import Every, Schedule
 
 
 class Margin(Probe):
-    """Distances of the points x (N, ...) with labels y (N,) to the decision boundary, found by attack (`excite.margins`):
+    """Distances of a few fixed points to the decision boundary, found by attack (`excite.margins`).
 
-    `margin/median`, `margin/low` (a tenth of the points are closer), `margin/misclassified` and `margin/censored` (shares
-    of the points; censored ones were not broken, and count as infinitely far). Further arguments are those of
-    `excite.margins`; fewer searches than there, and no evidence: for the course of a training, not for a result.
+    Records:
+        ``margin/median``: median over the points.
+        ``margin/low``: a tenth of the points are closer than this.
+        ``margin/misclassified``: fraction of the points that are misclassified.
+        ``margin/censored``: fraction for which no adversarial example was found; they count as infinitely far.
+
+    Fewer searches than `excite.margins` does by default, and no evidence: for the course of a training, not for a result.
+
+    Args:
+        x: Points (N, ...).
+        y: Labels (N,).
+        schedule: When to measure. Default: every 500 steps.
+        **options: Further arguments of `excite.margins`.
+
+    Raises:
+        InputError: If there is not one label for each point.
     """
 
     name = "margin"

@@ -14,13 +14,19 @@ _STRETCHES = 40  # between measurements, over which a step's typical time is tak
 
 
 class Schedule(Protocol):
+    """When to measure: anything with a method `due(step)`."""
+
     def due(self, step: int) -> bool:
         """Whether to measure after `step` steps; step 0 is before training."""
 
 
 @dataclass(frozen=True)
 class Every:
-    """Before training and then every `n` steps."""
+    """Before training and then every `n` steps.
+
+    Args:
+        n: Number of steps.
+    """
 
     n: int = 1
 
@@ -40,10 +46,17 @@ class PowersOfTwo:
 
 
 class Budget:
-    """Before training, after the first step, and then as often as `share` of the training time pays for.
+    """As often as a fraction of the training time pays for: before training, after the first step, and then when it is paid for.
 
-    Counted is all the time that passes inside `watch.step`, and before training the first look. All probes that hold the
-    same Budget are measured together. However expensive they are: at least once in `most` steps.
+    All the time spent inside `watch.step` counts, and the first measurement before training. Probes that hold the same Budget are
+    measured together.
+
+    Args:
+        share: Fraction of the training time, between 0 and 1.
+        most: Largest number of steps between two measurements, whatever they cost.
+
+    Raises:
+        InputError: If `share` is not between 0 and 1.
     """
 
     def __init__(self, share: float = 0.03, most: int = 1000):

@@ -23,7 +23,18 @@ from excite.probes.findings import Finding, MetricSeries, Panel, finite
 
 
 def sign_changes(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
-    """The fraction of entries whose sign differs between two lists of tensors; sgn(0) = 1."""
+    """Fraction of the entries whose sign differs between two lists of tensors, with sgn(0) = 1.
+
+    Args:
+        before: Tensors at an earlier step.
+        after: Tensors of the same shapes at a later step.
+
+    Returns:
+        The fraction, a tensor with one element.
+
+    Raises:
+        InputError: If the shapes differ.
+    """
     return _changed(*same_shapes(before, after, "tensors"))
 
 
@@ -34,12 +45,19 @@ def _changed(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
 
 
 class Signs(Probe):
-    """`signs/changed`: share of the weights whose sign changed within the last `window` steps, one or more times;
-    `signs/since`: steps since any sign changed (since the start, if none has); `signs/stable`: 1 if that is at least a
-    window, so that the stable sign regime has held for one, else 0. `changed` and `since` also per parameter.
+    """Tracks when each weight last changed its sign.
 
-    Signs are compared at every look, so a sign that goes and comes back between two looks is not seen: look at every step
-    (`Signs(Every(1))`) where that matters. A weight that is not finite has no sign: an error.
+    Records, for all weights and (except ``stable``) per parameter:
+        ``signs/changed``: fraction of the weights whose sign changed within the last `window` steps.
+        ``signs/since``: steps since the last observed change, or since the start.
+        ``signs/stable``: 1 if no sign changed for at least `window` steps (the stable sign regime), else 0.
+
+    A sign that flips and flips back between two measurements is not seen; use ``Signs(Every(1))`` where that matters. A weight
+    that is not finite is an error.
+
+    Args:
+        schedule: When to measure. Default: every 10 steps.
+        window: Number of steps without a change that counts as stable.
     """
 
     name = "signs"

@@ -50,9 +50,22 @@ _MOST_NAMED = 64  # units of one layer, over a whole training
 
 
 def effective_rank(rows: Tensor) -> float:
-    """exp of the entropy of λ/Σλ, with λ the eigenvalues of the covariance of `rows` (N, D), after Roy and Vetterli.
+    """Effective rank of a set of vectors (Roy and Vetterli): exp(−Σ pᵢ log pᵢ) with pᵢ = λᵢ/Σλ, λ the eigenvalues of their covariance.
 
-    Between 1 (all variance in one direction) and min(N − 1, D) (the same in all of them); 0 if the rows are all equal.
+    Args:
+        rows: Vectors (N, D).
+
+    Returns:
+        A number between 1 (all variance in one direction) and min(N − 1, D) (equal variance in all); 0 if all rows are equal.
+
+    Raises:
+        InputError: If `rows` is empty or not finite.
+
+    Example:
+        >>> import torch
+        >>> from excite.probes import effective_rank
+        >>> round(effective_rank(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])), 6)
+        2.0
     """
     check_values([check_tensor(rows, "rows (N, D)", 2)], "rows")
     if not rows.numel():
