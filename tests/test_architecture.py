@@ -35,3 +35,15 @@ def test_arrows_lead_down_and_none_is_implied(architecture):
     assert drawing.count('<path d="M') == 2 + 1  # top > middle > low, and the head of an arrow
     assert architecture.rows_of(["low", "middle"], graph) == [["middle"], ["low"]]
     assert all(f">{name}</text>" in drawing for name in ("top", "middle", "low", "_core"))
+
+
+def test_the_walks_name_files_and_functions_that_exist():
+    page = (ROOT / "docs/development/architecture.md").read_text()
+    rows = re.findall(r"^\| \d+ \| (.+?) \| (.+?) \|", page, re.M)
+    assert len(rows) > 15
+    for files, functions in rows:
+        paths = [ROOT / "src/excite" / name for name in re.findall(r"`(.+?)`", files)]
+        assert all(path.exists() for path in paths), files
+        text = "".join(path.read_text() for path in paths)
+        for name in re.findall(r"`(.+?)`", functions):
+            assert f"def {name}(" in text, (files, name)
