@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -94,37 +96,61 @@ def largest(
     rounds, places = check_count(rounds, "rounds"), check_count(places, "places")
     bounds = None if bounds is None else check_pair(bounds, "bounds")
     check_finite(x)
-    shape, ball_norm = x.shape[1:], parse_norm(ball, ("inf", "2"))
+    ball_norm = parse_norm(ball, ("inf", "2"))
     generator = torch.Generator().manual_seed(check_seed(seed))
-    centre, keep = x.detach(), max(1, min(64, places // 4))
+    centre = x.detach()
 
     def inside(points: Tensor, home: Tensor) -> Tensor:
         moved = centre[home] + _into_ball(points - centre[home], radius, ball_norm)
         return moved if bounds is None else moved.clamp(*bounds)
 
-    home = torch.arange(len(x))
-    best, owner = inside(centre, home), home
-    values = local(model, best, norm, output=output)
+    measure = partial(local, model, norm=norm, output=output)
+    return _search(measure, inside, centre, radius, rounds, places, generator)
+
+
+def _search(
+    measure: Callable[[Tensor], Tensor],
+    inside: Callable[[Tensor, Tensor], Tensor],
+    centre: Tensor,
+    radius: float,
+    rounds: int,
+    places: int,
+    generator: torch.Generator,
+) -> Largest:
+    """Keeps the best points, one per region, and proposes others around them; `inside` projects into the balls."""
+    keep = max(1, min(64, places // 4))
+    owner = torch.arange(len(centre))
+    best = inside(centre, owner)
+    values = measure(best)
     tried = len(best)
     for _ in range(rounds):
         top = _apart(values, keep)
         best, owner, values = best[top], owner[top.cpu()], values[top]
         if not radius:
             break
-        fresh = torch.randint(len(x), (places // 2 + 1,), generator=generator)
-        near = torch.randint(len(best), (places,), generator=generator)
-        homes = torch.cat([owner[near], fresh])
-        start = torch.cat([best[near.to(best.device)], centre[fresh.to(centre.device)]])
-        reach = 2.0 ** (-12 * torch.rand(len(homes), generator=generator))  # near and far alike
-        reach[places:] = 1.0
-        step = radius * (2 * torch.rand(len(homes), *shape, generator=generator) - 1)
-        step = step * reach.view(-1, *[1] * len(shape))
-        points = inside(start + step.to(start), homes)
+        proposed, homes = _propose(centre, best, owner, radius, places, generator)
+        points = inside(proposed, homes)
         best, owner = torch.cat([best, points]), torch.cat([owner, homes])
-        values = torch.cat([values, local(model, points, norm, output=output)])
+        values = torch.cat([values, measure(points)])
         tried += len(points)
     place = int(values.argmax())
     return Largest(float(values[place]), best[place].clone(), tried)
+
+
+def _propose(
+    centre: Tensor, best: Tensor, owner: Tensor, radius: float, places: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Points around the best ones, near and far alike, and points all over the balls; and the ball of each."""
+    fresh = torch.randint(len(centre), (places // 2 + 1,), generator=generator)
+    near = torch.randint(len(best), (places,), generator=generator)
+    homes = torch.cat([owner[near], fresh])
+    start = torch.cat([best[near.to(best.device)], centre[fresh.to(centre.device)]])
+    scale = 2.0 ** (-12 * torch.rand(len(homes), generator=generator))
+    scale[places:] = 1.0
+    shape = centre.shape[1:]
+    step = radius * (2 * torch.rand(len(homes), *shape, generator=generator) - 1)
+    step = step * scale.view(-1, *[1] * len(shape))
+    return start + step.to(start), homes
 
 
 def _apart(values: Tensor, keep: int) -> Tensor:

@@ -93,11 +93,7 @@ def region_map(
     """
     check_weights(check_model(model))
     rows, columns = _grid(size)
-    for part, name in ((origin, "origin"), (right, "right"), (up, "up")):
-        check_tensor(part, name)
-    if not (origin.shape == right.shape == up.shape):
-        shapes = ", ".join(str(tuple(part.shape)) for part in (origin, right, up))
-        raise InputError(f"expected origin, right and up of the same shape, one input each; got {shapes}")
+    _check_plane(origin, right, up)
     across, upward = check_pair(across, "across"), check_pair(upward, "upward")
     a = _middles(across, columns).to(origin)
     b = _middles(upward, rows).to(origin)
@@ -114,6 +110,14 @@ def region_map(
         near, far, change = _pairs(ids, points, outputs, axis)
         check_gradient(model, (near + far) / 2, far - near, change, eps, output=output)
     return RegionMap(a, b, points, ids, slopes.view(rows, columns), outputs)
+
+
+def _check_plane(origin: Tensor, right: Tensor, up: Tensor) -> None:
+    for part, name in ((origin, "origin"), (right, "right"), (up, "up")):
+        check_tensor(part, name)
+    if not (origin.shape == right.shape == up.shape):
+        shapes = ", ".join(str(tuple(part.shape)) for part in (origin, right, up))
+        raise InputError(f"expected origin, right and up of the same shape, one input each; got {shapes}")
 
 
 def _grid(size: object) -> tuple[int, int]:

@@ -85,11 +85,27 @@ def along(
         t = t.to(start.dtype).view(-1, *[1] * (start.dim() - 1))
         return start[which] + t * step[which]
 
+    pieces_of = partial(signatures, model, output=output, at_once=points_at_once(model, start, output=output))
+    intervals = _halve(pieces_of, at, start, end, depth, limit)
+    breaks, middles, owner = _merge(len(start), *intervals, 2.0 ** (_SPARE - depth))
+    points = at(owner, middles)
+    slopes = local(model, points, norm, output=output) if len(points) else start.new_zeros(0)
+    if len(points):
+        first, last, change, eps = _check_linear(pieces_of, at, owner, breaks)
+        check_gradient(model, points, last - first, change, eps, output=output)
+    sizes = [len(ends) - 1 for ends in breaks]
+    parts = tuple(slopes.split(sizes))
+    return Segments(torch.stack([part.max() for part in parts]) if parts else slopes, tuple(breaks), parts)
+
+
+def _halve(
+    pieces_of: Any, at: Any, start: Tensor, end: Tensor, depth: int, limit: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Intervals whose ends are on the same piece: the segment of each, its two ends, and the number of its piece."""
     count = len(start)
     which = torch.arange(count, device=start.device)
     low, high = torch.zeros(count).double(), torch.ones(count).double()
     low, high = low.to(start.device), high.to(start.device)
-    pieces_of = partial(signatures, model, output=output, at_once=points_at_once(model, start, output=output))
     left, right = pieces_of(start)[0], pieces_of(end)[0]
     done: list[tuple[Tensor, ...]] = []
     for _ in range(depth):
@@ -101,19 +117,11 @@ def along(
         if len(which) > limit:
             raise InputError(f"the segments cross more than {limit} kinks: take fewer or shorter ones, or raise limit=")
         middle = (low + high) / 2
-        found = pieces_of(at(which, middle))[0]
+        between = pieces_of(at(which, middle))[0]
         which, low, high = torch.cat([which, which]), torch.cat([low, middle]), torch.cat([middle, high])
-        left, right = torch.cat([left, found]), torch.cat([found, right])
-    which, low, high, left = (torch.cat(parts) for parts in zip(*done))
-    breaks, middles, owner = _merge(count, which, low, high, left, 2.0 ** (_SPARE - depth))
-    points = at(owner, middles)
-    slopes = local(model, points, norm, output=output) if len(points) else start.new_zeros(0)
-    if len(points):
-        first, last, change, eps = _check_linear(pieces_of, at, owner, breaks)
-        check_gradient(model, points, last - first, change, eps, output=output)
-    sizes = [len(found) - 1 for found in breaks]
-    parts = tuple(slopes.split(sizes))
-    return Segments(torch.stack([part.max() for part in parts]) if parts else slopes, tuple(breaks), parts)
+        left, right = torch.cat([left, between]), torch.cat([between, right])
+    segment, first, last, piece = (torch.cat(parts) for parts in zip(*done))
+    return segment, first, last, piece
 
 
 def _merge(

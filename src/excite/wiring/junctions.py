@@ -39,10 +39,12 @@ class Junction:
 
     @property
     def made_by(self) -> str:
+        """Names of the producing layers."""
         return "+".join(names(self.before))
 
     @property
     def name(self) -> str:
+        """Names of the layers on both sides, and the part."""
         layers = f"{self.made_by}>{'+'.join(names(self.after))}"
         return f"{layers}/{self.part}" if self.part else layers
 

@@ -14,6 +14,7 @@ WIDTH = 100
 
 
 def layer_rows(layers: Sequence[Layer]) -> list[dict[str, Any]]:
+    """One dict per layer."""
     return [
         {
             "name": layer.name,
@@ -27,6 +28,7 @@ def layer_rows(layers: Sequence[Layer]) -> list[dict[str, Any]]:
 
 
 def group_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """One dict per group."""
     return [
         {
             "producers": list(names(group.producers)),
@@ -41,10 +43,12 @@ def group_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as text, 3×32×32."""
     return "×".join(map(str, shape)) if shape else "1"
 
 
 def render(layers: Sequence[Layer], groups: Sequence[Group], cuts: Sequence[Cut], notes: Sequence[str]) -> str:
+    """The whole wiring as text."""
     parts = [_layers_table(layers)]
     if groups:
         parts.append(_groups_table(groups))

@@ -39,6 +39,7 @@ class State:
     through: dict[str, None] = field(default_factory=dict)  # functions it passes, in order
 
     def absorb(self, other: State) -> None:
+        """Adds what is known about another class that was joined with this one."""
         self.broken = self.broken or other.broken
         self.nonlinear |= other.nonlinear
         self.aside |= other.aside
@@ -64,6 +65,7 @@ class Classes:
         self._sources: list[str] = []
 
     def fresh(self, count: int) -> Tensor:
+        """New labels, each a class of its own."""
         start = len(self._parent)
         self._parent.extend(range(start, start + count))
         return torch.arange(start, start + count)
@@ -75,6 +77,7 @@ class Classes:
         return -1 - self._sources.index(name)
 
     def find(self, label: int) -> int:
+        """The root that stands for the class of a label."""
         if label < 0:
             return label
         root = label
@@ -85,6 +88,7 @@ class Classes:
         return root
 
     def state(self, label: int) -> State:
+        """What is known about the class of a label."""
         return self._states.setdefault(self.find(label), State())
 
     def fixed(self, label: int) -> bool:
@@ -104,6 +108,7 @@ class Classes:
         return [label for label in self.distinct(labels) if label > 0]
 
     def all_fixed(self, labels: Tensor) -> bool:
+        """Whether none of these labels can scale."""
         return all(self.fixed(label) for label in self.distinct(labels))
 
     def pin(self, labels: Tensor | Iterable[int], reason: Break) -> None:
@@ -120,6 +125,7 @@ class Classes:
         self.pin(labels, reason)
 
     def pass_through(self, labels: Tensor, name: str, *, linear: bool) -> None:
+        """Records a function that these channels pass, and whether it is linear."""
         for label in self.channels(labels):
             state = self.state(label)
             state.nonlinear |= not linear

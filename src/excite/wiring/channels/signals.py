@@ -30,6 +30,7 @@ class ChannelSignal:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the activation."""
         return tuple(self.labels.shape)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> ChannelSignal:
@@ -62,6 +63,7 @@ class ChannelContext:
         self._generator = torch.Generator().manual_seed(0)
 
     def random(self, *shape: int) -> Tensor:
+        """Random numbers that are the same in every trace."""
         return torch.randn(shape, generator=self._generator, dtype=torch.float64)
 
     def layer(self, value: Any, node: torch.fx.Node) -> str:
@@ -74,6 +76,7 @@ class ChannelContext:
         return name if count == 1 else f"{name}#{count}"
 
     def constant(self, shape: tuple[int, ...], name: str = "a constant") -> ChannelSignal:
+        """An activation that never scales; `name` says what it is."""
         return ChannelSignal(torch.tensor(self.classes.source(name)).expand(shape))
 
     def prints_of(self, signal: ChannelSignal) -> Tensor:
@@ -135,6 +138,7 @@ class ChannelContext:
 
 
 def fill(shapes: Any, make: Callable[[tuple[int, ...]], Any]) -> Any:
+    """Nested tuples with a value for every shape."""
     if isinstance(shapes, list):
         return tuple(fill(shape, make) for shape in shapes)
     return None if shapes is None else make(shapes)

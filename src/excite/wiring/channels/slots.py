@@ -41,12 +41,15 @@ class Held:
     steps: tuple[Step, ...] = ()
 
     def then(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Held:
+        """The parameter after one more view operation."""
         return Held(self.path, self.shape, (*self.steps, (function, _hashable(args), _hashable(tuple(kwargs.items())))))
 
     def part(self, index: int) -> Held:
+        """One of several tensors that the last operation returned."""
         return self.then(operator.getitem, index)
 
     def view(self, tensor: Tensor) -> Tensor:
+        """Another tensor of the parameter's shape, through the same operations."""
         return replay(self.steps, tensor)  # type: ignore[no-any-return]
 
     def entries(self) -> Tensor:
@@ -85,6 +88,7 @@ class Slot:
 
     @property
     def blocks(self) -> int:
+        """The number of blocks G."""
         return self.shape[0]
 
     @property
@@ -123,14 +127,17 @@ def scale_slot(held: Held, count: int) -> Slot:
 
 
 def linear_slot(held: Held, outputs: int, inputs: int) -> Slot:
+    """The weight of a linear layer (outputs, inputs)."""
     return Slot(held, (1, outputs, inputs, 1), axes=(0, 1) if not held.steps else (None, None))
 
 
 def embedding_slot(held: Held, words: int, width: int) -> Slot:
+    """The weight of an embedding (words, width)."""
     return Slot(held, (1, width, 1, words), order=(1, 0), axes=(1, None) if not held.steps else (None, None))
 
 
 def conv_slot(held: Held, weight: tuple[int, ...], groups: int, transposed: bool) -> Slot:
+    """The weight of a convolution, in blocks if it is grouped."""
     kernel = _numel(weight[2:])
     plain = not held.steps
     if transposed:  # (inputs, outputs per block, kernel...)

@@ -88,6 +88,7 @@ def spread_of(value: Any) -> Tensor:
 
 
 def root_of_squares(parts: Any) -> float:
+    """The constant of several branches side by side, in the 2-norm."""
     return math.sqrt(sum(part.factor**2 for part in parts if isinstance(part, Sensitivity)))
 
 
@@ -217,6 +218,7 @@ def _multiply_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNam
 
 
 def layer_label(node: torch.fx.Node, a: SimpleNamespace) -> str:
+    """The module of a call, or the operator's name, as the name of a term."""
     return module_of(node) or str(a.op)
 
 

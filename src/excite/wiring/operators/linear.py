@@ -66,6 +66,7 @@ def _linear_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespac
 
 
 def check_constant_weight(node: torch.fx.Node, a: SimpleNamespace) -> None:
+    """Refuses a layer whose weight or bias depends on the input."""
     if not isinstance(a.input, Sensitivity) or not isinstance(a.weight, Tensor) or isinstance(a.bias, Sensitivity):
         raise no_bound(node, "a layer whose weight depends on the input")
 

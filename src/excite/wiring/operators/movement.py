@@ -35,6 +35,7 @@ SAME = ("contiguous", "clone", "alias", "_to_copy", "to", "lift_fresh_copy", "ty
 
 # -- channels -----------------------------------------------------------------------------------------------------------
 def rearranged(value: ChannelSignal, a: SimpleNamespace) -> Any:
+    """The same operator applied to labels and fingerprints."""
     rest = a.args[1:]
     step = (a.target, rest, tuple(a.kwargs.items()))
     labels = replay((step,), value.labels)

@@ -58,6 +58,7 @@ def average_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNames
 
 
 def per_axis(value: Any, axes: int) -> list[int]:
+    """A setting of a layer as one number per axis."""
     values = [value] if isinstance(value, int) else list(value)
     return values * axes if len(values) == 1 else values
 
