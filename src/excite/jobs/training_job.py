@@ -56,7 +56,9 @@ class MarginMeasurement:
         def on_points(phase: str, done: int, total: int) -> None:
             progress((0.5 if phase.endswith("test") else 0.0) + 0.5 * done / max(total, 1))
 
-        measure(saved, arm=variant, most=self.points, options=SearchOptions(certify=self.certify), progress=on_points)
+        measure(
+            saved, variant=variant, most=self.points, options=SearchOptions(certify=self.certify), progress=on_points
+        )
 
 
 @dataclass(frozen=True)

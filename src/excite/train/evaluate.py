@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.checks import parse_norm
+from excite._core.compatibility import renamed_keywords
 from excite.data import Dataset
 from excite.errors import InputError, RunError, one_line
 from excite.margin import Margins, margins
@@ -73,10 +74,11 @@ def load_model(path: str | Path, *, trust: bool = False) -> SavedModel:
     return SavedModel(model, data, threshold, folder, step, trust)
 
 
+@renamed_keywords(arm="variant")
 def measure(
     saved: SavedModel,
     *,
-    arm: str | None = None,
+    variant: str | None = None,
     parts: tuple[str, ...] = PARTS,
     norm: str = "inf",
     most: int | None = None,
@@ -88,7 +90,7 @@ def measure(
 
     The run is open for writing meanwhile: one that another process writes to is refused before anything is measured.
 
-    `arm` names the way of training in reports; a name given before is kept. Margins in each norm are kept beside each
+    `variant` names the way of training in reports; by default the name stored before, or that of the run folder. Margins in each norm are kept beside each
     other, and those of fewer points never replace those of more.
     """
     if not saved.data.classes:
@@ -97,7 +99,7 @@ def measure(
     with closing(Run.open(saved.run, "a")) if store else nullcontext() as run:
         found, accuracy = _measure(saved, kind, parts, most, progress, options)
         if run is not None:
-            _store(run, saved, kind, arm, found, accuracy)
+            _store(run, saved, kind, variant, found, accuracy)
     return found
 
 
@@ -136,7 +138,7 @@ def _measure(
 
 
 def _store(
-    run: Run, saved: SavedModel, kind: str, arm: str | None, found: dict[str, Margins], accuracy: dict[str, float]
+    run: Run, saved: SavedModel, kind: str, variant: str | None, found: dict[str, Margins], accuracy: dict[str, float]
 ) -> None:
     for part, result in found.items():
         # margins of another kind lie beside those of the input, which reports compare
@@ -145,8 +147,10 @@ def _store(
             run.write_json(name, {**result.to_dict(), "step": saved.step})
     run.write_json("wiring", trace(saved.model, saved.data.x_train[:2]).rows())
     known = run.read_json("summary") if _exists(run, "summary") else {}
-    name = arm or (known.get("arm") if isinstance(known, dict) else None) or saved.run.resolve().name
-    run.write_json("summary", {"arm": name, "step": saved.step, "accuracy": accuracy})
+    stored = known.get("arm") if isinstance(known, dict) else None  # the key that earlier versions read
+    run.write_json(
+        "summary", {"arm": variant or stored or saved.run.resolve().name, "step": saved.step, "accuracy": accuracy}
+    )
 
 
 def artifact_name(norm: str, part: str) -> str:
