@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from excite._core.checks import parse_norm
 from excite._core.compatibility import renamed_keywords
 from excite.data import Dataset
 from excite.errors import InputError, RunError, one_line
-from excite.margin import Margins, margins
+from excite.margin import Margins, SearchOptions, margins
 from excite.runs import Run, load_run
 from excite.train.from_config import load_trained
 from excite.train.predictions import accuracy as share_right
@@ -121,6 +121,10 @@ def _measure(
     options: dict[str, Any],
 ) -> tuple[dict[str, Margins], dict[str, float]]:
     """Margins and accuracies by part."""
+    search = {field.name: options[field.name] for field in fields(SearchOptions) if field.name in options}
+    options = {name: value for name, value in options.items() if name not in search}
+    if search:
+        options["options"] = SearchOptions(**search)
     decide = decisions(saved.model, saved.threshold)
     found: dict[str, Margins] = {}
     accuracy: dict[str, float] = {}

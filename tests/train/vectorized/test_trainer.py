@@ -82,7 +82,10 @@ def test_continues_where_it_stopped(tmp_path: Path) -> None:
         expected.close()
 
 
-def test_one_that_cannot_go_on_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("excitation", [{"radius": 0.03}, {"relative": 0.02}], ids=["stacked", "one by one"])
+def test_a_network_that_cannot_continue_does_not_stop_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, excitation: dict[str, float]
+) -> None:
     from excite.train import from_config as training
 
     made = training.build_model
@@ -97,7 +100,7 @@ def test_one_that_cannot_go_on_does_not_stop_the_others(tmp_path: Path, monkeypa
     monkeypatch.setattr(training, "build_model", sabotaged)
     paths = [tmp_path / str(i) for i in range(3)]
     with pytest.raises(TrainingStopped, match="1 of 3 trainings stopped"):
-        train_together([config(seed) for seed in range(3)], paths)
+        train_together([config(seed, excitation=excitation) for seed in range(3)], paths)
     found = [Run.open(path) for path in paths]
     assert [run.status for run in found] == ["done", "failed", "done"]
     for run in found:
