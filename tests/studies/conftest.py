@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from excite.data.sources import SOURCES, Archive, File
+from excite.jobs import training_job
+from excite.studies.excitation.planes_and_horses import SCALES
+from excite.train.evaluate import measure
 
 
 def fake_images(count: int, rng: np.random.Generator) -> bytes:
@@ -39,3 +43,13 @@ def few_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EXCITE_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def tiny(few_images: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """40 training and 16 test images, scales to match, and a short search for margins."""
+    small = replace(SCALES["quick"], train=20, test=12, epochs=4, batch=5, seeds=2, points=4, lr=0.1)
+    monkeypatch.setitem(SCALES, "quick", replace(small, sizes={"half the data": 10, "twice the data": 40}))
+    quickly = partial(measure, steps=3, restarts=1, evidence=False)
+    monkeypatch.setattr(training_job, "measure", quickly)
+    return few_images

@@ -13,6 +13,7 @@ import pytest
 from excite import studies
 from excite.studies import runner as running
 from excite.studies.figures import save
+from excite.studies.study import VariantResult
 
 
 def drawn_once() -> Callable[..., None]:
@@ -54,3 +55,19 @@ def run_tiny(name: str, tiny: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
     assert len(todo) == len(variants) * tiny.seeds
     assert all(task.finished() for task in todo)
     return result
+
+
+def made(folder: Path) -> dict[str, int]:
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/metrics.db")}
+
+
+def numbers(
+    variant: str, seed: int, margin: float, accuracy: float = 0.9, flags: tuple[str, ...] = ()
+) -> VariantResult:
+    return VariantResult(
+        variant, seed, {"margin_train": margin, "margin_test": margin}, flags, by_chance=accuracy < 0.6
+    )
+
+
+def nothing(share: float) -> None:
+    pass

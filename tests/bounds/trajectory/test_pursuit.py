@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import reduce
 
 import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from excite.bounds.trajectory import modular
-from excite.bounds.trajectory.modular import Array, Grams, inner, multiply, rationals
+from bounds.trajectory.activations import draw, kronecker
+from excite.bounds.trajectory.modular import Array, Grams
 from excite.bounds.trajectory.pursuit import pursue
-from excite.bounds.trajectory.rounded import rounded
-
-
-def draw(rng: np.random.Generator, count: int, widths: tuple[int, ...], share: float = 0.75) -> list[Array]:
-    return [rng.random((count, width)) < share for width in widths]
-
-
-def kronecker(layers: list[Array]) -> Array:
-    """(entries, N): the vectors themselves."""
-    rows = [reduce(np.kron, [layer[i].astype(float) for layer in reversed(layers)]) for i in range(len(layers[0]))]
-    return np.stack(rows, 1)
 
 
 def rank(matrix: Array) -> int:
@@ -112,66 +100,3 @@ def test_copies_of_a_pattern_cost_what_the_cheapest_costs_and_dead_points_nothin
     nothing = pursue([np.zeros((2, 3), bool)], np.ones(2), [np.eye(3, dtype=bool)], 1.0)
     assert not nothing.reached.any()
     assert nothing.rank == 0
-
-
-def test_products_and_rationals_modulo_primes_are_exact() -> None:
-    rng = np.random.default_rng(1)
-    primes = [modular._draw(rng) for _ in range(5)]
-    p = primes[0]
-    assert all(all(q % n for n in range(2, 8200)) for q in primes)
-    a, b = rng.integers(0, p, (70, 900)), rng.integers(0, p, (900, 5))
-    assert (multiply(a, b, p) == (a.astype(object) @ b.astype(object)) % p).all()
-    wanted = [Fraction(n, d) for n, d in ((0, 1), (-1, 1), (1, 3), (-22, 7), (123456789, 1000))]
-    residues = [np.array([f.numerator * pow(f.denominator, -1, q) % q for f in wanted]) for q in primes]
-    assert rationals(residues, primes).tolist() == [float(f) for f in wanted]
-    with pytest.raises(modular.TooLong):
-        rationals([rng.integers(0, q, 1) for q in primes], primes)
-
-
-def test_coefficients_with_many_digits_take_more_primes() -> None:
-    """Over 0/1 vectors of length 40 coefficients are ratios of determinants."""
-    rng = np.random.default_rng(5)
-    columns, new = draw(rng, 40, (40,), 0.5), draw(rng, 2, (40,), 0.5)
-    assert Grams(columns).depends(new).all()
-    basis, found, missed = Grams(columns).coefficients(new)
-    np.testing.assert_allclose(kronecker(columns)[:, basis] @ found, kronecker(new), rtol=0, atol=1e-10)
-    assert not missed.any()
-
-
-@pytest.mark.parametrize(("widths", "count"), [((40,), 60), ((6, 5), 60), ((3, 4, 3), 60)])
-def test_rounded_coefficients_miss_by_no_more_than_is_said(widths: tuple[int, ...], count: int) -> None:
-    rng = np.random.default_rng(8)
-    columns, new = draw(rng, count, widths, 0.6), draw(rng, 30, widths, 0.6)
-    grams = Grams(columns)
-    inside = [layer[grams.depends(new)] for layer in new]
-    basis, exact, _ = grams.coefficients(inside)
-    found, missed = rounded([layer[basis] for layer in columns], inside)
-    assert found.size
-    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-9 * np.abs(exact).max())
-    off = np.linalg.norm(kronecker(columns)[:, basis] @ found - kronecker(inside), axis=0)
-    assert (off <= missed).all()
-    assert (missed < 1e-3).all()
-
-
-def test_where_exact_coefficients_are_too_long_the_program_rounds_and_stays_above(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rng = np.random.default_rng(2)
-    columns, new, cost = draw(rng, 60, (30,), 0.5), draw(rng, 20, (30,), 0.5), rng.random(60) + 0.1
-    exact = pursue(columns, cost, new, 1.0)
-    monkeypatch.setattr(modular, "MOST_PRIMES", 1)
-    monkeypatch.setattr(modular, "PRIMES", 2)
-    near = pursue(columns, cost, new, 1.0)
-    assert exact.rounding == 0 < near.rounding < 1e-4
-    assert (near.values >= exact.values).all()
-    np.testing.assert_allclose(near.values, exact.values, rtol=1e-4)
-
-
-def test_an_unlucky_prime_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modulo 3 the vector (1, 1, 1) has length 0: a basis without it would be too small."""
-    drawn = iter([3, 33554467, 33554473, 33554501, 33554503, 33554509, 33554519])
-    monkeypatch.setattr(modular, "_draw", lambda draws: next(drawn))
-    grams = Grams([np.ones((1, 3), bool)])
-    assert grams.depends([np.array([[1, 1, 1], [1, 1, 0]], bool)]).tolist() == [True, False]
-    assert inner(grams.columns, grams.columns, 3) == 0
-    assert 3 not in grams._primes

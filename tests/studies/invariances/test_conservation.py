@@ -6,28 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from excite.probes import conservation
-from excite.probes.conserved.update_terms import PARTS
-from excite.studies.invariances import conservation_real
 from excite.studies.invariances.conservation import CASES, KINDS, CasesScale, Net, claims, compute, name
-from excite.studies.invariances.conservation_measures import (
-    balances,
-    forgotten,
-    growth,
-    imbalance,
-    rate_of_decay,
-    shares,
-    sizes,
-)
 from excite.studies.study import VariantResult
 from excite.studies.verdicts import judge
-from studies.small import run_tiny
-
-
-def nothing(share: float) -> None:
-    pass
+from studies.small import nothing, run_tiny
 
 
 def case(number: int, relu: bool, **more: float) -> dict[str, float]:
@@ -80,54 +63,7 @@ def test_claims_are_judged_as_they_should() -> None:
     assert words[8] == "fails"
 
 
-def test_one_variant_of_the_real_study(tmp_path: Path) -> None:
-    tiny = conservation_real.RealScale(
-        name="quick", seeds=1, steps=4, data="digits", width=4, stages=1, batch=8, images=40, words=""
-    )
-    (variant,) = [variant for variant in conservation_real.variants(tiny) if variant.name == "transformer, AdamW"]
-    outcome = conservation_real.compute(variant.config, 0, "cpu", tmp_path, nothing)
-    assert outcome.values["rest"] < 1e-5 < outcome.values["drift"]
-    assert outcome.values["rescaling"] > 0.5
-    assert {law["law"] for law in outcome.detail["laws"]} == {"matrix", "channel", "norm"}
-    steps, laws = zip(*outcome.detail["balance"])
-    assert steps == (0, 1, 2, 3, 4)
-    assert all(found.keys() == laws[0].keys() and min(found.values()) > 0 for found in laws)
-
-
-@pytest.mark.slow
-def test_measures_of_a_network_that_only_decays() -> None:
-    """Without gradients imbalance is forgotten at decay's own rate, and nothing else happens."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1)).double()
-    x = torch.randn(5, 3, dtype=torch.float64)
-    for setting in ({"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.5}, {}):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=0.02, **setting)
-        with conservation(model, optimizer, x) as ledger:
-            start = balances(ledger.read(), dict(model.named_parameters()))
-            for _ in range(600):
-                optimizer.zero_grad()
-                (0 * model(x)).sum().backward()
-                optimizer.step()
-            reading = ledger.read()
-        apart, left = imbalance(reading)
-        assert apart == pytest.approx(left, rel=1e-9)
-        assert forgotten(left, rate_of_decay(optimizer), 600) == pytest.approx(1, abs=0.02)
-        assert growth(reading) == pytest.approx(left, rel=1e-9)
-        assert balances(reading, dict(model.named_parameters())) == pytest.approx(start, rel=1e-9)
-        found = sizes(reading)
-        assert found["decay"] == pytest.approx(found["drift"], rel=1e-9)
-        assert shares(reading) == pytest.approx({part: float(part == "decay") for part in PARTS}, abs=1e-9)
-
-
 @pytest.mark.slow
 def test_the_whole_path_of_conservation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = CasesScale(name="quick", seeds=1, steps=5, points=4, time=0.05, words="tiny")
     run_tiny("conservation", tiny, tmp_path, monkeypatch)
-
-
-@pytest.mark.slow
-def test_the_whole_path_of_conservation_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = conservation_real.RealScale(
-        name="quick", seeds=1, steps=3, data="digits", width=4, stages=1, batch=8, images=40, words="tiny"
-    )
-    run_tiny("conservation-real", tiny, tmp_path, monkeypatch)

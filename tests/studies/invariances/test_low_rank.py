@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from excite.studies.invariances import decomposition, low_rank, reduced_alignment
+from excite.studies.invariances import low_rank
 from excite.studies.invariances.low_rank import STRIDE, data_and_weights, norm, step
 from studies.small import run_tiny
 
@@ -67,28 +67,3 @@ def test_low_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_tiny("low-rank", tiny, tmp_path, monkeypatch)
     assert len(low_rank.variants(tiny)) == 11
     assert all(0 < n.ratio <= 1 for n in result.numbers)
-
-
-@pytest.mark.slow
-def test_reduced_alignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduced_alignment, "LOOKS", 3)
-    tiny = replace(reduced_alignment.SCALES["quick"], steps=20, seeds=1)
-    result = run_tiny("reduced-alignment", tiny, tmp_path, monkeypatch)
-    by_variant = {n.variant: n for n in result.numbers}
-    # Two residual blocks of six channels: the first layer has K = 4, as printed 64, but never less than 1/6.
-    assert by_variant[reduced_alignment.FREE["linear"]].limit == pytest.approx(1 / 4)
-    assert by_variant[reduced_alignment.FREE["linear"]].printed == pytest.approx(1 / 6)
-    # Behind the first convolution: kernel 3 on 4 channels, then 4 channels at 4 places: 3 · 4, never less than 1/4.
-    assert by_variant[reduced_alignment.CONV["linear"]].limit == pytest.approx(1 / 4)
-    assert all(
-        by_variant[variant].room > 0 for variant in (reduced_alignment.CONV["linear"], reduced_alignment.FREE["linear"])
-    )
-
-
-@pytest.mark.slow
-def test_decomposition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = replace(decomposition.SCALES["quick"], steps=3, seeds=1)
-    result = run_tiny("decomposition", tiny, tmp_path, monkeypatch)
-    by_variant = {n.variant: n for n in result.numbers}
-    assert by_variant["ReLU"].error < 1e-12
-    assert by_variant[decomposition.COUNTS].resnet18 > 20
