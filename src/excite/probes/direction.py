@@ -45,12 +45,20 @@ def _angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
 
 
 class Direction(Probe):
-    """`direction/angle`: radians between the weights now and `window` steps ago (the closest earlier look), also per
-    parameter; `direction/total`: since the start; `direction/norm`: ‖w‖; `direction/smallest`: the smallest |w_e| / ‖w‖,
-    which Assumption 2 wants to stay away from zero.
+    """Whether the weights converge in direction, whatever happens to their norm.
 
-    An angle that goes to zero while the norm grows is convergence in direction. Copies of the weights are kept for the
-    start and for the window.
+    Records:
+        ``direction/angle[/PARAMETER]``: angle in radians to the weights `window` steps ago (the closest earlier measurement).
+        ``direction/total``: angle to the initial weights.
+        ``direction/norm``: ‖w‖₂.
+        ``direction/smallest``: smallest |wᵢ| / ‖w‖₂, which Assumption 2 requires to stay away from zero.
+
+    An angle that goes to zero while the norm grows is convergence in direction. Copies of the initial weights and of those in the
+    window are held.
+
+    Args:
+        schedule: When to measure.
+        window: Number of steps between the weights that are compared.
     """
 
     name = "direction"

@@ -45,22 +45,33 @@ def richness(
     inputs: Inputs | None = None,
     seed: int = 0,
 ) -> Richness:
-    """Spectrum, rank and smallest eigenvalues of what every affine layer sees, and which of its units are excited.
+    """Spectrum, rank and smallest eigenvalues of the input of every affine layer, and which of its units are excited.
 
-    The model runs in evaluation mode, batch by batch, and is left as it was; no activations are kept. So normalizations use
-    their running statistics: this is about the model as it would be deployed, whatever the batches. For every layer
-    the covariance (a mean over rows) is summed in float64, a row being the input of a linear layer or a patch of a
-    convolution's input.
+    The model runs in evaluation mode, batch by batch, and is left unchanged; no activations are stored. Normalizations use their
+    running statistics: this is about the model as it would be deployed. For every layer the covariance (a mean over rows) is
+    summed in float64; a row is the input of a linear layer or a patch of the input of a convolution.
 
     Args:
-        data: inputs (N, ...) as a tensor (or tuple or dict of them), or a loader; see `Batches` for what it may yield.
-        units: also judge every unit of every layer, or of the named ones. The data is gone through once more for every
-            `memory` MB of matrices (one a unit, width² · 8 bytes), so a loader has to be one that can be repeated.
-        patches: so many patches of each image, chosen by `seed`; None takes all, "whole" the images as one vector each.
-        exact: up to this width matrices are kept exactly; beyond, a sketch of `sketch` rows with its error bound.
-        tolerance: eigenvalues up to tolerance · largest count as zero; by default `smallest.default_tolerance`.
-        accuracy: of the units' smallest eigenvalues, over their largest; at least a tenth of the value in any case.
-        batch: how many points go through the model at once where `data` is not a loader.
+        model: The model.
+        data: Inputs (N, ...) as a tensor (or tuple or dict of them), or a loader; see `Batches` for what it may yield.
+        units: Also judge every unit of every layer, or of the named layers. The data is read once more for every `memory` MB of
+            matrices (one per unit, width² · 8 bytes), so a loader has to be repeatable.
+        patches: Number of patches of each image, chosen by `seed`; None takes all, "whole" the images as one vector each.
+        exact: Up to this width matrices are stored exactly; beyond, a sketch of `sketch` rows with its error bound.
+        sketch: Rows of the sketch.
+        tolerance: Eigenvalues up to tolerance · largest count as zero. Default: `smallest.default_tolerance`.
+        accuracy: Accuracy of the units' smallest eigenvalues, over their largest; at least a tenth of the value in any case.
+        batch: Number of points per forward pass if `data` is not a loader.
+        memory: Memory for the matrices of units, in MB.
+        inputs: Function from what the loader yields to the input of the model.
+        seed: Seed of the choice of patches.
+
+    Returns:
+        A `Richness` with one `LayerRichness` per affine layer.
+
+    Raises:
+        InputError: If the data is empty or not finite, or an argument is not what is expected.
+        ModelError: If the model has no affine layer.
     """
     _check(model, patches, exact=exact, sketch=sketch, memory=memory)
     if tolerance is not None and check_number(tolerance, "tolerance", 0, 1) == 1:

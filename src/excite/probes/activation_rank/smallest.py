@@ -61,9 +61,16 @@ def smallest_eigenvalues(
     *,
     points: Iterable[int] | None = None,
 ) -> list[Smallest]:
-    """`smallest_eigenvalue` of matrices that are alike, such as those of the units of one layer: each helps the next.
+    """`smallest_eigenvalue` of several similar matrices, such as those of the units of one layer: each speeds up the next.
 
-    `points` says of how many outer products each is the sum: with fewer than D, the smallest eigenvalue is exactly zero.
+    Args:
+        matrices: The matrices (D, D).
+        tolerance: Eigenvalues up to tolerance · largest count as zero.
+        accuracy: Accuracy of the results, over the largest eigenvalues.
+        points: Number of outer products each matrix is the sum of: with fewer than D, the smallest eigenvalue is exactly zero.
+
+    Returns:
+        One `Smallest` per matrix.
     """
     found: list[Smallest] = []
     ratio, excited = 0.0, True  # the smallest ratio of eigenvalues so far; how the last one turned out
@@ -84,14 +91,25 @@ def smallest_eigenvalues(
 def smallest_eigenvalue(
     matrix: Tensor, tolerance: float | None = None, accuracy: float = 1e-4, *, guess: float | None = 0.0
 ) -> Smallest:
-    """Of a positive semidefinite matrix (D, D), in float64; only its lower triangle is read.
+    """Smallest eigenvalue of a positive semidefinite matrix, and whether it is zero.
 
-    Positive definite with certainty: the Cholesky factorization of matrix − tolerance · largest · 1 exists. Its factor
-    then serves Lanczos on the inverse, which stops once the smallest eigenvalue is known to within accuracy · largest
-    and a tenth of itself (with the probability 1 − 1e-9 of `lanczos.largest`). Otherwise the signs in an LDLᵀ factorization count the
-    eigenvalues on each side of tolerance · largest (Sylvester), and the smallest is between 0 and that. A `guess` of
-    the ratio of the smallest to the largest, from below, makes the shift larger and Lanczos faster; None guesses that
-    the matrix is deficient. No guess changes the verdict.
+    Positive definite with certainty: the Cholesky factorization of matrix − tolerance · largest · 1 exists. Its factor then serves
+    Lanczos on the inverse, which stops once the smallest eigenvalue is known to within accuracy · largest and a tenth of itself
+    (with the probability 1 − 1e-9 of `lanczos.largest`). Otherwise the signs in an LDLᵀ factorization count the eigenvalues on each
+    side of tolerance · largest (Sylvester), and the smallest is between 0 and that.
+
+    Args:
+        matrix: The matrix (D, D); only its lower triangle is read. Computed in float64.
+        tolerance: Eigenvalues up to tolerance · largest count as zero.
+        accuracy: Accuracy of the result, over the largest eigenvalue.
+        guess: Lower estimate of smallest / largest, which makes Lanczos faster; None expects a deficient matrix. It does not
+            change the verdict.
+
+    Returns:
+        A `Smallest`: the value, its error, the rank and the largest eigenvalue.
+
+    Raises:
+        InputError: If the matrix is not square or not finite.
     """
     if check_tensor(matrix, "a square matrix", 2).shape[0] != matrix.shape[1] or not matrix.numel():
         raise InputError(f"smallest_eigenvalue: expected a square matrix; got shape {tuple(matrix.shape)}")

@@ -22,8 +22,13 @@ from excite.wiring.normalization import Source, as_trained
 
 @dataclass(frozen=True)
 class Consistent:
-    """Over `looks` looks: `gamma` is the smallest γ with λ_t(x) ≤ (1 + γ) λ_t'(x) for all points and looks, infinite if a slope
-    was 0 and then not; `changed` the share of points whose activation pattern was not the same at all of them."""
+    """How far activation patterns and slopes stayed the same over several measurements (Assumption 1).
+
+    Attributes:
+        gamma: Smallest γ with λ_t(x) ≤ (1 + γ) λ_t'(x) for all points and measurements; infinite if a slope was 0 and then not.
+        changed: Fraction of the points whose activation pattern was not the same at all measurements.
+        looks: Number of measurements.
+    """
 
     gamma: float
     changed: float
@@ -36,7 +41,18 @@ class Consistent:
 
 
 def consistency(patterns: Tensor, slopes: Tensor) -> Consistent:
-    """From one pattern (or a hash of it) and one slope for each look and point: (looks, N, ...) and (looks, N)."""
+    """Judges Assumption 1 from activation patterns and slopes at fixed points.
+
+    Args:
+        patterns: One pattern, or a hash of it, for each measurement and point: (measurements, N, ...).
+        slopes: One slope for each: (measurements, N).
+
+    Returns:
+        A `Consistent`.
+
+    Raises:
+        InputError: If the shapes do not fit.
+    """
     check_tensor(patterns, "patterns", floating=False)
     check_values([check_tensor(slopes, "slopes")], "slopes")
     if slopes.dim() != 2 or patterns.shape[:2] != slopes.shape or not slopes.numel():

@@ -109,14 +109,26 @@ def trajectory(
     batch: int = 250,
     tolerance: float = 1e-6,
 ) -> dict[str, Updates]:
-    """The normalized bias updates that samples x would make, by layer: ‖dL/dz‖ / ‖dL/df‖ for each sample.
+    """Normalized bias updates that samples would make, ‖dL/dz‖ / ‖dL/df‖ for each sample, by layer.
 
-    The model runs in evaluation mode, so that samples do not influence each other, and is left as it was.
+    The model runs in evaluation mode, so that samples do not influence each other, and is left unchanged.
 
     Args:
-        loss: a function of (output, y), or of the output alone if y is None; any reduction. Not needed for one output.
-        layers: "first", "all", or names; `bias of layer l` then says how steep the part after it is (appendix A.7).
-        tolerance: of the largest singular value of a convolution, which comes from Lanczos steps.
+        model: The model.
+        x: Inputs, as the model takes them.
+        y: Targets, passed to `loss`.
+        loss: Function of (output, y), or of the output alone if y is None; any reduction. Not needed for one output.
+        layers: "first", "all", or names of layers; a later layer tells how steep the part after it is (appendix A.7).
+        output: Which part of the model's return value is the output, if it returns several.
+        batch: Number of samples per pass.
+        tolerance: Relative tolerance of the largest singular value of a convolution, computed by Lanczos steps.
+
+    Returns:
+        `Updates` by layer name.
+
+    Raises:
+        InputError: If an argument is not what is expected, or a layer has no such name.
+        ModelError: If no gradient reaches a layer.
     """
     check_weights(check_model(model))
     batch, tolerance = check_count(batch, "batch"), check_number(tolerance, "tolerance", 0)

@@ -330,18 +330,28 @@ def conservation(
     off_diagonal: bool | int = False,
     tolerance: float | None = None,
 ) -> Ledger:
-    """Accumulates everything that `model` conserves while `optimizer` trains it.
-
-        with excite.probes.conservation(model, optimizer, x) as ledger:
-            ...                              # your usual training loop
-            print(ledger.read())
+    """Accumulates everything that a model conserves while an optimizer trains it, and what explains its drift.
 
     Args:
-        example: a batch as the model takes it, to find its laws; or `wiring`, from `excite.trace`.
-        output: which output of a model that returns several; see `excite.trace`.
-        off_diagonal: also keep the whole matrix of laws, up to this many channels (True: 256); slower.
-        tolerance: flag a step whose rest exceeds this share of the squared weights; by default 1e-12 in float64 and
-            1e-4 in float32.
+        model: The model.
+        optimizer: The optimizer that trains it.
+        example: A batch as the model takes it, from which the laws are found; or pass `wiring`.
+        wiring: What `excite.trace` returned.
+        output: Which part of the model's return value is the output, if it returns several.
+        off_diagonal: Also follow the whole matrix of each law, up to this many channels (True: 256); slower.
+        tolerance: Flag a step whose residual exceeds this fraction of the squared weights. Default: 1e-12 in float64 and 1e-4 in
+            float32.
+
+    Returns:
+        An open `Ledger`. Close it, or use it as a context manager, to remove its hooks.
+
+    Raises:
+        InputError: If there is neither an example nor a wiring, or the optimizer holds no parameter of the model.
+
+    Example:
+        >>> with excite.probes.conservation(model, optimizer, x) as ledger:  # doctest: +SKIP
+        ...     ...                              # the usual training loop
+        ...     print(ledger.read())
     """
     check_norms(check_weights(check_model(model)).named_parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):

@@ -136,10 +136,21 @@ def _fetch(found: Sequence[Leading], dots: Sequence[Tensor]) -> tuple[list[Spect
 def alignment(
     model: nn.Module, example: Batch, *, exact: int = EXACT, iterations: int = 10, output: Pick = None
 ) -> Alignments:
-    """Rank of every layer and alignment of neighbouring ones, from the weights as they are; `example` is a batch as the model
-    takes it, from which its wiring is read.
+    """Rank of every layer's weights and alignment of neighbouring layers (Theorem 2 of Training invariances).
 
-    Up to the smaller dimension `exact` from the whole spectrum; beyond by a block Krylov method, in `iterations` rounds.
+    Args:
+        model: The model.
+        example: A batch as the model takes it, from which its wiring is read.
+        exact: Up to this smaller dimension the whole spectrum is computed; beyond, a block Krylov method is used.
+        iterations: Rounds of the block Krylov method.
+        output: Which part of the model's return value is the output, if it returns several.
+
+    Returns:
+        `Alignments`: one `LayerAlignment` per layer and one `JunctionAlignment` per pair of neighbours.
+
+    Raises:
+        InputError: If an argument is not what is expected.
+        ModelError: If weights are not finite.
     """
     exact, iterations = check_count(exact, "exact"), check_count(iterations, "iterations")
     check_norms(check_weights(check_model(model)).named_parameters())
@@ -197,12 +208,24 @@ def _effective_rank(found: SpectrumRow) -> Between:
 
 
 class Alignment(Probe):
-    """Every 100 steps, of each layer: `alignment/ratio/layer`, `stable_rank`, `participation`, `distance` (see
-    `LayerAlignment`) and `effective_rank`, or `effective_rank_low` and `_high` where only the first singular values are
-    known; of each junction `alignment/aligned/a>b`, of each head of attention `alignment/aligned/a>b/head0` and so on.
+    """How close each layer is to rank one, and how well neighbouring layers are aligned.
 
-    Layers whose smaller dimension is above `exact` (256, or 32 on a GPU) by a block Krylov method that goes on from
-    the `block` vectors that the last measurement, or checkpoint, found. Needs an example batch, for the wiring.
+    Records, per layer:
+        ``alignment/ratio``, ``stable_rank``, ``participation``, ``distance``: see `LayerAlignment`.
+        ``alignment/effective_rank``: or ``effective_rank_low`` and ``_high`` where only the first singular values are known.
+
+    Records, per junction a>b (also ``a>b/head0`` and so on for heads of attention):
+        ``alignment/aligned``: |⟨u, v⟩| of the leading singular vectors.
+
+    Args:
+        schedule: When to measure. Default: every 100 steps.
+        exact: Layers whose smaller dimension is above this (256, or 32 on a GPU) are measured by a block Krylov method that starts
+            from the vectors of the last measurement or checkpoint.
+        block: Number of vectors of that method.
+        output: Which part of the model's return value is the output, if it returns several.
+
+    Raises:
+        InputError: If there is no example batch.
     """
 
     name = "alignment"
