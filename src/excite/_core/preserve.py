@@ -102,6 +102,16 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def preserve_random_state(model: nn.Module) -> Iterator[None]:
+    """Restores the state of the global random generators that the model can draw from on exit."""
+    random = RandomState(device_of(model))
+    try:
+        yield
+    finally:
+        random.restore()
+
+
+@contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """`preserve_state` with the model in evaluation mode: no dropout, running statistics for normalizations."""
     with preserve_state(model):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import pick_output
-from excite._core.checks import check_count, check_model, check_tensor, shown
+from excite._core.checks import check_count, check_model, check_real, check_tensor, shown
 from excite._core.preserve import eval_mode
 from excite.errors import InputError, ModelError
 
@@ -20,7 +20,7 @@ def decisions(model: nn.Module, threshold: float = 0.5) -> Predict:
     """Builds a function from x to labels: 1 where a scalar output is above `threshold`, argmax of several outputs."""
 
     def predict(x: Tensor) -> Tensor:
-        f = pick_output(model(x))
+        f = check_real(pick_output(model(x)))
         if not f.dim() or len(f) != len(x) or not f.numel():
             raise ModelError(f"expected one row of outputs per point, ({len(x)}, ...); got {tuple(f.shape)}")
         return (f.reshape(-1) > threshold).long() if f.dim() == 1 or f.shape[1] == 1 else f.argmax(1)

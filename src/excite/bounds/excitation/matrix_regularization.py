@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from excite._core.checks import Norm, parse_norm
+from excite._core.checks import Norm, check_number, parse_norm
 from excite.bounds.bound import Assumption
 from excite.bounds.excitation.hard_margin import Array, array
 from excite.bounds.excitation.regularization import PAPER, SOLVED, Equivalence
@@ -65,11 +65,12 @@ def matrix_equivalence(
         raise InputError(f"expected points (N, n) and targets (N, m); got {points.shape} and {targets.shape}")
     if (penalty is None) == (radius is None):
         raise InputError("matrix_equivalence: expected either penalty or radius")
-    given = penalty if penalty is not None else radius
-    if given is None or not (math.isfinite(given) and given > 0):
-        raise InputError(f"expected a positive penalty or radius; got {given!r}")
+    if penalty is not None:
+        penalty = check_number(penalty, "penalty", 0, 1e30, above=True)
+    if radius is not None:
+        radius = check_number(radius, "radius", 0, 1e30, above=True)
     p, outputs = parse_norm(norm), parse_norm(output_norm)
-    c = penalty if penalty is not None else len(points) * given**2
+    c = penalty if penalty is not None else len(points) * (radius or 0.0) ** 2
     checks = [Assumption("outputs are measured in the 2-norm", outputs == "2", f"norm {outputs}")]
     name, empty = f"Corollary 3, {PAPER}", np.zeros((0, 0))
     if outputs != "2":

@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from excite._core.checks import check_count
+from excite._core.preserve import preserve_random_state
 from excite.bounds.stability import largest_eigenvalue
 from excite.errors import TrainingStopped
 from excite.train.dynamics.objective import Field, FlowRecorder, FlowResult, Loss, Quantity, Status, positive
@@ -52,8 +53,21 @@ def descent(
     fixed = None if step is None else positive("step", step)
     tolerance = positive("tolerance", tolerance, zero=True)
     field = Field(model, loss)
+    with preserve_random_state(field.model):  # dropout with p = 0 or 1 draws, too
+        return _descend(field, steps, fixed, refresh, every, quantities or {}, tolerance)
+
+
+def _descend(
+    field: Field,
+    steps: int,
+    fixed: float | None,
+    refresh: int,
+    every: int,
+    quantities: Mapping[str, Quantity],
+    tolerance: float,
+) -> FlowResult:
     last = [fixed if fixed is not None else 0.0]
-    record = FlowRecorder(field, {**(quantities or {}), "step": lambda m: last[0]})
+    record = FlowRecorder(field, {**quantities, "step": lambda m: last[0]})
     point, smoothness, slack = field.start, 0.0, 0.0
     status: Status = "finished"
     taken = 0

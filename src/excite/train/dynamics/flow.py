@@ -23,6 +23,7 @@ from scipy import integrate
 from torch import Tensor, nn
 
 from excite._core.checks import check_count, is_whole, shown, to_array
+from excite._core.preserve import preserve_random_state
 from excite.errors import InputError, TrainingStopped
 from excite.train.dynamics.kinks import Side, first_crossing, left_side, sides
 from excite.train.dynamics.objective import Array, Field, FlowRecorder, FlowResult, Loss, Quantity, Status, positive
@@ -109,7 +110,8 @@ def gradient_flow(
             slope, begin, point, end, rtol=rtol, atol=atol, first_step=first
         ),
     )
-    status = walk.go()
+    with preserve_random_state(field.model):  # dropout with p = 0 or 1 draws, too
+        status = walk.go()
     return walk.record.result(walk.point, status, walk.steps, walk.slack, walk.slides, walk.crossings, walk.sliding)
 
 
