@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -53,7 +54,7 @@ def descent(
     fixed = None if step is None else positive("step", step)
     tolerance = positive("tolerance", tolerance, zero=True)
     field = Field(model, loss)
-    with preserve_random_state(field.model):  # dropout with p = 0 or 1 draws, too
+    with preserve_random_state(field.model):  # a loss may seed the generators
         return _descend(field, steps, fixed, refresh, every, quantities or {}, tolerance)
 
 
@@ -74,7 +75,7 @@ def _descend(
     for number in range(steps):
         value, gradient = field.gradient(point)
         square = float(gradient @ gradient)
-        if tolerance and square <= tolerance**2:
+        if tolerance and math.sqrt(square) <= tolerance:
             status = "converged"
             break
         if fixed is not None:

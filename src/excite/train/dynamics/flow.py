@@ -110,9 +110,9 @@ def gradient_flow(
             slope, begin, point, end, rtol=rtol, atol=atol, first_step=first
         ),
     )
-    with preserve_random_state(field.model):  # dropout with p = 0 or 1 draws, too
+    with preserve_random_state(field.model):  # a loss may seed the generators
         status = walk.go()
-    return walk.record.result(walk.point, status, walk.steps, walk.slack, walk.slides, walk.crossings, walk.sliding)
+        return walk.record.result(walk.point, status, walk.steps, walk.slack, walk.slides, walk.crossings, walk.sliding)
 
 
 def _slope(field: Field, clock: Clock, side: Side | None, held: Sequence[Place] = ()) -> Slope:

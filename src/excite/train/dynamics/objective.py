@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from excite._core.checks import check_dense, check_model, check_number, check_real, check_weights, first_line, shown
-from excite._core.preserve import preserve_state
+from excite._core.preserve import RandomState, device_of, preserve_state
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.errors import ExciteError, InputError, ModelError, TrainingStopped
 from excite.train.dynamics.kinks import Kinks, Side
@@ -91,12 +91,21 @@ class Field:
         if not np.isfinite(self.start).all():
             raise InputError("expected finite weights to start from")
         with preserve_state(self.model):  # also the random state, which dropout moves
-            first, again = self.value(self.start), self.value(self.start)
+            first = self.value(self.start)
+            random = RandomState(device_of(self.model))
+            again = self.value(self.start)
+            drawn = (
+                random.moved()
+            )  # a loss that seeds the generators itself leaves them as they were after the first pass
         if not math.isfinite(first):
             raise InputError(f"expected a finite loss at the start; got {first}")
         if first != again:
             raise InputError(
-                f"the loss is not a function of the weights: {first!r}, then {again!r} (dropout, or data drawn anew?)"
+                f"the loss is not a function of the weights: {first!r}, then {again!r} (dropout, or random data?)"
+            )
+        if drawn:
+            raise InputError(
+                "the loss draws random numbers (dropout, or random data?): expected a function of the weights"
             )
 
     def put(self, point: Array) -> nn.Module:
