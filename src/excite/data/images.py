@@ -38,6 +38,7 @@ def cifar10(root: Path) -> Raw:
 
 
 def mnist(root: Path) -> Raw:
+    """MNIST: images of 28×28 in the idx format."""
     source = SOURCES["mnist"]
     x_train, y_train, x_test, y_test = (idx(read(source, file, root), file.name) for file in source.files)
     description = "MNIST, handwritten digits, 28×28"

@@ -29,6 +29,7 @@ class Archive:
 
     @property
     def name(self) -> str:
+        """File name of the archive."""
         return self.url.rsplit("/", 1)[-1]
 
 
@@ -42,6 +43,7 @@ class Source:
 
     @property
     def files(self) -> tuple[File, ...]:
+        """All files of the set."""
         return tuple(file for archive in self.archives for file in archive.files)
 
 

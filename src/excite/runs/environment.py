@@ -14,6 +14,7 @@ from excite._version import __version__
 
 
 def environment() -> dict[str, Any]:
+    """Returns versions and the kind of machine, without names of hosts, users or paths."""
     cuda = torch.cuda.is_available()
     return {
         "excite": __version__,

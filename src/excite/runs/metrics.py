@@ -125,6 +125,7 @@ class MetricsTable:
         return f"restore it from a copy, or `excite repair {self.path.parent}` saves what can be read"
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Buffers values of one step, and writes them from time to time."""
         now = time.time()
         number = check_step(step)
         checked = {(name, number): (value, now) for name, value in check_metrics(values)}
@@ -258,6 +259,7 @@ class MetricsTable:
         return self._open().execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone() is not None
 
     def set_commits(self, count: int) -> None:
+        """Sets the number of commits."""
         with self._guard():
             self._open().execute("UPDATE commits SET count = ?", (count,))
 
@@ -272,10 +274,12 @@ class MetricsTable:
         return self._query("SELECT step, name, value FROM metrics ORDER BY step, name")
 
     def series(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Returns steps and values of one metric."""
         rows = self._query("SELECT step, value FROM metrics WHERE name = ? ORDER BY step", (name,))
         return np.array([row[0] for row in rows], np.int64), np.array([row[1] for row in rows], np.float64)
 
     def names(self) -> list[str]:
+        """Returns the names of all metrics."""
         return [row[0] for row in self._query("SELECT DISTINCT name FROM metrics ORDER BY name")]
 
     def _query(self, text: str, values: tuple[Any, ...] = ()) -> list[Any]:
@@ -285,6 +289,7 @@ class MetricsTable:
             return self._open().execute(text, values).fetchall()
 
     def close(self) -> None:
+        """Writes buffered values and closes the database."""
         with self._lock:
             try:
                 if self._connection is not None:

@@ -127,6 +127,7 @@ class MetricsReader:
             return self.version
 
     def names(self) -> list[str]:
+        """Returns the names of all metrics."""
         with self._lock:
             return list(self._names)
 
@@ -217,6 +218,7 @@ class MetricsReader:
             return None if row is None or row[0] is None else float(row[0])
 
     def close(self) -> None:
+        """Closes the database."""
         with self._lock:
             self._close()
 

@@ -46,6 +46,7 @@ class Reader:
 
     @property
     def running(self) -> bool:
+        """Whether the process is running."""
         return self._pipe is not None
 
     def ask(self, key: int, seconds: float, action: str, arguments: Any) -> list[Any]:
@@ -125,6 +126,7 @@ class ReadElsewhere:
         return self._start != self._reader.starts or not self._reader.running
 
     def execute(self, query: str, values: tuple[Any, ...] = ()) -> Rows:
+        """Runs a query in the other process."""
         return Rows(self._ask("read", [(query, values, False)])[-1][0])
 
     def execute_together(self, *queries: tuple[str, tuple[Any, ...]], array: int) -> list[Any]:
@@ -133,6 +135,7 @@ class ReadElsewhere:
         return [_joined([*parts, rows]) if at == array else rows for at, rows in enumerate(last)]
 
     def close(self) -> None:
+        """Closes the database in the other process."""
         with self._reader.lock:
             if not self.lost:
                 with suppress(Crashed):
@@ -155,7 +158,9 @@ class Rows(list[Any]):
     """All rows of an answer, read like a cursor."""
 
     def fetchone(self) -> Any:
+        """Returns the first row, or None."""
         return self[0] if self else None
 
     def fetchall(self) -> list[Any]:
+        """Returns all rows."""
         return self

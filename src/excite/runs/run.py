@@ -575,6 +575,7 @@ def check_marker(run: Path) -> Status:
 
 
 def new_marker(status: Status, reason: str | None = None) -> dict[str, Any]:
+    """Returns the content of run.json."""
     marker = {"format": FORMAT, "version": VERSION, "status": status, "reason": reason}
     return {**marker, "created": _now(), "changed": _now()}
 

@@ -29,6 +29,7 @@ class StoreError(RunError):
 
 
 def is_url(path: object) -> bool:
+    """Whether a path is the URL of a store."""
     return _URL.match(str(path)) is not None
 
 
@@ -74,6 +75,7 @@ class Store:
         return {name: key for name, key in listed.items() if name and not _hidden(name)}
 
     def exists(self, name: str) -> bool:
+        """Whether a file exists in the store."""
         with self._reaching():
             self._fs.invalidate_cache()
             return bool(self._fs.exists(self._path(name)))
@@ -109,6 +111,7 @@ class Store:
                 raise
 
     def remove(self, name: str) -> None:
+        """Removes a file from the store."""
         with self._reaching(), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
 

@@ -91,6 +91,8 @@ class AdversarialConfig(_Section):
 
 
 class SGDConfig(_Section):
+    """Settings of torch.optim.SGD."""
+
     name: Literal["sgd"] = "sgd"
     lr: Positive
     momentum: NotNegative = 0.0
@@ -100,6 +102,8 @@ class SGDConfig(_Section):
 
 
 class AdamConfig(_Section):
+    """Settings of torch.optim.Adam and AdamW."""
+
     name: Literal["adam", "adamw"]
     lr: Positive = 1e-3
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]

@@ -158,6 +158,7 @@ def _store(
 
 
 def artifact_name(norm: str, part: str) -> str:
+    """Returns the name of the artifact that holds margins."""
     return f"margins-{norm}-{part}"
 
 

@@ -36,4 +36,5 @@ class Shuffle:
         return {"generator": self._generator.get_state() if between else self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the state of the generator."""
         self._generator.set_state(state["generator"])

@@ -62,6 +62,8 @@ class Scheduled(Protocol):
 
 
 class Watching(Protocol):
+    """What observes every step, such as an `excite.watch`."""
+
     def step(self, loss: Tensor) -> None: ...
 
 
@@ -300,6 +302,7 @@ class Trainer:
     # Called by the loop
 
     def make_step(self, loss: Loss, optimizer: torch.optim.Optimizer, networks: int = 1) -> Step:
+        """Builds the step, captured as a CUDA graph where possible."""
         setting = getattr(self.excitation, "setting", lambda: None)
         return (CapturedStep if self.settings.capture else Step)(loss, optimizer, setting, networks)
 
@@ -578,6 +581,7 @@ def _check(data: Points) -> None:
 
 
 def record_end(run: Run | None, status: Any, reason: str) -> None:
+    """Stores in the run how a training ended."""
     # The error under way matters more than one that recording it may add (a full disk fails twice).
     if run is not None:
         with contextlib.suppress(RunError):

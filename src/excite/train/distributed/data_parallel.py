@@ -135,6 +135,7 @@ class DataParallelTrainer(Trainer):
 
     @contextlib.contextmanager
     def record_failure(self) -> Iterator[None]:
+        """Records in the run why a training ended early, and ends all ranks."""
         try:
             with super().record_failure(), self.ranks.ending_together():
                 yield
@@ -144,18 +145,21 @@ class DataParallelTrainer(Trainer):
             raise
 
     def make_step(self, loss: Loss, optimizer: torch.optim.Optimizer, networks: int = 1) -> Step:
+        """Builds the step of this rank."""
         self._step = DataParallelStep(
             loss, optimizer, networks=networks, model=self.model, size=self.ranks.size, vote=self._vote
         )
         return self._step
 
     def begin(self) -> None:
+        """Seeds the random stream of this rank and resumes from the last checkpoint."""
         self.has_run = any(self.ranks.all_gather(self.run is not None))
         self._common = capture(_CPU)
         reseed(stream(self.settings.seed, 0, 1 + self.ranks.rank), self.device)
         super().begin()
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns this rank's part of a batch."""
         part, self._step.weight = part_of(indices, self.ranks.rank, self.ranks.size)
         if self.settings.transform is None:
             return self.x[part], self.y[part]
@@ -171,13 +175,16 @@ class DataParallelTrainer(Trainer):
 
     @property
     def stop_requested(self) -> bool:
+        """Whether a rank has requested a stop, and all ranks know it."""
         return self._stop_agreed
 
     def checkpoint_now(self) -> None:
+        """Writes a checkpoint of this step, unless it exists; on all ranks."""
         if self.has_run and not any(self.ranks.all_gather(self._has_checkpoint())):
             self._checkpoint()
 
     def interrupt(self) -> BaseException:
+        """Returns the exception that all ranks raise after a requested stop."""
         return self.ranks.raised_by_all(super().interrupt())
 
     def _vote(self) -> bool:

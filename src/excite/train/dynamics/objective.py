@@ -164,6 +164,7 @@ class Field:
         return value.reshape(())
 
     def value(self, point: Array) -> float:
+        """Returns the loss at a point."""
         return float(self.tensor(point).detach())
 
     def gradient(self, point: Array, side: Side | None = None) -> tuple[float, Array]:
@@ -184,6 +185,7 @@ class Field:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
+        """Trained parameters of the copy."""
         return self._parameters
 
 
@@ -199,6 +201,7 @@ class FlowRecorder:
         self._values: dict[str, list[Any]] = {name: [] for name in ("loss", "gradient", *self._quantities)}
 
     def add(self, time: float, point: Array) -> None:
+        """Records all quantities at a point."""
         value, gradient = self._field.gradient(point)
         self.times.append(time)
         self._values["loss"].append(value)
@@ -219,6 +222,7 @@ class FlowRecorder:
         crossings: int = 0,
         sliding: float = 0.0,
     ) -> FlowResult:
+        """Builds the result from the records and the last point."""
         loss, gradient = self._field.gradient(point)
         values = {name: np.asarray(found) for name, found in self._values.items()}
         model = self._field.put(point)
@@ -229,4 +233,5 @@ class FlowRecorder:
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> float:
+    """Checks a positive number; with `zero`, one that is not negative."""
     return check_number(value, name, 0, above=not zero)

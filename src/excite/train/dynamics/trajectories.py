@@ -123,6 +123,7 @@ class TrajectoryRecord:
         self._kept: dict[str, Tensor] = {}
 
     def put(self, window: int, piece: Piece) -> None:
+        """Stores the values of one window."""
         for field in fields(piece):
             value = getattr(piece, field.name)
             if field.name not in self._kept:
@@ -130,6 +131,7 @@ class TrajectoryRecord:
             self._kept[field.name][window].copy_(value)
 
     def trajectory(self, counts: Sequence[int]) -> BiasTrajectory:
+        """Builds the trajectory from all windows."""
         found = {name: values.transpose(0, 1).contiguous().cpu() for name, values in self._kept.items()}
         found["bias"] = torch.cat([self.start[:, None], found["bias"]], 1)
         return BiasTrajectory(**found, counts=torch.tensor(counts))

@@ -22,6 +22,7 @@ class Block(nn.Module):
             self.skip = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns the sum of the skip connection and the two convolutions, after a ReLU."""
         inner = self.norm2(self.second(functional.relu(self.norm1(self.first(x)))))
         return functional.relu(inner + self.skip(x))
 

@@ -42,6 +42,7 @@ def take_points(networks: Perceptrons, x: Tensor, y: Tensor, loss: Loss) -> tupl
 
 
 def take_rates(networks: Perceptrons, lr: float | Sequence[float] | Tensor) -> Tensor:
+    """Returns one learning rate per network."""
     rates = torch.from_numpy(to_array("lr", lr)).to(networks.form.device, networks.form.dtype)
     if rates.shape not in ((), (networks.count,)) or not (rates.isfinite() & (rates > 0)).all():
         raise InputError(
@@ -51,6 +52,7 @@ def take_rates(networks: Perceptrons, lr: float | Sequence[float] | Tensor) -> T
 
 
 def check_seeds(networks: Perceptrons, seeds: Sequence[int] | None) -> list[int]:
+    """Returns one seed per network."""
     if seeds is not None and not isinstance(seeds, Iterable):
         raise InputError(f"seeds: expected a list of whole numbers; got {shown(seeds)}")
     chosen = list(range(networks.count)) if seeds is None else [check_seed(seed) for seed in seeds]
@@ -62,6 +64,7 @@ def check_seeds(networks: Perceptrons, seeds: Sequence[int] | None) -> list[int]
 def check(
     networks: Perceptrons, epochs: int, batch: int, loss: str, momentum: float, decay: float, layers: str
 ) -> None:
+    """Checks the settings of an ensemble."""
     check_count(epochs, "epochs")
     check_count(batch, "batch")
     if loss not in get_args(Loss):

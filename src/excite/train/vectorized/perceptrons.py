@@ -112,6 +112,7 @@ class Perceptrons:
 
     @staticmethod
     def views(flat: Tensor, shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+        """Returns views of a flat tensor, one per layer."""
         parts = flat.split([torch.Size(shape).numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes)]
 

@@ -39,6 +39,7 @@ class SGDSettings:
 
     @property
     def plain(self) -> bool:
+        """Whether there is neither momentum nor weight decay."""
         return self.momentum == 0 and self.weight_decay == 0
 
 
