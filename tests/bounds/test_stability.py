@@ -88,7 +88,7 @@ def test_the_residual_bounds_the_error_when_stopped_early():
         assert float((truth - found.value).abs().min()) <= found.residual + 1e-10
 
 
-def test_an_estimate_that_has_not_converged_does_not_say_that_the_condition_holds():
+def test_an_estimate_not_converged_leaves_the_condition_open():
     rough = Sharpness(1.0, 0.1, 0.0, 3, 10)
     assert stable(rough, 100.0).held is None
     assert stable(rough, 0.9).held is False

@@ -38,7 +38,7 @@ def test_verdicts(effects: list[float], limit: dict[str, float], word: str) -> N
     json.dumps(verdict.plain(), allow_nan=False)
 
 
-def test_networks_that_decide_by_chance_settle_nothing_and_flags_are_told() -> None:
+def test_chance_settles_nothing_and_flags_are_noted() -> None:
     found = [n for i in range(5) for n in (numbers("a", i, 1.0), numbers("b", i, 2.0 + i / 100))]
     settled = judge(claim(above=0.0), found)
     assert settled is not None

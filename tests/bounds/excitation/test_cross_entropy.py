@@ -171,7 +171,7 @@ def test_points_that_cannot_be_separated_and_one_class(function):
 
 
 @pytest.mark.parametrize("function", [linear_margin, relaxed_linear_margin])
-def test_points_too_far_from_the_origin_for_double_precision_leave_no_value(function):
+def test_points_too_far_for_double_precision_leave_no_value(function):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(20, 3)) + 1e9
     bound = function(x, (x[:, 0] > 1e9).astype(int))

@@ -121,7 +121,7 @@ def test_theorem_5_while_weights_grow(widths):
         assert measured < before / 2
 
 
-def test_theorem_5_promises_from_the_initial_weights_under_small_steps():
+def test_theorem_5_from_the_initial_weights_under_small_steps():
     """Small steps follow gradient flow: the differences stay, and the bound is known before training."""
     first, weights = train_deep_linear(X, Y.double(), [5, 4], 2000, 0.05, 3, scale=0.7)
     for k in range(COUNT):

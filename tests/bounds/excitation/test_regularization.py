@@ -97,7 +97,7 @@ def test_there_and_back_over_shapes_and_scales(norm):
         assert back.penalty == pytest.approx(penalty, rel=1e-7)
 
 
-def test_lambda_is_the_number_of_points_times_epsilon_squared_for_m_2():
+def test_lambda_is_n_epsilon_squared_for_m_2():
     x, y = problem(2)
     assert penalty_of_radius(x, y, 0.3, 2, 2).penalty == pytest.approx(len(x) * 0.09, rel=1e-12)
     ridge = np.linalg.solve(x.T @ x + len(x) * 0.09 * np.eye(x.shape[1]), x.T @ y)
@@ -134,7 +134,7 @@ def test_theorem_6_fails_for_m_1_and_large_lambda(norm):
     assert below.radius == pytest.approx(1.0)
 
 
-def test_targets_that_the_points_do_not_see_give_zero_for_every_lambda():
+def test_orthogonal_targets_give_zero_for_every_lambda():
     same = radius_of_penalty([[1.0], [1.0]], [1.0, -1.0], 3.0, 2, 3)
     assert same.holds
     assert same.regularized.tolist() == same.excited.tolist() == [0.0]

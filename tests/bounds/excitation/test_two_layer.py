@@ -100,7 +100,7 @@ def test_the_unit_form_is_sharp_for_one_unit_and_one_point():
     assert bound.terms["rows"][0] == pytest.approx(3, rel=1e-6)
 
 
-def test_theorem_1_the_step_to_all_units_at_once_needs_mu_above_lambda():
+def test_theorem_1_for_all_units_needs_mu_above_lambda():
     """The proof bounds every ‖V_k‖ by the root with B = max |b_k|, which is not monotone in the bias if μ² < λ.
 
     Inequality alone, with the numbers of two units: λ = 1, μ = 0, q = 4, biases 0.1 and √3.
@@ -112,7 +112,7 @@ def test_theorem_1_the_step_to_all_units_at_once_needs_mu_above_lambda():
     assert allowed <= 2 * mu * B / low + math.sqrt(q / low)
 
 
-def test_theorem_1_as_printed_is_not_violated_at_random_where_its_proof_has_a_gap():
+def test_theorem_1_as_printed_is_not_violated_at_random():
     """Two units with μ² < λ and output weights near zero, where the Hessian is Σ h h': no ‖V_k‖ is above the printed row."""
     rng = np.random.default_rng(0)
     tried, worst = 0, 0.0

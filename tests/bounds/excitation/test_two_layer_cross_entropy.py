@@ -73,7 +73,7 @@ def on_two_points(one: float, two: float):
     return v * (size / lengths)[:, None], b * size / lengths, size * np.array([1.0, -1.0])
 
 
-def test_theorem_3_fails_as_printed_where_support_vectors_lie_on_kinks():
+def test_theorem_3_as_printed_fails_on_kinks():
     """I = {3}, J = {2}: the printed bound is 1, but from f(2) = −1 to f(3) = 1 the slope is 2."""
     v, b, w = on_two_points(3.0, 2.0)
     x, y = np.array([[3.0], [2.0]]), np.array([1, 0])

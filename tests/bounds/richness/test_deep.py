@@ -123,7 +123,7 @@ def test_appendix_a_printed_with_h_j_fails():
     assert a**2 > 2 / 0.009 * a**2 / 100**2
 
 
-def test_with_biases_the_output_must_be_what_the_layer_contributes():
+def test_with_biases_the_output_is_what_the_layer_contributes():
     """With ‖h_L‖ in place of ‖A h_{j+1}‖, as if there were no biases above, the bound fails: a large output bias."""
     one = torch.ones(1, 1, dtype=torch.float64)
     pairs = [(2 * one, None), (0.1 * one, 0 * one[0]), (0.1 * one, 100 * one[0])]
@@ -147,7 +147,7 @@ def test_two_layers_agree_in_part_with_the_other_theorem():
     assert columns.terms["columns"] == pytest.approx(other.terms["columns"], rel=1e-9)
 
 
-def test_a_deficient_layer_has_no_bound_and_the_others_keep_theirs():
+def test_a_deficient_layer_alone_has_no_bound():
     pairs, x = some((2, 3, 2, 1), False, 1)[0]
     dead = [pairs[0], (-pairs[1][0].abs(), None), pairs[2]]
     bounds = deep_norms(dead, x, evaluate(dead, x), 1e-3)

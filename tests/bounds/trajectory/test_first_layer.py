@@ -86,7 +86,7 @@ def test_counterexample_lemma_6_where_the_second_layer_is_dead():
             first_layer_lipschitz(weight, bias, np.zeros(count), 0.0, delta, **(order | wrong))
 
 
-def test_lemma_6_holds_where_every_point_has_one_step_that_moves_the_second_bias():
+def test_lemma_6_holds_where_every_point_moves_the_second_bias():
     """Two steps a point, the second without an update: the first one says what is needed."""
     points, weight = 12, np.array([[1.0, 0.5], [-0.3, 2.0]])
     angle = 2 * np.pi * np.arange(points) / points

@@ -92,7 +92,7 @@ def test_a_single_unit_of_the_last_layer_is_a_difference() -> None:
     assert not found.same.any()
 
 
-def test_copies_of_a_pattern_cost_what_the_cheapest_costs_and_dead_points_nothing() -> None:
+def test_copies_cost_the_cheapest_and_dead_points_nothing() -> None:
     columns = [np.array([[1, 1], [1, 1], [0, 0]], bool)]
     found = pursue(columns, np.array([5.0, 2.0, 7.0]), [np.array([[1, 1], [0, 0], [1, 0]], bool)], 1.0)
     assert found.values.tolist() == [2.0, 0.0, np.inf]

@@ -56,7 +56,7 @@ def test_the_bound_is_above_the_slope_wherever_it_speaks(widths: tuple[int, ...]
     assert any(share < 0.95 for share in shares) or len(widths) == 3
 
 
-def test_a_wide_hidden_layer_whose_exact_coefficients_have_too_many_digits_still_gives_bounds() -> None:
+def test_bounds_where_exact_coefficients_have_too_many_digits() -> None:
     """256 units: coefficients are ratios of determinants of 400 bits. The value stays a bound, and says what was added."""
     model, x, new = network(10, 256, 1), points(300, 10), points(4, 10, seed=2)
     found = empty_region(model, x, None, new)
@@ -66,7 +66,7 @@ def test_a_wide_hidden_layer_whose_exact_coefficients_have_too_many_digits_still
     assert (local(model, new) <= found.values).all()
 
 
-def test_no_combination_of_patterns_is_steeper_than_the_sum_over_paths() -> None:
+def test_no_combination_is_steeper_than_the_sum_over_paths() -> None:
     net = relu_network(network(3, 5, 4, 1), points(2, 3))
     w1, w2, w3 = net.weights
     paths = torch.einsum("oj,ji,in->jin", w3, w2, w1).flatten(

@@ -27,7 +27,7 @@ def test_rounded_coefficients_miss_by_no_more_than_is_said(widths: tuple[int, ..
     assert (missed < 1e-3).all()
 
 
-def test_where_exact_coefficients_are_too_long_the_program_rounds_and_stays_above(
+def test_the_program_rounds_long_coefficients_and_stays_above(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = np.random.default_rng(2)

@@ -97,7 +97,7 @@ def test_counterexample_remark_on_data_in_a_subspace():
     assert float(found.lower) == pytest.approx(0, abs=1e-12)
 
 
-def test_the_derivative_of_cross_entropy_as_printed_is_that_of_hard_labels():
+def test_the_printed_derivative_is_that_of_hard_labels():
     """y = ½, ŷ = ¾: |dℓ/dŷ| = 4/3, printed 1/|1 − y − ŷ| = 4. The ratio uses autograd's, and stays the slope for any label."""
     model = torch.nn.Sequential(
         torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1), torch.nn.Sigmoid()
@@ -118,7 +118,7 @@ def test_the_derivative_of_cross_entropy_as_printed_is_that_of_hard_labels():
     assert float(derivative.abs()) == pytest.approx(4 / 3)
 
 
-def test_counterexample_corollary_1_where_the_loss_has_no_gradient():
+def test_counterexample_corollary_1_without_a_gradient():
     """The hinge loss has no gradient at a point with a margin above 1: it makes no update, however steep f is there."""
     model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)).double()
     with torch.no_grad():

@@ -37,7 +37,7 @@ def unstacked(networks: NetworkStack, i: int) -> nn.Sequential:
     ("normalization", "optimizer"),
     [("none", "sgd"), ("none", "momentum"), ("none", "adam"), ("none", "adamw"), ("layer", "adam"), ("batch", "sgd")],
 )
-def test_stacked_networks_are_trained_as_if_alone_and_measured_as_by_the_probe(optimizer, normalization):
+def test_stacked_networks_are_trained_as_if_alone(optimizer, normalization):
     torch.manual_seed(0)
     x, y = torch.randn(2, 10, 4), torch.randn(2, 10)
     networks = NetworkStack([3, 8], SMALL, normalization)

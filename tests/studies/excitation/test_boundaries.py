@@ -55,7 +55,7 @@ def test_training_is_that_of_pytorch(loss: str) -> None:
     np.testing.assert_allclose(model(points).detach().numpy()[:, 0], network(x), rtol=1e-9)
 
 
-def test_variants_share_data_and_first_weights_but_where_they_say_otherwise() -> None:
+def test_variants_share_data_and_first_weights() -> None:
     variants = {variant.name: variant.config for variant in STUDY.variants(SCALES["paper"])}
     x, _, first = points_and_weights(1, variants[ENTROPY])
     same, _, also = points_and_weights(1, variants[SQUARED])

@@ -51,7 +51,7 @@ def test_a_step_is_that_of_autograd(loss: str) -> None:
         np.testing.assert_allclose(new, w - 2e-3 * gradient.numpy(), rtol=1e-10, atol=1e-13)
 
 
-def test_a_growing_step_goes_along_the_gradient_however_small_that_is() -> None:
+def test_a_growing_step_goes_along_a_tiny_gradient() -> None:
     x, y, weights = data_and_weights(0, SETTINGS)
     s = 2 * y - 1
     found = gradients(weights, x, SLOPES["cross-entropy"](outputs(weights, x), s))

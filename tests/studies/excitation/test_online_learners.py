@@ -41,7 +41,7 @@ def test_the_response_is_that_of_the_state_space() -> None:
     np.testing.assert_allclose(online_learners.respond(truth, x, np.zeros(30))[1], outputs, atol=1e-12)
 
 
-def test_richness_paper_section_1_the_transient_of_a_constant_input_tells_everything() -> None:
+def test_the_transient_of_a_constant_input_tells_everything() -> None:
     """Printed: under a constant input the relationship cannot be recovered. Online steps do not find it; least squares
     over the same outputs, from rest and without noise, does."""
     found = online_learners.linear_system({"input": "constant", "steps": 50}, 0).values
@@ -49,7 +49,7 @@ def test_richness_paper_section_1_the_transient_of_a_constant_input_tells_everyt
     assert found["least_squares"] < 1e-9
 
 
-def test_a_stochastic_gradient_that_is_not_scaled_stays_away_by_its_noise() -> None:
+def test_an_unscaled_stochastic_gradient_stays_away_by_noise() -> None:
     found = {
         kind: [online_learners.stochastic_gradient({"scaling": kind, "steps": 4000}, s).values for s in range(5)]
         for kind in ("fast", "slow", "none")

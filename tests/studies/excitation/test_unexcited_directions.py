@@ -26,7 +26,7 @@ def test_extremes_of_the_multiplying_node() -> None:
         assert float(high - low) / 2 >= 0.05 * (2 * 3.5 + 3) - 1e-9
 
 
-def test_section_5_2_the_search_from_zero_never_moves_a_product_of_two_inputs() -> None:
+def test_section_5_2_search_from_zero_never_moves_a_product() -> None:
     """Printed: the node's output is in [−ε², ε²] under perturbed inputs. Signed steps from zero leave it at zero."""
     found = {
         how: unexcited_directions.multiplying_node({"excited": how, "steps": 30}, 0).values

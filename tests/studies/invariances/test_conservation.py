@@ -19,7 +19,7 @@ def case(number: int, relu: bool, **more: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("number", CASES)
-def test_the_networks_of_the_cases_run_and_have_the_layers_they_are_about(number: int) -> None:
+def test_networks_of_the_cases_have_the_layers_of_the_case(number: int) -> None:
     model = Net(number, relu=True)
     x = torch.randn(3, 2, 6) if number in (2, 5, 6) else torch.randn(3, 4)
     assert model(x).shape == (3,)

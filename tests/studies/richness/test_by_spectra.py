@@ -15,7 +15,7 @@ from models import same_state, state_of
 WIDTHS = {"conv1": 4704, "conv2": 1800, "pooled1": 1176, "pooled2": 450, "linear1": 120, "linear2": 84}
 
 
-def test_signals_have_the_widths_of_the_paper_and_of_the_next_layer() -> None:
+def test_signals_have_the_widths_of_the_paper() -> None:
     """Figure 1 prints 4704, 1800, 120, 84: convolutions before pooling. What layers see is 1176, 450, 120, 84."""
     for dropout in (0.0, 0.5):
         model = build("papers-cnn", dropout=dropout, **NETWORK)

@@ -36,7 +36,7 @@ def by_hand(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, list[Tensor
     return seen
 
 
-def test_the_trainer_is_sgd_and_its_lengths_are_those_of_the_updates() -> None:
+def test_the_trainer_is_sgd_with_the_lengths_of_its_updates() -> None:
     x, y = images(STEPS + 7)
     one, two = (network(0, (4, 6, 5)).double() for _ in range(2))
     expected = by_hand(one, x, y)
@@ -64,7 +64,7 @@ def test_the_variance_is_that_of_the_biases() -> None:
     assert float(found["distance"][-1]) == pytest.approx(float(model[0].bias.detach().norm()), rel=1e-10)
 
 
-def test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_stopped_training_continues_with_the_same_numbers(tmp_path: Path) -> None:
     x, y = images(20)
     settings = {"rate": RATE, "decay": 0.9, "seed": 1, "device": torch.device("cpu")}
     whole = train(network(1, (4, 6, 5)), (x.float(), y.float(), x.float(), y.float()), epochs=4, **settings)

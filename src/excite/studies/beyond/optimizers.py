@@ -304,7 +304,7 @@ def claims(scale: WaysScale) -> list[Claim]:
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
-    """A column a way to train; rows: update of the bias with the exact slope, update of the weights."""
+    """One column per way of training; rows: update of the bias with the exact slope, update of the weights."""
     from matplotlib.figure import Figure
 
     colours = (COLOURS[2], COLOURS[6], COLOURS[5], COLOURS[1])  # cold to warm
@@ -338,7 +338,7 @@ def draw(
     figure.suptitle(f"{study.title}\nlines: means over {count} repeats, bands: lowest to highest", fontsize=12)
     return {
         "figure": (
-            f"{study.title}: normalized updates of bias and weights by frequency, a column a way to train",
+            f"{study.title}: normalized updates of bias and weights by frequency, one column per way of training",
             figure,
         )
     }
@@ -362,7 +362,7 @@ STUDY = Study(
             "loss": ("largest training loss", "{:.4f}"),
         },
         draw,
-        "A colour a frequency; lines are means over repeats, bands reach from the lowest to the highest. Dotted: the exact mean slope\n"
+        "One colour per frequency; lines are means over repeats, bands reach from the lowest to the highest. Dotted: the exact mean slope\n"
         "at the training points in evaluation mode, which the update of the bias should show. *All weights*: √Σ‖dL/dW‖² / |dL/df| of\n"
         "a sample, over the layers after the first.",
         "Means over repeats, and the range, over the last twentieth of the steps. *Order*: rank correlation with the frequency over\n"

@@ -228,7 +228,7 @@ STUDY = Study(
             "output": ("smallest output", "{:.2f}"),
         },
         draw,
-        "A line a loss: where the trained network changes its mind. The circle around a point is the largest that its network\n"
+        "One line per loss: where the trained network changes its mind. The circle around a point is the largest that its network\n"
         "leaves without crossing its line, and its radius is the margin: the smallest distance of a training point from the line.",
         "Means over seeds, and the range. The margin is exact, in the 2-norm: the network is linear on the cells its units cut out,\n"
         "and its boundary a list of segments. *Most possible* is half the distance of the nearest points of different classes.\n"

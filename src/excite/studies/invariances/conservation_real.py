@@ -248,7 +248,9 @@ def _balance(details: Mapping[str, list[Any]]) -> Figure:
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel("‖what makes channels‖²\nover ‖what reads them‖²")
-    figure.suptitle("Balance of layers: a line a law, from the first layer (dark) to the last (bright)", fontsize=13)
+    figure.suptitle(
+        "Balance of layers: one line per law, from the first layer (dark) to the last (bright)", fontsize=13
+    )
     return figure
 
 

@@ -191,7 +191,7 @@ class BySpectra:
 
 
 def variance_figure(seeds: Sequence[Mapping[str, Any]], layers: Mapping[str, str], title: str) -> Figure:
-    """The share of the variance of training images in the first components, a line a layer."""
+    """The share of the variance of training images in the first components, one line per layer."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")

@@ -205,7 +205,7 @@ STUDY = Study(
             "distance": ("distance of bias", "{:.3f}"),
         },
         draw,
-        "A colour a share of corrupted labels; lines are means over repeats, bands reach from the lowest to the highest. The length of an\n"
+        "One colour per share of corrupted labels; lines are means over repeats, bands reach from the lowest to the highest. The length of an\n"
         "epoch is the sum over its images of ‖b(t+1) − b(t)‖ / (lr · ε), where ε = 1/|1 − ŷ − y| is the size of the loss's derivative\n"
         "by the probability ŷ: it is the Lipschitz constant of the network at the image, summed. *With the reciprocal*: divided by\n"
         "|1 − ŷ − y| instead, as the authors' program does; an image that is classified wrongly with certainty then counts without bound.",

@@ -202,7 +202,7 @@ STUDY = Study(
             "distance": ("distance of bias", "{:.2f}"),
         },
         draw,
-        "A colour a frequency; lines are means over repeats, bands reach from the lowest to the highest. The length of an epoch is\n"
+        "One colour per frequency; lines are means over repeats, bands reach from the lowest to the highest. The length of an epoch is\n"
         "the sum of its 100 normalized updates ‖b(t+1) − b(t)‖ / (lr · |f − y|) of the first bias. As the first weight is the\n"
         "identity, each of them is the Lipschitz constant of the network at the point that was seen: the length over 100 is\n"
         "their mean. Dots are single networks, bars their geometric mean.",
