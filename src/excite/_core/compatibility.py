@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+UNTIL = "the earlier name works until version 0.3"
 
 # Import paths that were documented. Modules below a renamed package that are not listed are refused by name.
 MODULES = {
@@ -53,7 +54,7 @@ class RenamedModules(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         new = MODULES[spec.name]
-        warnings.warn(f"{spec.name} is deprecated: import {new} instead", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{spec.name} is deprecated: import {new} instead ({UNTIL})", DeprecationWarning, stacklevel=2)
         module = importlib.import_module(new)
         spec.loader_state = module.__spec__  # the import system replaces it
         return module
@@ -71,7 +72,7 @@ def install() -> None:
 
 def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
     """Issues the DeprecationWarning for the name `old`, as seen from the caller of the calling function."""
-    warnings.warn(f"{old} is deprecated: use {new} instead", DeprecationWarning, stacklevel=stacklevel)
+    warnings.warn(f"{old} is deprecated: use {new} instead ({UNTIL})", DeprecationWarning, stacklevel=stacklevel)
 
 
 def renamed_keywords(**new_names: str) -> Callable[[_F], _F]:
@@ -150,7 +151,7 @@ def moved_keywords(options_type: type[Any]) -> Callable[[_F], _F]:
 
                 new = f"options={options_type.__name__}({', '.join(f'{name}=...' for name in sorted(moved))})"
                 old = ", ".join(f"{name}=..." for name in sorted(moved))
-                warn_user(f"{function.__name__}({old}) is deprecated: use {new} instead", DeprecationWarning)
+                warn_user(f"{function.__name__}({old}) is deprecated: use {new} instead ({UNTIL})", DeprecationWarning)
                 given = kwargs.get("options")
                 kwargs["options"] = options_type(**moved) if given is None else dataclasses.replace(given, **moved)
             return function(*args, **kwargs)
