@@ -177,8 +177,7 @@ def fit(
         excitation: Its `advance` is called once per epoch, and its state is saved in checkpoints.
         watch: Its `step(loss)` is called after every optimizer step; its state is saved if it has a `state_dict`.
         checkpoint_every: Number of steps, or text such as "10 steps" or "1 epoch".
-        predict: Function from x to labels, used for the accuracies. Default: `excitation.predict`, else threshold
-            0.5 for one output and argmax for several.
+        predict: Function from x to labels. Default: `excitation.predict`, else threshold 0.5 or, of several outputs, argmax.
         progress: Called as `progress("training", steps_done, steps_total)`.
         capture: On a GPU, run each step as one CUDA graph where possible.
 
@@ -199,7 +198,11 @@ def fit(
     settings = TrainerSettings(
         epochs, batch, seed, run, excitation, watch, checkpoint_every, predict, progress, capture
     )
-    trainer = make_trainer(model, data, loss, optimizer, settings)
+    return _train(make_trainer(model, data, loss, optimizer, settings), seed)
+
+
+def _train(trainer: Trainer, seed: int) -> TrainingResult:
+    """Trains with a random state of its own; a failure is recorded in the run."""
     with trainer.record_failure(), own_randomness(seed, trainer.device):
         trainer.begin()
         result = trainer.train()

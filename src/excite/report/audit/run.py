@@ -108,6 +108,20 @@ def audit(
     check_weights(saved.model)
     points, margin_points = check_count(points, "points"), check_count(margin_points, "margin_points")
     check_flag(units, "units"), check_flag(with_margins, "with_margins")
+    return _measure(name, saved, setup, points, margin_points, units, with_margins, report)
+
+
+def _measure(
+    name: str,
+    saved: SavedModel,
+    setup: TrainingSetup,
+    points: int,
+    margin_points: int,
+    units: bool,
+    with_margins: bool,
+    report: Progress,
+) -> Audit:
+    """All measurements of an audit, from arguments that were checked."""
     parts, outputs = _parts(saved, points)
     x, y = parts["train"]
     report("layers and units", STAGES["layers and units"], 100)

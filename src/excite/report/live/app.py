@@ -87,7 +87,7 @@ def _view_page(runs: Runs, request: Request) -> Response:
     labels = [runs.label(name) for name in chosen]
     try:
         with runs.reading(*chosen):
-            first: dict[str, Any] | None = _seen(runs, chosen, ["*"], rough=True)
+            first: dict[str, Any] | None = _current(runs, chosen, ["*"], rough=True)
     except ExciteError:
         first = None  # the page asks again, and says what is wrong
     return HTMLResponse(render("live.html.j2", title=" · ".join(labels), folder=runs.name, runs=chosen, first=first))
@@ -115,24 +115,23 @@ def _view_data(runs: Runs, request: Request) -> Response:
     if len(keys) > MAX_KEYS:
         raise InputError(f"at most {MAX_KEYS} quantities at once; got {len(keys)}")
     points = int(_parameter(request, "points", 40, 4000) or POINTS)
-    low, high = _parameter(request, "low"), _parameter(request, "high")
+    steps = _parameter(request, "low"), _parameter(request, "high")
     since, part = request.query_params.get("since"), request.query_params.get("names", "")
     with runs.reading(*chosen):
-        return _json(_seen(runs, chosen, keys, points, low, high, since=since, part=part))
+        return _json(_current(runs, chosen, keys, points, steps, since=since, part=part))
 
 
-def _seen(
+def _current(
     runs: Runs,
     chosen: list[str],
     keys: list[str],
     points: int = POINTS,
-    low: float | None = None,
-    high: float | None = None,
+    steps: tuple[float | None, float | None] = (None, None),
     rough: bool = False,
     since: str | None = None,
     part: str = "",
 ) -> dict[str, Any]:
-    """How the runs stand, and what a page draws of them if anything was written after the version `since`."""
+    """Status of the runs, and the curves between two steps if anything was written after the version `since`."""
     shown = runs.shown(chosen)
     heads = []
     for name, run in zip(chosen, shown):
@@ -151,7 +150,7 @@ def _seen(
         panels = describe(shown, names)
         if "*" in keys:  # a page that does not know yet what there is; at once only the first panel
             keys = [*keys, *(panel["quantities"][0]["key"] for panel in panels[: 1 if rough else FIRST_PANELS])]
-        data = draw(shown, keys, points, low, high, rough, names=names)
+        data = draw(shown, keys, points, *steps, rough, names=names)
         answer |= {"panels": panels, "data": data, "left_out": left_out}
     return answer
 

@@ -32,6 +32,7 @@ from excite.train.dynamics.sliding import MOST, Place, corrected, leaving, mask,
 METHODS: dict[str, Any] = {name: getattr(integrate, name) for name in ("DOP853", "RK45", "LSODA", "Radau", "BDF")}
 Clock = Literal["time", "length"]
 Slope = Callable[[float, Array], Array]
+SolverFrom = Callable[[Slope, float, Array, float | None], Any]
 _SHORT = 25  # short steps in a row before a path counts as sliding: to cross a kink that is not seen takes about ten
 _STUCK = 4  # crossings in a row without any progress before it does
 _LEAVING = 1e-8  # of the product of norms: a speed at which sliding ends; above what counts as no speed
@@ -89,30 +90,32 @@ def gradient_flow(
         >>> flow.values["loss"]
     """
     end, most = positive("time", time), check_count(most, "most")
-    if method not in METHODS:
-        raise InputError(f"method: expected one of {', '.join(METHODS)}; got {method!r}")
-    if clock not in ("time", "length"):
-        raise InputError(f"clock: expected 'time' or 'length'; got {clock!r}")
+    _check_names(method, clock)
     tolerance = positive("tolerance", tolerance, zero=True)
     rtol, atol = positive("rtol", rtol), positive("atol", atol, zero=True)
     field = Field(model, loss)
     walk = _Walk(
-        field=field,
-        clock=clock,
-        record=FlowRecorder(field, quantities),
-        moments=_moments(at, end),
-        point=field.start,
-        end=end,
-        shortest=end / 20_000 if shortest is None else positive("shortest", shortest),
-        most=most,
-        tolerance=tolerance,
-        solver_from=lambda slope, begin, point, first: METHODS[method](
-            slope, begin, point, end, rtol=rtol, atol=atol, first_step=first
-        ),
-    )
-    with preserve_random_state(field.model):  # a loss may seed the generators
-        status = walk.go()
-        return walk.record.result(walk.point, status, walk.steps, walk.slack, walk.slides, walk.crossings, walk.sliding)
+        field=field, clock=clock, record=FlowRecorder(field, quantities), moments=_moments(at, end), point=field.start,
+        end=end, shortest=end / 20_000 if shortest is None else positive("shortest", shortest), most=most,
+        tolerance=tolerance, solver_from=_solver(method, end, rtol, atol),
+    )  # fmt: skip
+    return walk.result()
+
+
+def _check_names(method: str, clock: str) -> None:
+    if method not in METHODS:
+        raise InputError(f"method: expected one of {', '.join(METHODS)}; got {method!r}")
+    if clock not in ("time", "length"):
+        raise InputError(f"clock: expected 'time' or 'length'; got {clock!r}")
+
+
+def _solver(method: str, end: float, rtol: float, atol: float) -> SolverFrom:
+    """Makes scipy's integrator of a slope from a time and a point, with its first step or None."""
+
+    def start(slope: Slope, begin: float, point: Array, first: float | None) -> Any:
+        return METHODS[method](slope, begin, point, end, rtol=rtol, atol=atol, first_step=first)
+
+    return start
 
 
 def _slope(field: Field, clock: Clock, side: Side | None, held: Sequence[Place] = ()) -> Slope:
@@ -151,7 +154,7 @@ class _Walk:
     shortest: float
     most: int
     tolerance: float
-    solver_from: Callable[[Slope, float, Array, float | None], Any]
+    solver_from: SolverFrom
     now: float = 0.0
     steps: int = 0
     slides: int = 0
@@ -161,6 +164,14 @@ class _Walk:
     outside: bool = False  # whether a gradient was taken beyond a kink since the last step
     side: Side = dataclass_field(default_factory=list)
     held: tuple[Place, ...] = ()
+
+    def result(self) -> FlowResult:
+        """The flow, followed to its end."""
+        with preserve_random_state(self.field.model):  # a loss may seed the generators
+            status = self.go()
+            return self.record.result(
+                self.point, status, self.steps, self.slack, self.slides, self.crossings, self.sliding
+            )
 
     def go(self) -> Status:
         """To the end, from kink to kink by steps with error control; where these make no progress, by plain descent."""

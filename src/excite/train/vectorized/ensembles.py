@@ -129,11 +129,35 @@ def ensemble(
     held = take_points(networks, *test, loss) if test is not None else None
     rule = SGDSettings(loss, take_rates(networks, lr), momentum, weight_decay)
     orders = [Shuffle(points.shape[1], batch, seed) for seed in check_seeds(networks, seeds)]
-    total = epochs * -(-points.shape[1] // batch)  # steps
-    width = total // epochs if window is None else min(check_count(window, "window"), total)
+    steps = _steps(networks, rule, batch, epochs, points.shape[1], window, layers)
+    return _train(models, steps, (points, targets), held, orders, epochs, progress, capture)
+
+
+def _steps(
+    networks: Perceptrons, rule: SGDSettings, batch: int, epochs: int, points: int, window: int | None, layers: str
+) -> Steps:
+    """Memory of the steps of one window, if there is room for it."""
+    per_epoch = -(-points // batch)
+    width = per_epoch if window is None else min(check_count(window, "window"), epochs * per_epoch)
     watched = len(networks.weights) if layers == "all" else 1
     check_room(networks, batch, width, watched)
-    steps = Steps(networks, rule, batch, width, watched)
+    return Steps(networks, rule, batch, width, watched)
+
+
+def _train(
+    models: Sequence[nn.Module],
+    steps: Steps,
+    data: tuple[Tensor, Tensor],
+    held: tuple[Tensor, Tensor] | None,
+    orders: Sequence[Shuffle],
+    epochs: int,
+    progress: Progress | None,
+    capture: bool,
+) -> Ensemble:
+    """Trains window by window and writes the weights back; `held`: test points and targets."""
+    networks, (points, targets) = steps.networks, data
+    batch, width = steps.targets.shape[2], steps.steps
+    total = epochs * -(-points.shape[1] // batch)  # steps
     run, seen = CapturedWindow(steps, capture), _Seen(steps, -(-total // width), held)
     began = time.perf_counter()
     with few_threads(networks, batch):
@@ -145,7 +169,7 @@ def ensemble(
             seen.look(real)
             if progress is not None:
                 progress("training", sum(seen.counts), total)
-    found = Ensemble(
+    result = Ensemble(
         models=tuple(models),
         steps=total,
         window=width,
@@ -156,7 +180,7 @@ def ensemble(
         why_not_captured=run.why_not,
     )
     networks.write_back()
-    return found
+    return result
 
 
 class _Seen:
