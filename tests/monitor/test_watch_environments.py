@@ -209,19 +209,6 @@ def test_every_default_probe_leaves_nothing_behind(tmp_path):
     assert len(optimizer._optimizer_step_post_hooks) == hooks
 
 
-def test_every_is_for_all_or_by_name(tmp_path):
-    model, x = build("mlp")
-    with excite.watch(model, x, tmp_path / "a", every={"rank": 2, "distance": Every(3)}) as watch:
-        schedules = {probe.name: probe.schedule for probe in watch.probes}
-    assert (schedules["rank"], schedules["distance"], schedules["loss"]) == (Every(2), Every(3), Every(1))
-    with excite.watch(model, x, tmp_path / "b", every=Budget(0.05)) as watch:
-        found = {probe.name: probe.schedule for probe in watch.probes}
-    assert found["rank"] is found["distance"]
-    assert found["loss"] == Every(1)
-    with pytest.raises(excite.InputError, match=r"every: there is no probe 'ranks'; there are loss"):
-        excite.watch(model, x, every={"ranks": 2})
-
-
 # -- several processes --------------------------------------------------------------------------------------------------
 class Failing(Probe):
     """Raises in one process only."""

@@ -16,7 +16,7 @@ import excite
 from excite.probes import Consistency, Every, Rank, Trajectory, effective_rank, richness
 from excite.probes.base import StepContext
 from excite.report.audit import audit
-from models import build
+from probes.networks import Zero
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "BatchNorm1d": (lambda: nn.BatchNorm1d(6), False),
@@ -179,66 +179,6 @@ def test_training_is_the_same_to_the_bit(kind: str) -> None:
 
     for one, other in zip(trained(False), trained(True), strict=True):
         assert torch.equal(one, other)
-
-
-# -- Theorem 1 leaves out points with output zero, wherever the batch axis stands ------------------------------------------
-class Zero(nn.Module):
-    """The output is zero for samples whose first number is negative; inside, batch and time lie as `layout` says."""
-
-    def __init__(self, layout: str) -> None:
-        super().__init__()
-        self.layout = layout
-        self.hidden = nn.Linear(3, 4)
-        self.head = nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        size, time = x.shape[:2]
-        gate = (x[:, 0, :1] > 0).to(x.dtype)
-        if self.layout in ("time first", "time outermost"):
-            h = x.transpose(0, 1)
-        else:
-            h = x
-        if self.layout in ("time outermost", "batch outermost"):
-            h = h.reshape(size * time, -1)
-        h = F.relu(self.hidden(h))
-        if self.layout in ("time outermost", "batch outermost"):
-            h = h.view(*((time, size) if self.layout == "time outermost" else (size, time)), -1)
-        h = h.mean(0) if self.layout in ("time first", "time outermost") else h.mean(1)
-        return self.head(h) * gate
-
-
-@pytest.mark.parametrize("size", [5, 4])  # four samples of four steps: the axes cannot be told by their length
-@pytest.mark.parametrize("layout", ["batch first", "time first", "time outermost", "batch outermost"])
-def test_points_with_output_zero_do_not_count_wherever_the_batch_stands(layout: str, size: int) -> None:
-    torch.manual_seed(0)
-    model = Zero(layout).double()
-    x = torch.randn(size, 4, 3, dtype=torch.float64)
-    x[:, 0, 0] = torch.tensor([1.0, -1, -1, 1, 1])[:size]
-    found = richness(model, x, units=True)["hidden"]
-    rows = x[x[:, 0, 0] > 0].reshape(-1, 3)
-    with torch.no_grad():
-        active = model.hidden(rows) > 0
-    assert found.units.points.tolist() == active.sum(0).tolist()
-    for unit in range(4):
-        expected = np.linalg.matrix_rank(rows[active[:, unit]].numpy())
-        assert found.units.rank[unit] == expected
-    assert found.units_note == ""
-    probe = Rank(units=True).measure(StepContext(model, 0, example=x))  # the probe leaves the same points out
-    assert probe["deficient/hidden"] == len(found.units.deficient) / 4
-    assert richness(model, -x.abs(), units=True)["hidden"].units.points.tolist() == [0] * 4
-
-
-def test_the_table_has_layouts_too() -> None:
-    """In models whose output layer has no bias and gets nothing, all points are left out, whatever the layout."""
-    for name in ("transformer-time-first", "transformer", "residual", "mlp"):
-        model, x = build(name, batch=6)
-        whole = richness(model, x, units=True)
-        assert all(one.units_note == "" for one in whole)
-        head = list(model.modules())[-1]
-        assert isinstance(head, nn.Linear)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
-        assert all(one.units.silent == list(range(len(one.units))) for one in richness(model, x, units=True))
 
 
 # -- Assumption 1 ----------------------------------------------------------------------------------------------------------

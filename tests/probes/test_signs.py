@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import excite
 from excite import InputError
 from excite.errors import ModelError
-from excite.probes import Direction, Every, Signs, angle, sign_changes
+from excite.probes import Direction, Every, Signs, sign_changes
 from excite.probes.base import StepContext
-
-
-def line(*values: float) -> nn.Module:
-    model = nn.Linear(len(values), 1, bias=False).double()
-    put(model, *values)
-    return model
-
-
-def put(model: nn.Module, *values: float) -> None:
-    with torch.no_grad():
-        model.weight[0] = torch.tensor(values)  # type: ignore[index, operator]
+from probes.networks import line, put
 
 
 def test_zero_counts_as_positive() -> None:
@@ -69,49 +57,6 @@ def test_signs_are_the_same_after_a_restart(tmp_path: Any) -> None:
         return found
 
     assert run(4) == run(None)
-
-
-def test_angles() -> None:
-    one, other = [torch.tensor([3.0]), torch.tensor([0.0])], [torch.tensor([0.0]), torch.tensor([5.0])]
-    assert float(angle(one, other)) == pytest.approx(math.pi / 2)
-    assert float(angle(one, [torch.tensor([-1.0]), torch.tensor([0.0])])) == pytest.approx(math.pi)
-    tiny = torch.tensor([1.0, 1e-9], dtype=torch.float64)
-    assert float(angle([tiny], [torch.tensor([7.0, 0.0], dtype=torch.float64)])) == pytest.approx(1e-9, rel=1e-6)
-
-
-def test_a_growing_norm_with_a_fixed_direction_converges() -> None:
-    """w(t) = (t, 1) turns by less and less: Assumption 2's direction is (1, 0), whose second entry vanishes."""
-    model, probe = line(1, 1), Direction(Every(1), window=10)
-    angles, smallest = [], []
-    for step in range(1, 200):
-        put(model, step, 1)
-        found = probe.measure(StepContext(model, step))
-        smallest.append(float(found["smallest"]))
-        if "angle" in found:
-            angles.append(float(found["angle"]))
-            assert angles[-1] == pytest.approx(math.atan2(1, step - 10) - math.atan2(1, step), abs=1e-9)
-    assert angles == sorted(angles, reverse=True)
-    assert smallest[-1] < 0.006
-    assert float(found["total"]) == pytest.approx(math.pi / 4 - math.atan2(1, 199), abs=1e-9)
-    assert len(probe._kept) <= 11
-
-
-def test_directions_are_the_same_after_a_restart() -> None:
-    def run(stop: int | None) -> list[float]:
-        torch.manual_seed(0)
-        model, probe = line(1, 2, 3), Direction(Every(1), window=2)
-        found = []
-        for step in range(7):
-            if step == stop:
-                state = probe.state_dict()
-                probe = Direction(Every(1), window=2)
-                probe.load_state_dict(state)
-            put(model, *torch.randn(3).tolist())
-            values = probe.measure(StepContext(model, step))
-            found += [float(values["total"]), float(values.get("angle", -1.0))]
-        return found
-
-    assert run(3) == run(None)
 
 
 def test_bad_input() -> None:

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from excite import InputError
 from excite.probes import Moments
-from excite.probes.spectrum import Spectrum
 
 
 def by_definition(rows):
@@ -60,18 +59,6 @@ def test_float32_rows_are_summed_in_float64():
     covariance = moments.covariance()
     assert np.allclose(covariance.values, by_definition(rows)[0], rtol=1e-9)
     assert float(covariance.rank) == 5
-
-
-def test_the_quantities_by_their_definitions():
-    values = np.array([4.0, 2.0, 1.0, 1.0, 0.0])
-    spectrum = Spectrum(values, 0.0, 8.0, 1e-9)
-    shares = values / 8
-    assert float(spectrum.effective_rank) == pytest.approx(np.exp(-(shares[:4] * np.log(shares[:4])).sum()))
-    assert float(spectrum.participation_ratio) == pytest.approx(64 / 22)
-    assert float(spectrum.rank) == 4
-    assert float(spectrum.smallest) == 0
-    assert [float(spectrum.explained(k)) for k in (0, 1, 2, 5, 80)] == [0, 0.5, 0.75, 1, 1]
-    assert spectrum.effective_rank.exact
 
 
 def test_rows_that_do_not_vary():

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from excite import InputError, ModelError
-from excite.probes import Richness, richness
+from excite.probes import richness
 from models import CASES, build, papers_network, same_state, state_of
 
 
@@ -110,46 +109,6 @@ def test_whole_images_and_figure_1():
         assert float(one.covariance.explained(39)) == pytest.approx(1)
         assert float(one.covariance.rank) <= 39
         assert f"{one.layer}: only 40 rows" in str(found)
-
-
-def test_loaders():
-    model, x = build("mlp", batch=20)
-    y = torch.zeros(20)
-    truth = richness(model, x, units=True)
-    loaders = [
-        DataLoader(TensorDataset(x, y), batch_size=6),
-        DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True),
-        list(x.split(7)),
-        [{"input": part} for part in x.split(7)],
-    ]
-    before = torch.get_rng_state()
-    for loader in loaders:
-        found = richness(model, loader, units=True)
-        for one, other in zip(truth, found):
-            assert np.allclose(one.covariance.values, other.covariance.values)
-            assert one.units.rank.tolist() == other.units.rank.tolist()
-    picked = richness(model, [(y, x)], inputs=lambda batch: batch[1])
-    assert np.allclose(picked["0"].covariance.values, truth["0"].covariance.values)
-    assert torch.equal(before, torch.get_rng_state())
-    assert len(richness(model, iter(x.split(7)))) == 3
-    with pytest.raises(InputError, match="several passes"):
-        richness(model, iter(x.split(7)), units=True)
-
-
-def test_the_table():
-    model, x = build("mlp", batch=30)
-    found = richness(model, x, units=["2"])
-    assert isinstance(found, Richness)
-    row = found.rows(k=2)[1]
-    assert row["layer"] == "2"
-    assert row["width"] == 8
-    assert row["units"] == 6
-    assert float(row["effective_share"]) == pytest.approx(float(row["effective_rank"]) / 8)
-    assert float(row["explained_by_2"]) == pytest.approx(float(found["2"].covariance.explained(2)))
-    assert found["0"].units is None
-    assert str(found).splitlines()[0].split()[:3] == ["layer", "width", "rows"]
-    with pytest.raises(KeyError, match="layers: 0, 2, 4"):
-        found["1"]
 
 
 BAD = {

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import warnings
-import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import excite
-from excite._core.calls import pick_output
 from excite.errors import InputError, ModelError
 from excite.probes import Every, Trajectory, trajectory
 from models import CASES, build, state_of
+from probes.bias_trajectory.trainings import Training, squared
 
 # Samples of one pass neither influence each other nor meet chance, and have an axis of their own.
 PLAIN = [
@@ -26,41 +23,6 @@ PLAIN = [
     "layernorm",
     "weight-norm",
 ]
-
-
-def squared(f, y):
-    return (f.reshape(len(f), -1) - y).square().mean()
-
-
-class Training:
-    """A model under watch; `step` trains once on (x, y) and returns what the probe measured."""
-
-    def __init__(self, model, x, probe, optimizer=None, loss=squared):
-        self.model, self.probe, self.loss = model, probe, loss
-        self.optimizer = optimizer or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
-        self.values = {}
-        measure = probe.measure
-
-        def kept(now):
-            self.values = {k: float(v) for k, v in measure(now).items()}
-            return self.values
-
-        probe.measure = kept
-        self.watch = excite.watch(model, example=x, probes=[probe], strict=True)
-
-    def step(self, x, y, pick=None):
-        self.optimizer.zero_grad()
-        loss = self.loss(pick_output(self.model(x), pick), y)
-        loss.backward()
-        self.optimizer.step()
-        self.watch.step(loss)
-        return self.values
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.watch.close()
 
 
 @pytest.mark.slow
@@ -292,33 +254,6 @@ def test_another_output_in_the_loss_is_labelled():
         assert probe.labels == ("side",)
 
 
-@pytest.mark.parametrize("kind", ["bias only", "no bias", "in place", "checkpointed"])
-def test_kinds_of_first_layers(kind):
-    torch.manual_seed(0)
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = nn.Linear(5, 6, bias=kind != "no bias"), nn.Linear(6, 1)
-            self.act = nn.ReLU(inplace=kind == "in place")
-            if kind == "bias only":
-                self.one.weight.requires_grad_(False)
-
-        def body(self, x):
-            return self.two(self.act(self.one(x)))
-
-        def forward(self, x):
-            return checkpoint(self.body, x, use_reentrant=False) if kind == "checkpointed" else self.body(x)
-
-    model, x = Net().double(), build("mlp")[1]
-    expected = trajectory(model, x)["one"]
-    with Training(model, x, Trajectory(Every(1))) as t:
-        values = t.step(x, torch.ones(4, 1, dtype=torch.float64))
-    assert values["mean/one"] == pytest.approx(expected.mean, rel=1e-12)
-    assert values["samples/one"] == 4
-    assert ("raw/one" in values) == (kind != "no bias")
-
-
 def test_half_precision_under_autocast():
     model, x = build("mlp")
     model, x = model.float(), x.float()
@@ -330,22 +265,6 @@ def test_half_precision_under_autocast():
     with Training(model, x, Trajectory(Every(1)), loss=loss) as t, torch.autocast("cpu", torch.bfloat16):
         values = t.step(x, torch.ones(4, 1))
     assert values["mean/0"] == pytest.approx(expected.mean, rel=0.05)
-
-
-def test_the_graph_is_not_kept_alive():
-    model, x = build("mlp")
-    with Training(model, x, Trajectory(Every(1), clean=Every(1))) as t:
-        h = model[:2](x)
-        alive = weakref.ref(h)
-        squared(model[2:](h), torch.zeros(4, 1)).backward()  # a part used alone is no training pass of the model
-        f = model(x)
-        node = weakref.ref(f.grad_fn) if hasattr(f.grad_fn, "__weakref__") else None
-        f.sum().backward()
-        t.watch.step()
-        del h, f
-        gc.collect()
-        assert alive() is None
-        assert node is None or node() is None
 
 
 def test_several_models_each_have_their_own():
@@ -416,13 +335,6 @@ def test_bad_input():
         assert values["clean/0"] == pytest.approx(trajectory(model, x)["0"].mean, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["folded", "folded-time-first"])
-def test_layers_whose_samples_have_no_axis_of_their_own_are_refused(name):
-    model, x = build(name)
-    with pytest.raises(ModelError, match="'enter': samples cannot be told apart"):
-        excite.watch(model, example=x, probes=[Trajectory()], strict=True)
-
-
 def test_what_is_not_connected_is_said():
     model, x = build("mlp")
     with excite.watch(model, example=x, probes=[Trajectory(Every(1))], strict=True) as watch:
@@ -447,16 +359,6 @@ def test_what_is_not_connected_is_said():
         model(x).sum().backward()
         with pytest.raises(ModelError, match="'one' cannot be reached"):
             watch.step()
-
-
-def test_an_exception_in_the_forward_pass_leaves_no_mode_behind():
-    model, x = build("functional")
-    with Training(model, x, Trajectory(Every(1))) as t:
-        with pytest.raises(RuntimeError):
-            model(x[:, :2])
-        assert torch.overrides._len_torch_function_stack() == 0
-        t.step(x, torch.zeros(4, 1, dtype=torch.float64))
-    assert torch.overrides._len_torch_function_stack() == 0
 
 
 def test_the_search_of_an_excitation_is_no_training_pass():

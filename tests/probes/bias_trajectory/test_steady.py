@@ -113,20 +113,6 @@ def test_nothing_waits_for_a_device():
     steady.state_dict()
 
 
-@pytest.mark.parametrize("errors", [[1.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
-def test_windows_are_the_same_in_numbers_and_in_tensors(errors):
-    """Also without a sample that has a loss gradient: then there is no largest update."""
-    plain, tensors = Sums(CPU), Sums(CPU)
-    tensors._cpu = False
-    tensors.total = tensors._nothing()
-    tensors._window()
-    for sums in (plain, tensors):
-        sums.add(torch.tensor([3.0, 1.0, 2.0]), torch.tensor(errors))
-    numbers, found = plain.read(), tensors.read()
-    assert {k: float(v) for k, v in found.items()} == pytest.approx(numbers, nan_ok=True)
-    assert math.isnan(numbers["max"]) == (not any(errors))
-
-
 def run(folder, steps, probe, stop=None):
     """A small training; what was measured by name. `stop`: with a restart after so many steps."""
     model, x = build("mlp")

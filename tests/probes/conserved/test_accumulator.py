@@ -11,8 +11,8 @@ from torch import Tensor
 import excite
 from excite.errors import InputError
 from excite.probes import Conservation, Every, Ledger, conservation
-from excite.probes.conserved.summary import Summarizer
 from models import build
+from probes.conserved.trainings import followed
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda ps: torch.optim.SGD(ps, lr=0.02),
@@ -73,19 +73,6 @@ def test_accumulator_does_not_depend_on_batch_of_records(name: str, monkeypatch:
         assert torch.equal(first["worst_step"][same], second["worst_step"][same])
 
 
-def followed(steps: int, look: Any) -> list[Any]:
-    model, x = build("mlp")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    ledger = conservation(model, optimizer, x)
-    found = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        found.append(look(ledger))
-    return found
-
-
 def test_snapshots_committed_later_are_those_of_their_steps() -> None:
     """Of two equal trainings, one commits every step, the other takes snapshots and commits them at the end."""
 
@@ -105,19 +92,6 @@ def test_snapshots_committed_later_are_those_of_their_steps() -> None:
         assert row.drift == pytest.approx(snapshot.summary().drift, rel=1e-12)
         assert row.shares[0] == pytest.approx(snapshot.summary().shares[0], rel=1e-9)
         assert [len(shares) for shares in row.shares] == [len(row.names)] * len(row.shares)
-
-
-def test_snapshots_are_summarized_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
-    summary = Summarizer.summary
-    monkeypatch.setattr(Summarizer, "summary", lambda self, state: (sizes.append(len(state)), summary(self, state))[1])
-    snapshots = followed(5, Ledger.snapshot)
-    with pytest.raises(InputError, match="not committed"):
-        snapshots[0].summary()
-    (ledger, last), *_ = reversed(followed(5, lambda ledger: (ledger, ledger.snapshot())))
-    ledger.commit()
-    assert last.summary() is last.summary()
-    assert sizes == [5]
 
 
 def test_read_commits_pending_records() -> None:

@@ -16,30 +16,16 @@ from torch.nn import functional as F
 import excite
 from excite import InputError
 from excite.errors import ModelError
-from excite.probes import Conservation, Every, Loss, conservation
-from excite.probes.conserved.update_terms import PARTS as ALL_PARTS
+from excite.probes import conservation
 from models import CASES, build, same_state, state_of
+from probes.conserved.trainings import OPTIMIZERS, PARTS, hidden_laws, snapshot, squared, train
 
-PARTS = ("step", "decay", "momentum", "rescaling")
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "squared": lambda f, y: (f - y).square().mean(),
     "logistic": lambda f, y: F.softplus(-y * f).mean(),
     "exponential": lambda f, y: (-y * f).exp().mean(),
     "absolute": lambda f, y: (f - y).abs().mean(),
 }
-
-
-def hidden_laws(model: nn.Sequential, weights: dict[str, Tensor]) -> list[Tensor]:
-    """diag(W₁W₁' + b b') − diag(W₂'W₂) between consecutive linear layers, from the matrices themselves."""
-    names = [name for name, m in model.named_children() if isinstance(m, nn.Linear)]
-    laws = []
-    for one, other in pairwise(names):
-        w = weights[f"{one}.weight"]
-        made = w @ w.T
-        if f"{one}.bias" in weights:
-            made = made + torch.outer(weights[f"{one}.bias"], weights[f"{one}.bias"])
-        laws.append((made - weights[f"{other}.weight"].T @ weights[f"{other}.weight"]).diagonal())
-    return laws
 
 
 class Slow:
@@ -86,10 +72,6 @@ class Slow:
             buffer = self.first[name + k]
             result[k] = e if not s["momentum"] else e + s["momentum"] * buffer if s["nesterov"] else buffer
         return result
-
-
-def snapshot(model: nn.Module, grads: bool = False) -> dict[str, Tensor]:
-    return {k: (p.grad if grads else p).detach().clone() for k, p in model.named_parameters()}  # type: ignore[union-attr]
 
 
 SETTINGS = st.one_of(
@@ -185,30 +167,6 @@ def test_every_part_equals_explicit_matrices_on_many_networks(**drawn: Any) -> N
     parts_equal_explicit_matrices(**drawn)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, steps: int, seed: int = 0) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        noise = torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else 0
-        optimizer.zero_grad()
-        squared(model, x + noise).backward()
-        optimizer.step()
-
-
-def squared(model: nn.Module, x: Tensor) -> Tensor:
-    out = model(x)
-    parts = out.values() if isinstance(out, dict) else out if isinstance(out, tuple) else [out]
-    return sum(((part - 1).square().mean() for part in parts), torch.zeros((), dtype=torch.float64))
-
-
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.02),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.01),
-    "nesterov": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=True),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
-    "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True, weight_decay=0.01),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_rest_is_rounding_on_the_shared_table(name: str) -> None:
@@ -238,29 +196,6 @@ def test_plain_sgd_is_explained_by_the_step_size_alone(name: str) -> None:
         assert entry.share("step") == pytest.approx(1, abs=1e-8)
         assert entry.relative < 1e-12
         assert {part for part, amount in entry.parts.items() if amount.any()} == {"step"}
-
-
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_laws_of_products_sum_rows_for_each_of_them_and_as_often_as_they_count(make: Any) -> None:
-    """relu(W₁x) · (W₂x), read by W₃, whose output is squared and read by W₄."""
-    for penalty in (0.0, 0.01):
-        model, x = build("gated")
-        optimizer = make(model.parameters())
-        with conservation(model, optimizer, x) as ledger:
-            for _ in range(4):
-                optimizer.zero_grad()
-                (squared(model, x) + penalty * model.head.weight.abs().sum()).backward()
-                optimizer.step()
-            reading = ledger.read()
-        w = snapshot(model)
-        rows = {k: w[f"{k}.weight"].square().sum(1) + w[f"{k}.bias"].square() for k in ("gate", "up", "down")}
-        read = {k: w[f"{k}.weight"].square().sum(0) for k in ("down", "head")}
-        expected = {"gate": rows["gate"] - read["down"], "up": rows["up"] - read["down"]}
-        expected["down"] = rows["down"] - 2 * read["head"]
-        for name, value in expected.items():
-            torch.testing.assert_close(reading[name].value, value, rtol=1e-12, atol=1e-12)
-            assert reading[name].holds == (penalty == 0 or name != "down")
-            assert reading[name].relative < 1e-12 or not reading[name].holds
 
 
 def test_the_eps_of_a_batch_normalization_is_accounted_for() -> None:
@@ -401,55 +336,6 @@ def test_learning_rates_and_decays_by_group() -> None:
         assert reading["2"].parts["decay"].abs().max() > 1e-5
 
 
-def test_what_decay_does_through_the_momentum_buffer_counts_as_decay() -> None:
-    """Small weights that the data does not move: all the drift is decay's, with momentum 0.9 nine tenths of it delayed."""
-    for setting in ({}, {"dampening": 0.5}, {"nesterov": True}):
-        model, x = build("mlp")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1, **setting)  # type: ignore[arg-type]
-        with conservation(model, optimizer, x) as ledger:
-            for _ in range(40):
-                optimizer.zero_grad()
-                (0.0 * squared(model, x)).backward()
-                optimizer.step()
-            for entry in ledger.read().entries:
-                assert entry.share("decay") == pytest.approx(1, abs=1e-12)
-                assert entry.moved > 1e-2
-                assert entry.relative < 1e-13
-
-
-def test_decay_that_comes_and_goes_and_parameters_that_skip_a_step() -> None:
-    """v_d goes on when decay is switched off, and stands still for a parameter without a gradient."""
-    model, x = build("mlp")
-    last = [p for k, p in model.named_parameters() if k.startswith("4")]
-    first = [p for k, p in model.named_parameters() if not k.startswith("4")]
-    optimizer = torch.optim.SGD([{"params": first, "weight_decay": 0.2}, {"params": last}], lr=0.02, momentum=0.8)
-    names = {id(p): k for k, p in model.named_parameters()}
-    v: dict[str, Tensor] = {}
-    expected = torch.zeros(6, dtype=torch.float64)
-    with conservation(model, optimizer, x) as ledger:
-        for step in range(8):
-            optimizer.param_groups[0]["weight_decay"] = 0.2 if step < 4 else 0.0
-            optimizer.zero_grad()
-            squared(model, x).backward()
-            if step in (0, 5):
-                last[0].grad = None
-            w, g = snapshot(model), {k: p.grad for k, p in model.named_parameters()}
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    k = names[id(p)]
-                    if g[k] is not None:
-                        e = group["weight_decay"] * w[k]
-                        v[k] = 0.8 * v[k] + e if k in v else e
-            still = {k for k in w if g[k] is None}
-            plain = {k: w[k] if k in still else w[k] - 0.02 * g[k] for k in w}  # type: ignore[operator]
-            decayed = {k: plain[k] if k in still else plain[k] - 0.02 * v[k] for k in w}
-            expected += hidden_laws(model, decayed)[1] - hidden_laws(model, plain)[1]  # type: ignore[arg-type]
-            optimizer.step()
-        entry = ledger.read()["2"]
-    torch.testing.assert_close(entry.parts["decay"], expected, rtol=0, atol=1e-13)
-    assert expected.abs().max() > 1e-3
-
-
 def test_frozen_layers_have_no_law_and_a_layer_frozen_later_is_flagged() -> None:
     model, x = build("mlp")
     model[0].weight.requires_grad_(False)  # type: ignore[index]
@@ -463,37 +349,6 @@ def test_frozen_layers_have_no_law_and_a_layer_frozen_later_is_flagged() -> None
         model[4].weight.requires_grad_(False)  # type: ignore[index]
         train(model, optimizer, x, 1)
         assert ledger.read()["2"].first_flag == 5
-
-
-def test_a_step_without_gradients_changes_nothing() -> None:
-    for make in OPTIMIZERS.values():
-        model, x = build("mlp")
-        optimizer = make(model.parameters())
-        with conservation(model, optimizer, x) as ledger:
-            optimizer.step()
-            train(model, optimizer, x, 2)
-            optimizer.zero_grad()
-            optimizer.step()
-            assert ledger.read().holds
-
-
-def test_a_closure_is_understood() -> None:
-    for name, make in OPTIMIZERS.items():
-        model, x = build("mlp")
-        optimizer = make(model.parameters())
-
-        def closure(model: nn.Module = model, optimizer: Any = optimizer, x: Tensor = x) -> Tensor:
-            optimizer.zero_grad()
-            loss = squared(model, x)
-            loss.backward()
-            return loss
-
-        with conservation(model, optimizer, x) as ledger:
-            for _ in range(4):
-                optimizer.step(closure)
-            reading = ledger.read()
-        # Nesterov's momentum may be added to the gradient in place: then it cannot be read after the step.
-        assert {entry.state for entry in reading.entries} == {"not checked" if name == "nesterov" else "holds"}
 
 
 @pytest.mark.slow
@@ -615,26 +470,6 @@ def test_optimizer_and_model_that_do_not_match() -> None:
             conservation(model, torch.optim.SGD(model.parameters(), lr=0.1), wiring=wiring)
 
 
-def test_a_model_without_a_law_says_why() -> None:
-    model, x = build("tanh")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with conservation(model, optimizer, x) as ledger:
-        train(model, optimizer, x, 2)
-        reading = ledger.read()
-    assert not reading.entries
-    assert not reading.holds
-    assert "tanh between 0 and 2 is not positively homogeneous" in str(reading)
-    model = nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)).double()
-    model[4].weight.requires_grad_(False)
-    reading = conservation(model, torch.optim.SGD(model.parameters(), lr=0.1), x).read()
-    assert [f"{u.name}: {u.why}" for u in reading.unchecked] == [
-        "0: gelu between 0 and 2 is not positively homogeneous",
-        "2: 4.weight does not train",
-    ]
-    alone = nn.Linear(5, 1).double()
-    assert "nothing to check" in str(conservation(alone, torch.optim.SGD(alone.parameters(), lr=0.1), x).read())
-
-
 def test_shapes_that_change_and_weights_that_are_not_finite() -> None:
     model, x = build("mlp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -676,71 +511,3 @@ def test_training_is_not_changed_and_nothing_stays_behind() -> None:
             assert not optimizer._optimizer_step_post_hooks
             states.append(state_of(model))
         assert same_state(*states)
-
-
-def test_the_probe_writes_the_ledger(tmp_path: Any) -> None:
-    def watched(folder: str, stop: int) -> Any:
-        model, x = build("mlp")
-        optimizer = OPTIMIZERS["momentum"](model.parameters())
-        probes = [Loss(), Conservation(Every(2), off_diagonal=True)]
-        with excite.watch(model, x, tmp_path / folder, optimizer, probes, strict=True) as watch:
-            for step in range(6):
-                if step == stop:
-                    state = watch.state_dict()
-                    again = excite.watch(model, x, None, optimizer, [Conservation(Every(2))])
-                    again.load_state_dict(state)
-                    again.close()
-                train(model, optimizer, x, 1, seed=step)
-                watch.step(1.0)
-        return excite.load_run(tmp_path / folder).frame()
-
-    frame = watched("a", 3)
-    last = {row.name: row.value for row in frame.itertuples(index=False)}
-    assert last["conservation/rest/0"] < 1e-13 < last["conservation/drift/0"]
-    shares = [last.get(f"conservation/{part}/0", 0.0) for part in PARTS]
-    assert sum(shares) == pytest.approx(1, abs=1e-9)
-    assert last["conservation/off-diagonal/0"] > 1e-4
-    assert frame[frame.name == "conservation/drift/2"].step.tolist() == [0, 2, 4, 6]
-    model, x = build("mlp")
-    with pytest.raises(InputError, match="needs the optimizer"):
-        excite.watch(model, x, probes=[Conservation()])
-
-
-@pytest.mark.parametrize("name", ["mlp", "convolutional", "conv1d"])
-def test_the_digest_says_what_the_entries_say(name: str) -> None:
-    model, x = build(name)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-    with conservation(model, optimizer, x) as ledger:
-        train(model, optimizer, x, 4)
-        summary, reading = ledger.summary(), ledger.read()
-        assert list(summary.names) == [entry.name for entry in reading.entries]
-        for k, entry in enumerate(reading.entries):
-            assert float(summary.drift[k]) == pytest.approx(entry.moved, rel=1e-12)
-            assert float(summary.rest[k]) == pytest.approx(entry.relative, rel=1e-6, abs=1e-15)
-            for row, part in enumerate(ALL_PARTS):
-                assert float(summary.shares[row, k]) == pytest.approx(entry.share(part), rel=1e-9, abs=1e-12)
-                assert bool(summary.occurs[row, k]) == bool((entry.parts[part] != 0).any())
-
-
-def test_without_parts_the_probe_writes_the_same_drift_and_does_nothing_between() -> None:
-    found = []
-    for parts in (True, False):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1)).double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        x = torch.randn(8, 3, dtype=torch.float64)
-        probe = Conservation(Every(1), parts=parts)
-        values = []
-        with excite.watch(model, x, None, optimizer, [probe], strict=True):
-            assert bool(optimizer._optimizer_step_post_hooks) is parts
-            for _ in range(5):
-                optimizer.zero_grad()
-                model(x).square().mean().backward()
-                optimizer.step()
-                assert probe.ledger is not None
-                values.append({entry.name: entry.moved for entry in probe.ledger.read().entries})
-        found.append(values)
-    assert found[0] == found[1]
-    assert found[0][-1]["0"] > 0
-    with pytest.raises(InputError, match="off_diagonal needs every step"):
-        Conservation(parts=False, off_diagonal=True)

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import excite
 from excite.probes import Conservation, Every, LedgerEntry, conservation
-from excite.probes.conserved.norm_terms import eps_term
 from excite.wiring import Wiring, trace
+from probes.conserved.normalized import normed, simple
 
 Make = Callable[[Any], torch.optim.Optimizer]
 CHECKED: dict[str, Make] = {
@@ -238,55 +238,6 @@ def test_schedules_that_change_or_replace_the_learning_rate(tensor: bool) -> Non
 
 
 # -- the eps of normalizations -----------------------------------------------------------------------------------
-NORMS: dict[str, tuple[Callable[[float, bool], nn.Module], tuple[int, ...]]] = {
-    "batch_norm": (lambda eps, affine: nn.BatchNorm2d(6, eps, affine=affine), (5, 6, 3, 2)),
-    "batch_norm, vectors": (lambda eps, affine: nn.BatchNorm1d(6, eps, affine=affine), (5, 6)),
-    "instance_norm": (lambda eps, affine: nn.InstanceNorm2d(6, eps, affine=affine), (5, 6, 3, 2)),
-    "instance_norm, one image": (lambda eps, affine: nn.InstanceNorm2d(6, eps, affine=affine), (6, 3, 2)),
-    "group_norm": (lambda eps, affine: nn.GroupNorm(3, 6, eps, affine=affine), (5, 6, 3, 2)),
-    "layer_norm": (lambda eps, affine: nn.LayerNorm((3, 2), eps, elementwise_affine=affine), (5, 6, 3, 2)),
-    "rms_norm": (lambda eps, affine: nn.RMSNorm(2, eps, elementwise_affine=affine), (5, 6, 3, 2)),
-}
-
-
-@pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize("eps", [1e-8, 1e-5, 0.3, 30.0])
-@pytest.mark.parametrize("name", NORMS)
-def test_the_eps_term_is_the_derivative_with_respect_to_the_scale_of_the_input(
-    name: str, eps: float, affine: bool
-) -> None:
-    """dL/da of L(norm(a·x)) at a = 1, with an a of its own for every position, by autograd."""
-    torch.manual_seed(0)
-    make, shape = NORMS[name]
-    norm, op = make(eps, affine).double(), name.split(",")[0]
-    for parameter in norm.parameters():
-        nn.init.normal_(parameter)
-    x = torch.randn(shape, dtype=torch.float64) + 0.5
-    positions = {"layer_norm": 1, "rms_norm": 1, "group_norm": 3}.get(op, 6)
-    a = torch.ones(positions, dtype=torch.float64, requires_grad=True)
-    factors = (
-        a
-        if positions == 1
-        else a.repeat_interleave(6 // positions).view(6, *[1] * (len(shape) - 2 if len(shape) != 3 else 2))
-    )
-    out = norm(x * factors)
-    gradient = torch.randn_like(out)
-    (expected,) = torch.autograd.grad((out * gradient).sum(), a)
-    found = eps_term(norm, op, x, gradient)
-    # Autograd cancels numbers of the size of ⟨|x|, |dL/dx|⟩; the term is computed without.
-    size = float((gradient.abs() * out.detach().abs()).sum())
-    torch.testing.assert_close(found.detach(), expected, rtol=1e-12, atol=64 * torch.finfo(torch.float64).eps * size)
-    assert expected.abs().max() > (1e-9 if eps < 1e-6 else 1e-6) * size / 1e3
-
-
-def normed(name: str, affine: bool = True, eps: float = 0.05) -> tuple[nn.Module, Tensor]:
-    torch.manual_seed(0)
-    if name in ("layer_norm", "rms_norm"):
-        norm = nn.LayerNorm(6, eps, affine) if name == "layer_norm" else nn.RMSNorm(6, eps, affine)
-        return nn.Sequential(nn.Linear(4, 6), norm, nn.ReLU(), nn.Linear(6, 1)).double(), torch.randn(5, 4).double()
-    norm = NORMS[name][0](eps, affine)
-    model = nn.Sequential(nn.Conv2d(2, 6, 2), norm, nn.ReLU(), nn.Flatten(), nn.Linear(24, 1)).double()
-    return model, torch.randn(5, 2, 3, 3).double()
 
 
 @cache
@@ -296,10 +247,6 @@ def laws_of_normed(name: str, affine: bool) -> Wiring:
 
 SHORT = ["batch_norm", "instance_norm", "group_norm", "layer_norm", "rms_norm"]
 Step = Callable[[nn.Module, torch.optim.Optimizer, Tensor], None]
-
-
-def simple(model: nn.Module, x: Tensor) -> Tensor:
-    return (model(x) - 1).square().mean()  # type: ignore[no-any-return]
 
 
 def accumulated(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
@@ -362,19 +309,6 @@ def test_the_eps_is_predicted_however_gradients_come_about(name: str, way: str, 
                 (entry,) = [e for e in ledger.read().entries if e.law == "norm"]
             assert entry.parts["eps"].abs().max() > 1e-9
             assert entry.state == ("holds" if penalty == "none" else "flagged"), (entry.why, entry.relative)
-
-
-def test_a_gradient_scaler_scales_the_eps_term_too() -> None:
-    model, x = normed("layer_norm")
-    optimizer = SGD(model.parameters(), 0.02)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    with conservation(model, optimizer, x) as ledger:
-        for step in range(5):
-            optimizer.zero_grad()
-            scaler.scale(simple(model, x) * (float("inf") if step == 2 else 1)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        assert ledger.read().holds
 
 
 class ByHand(nn.Module):
@@ -458,33 +392,3 @@ def test_hooks_are_not_copied_or_saved_with_the_model_and_come_off() -> None:
     assert not model[1]._forward_hooks  # type: ignore[index]
     file.seek(0)
     torch.load(file, weights_only=False)(x)
-
-
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("penalty", [0.0, 0.3])
-def test_autocast_alone_is_not_flagged(penalty: float, inside: bool) -> None:
-    """Gradients of bfloat16 obey the laws of float32 weights to the precision of bfloat16; a penalty shows beyond it."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32), nn.LeakyReLU()]
-    model = nn.Sequential(*layers, nn.Linear(32, 4))
-    x, y = torch.randn(256, 8), torch.randint(4, (256,))
-    optimizer = SGD(model.parameters(), 0.3, momentum=0.9, weight_decay=5e-4)
-    cast = torch.autocast("cpu", torch.bfloat16)
-    wiring = trace(model, x[:4])
-    if inside:  # as some training libraries do
-        model.forward = cast(model.forward)  # type: ignore[method-assign, assignment]
-    with conservation(model, optimizer, wiring=wiring) as ledger:
-        copied = copy.deepcopy(model)
-        for step in range(60):
-            some = torch.randint(256, (32,), generator=torch.Generator().manual_seed(step))
-            with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
-                output = model(x[some])
-            loss = F.cross_entropy(output.float(), y[some]) + penalty * model[3].weight.square().sum()  # type: ignore[union-attr, operator]
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        reading = ledger.read()
-    assert reading.holds == (penalty == 0)
-    assert max(entry.relative for entry in reading.entries) > reading.tolerance  # float32 would not leave as much
-    copied(x)
-    assert not any(module._forward_pre_hooks for module in model.modules())

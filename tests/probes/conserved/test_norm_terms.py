@@ -1,0 +1,57 @@
+"""The term of a normalization's eps against autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from excite.probes import conservation
+from excite.probes.conserved.norm_terms import eps_term
+from probes.conserved.normalized import NORMS, normed, simple
+
+# -- the eps of normalizations -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("eps", [1e-8, 1e-5, 0.3, 30.0])
+@pytest.mark.parametrize("name", NORMS)
+def test_the_eps_term_is_the_derivative_with_respect_to_the_scale_of_the_input(
+    name: str, eps: float, affine: bool
+) -> None:
+    """dL/da of L(norm(a·x)) at a = 1, with an a of its own for every position, by autograd."""
+    torch.manual_seed(0)
+    make, shape = NORMS[name]
+    norm, op = make(eps, affine).double(), name.split(",")[0]
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(shape, dtype=torch.float64) + 0.5
+    positions = {"layer_norm": 1, "rms_norm": 1, "group_norm": 3}.get(op, 6)
+    a = torch.ones(positions, dtype=torch.float64, requires_grad=True)
+    factors = (
+        a
+        if positions == 1
+        else a.repeat_interleave(6 // positions).view(6, *[1] * (len(shape) - 2 if len(shape) != 3 else 2))
+    )
+    out = norm(x * factors)
+    gradient = torch.randn_like(out)
+    (expected,) = torch.autograd.grad((out * gradient).sum(), a)
+    found = eps_term(norm, op, x, gradient)
+    # Autograd cancels numbers of the size of ⟨|x|, |dL/dx|⟩; the term is computed without.
+    size = float((gradient.abs() * out.detach().abs()).sum())
+    torch.testing.assert_close(found.detach(), expected, rtol=1e-12, atol=64 * torch.finfo(torch.float64).eps * size)
+    assert expected.abs().max() > (1e-9 if eps < 1e-6 else 1e-6) * size / 1e3
+
+
+def test_a_gradient_scaler_scales_the_eps_term_too() -> None:
+    model, x = normed("layer_norm")
+    optimizer = SGD(model.parameters(), 0.02)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    with conservation(model, optimizer, x) as ledger:
+        for step in range(5):
+            optimizer.zero_grad()
+            scaler.scale(simple(model, x) * (float("inf") if step == 2 else 1)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert ledger.read().holds
