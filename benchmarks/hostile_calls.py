@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import excite
 from excite import bounds, data, lipschitz, probes, report, runs, studies, wiring
 from excite import train as fit
+from excite.margin import SearchOptions
 from excite.margin.fixed_radius import broken_at, robust_accuracy
 from excite.monitor import alerts
 from excite.report import audit as auditing
@@ -385,6 +386,9 @@ CALLS: dict[str, Call] = {
         "steps": ("count", lambda: 3), "restarts": ("count", lambda: 1), "evidence": ("flag", lambda: False), "certify": ("flag", lambda: False),
         "lipschitz": ("number", lambda: None), "batch": ("count", lambda: 8), "seed": ("seed", lambda: 0), "layers": ("layers", lambda: "input"),
         "relative": ("flag", lambda: False), "perturbations": ("flag", lambda: False)}),
+    "SearchOptions": Call(SearchOptions, {
+        "steps": ("count", lambda: 3), "restarts": ("count", lambda: 1), "evidence": ("flag", lambda: False), "certify": ("flag", lambda: False),
+        "lipschitz": ("number", lambda: None), "seed": ("seed", lambda: 0)}),
     "robust_accuracy": Call(robust_accuracy, {
         "model": MODEL, "x": X, "y": Y, "radii": ("radii", lambda: [0.0, 0.1]), "norm": NORM, "bounds": ("bounds", lambda: None), "classes": ("classes", lambda: None),
         "threshold": ("number", lambda: 0.5), "steps": ("count", lambda: 2), "restarts": ("count", lambda: 1), "batch": ("count", lambda: 8), "seed": ("seed", lambda: 0)}),

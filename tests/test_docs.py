@@ -9,6 +9,7 @@ from torch import nn
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LONG = ("margins.md", "sweeps.md")  # examples of several seconds
 WITH_EXAMPLES = [page for page in PAGES if "```python" in page.read_text()]
 
 
@@ -25,7 +26,9 @@ def given():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page.name in LONG), id=page.name) for page in WITH_EXAMPLES]
+)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")

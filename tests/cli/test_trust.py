@@ -101,6 +101,7 @@ def test_ones_own_factory_trains_and_is_opened_with_trust(excite: Any, tmp_path:
     assert excite("audit", path, "--points", "5", "--no-margins", "--trust")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_over_ones_own_factory_needs_no_trust(tmp_path: Path) -> None:
     sweep = {"over": {"model.options.width": [2, 3]}, "points": 2}
     assert run_sweep(plan({**OWN, "sweep": sweep}, tmp_path / "sweep"), 1).failed is None

@@ -237,6 +237,7 @@ def test_cross_entropy_is_the_mean_of_both_extremes():
     assert torch.equal(pe.predict(x), (model(x).flatten() > 0).long())
 
 
+@pytest.mark.slow
 def test_training_with_classes_learns():
     torch.manual_seed(0)
     x = torch.randn(90, 2)

@@ -6,9 +6,12 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from excite.jobs.preload import worker_context
 
 
+@pytest.mark.slow
 def test_preloading_imports_nothing_heavy_here() -> None:
     code = (
         "import sys; from excite.jobs.preload import preload; preload('local', 2); preload(None, 1); preload('ray', 2)\n"

@@ -34,6 +34,7 @@ def test_progress_grows_from_training_to_measurement(job: TrainingJob) -> None:
     assert job.finished()
 
 
+@pytest.mark.slow
 def test_a_job_is_finished_once_its_points_are_measured(job: TrainingJob) -> None:
     job.run(lambda progress: None)
     few, more = (dataclasses.replace(job, measurement=MarginMeasurement(points, certify=False)) for points in (3, 5))

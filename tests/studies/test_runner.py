@@ -153,6 +153,7 @@ def test_a_failed_training_leaves_the_others_and_is_tried_again(tiny: Path, monk
     assert {name: made(folder)[name] for name in before} == before
 
 
+@pytest.mark.slow
 def test_on_a_gpu_the_seeds_of_a_variant_are_trained_together(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 

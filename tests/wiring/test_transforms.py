@@ -42,7 +42,7 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(4, 5), torch.tensor([0, 1, 0, 1])
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", [HOW[0], *(pytest.param(how, marks=pytest.mark.slow) for how in HOW[1:])])
 def test_parameters_inside_a_transform_are_named(how: str, data: tuple[Tensor, Tensor]) -> None:
     model, (x, y) = Transformed(how), data
     wiring = trace(model, x)

@@ -56,6 +56,7 @@ def test_the_bound_is_above_the_slope_wherever_it_speaks(widths: tuple[int, ...]
     assert any(share < 0.95 for share in shares) or len(widths) == 3
 
 
+@pytest.mark.slow
 def test_bounds_where_exact_coefficients_have_too_many_digits() -> None:
     """256 units: coefficients are ratios of determinants of 400 bits. The value stays a bound, and says what was added."""
     model, x, new = network(10, 256, 1), points(300, 10), points(4, 10, seed=2)

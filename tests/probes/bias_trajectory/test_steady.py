@@ -102,6 +102,7 @@ def test_a_restart_changes_nothing(plain, other):
         assert numbers(second.add(n, updates[n - 1])) == numbers(whole.add(n, updates[n - 1]))
 
 
+@pytest.mark.slow
 def test_nothing_waits_for_a_device():
     """On "meta" tensors have no values, so whoever asks for one fails."""
     meta = torch.device("meta")

@@ -1,6 +1,7 @@
 """How tight the stated errors are. `pytest -s tests/probes/bias_trajectory/test_tightness.py` prints them."""
 
 import numpy as np
+import pytest
 import torch
 
 from excite.probes import Moments, smallest_eigenvalue
@@ -12,6 +13,7 @@ def show(what, ratios):
     return ratios
 
 
+@pytest.mark.slow
 def test_the_slack_of_the_sketch():
     ratios = []
     for seed in range(100):
@@ -43,6 +45,7 @@ def test_the_smallest_eigenvalue_and_its_lower_bound():
     assert max(ratios) <= 1.15
 
 
+@pytest.mark.slow
 def test_the_sampling_error():
     ratios = []
     for seed in range(100):

@@ -46,6 +46,7 @@ def test_each_hostile_run_is_one_row_and_one_line_of_the_log(root, serve, caplog
     assert sorted(record.args[0] for record in caplog.records) == sorted(unreadable)  # once, not at every list
 
 
+@pytest.mark.slow
 def test_whatever_is_asked_about_hostile_runs_is_answered(root, serve):
     page = serve(root)
     for name in HOSTILE:
@@ -154,6 +155,7 @@ def test_a_list_takes_a_bounded_time_and_the_next_one_goes_on(tmp_path, monkeypa
     assert counts == [3, 2, 1, 0, 0]
 
 
+@pytest.mark.slow
 def test_very_many_metric_names(tmp_path, serve):
     make_run(tmp_path / "a")
     HOSTILE["many-names"](tmp_path / "a")

@@ -60,6 +60,7 @@ def test_the_study(tiny: Path) -> None:
     )  # the same initial weights in every variant
 
 
+@pytest.mark.slow
 def test_damaged_artifacts_are_said(tiny: Path) -> None:
     studies.run("hidden-rank", seeds=1, workers=1, out="out", variants="figure")
     place = tiny / "out/plain-0/artifacts/spectra.json"

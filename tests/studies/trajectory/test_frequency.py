@@ -88,6 +88,7 @@ def test_numbers_are_those_of_a_slow_training() -> None:
         assert "training loss" in outcome.flags[0]
 
 
+@pytest.mark.slow
 def test_corollaries_on_networks_of_the_study() -> None:
     """Corollary 2 below the variance, Corollary 3 above the distance; `pytest -s` prints how tight they are."""
     drawn = [points(omega, 0) for omega in FREQUENCIES]

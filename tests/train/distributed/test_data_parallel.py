@@ -122,6 +122,7 @@ def test_two_processes_have_the_results_of_one(two: Path, tmp_path: Path, way: s
     compare(alone(WAYS[way], tmp_path / "run"), load_run(two / way))
 
 
+@pytest.mark.slow
 def test_what_differs_is_said_and_the_rest_is_as_on_one(two: Path) -> None:
     """Dropout and batch normalization: another number of processes, other results; but everything is there, once."""
     run = load_run(two / "noisy")
