@@ -1,0 +1,27 @@
+"""Spectra of several covariances against numpy's eigenvalues."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from excite import InputError
+from excite.probes.activation_rank.covariance import Covariances
+
+
+def test_spectra_equal_those_of_the_written_out_matrices() -> None:
+    """More rows than columns, fewer, and a single row, whose covariance is zero."""
+    generator = torch.Generator().manual_seed(0)
+    sets = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((9, 4), (3, 7), (1, 5))]
+    for rows, found in zip(sets, Covariances(sets).spectra(), strict=True):
+        expected = np.linalg.eigvalsh(np.cov(rows.numpy().T, bias=True)) if len(rows) > 1 else np.zeros(rows.shape[1])
+        assert found.values == pytest.approx(expected[::-1].clip(min=0), abs=1e-14)
+        assert found.total == pytest.approx(float(rows.var(0, correction=0).sum()))
+
+
+@pytest.mark.parametrize(("value", "message"), [(float("nan"), "finite activations"), (1e200, "squares are finite")])
+def test_rows_without_a_finite_covariance_are_refused(value: float, message: str) -> None:
+    rows = torch.tensor([[0.0, 1.0], [value, 2.0]], dtype=torch.float64)
+    with pytest.raises(InputError, match=message):
+        Covariances([rows]).spectra()
