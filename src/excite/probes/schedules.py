@@ -14,10 +14,23 @@ _STRETCHES = 40  # between measurements, over which a step's typical time is tak
 
 
 class Schedule(Protocol):
-    """When to measure: anything with a method `due(step)`."""
+    """When to measure: any object with a method `due(step)`.
+
+    Example:
+        >>> class Late:
+        ...     def due(self, step: int) -> bool:
+        ...         return step >= 1000 and step % 100 == 0
+    """
 
     def due(self, step: int) -> bool:
-        """Whether to measure after `step` steps; step 0 is before training."""
+        """Whether to measure after a step.
+
+        Args:
+            step: Optimizer steps so far; 0 before training.
+
+        Returns:
+            True to measure now.
+        """
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,13 @@ class Every:
 
 @dataclass(frozen=True)
 class PowersOfTwo:
-    """Before training and after 1, 2, 4, 8, … steps: dense where training moves fast."""
+    """Before training and after 1, 2, 4, 8, … steps: dense where training moves fast.
+
+    Example:
+        >>> from excite.probes import PowersOfTwo
+        >>> [step for step in range(10) if PowersOfTwo().due(step)]
+        [0, 1, 2, 4, 8]
+    """
 
     def due(self, step: int) -> bool:
         return step & (step - 1) == 0

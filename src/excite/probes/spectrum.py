@@ -13,7 +13,12 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Between:
-    """A number known to lie in [low, high]; converts to float, its middle. Exact where the ends are equal."""
+    """A number known to lie in [low, high]. `float()` gives the middle.
+
+    Attributes:
+        low: Lower end.
+        high: Upper end; equal to `low` if the number is exact.
+    """
 
     low: float
     high: float
@@ -34,11 +39,16 @@ class Between:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues of a covariance (D,), largest first, as far as known: the i-th is in [values[i], values[i] + slack].
+    """Eigenvalues of a covariance, as far as known: the i-th lies in [values[i], values[i] + slack].
 
-    Their sum is `total`. Where the matrix was summed exactly the slack is 0; from a sketch it is the sketch's bound. Every
-    quantity below has the range that this leaves it: the spectrum that is most even and the one that is least even bound
-    the effective rank and the participation ratio, since both grow with evenness (they are Schur-concave).
+    Every quantity is a `Between`, the range that the slack leaves. The most and the least even spectrum bound the effective rank
+    and the participation ratio, which grow with evenness (they are Schur-concave).
+
+    Attributes:
+        values: (D,), largest first.
+        slack: 0 if the matrix was summed exactly; the error bound of the sketch otherwise.
+        total: Sum of the eigenvalues.
+        tolerance: Eigenvalues up to tolerance · largest count as zero.
     """
 
     values: Array

@@ -20,12 +20,30 @@ SKETCH = 256  # rows of the sketch beyond
 
 
 class Moments:
-    """Feed rows (R, D) with `add`, in any number of parts; ask for a `Spectrum` at any time. All sums are in float64.
+    """Mean, covariance and second moments of a stream of rows (R, D), in float64 and without storing the rows.
 
-    Up to the width `exact` the scatter matrix Σ(h − mean)(h − mean)ᵀ is kept, (D, D); beyond it a sketch of it of
-    `sketch` rows. Rows are collected in blocks, and a block's scatter around its own mean is merged by
+    Up to the width `exact` the scatter matrix S = Σ(h − mean)(h − mean)ᵀ is stored, (D, D); beyond it, a sketch. Rows are
+    collected in blocks, and a block's scatter around its own mean is merged by
         S ← S_a + S_b + n_a n_b / (n_a + n_b) · (mean_b − mean_a)(mean_b − mean_a)ᵀ
-    (Chan, Golub and LeVeque), so that nothing cancels where the mean is large. The blocks do not depend on the parts.
+    (Chan, Golub and LeVeque), so that nothing cancels where the mean is large. The result does not depend on how the rows are
+    split over calls of `add`.
+
+    Args:
+        width: Length D of a row.
+        exact: Largest width for which the matrix is stored.
+        sketch: Rows of the sketch beyond that width.
+        device: Device of the sums. Default: the CPU.
+        block: Rows per block. Default: 512, or the rows of the sketch.
+
+    Raises:
+        InputError: If an argument is not a positive whole number.
+
+    Example:
+        >>> from excite.probes import Moments
+        >>> moments = Moments(3)
+        >>> moments.add(torch.eye(3))  # three points in a plane
+        >>> moments.covariance().rank.low
+        2.0
     """
 
     def __init__(

@@ -74,24 +74,33 @@ def effective_rank(rows: Tensor) -> float:
 
 
 class Rank(Probe):
-    """Of each layer's input on the example (patches, for convolutions), from the eigenvalues λ of its covariance:
+    """Rank of the input of each affine layer on the example, from the eigenvalues λ of its covariance.
 
-    `rank/effective/layer` exp of the entropy of λ/Σλ, `rank/share/layer` the same over the width,
-    `rank/participation/layer` (Σλ)²/Σλ², `rank/numerical/layer` how many λ are not zero to rounding,
-    `rank/smallest/layer` the smallest λ over the largest.
+    A row is the input of a linear layer or a patch of the input of a convolution; channels of a grouped convolution count
+    together. The example passes through the network as in training, without its noise: no dropout, and normalizations use the
+    statistics of the example. `excite.probes.richness` measures all of the data instead.
 
-    With `units=True` also `rank/deficient/layer`, the share of the layer's units that the example does not excite (see
-    `probes.units`), and which ones: `rank/unit/layer/K` is 1 at the step at which unit K was found excited no longer and 0 at
-    the step at which it was again; units that do not change have no rows, and of one layer at most 64 are named. That takes
-    one eigenvalue problem a unit, far more than all the rest: give it its own schedule.
+    Records:
+        ``rank/effective/LAYER``: exp of the entropy of λ/Σλ.
+        ``rank/share/LAYER``: the same over the width of the layer.
+        ``rank/participation/LAYER``: (Σλ)²/Σλ².
+        ``rank/numerical/LAYER``: number of λ that are not zero up to rounding.
+        ``rank/smallest/LAYER``: the smallest λ over the largest.
+        ``rank/statistics/example``: number of normalizations that used the statistics of the example.
+        ``rank/statistics/running``: number that used running statistics because they are in evaluation mode.
+        ``rank/statistics/few``: number that used running statistics because the example has one value per channel.
+        ``rank/deficient/LAYER``: with `units=True`, fraction of the layer's units that the example does not excite (`Units`).
+        ``rank/unit/LAYER/K``: with `units=True`, 1 at the step at which unit K stopped being excited and 0 at the step at
+        which it was excited again; no more than 64 units per layer, and no value for units that do not change.
 
-    The example passes through the function that training changes, without its noise: no dropout, and normalizations with the
-    statistics of the example. `rank/statistics/example` is how many of them did that, `rank/statistics/running` how many kept
-    their running statistics because they are in evaluation mode, `rank/statistics/few` because the example has one value
-    per channel.
+    Args:
+        schedule: When to measure. Default: every 50 steps.
+        most_rows: Largest number of rows per layer.
+        units: Also judge every unit. This solves one eigenvalue problem per unit, which costs far more than the rest: use a
+            schedule of its own.
 
-    Channels of a grouped convolution count together. At most `most_rows` rows a layer; `excite.probes.activation_rank.richness` takes
-    all the data instead.
+    Raises:
+        InputError: If an argument is not what is expected.
     """
 
     name = "rank"

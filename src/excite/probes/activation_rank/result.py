@@ -25,7 +25,20 @@ class Sampling:
 
 @dataclass(frozen=True)
 class LayerRichness:
-    """How rich what one layer sees is: `covariance` and uncentred `second` moments, both means over `points` rows (D,)."""
+    """Richness of the input of one layer, over rows of length D.
+
+    Attributes:
+        layer: Name of the layer.
+        kind: Kind of the affine call, such as "linear".
+        points: Number of rows.
+        covariance: Spectrum of the covariance, a mean over the rows.
+        second: Spectrum of the uncentred second moments, a mean over the rows.
+        exact: False if the spectra come from a sketch and have a slack.
+        sampling: Number of patches used and the error of using no more; None if all were used.
+        units: Excitation of the layer's units, if requested.
+        units_why: Why there are no units although they were requested.
+        units_note: A restriction of what `units` says.
+    """
 
     layer: str
     kind: str
@@ -67,7 +80,11 @@ class LayerRichness:
 
 @dataclass(frozen=True)
 class Richness:
-    """`richness(...)[layer]` is a `LayerRichness`; printing shows a table and what stands behind it."""
+    """Result of `richness`. `result[layer]` is a `LayerRichness`; printing shows a table.
+
+    Attributes:
+        layers: One `LayerRichness` per affine layer, in order of execution.
+    """
 
     layers: tuple[LayerRichness, ...]
 

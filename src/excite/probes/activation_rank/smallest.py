@@ -40,7 +40,16 @@ def rounding(width: int) -> float:
 
 @dataclass(frozen=True)
 class Smallest:
-    """The smallest eigenvalue is within `error · largest` of `value`; `rank` counts eigenvalues above tolerance · largest."""
+    """Smallest eigenvalue and rank of a positive semidefinite matrix.
+
+    Attributes:
+        value: The smallest eigenvalue, up to error · largest.
+        error: Error of `value`, over the largest eigenvalue.
+        largest: The largest eigenvalue.
+        rank: Number of eigenvalues above tolerance · largest.
+        width: Size of the matrix.
+        sure: False if an eigenvalue is so close to the tolerance that rounding may have decided.
+    """
 
     value: float
     error: float

@@ -19,11 +19,21 @@ _BLOCK = 2048  # rows collected before they are added up
 
 @dataclass(frozen=True)
 class Units:
-    """For each unit k of a layer the matrix Σ h hᵀ over the rows h that the layer sees and that activate k.
+    """Excitation of each unit k of a layer: the matrix Σ h hᵀ over the rows h that the layer sees and that activate k.
 
-    A row activates a unit where the input of the unit's activation is positive: w·h + b, after the normalization, residual
-    sum or whatever stands between; w·h + b itself where no activation follows, as in the output layer. A sum, not a mean, without centring and without a constant for the bias, as in Theorem 1 of the paper on richness:
-    there every unit must have a positive definite one. `excited` where all eigenvalues are above tolerance · largest.
+    A row activates a unit where the input of the unit's activation is positive: w·h + b after any normalization or residual
+    sum, or w·h + b itself where no activation follows, as in the output layer. The matrix is a sum, neither centred nor
+    extended by a constant for the bias, as in Theorem 1 of the paper on richness, which requires it to be positive definite for
+    every unit. A unit is `excited` if all eigenvalues are above tolerance · largest.
+
+    Attributes:
+        points: (U,), number of rows that activate the unit.
+        rank: (U,), number of eigenvalues above tolerance · largest.
+        smallest: (U,), smallest eigenvalue.
+        error: (U,), error of `smallest`, over `largest`.
+        largest: (U,), a close lower bound of the largest eigenvalue.
+        width: Size of the matrices.
+        tolerance: Eigenvalues up to tolerance · largest count as zero.
     """
 
     points: npt.NDArray[np.int64]  # (U,) rows that activate the unit

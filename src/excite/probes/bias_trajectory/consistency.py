@@ -144,17 +144,22 @@ def _layouts(model: nn.Module, x: Tensor) -> Layouts:
 
 
 class Consistency(Probe):
-    """On the example, between this look and the last: `consistency/points`, the share of points whose activation pattern
-    changed, `consistency/units`, the share of units that switched, and `consistency/gamma`, the largest factor between the
-    two slopes at a point, less 1.
+    """Changes of activation patterns and slopes on the example, between this measurement and the last (Assumption 1).
 
-    The pattern is s_t of the paper: where the inputs of the activations are positive, after whatever normalization or
-    residual sum stands before them. Of activations with several kinks it says on which piece each input is, of smooth
-    ones in hidden layers where the input is positive. Which element a max-pooling takes is not in the paper's pattern; it
-    shows in gamma. Normalizations use the statistics of the example as constants, unless they are frozen
-    (`consistency/statistics/...` as for `Rank`).
+    The pattern is s_t of the paper: where the inputs of the activations are positive, after any normalization or residual sum
+    before them. For activations with several kinks it is the piece on which each input lies, for smooth ones in hidden layers
+    the sign of the input. Which element a max-pooling selects is not part of the pattern; it shows in gamma. Normalizations use
+    the statistics of the example as constants, unless they are frozen. `since(step)` judges all measurements from a step on.
 
-    `since(step)` judges all looks from a step on (Assumption 1); it keeps one number and one hash for each look and point.
+    Records:
+        ``consistency/points``: fraction of points whose activation pattern changed.
+        ``consistency/units``: fraction of units that switched.
+        ``consistency/gamma``: largest factor between the two slopes at a point, minus 1.
+        ``consistency/statistics/...``: as for `Rank`.
+
+    Args:
+        schedule: When to measure. Default: every 100 steps.
+        output: Which part of the model's return value is the output, if it returns several.
     """
 
     name = "consistency"

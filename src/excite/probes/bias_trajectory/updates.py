@@ -37,12 +37,21 @@ from excite.probes.bias_trajectory.sites import TracedLayer, find
 
 @dataclass(frozen=True)
 class Updates:
-    """Normalized updates of one layer's bias, for N samples; NaN where the loss has no gradient (`zero` of them).
+    """Normalized updates of one layer's bias, for N samples; NaN for samples without a loss gradient.
 
-    With A the layer as a linear operator, `lower` ≤ `lipschitz` ≤ `upper` (Lemma 1, lower half with the active rows):
-    `values` (N,) times the smallest singular value of the active rows, and times the largest, `sigma`. `lipschitz` is
-    ‖A'dL/dz‖ / ‖dL/df‖, which for one output is the local Lipschitz constant itself. With label "vector" it is a lower
-    bound of it and `upper` bounds nothing else. `lower` is None where the layer is too large.
+    With A the layer as a linear operator, `lower` ≤ `lipschitz` ≤ `upper` (Lemma 1; lower half with the active rows): `values`
+    times the smallest singular value of the active rows, and times the largest of A. With the label "vector", `lipschitz` is a
+    lower bound of the local Lipschitz constant and `upper` bounds nothing else.
+
+    Attributes:
+        layer: Name of the layer.
+        values: (N,), ‖dL/dz‖ / ‖dL/df‖.
+        lipschitz: (N,), ‖A'dL/dz‖ / ‖dL/df‖; for one output the local Lipschitz constant.
+        sigma: Largest singular value of A.
+        sigma_error: Relative error of `sigma`; 0 if it is exact.
+        active: (N,), smallest singular value of the active rows of A; None where the layer is too large.
+        zero: Number of samples without a loss gradient.
+        labels: Names of the reservations about these values.
     """
 
     layer: str

@@ -58,9 +58,20 @@ class Snapshot:
 
 
 class Ledger:
-    """Books of the conserved quantities of a model. Use `excite.probes.conservation(...)` to make one.
+    """Accumulates the conserved quantities of a model while it trains. Create one with `excite.probes.conservation`.
 
-    An error at a step is not raised into training: accumulation ends there, and reading the ledger raises it."""
+    An error at a step is not raised into training: accumulation ends there, and reading the ledger raises it.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer that trains it.
+        groups: Channel groups of the model's wiring, one law each.
+        off_diagonal: Also follow the whole matrix of each law, up to this many channels (True: 256).
+        tolerance: Flag a step whose residual exceeds this fraction of the squared weights; see `conservation`.
+
+    Raises:
+        InputError: If the optimizer holds no parameter of the model, or the groups are those of another model.
+    """
 
     def __init__(
         self,

@@ -20,19 +20,33 @@ _UNEXPLAINED = 1e-2  # residual, over the squared weights, above which there is 
 
 
 class Conservation(Probe):
-    """For every law L, after every optimizer step, written down on the probe's schedule (by default every 10 steps):
+    """Drift of the conserved quantities of a model and what explains it.
 
-    - `conservation/drift/L`: largest |value − value at the start| over the channels, relative to their squared weights;
-    - `conservation/rest/L`: the same of what no part explains, while every step was checked;
-    - `conservation/unchecked/L`: the share of the steps in which the law was not checked, once there is one: the update was not
-      predicted from the gradient, and what it does is explained by definition; `conservation/label/KEY` is then 1 for each
-      reason (`excite.probes.conserved.unchecked.REASONS`);
-    - `conservation/PART/L`: share of the drift explained by a part (step, decay, momentum, …; signed, with the rest they
-      sum to 1), for the parts that occur;
-    - `conservation/off-diagonal/L`: largest rest off the diagonal of the law's matrix, with `off_diagonal=True`.
+    A law L is conserved under gradient flow: per channel, Σ w² of the weights that produce it minus Σ w² of those that consume
+    it. The probe follows every optimizer step and records on its schedule. The watch needs `optimizer=`, and an `example`
+    unless a wiring is given.
 
-    With `parts=False` the drift alone, from the weights at the time: then nothing is done at the steps between, and nothing
-    says what explains it. The watch needs `optimizer=` and an `example`, unless a wiring is given.
+    Records:
+        ``conservation/drift/L``: largest |value − value at the start| over the channels, relative to their squared weights.
+        ``conservation/rest/L``: the same of the residual that no part explains, while every step was checked.
+        ``conservation/PART/L``: share of the drift explained by a part (step, decay, momentum, …), for the parts that occur;
+        signed, and together with the rest they sum to 1.
+        ``conservation/unchecked/L``: fraction of the steps in which the law was not checked because the update could not be
+        predicted from the gradient; recorded once there is such a step.
+        ``conservation/label/KEY``: 1 for each reason (`excite.probes.conserved.unchecked.REASONS`).
+        ``conservation/off-diagonal/L``: with `off_diagonal`, largest residual off the diagonal of the law's matrix.
+
+    Args:
+        schedule: When to record. Default: every 10 steps.
+        parts: Explain the drift. False records the drift alone, from the current weights, without work between records.
+        wiring: What `excite.trace` returned. Default: traced on the example.
+        output: Which part of the model's return value is the output, if it returns several.
+        off_diagonal: Also follow the whole matrix of each law, up to this many channels (True: 256); slower.
+        tolerance: Flag a step whose residual exceeds this fraction of the squared weights. Default: as for
+            `excite.probes.conservation`.
+
+    Raises:
+        InputError: If an argument is not what is expected.
     """
 
     name = "conservation"

@@ -25,14 +25,25 @@ class Unchecked:
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One law: a number per channel, Σ w² over its producers minus Σ w² over its consumers, as often as they count. All tensors: (channels,).
+    """One law: per channel, Σ w² over its producers minus Σ w² over its consumers, each with its multiplicity.
 
-    drift = value − start = the sum of `parts` + rest. `scale` is Σ w² over producers and consumers, the larger of then
-    and now: what a rest is compared with. `worst` is the largest rest of a single step, which was step `worst_step`;
-    `flagged` the first step whose rest exceeded the tolerance, or −1; the step to come, if weights moved since the last one.
+    drift = value − start = Σ parts + rest. All tensors have shape (channels,).
 
-    `state` is "holds", "flagged" or "not checked": where the update is not predicted from the gradient, nothing that it does
-    could be flagged, and `why` says so.
+    Attributes:
+        name: Name of the law: the layer of its first producer.
+        group: Channel group of the wiring.
+        value: Current value.
+        start: Value at the start.
+        drift: value − start.
+        rest: Part of the drift that no part explains.
+        parts: Explained parts of the drift, by name (step, decay, momentum, …).
+        scale: Σ w² over producers and consumers, the larger of then and now; residuals are relative to it.
+        worst: Largest residual of a single step.
+        worst_step: The step of `worst`.
+        flagged: First step whose residual exceeded the tolerance, or −1; the next step if weights changed since the last one.
+        off_diagonal: The law's matrix off its diagonal, if requested.
+        tolerance: Largest residual of a step, over the scale, that counts as rounding.
+        why: Why the law is not checked, or None. Where an update is not predicted from the gradient, nothing can be flagged.
     """
 
     name: str
@@ -95,7 +106,16 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class LedgerReport:
-    """All laws after `steps` steps. Printable; `reading["name"]` is the entry of a law."""
+    """All laws after a number of steps. `report[name]` is the entry of a law; printing shows a table.
+
+    Attributes:
+        steps: Optimizer steps accumulated.
+        entries: One `LedgerEntry` per law.
+        unchecked: Channels without a law, and why.
+        precision: Lowest precision of the weights, whose rounding limits what can be detected.
+        tolerance: Largest residual of a step, over the squared weights, that counts as rounding.
+        rule: Name of the optimizer's update formula; "measured" if there is none, so that its updates are not checked.
+    """
 
     steps: int
     entries: tuple[LedgerEntry, ...]

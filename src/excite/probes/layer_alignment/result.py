@@ -10,13 +10,20 @@ from excite.probes.spectrum import Between
 
 @dataclass(frozen=True)
 class LayerAlignment:
-    """One layer's weight as a matrix with output channels as rows (Definition 7), with singular values σ.
+    """One layer's weight as a matrix W with output channels as rows (Definition 7), with singular values σ.
 
-    - `ratio` σ₁²/Σσ², 1 for rank one; `stable_rank` its inverse; `participation` (Σσ²)²/Σσ⁴;
-    - `effective_rank` exp of the entropy of σ²/Σσ², a range where only the first σ are known;
-    - `distance` ‖W/‖W‖_F − u v'‖_F = √(2 − 2σ₁/‖W‖_F), the distance to its rank-one part (equation 15);
-    - `gap` 1 − σ₂²/σ₁²: where it is 0, the leading vectors, and so the alignment, are not determined;
-    - `residual` of the leading vector, relative to σ₁²; 0 where the whole spectrum was computed.
+    Attributes:
+        layer: Name of the layer.
+        shape: Rows and columns of W.
+        spectral: ‖W‖₂ = σ₁.
+        frobenius: ‖W‖_F.
+        ratio: σ₁²/Σσ²; 1 for rank one.
+        stable_rank: Σσ²/σ₁².
+        participation: (Σσ²)²/Σσ⁴; None where the matrix is too large.
+        effective_rank: exp of the entropy of σ²/Σσ²; a range where only the first σ are known.
+        distance: ‖W/‖W‖_F − u v'‖_F = √(2 − 2σ₁/‖W‖_F), the distance to the rank-one part (equation 15).
+        gap: 1 − σ₂²/σ₁². Where it is 0, the leading vectors, and so the alignment, are not determined.
+        residual: Residual of the leading vector, relative to σ₁²; 0 where the whole spectrum was computed.
     """
 
     layer: str
@@ -34,8 +41,14 @@ class LayerAlignment:
 
 @dataclass(frozen=True)
 class JunctionAlignment:
-    """`value` |⟨u, v⟩| of the leading singular vectors of what makes the channels and of what reads them; `ratio` is
-    ‖·‖₂²/‖·‖²_F of all that makes them together, [U Z] for a residual block."""
+    """Alignment of the layers that produce some channels with those that consume them.
+
+    Attributes:
+        junction: Name, such as "fc1>fc2".
+        law: Kind of the conservation law between them.
+        value: |⟨u, v⟩| of the leading singular vectors of producers and consumers.
+        ratio: ‖·‖₂²/‖·‖²_F of all producers together, [U Z] for a residual block.
+    """
 
     junction: str
     law: str
@@ -45,7 +58,12 @@ class JunctionAlignment:
 
 @dataclass(frozen=True)
 class Alignments:
-    """`alignment(...)[layer]` is a `LayerAlignment`; printing shows two tables."""
+    """Result of `alignment`. `result[layer]` is a `LayerAlignment`; printing shows two tables.
+
+    Attributes:
+        layers: One `LayerAlignment` per layer.
+        junctions: One `JunctionAlignment` per pair of neighbouring layers.
+    """
 
     layers: tuple[LayerAlignment, ...]
     junctions: tuple[JunctionAlignment, ...]
