@@ -73,6 +73,22 @@ def watch(
         ...         ...                      # the usual training step
         ...         watch.step(loss)         # once per optimizer step
     """
+    _check(model, example, run, strict)
+    chosen = chosen_probes(probes, every, example, optimizer, output, margin_batch)
+    rules = _checked_rules(alerts)
+    refuse_compiled(model)
+    owns = not isinstance(run, Run)
+    opened = run if isinstance(run, Run) else _create_run(run, model, chosen)
+    try:
+        made = _make_sinks(sinks, opened)
+        return Watch(model, example, opened, optimizer, chosen, strict, owns, made, rules, probes is None, output)
+    except BaseException:
+        if owns and opened is not None:
+            opened.close("failed", "the watch could not be attached")
+        raise
+
+
+def _check(model: nn.Module, example: Batch | None, run: object, strict: bool) -> None:
     check_flag(strict, "strict")
     refuse_lazy(check_model(model))
     check_placed(model)
@@ -80,25 +96,29 @@ def watch(
         check_dense(leaf, "an example batch")
     if not isinstance(run, Run | str | os.PathLike | None):
         raise InputError(f"watch: expected a folder or an open Run; got {run!r}")
-    chosen = chosen_probes(probes, every, example, optimizer, output, margin_batch)
-    rules = default_alerts() if alerts is None else list(alerts)
-    Alerts(rules)
-    refuse_compiled(model)
-    owns, first = not isinstance(run, Run), rank_and_size()[0] == 0
-    if owns and run is not None:
-        # Only the first process writes, and only it looks: to the others its new run would seem an old one.
-        if first and (check_folder_name(run) / "run.json").exists():  # type: ignore[arg-type]
-            raise RunError(f"{run} holds a run already: choose another folder, or give an open Run to continue it")
-        settings = {"watch": {"probes": [probe.name for probe in chosen], "model": type(unwrap(model)).__name__}}
-        run = Run.create(run, settings) if first else None  # type: ignore[arg-type]
-    try:
-        made: list[Sink] = []
-        if first and sinks:
-            from excite.monitor.sinks import make_sinks
 
-            made = make_sinks(sinks, run.path if isinstance(run, Run) else None)
-        return Watch(model, example, run, optimizer, chosen, strict, owns, made, rules, probes is None, output)  # type: ignore[arg-type]
-    except BaseException:
-        if owns and isinstance(run, Run):
-            run.close("failed", "the watch could not be attached")
-        raise
+
+def _checked_rules(alerts: Sequence[Rule] | None) -> list[Rule]:
+    rules = default_alerts() if alerts is None else list(alerts)
+    Alerts(rules)  # raises InputError if one is not a rule
+    return rules
+
+
+def _create_run(folder: str | os.PathLike[str] | None, model: nn.Module, probes: Sequence[Probe]) -> Run | None:
+    """Creates the run on the first process, the only one that writes; None on the others and without a folder."""
+    if folder is None or rank_and_size()[0] != 0:
+        return None
+    if (check_folder_name(folder) / "run.json").exists():
+        raise RunError(f"{folder} holds a run already: choose another folder, or give an open Run to continue it")
+    return Run.create(
+        folder, {"watch": {"probes": [probe.name for probe in probes], "model": type(unwrap(model)).__name__}}
+    )
+
+
+def _make_sinks(sinks: Sequence[str | Sink], run: Run | None) -> list[Sink]:
+    """Creates the sinks on the first process; none on the others."""
+    if not sinks or rank_and_size()[0] != 0:
+        return []
+    from excite.monitor.sinks import make_sinks
+
+    return make_sinks(sinks, None if run is None else run.path)

@@ -25,7 +25,7 @@ from excite.probes.activation_rank.moments import EXACT, SKETCH, Moments
 from excite.probes.activation_rank.result import LayerRichness, Richness, Sampling
 from excite.probes.activation_rank.smallest import Smallest, default_tolerance
 from excite.probes.activation_rank.units import UnitFactors, Units, UnitSums, collected
-from excite.probes.inspect import Batches, Inputs, inspect_layers
+from excite.probes.inspect import Batches, Inputs, Visit, inspect_layers
 from excite.probes.layer_inputs import LayerInputs, Patches
 
 
@@ -74,20 +74,14 @@ def richness(
         ModelError: If the model has no affine layer.
     """
     _check(model, patches, exact=exact, sketch=sketch, memory=memory)
-    if tolerance is not None and check_number(tolerance, "tolerance", 0, 1) == 1:
-        raise InputError("tolerance: expected a number from 0 up to less than 1; got 1")
+    _check_tolerance(tolerance)
     accuracy, seed = check_number(accuracy, "accuracy", 0, above=True), check_seed(seed)
     if not is_flag(units) and not isinstance(units, list | tuple):
         raise InputError(f"units: expected True, False or a list of layer names; got {shown(units)}")
     batches = Batches(data, batch, inputs)
     layers: dict[str, _LayerMoments] = {}
-
-    def visit(name: str, call: AffineCall, what: LayerInputs, live: Tensor | None) -> None:
-        if name not in layers:
-            layers[name] = _LayerMoments(name, call.kind, Moments(what.rows.shape[1], exact, sketch, what.rows.device))
-        layers[name].add(what)
-
     notes: dict[str, str] = {}
+    visit = _add_to(layers, exact, sketch)
     inspect_layers(model, batches, visit, patches=patches, seed=seed, active=bool(units), notes=notes)
     results = {name: layer.result(tolerance) for name, layer in layers.items()}
     if units:
@@ -130,6 +124,17 @@ class _LayerMoments:
         if self.rows < self.total:
             sampling = Sampling(self.rows, self.total, self.moments.sampling_error(self.total))
         return LayerRichness(self.name, self.kind, self.rows, covariance, second, self.moments.exact, sampling)
+
+
+def _add_to(layers: dict[str, _LayerMoments], exact: int, sketch: int) -> Visit:
+    """A visitor that adds the inputs of every affine call to the moments of its layer."""
+
+    def visit(name: str, call: AffineCall, what: LayerInputs, live: Tensor | None) -> None:
+        if name not in layers:
+            layers[name] = _LayerMoments(name, call.kind, Moments(what.rows.shape[1], exact, sketch, what.rows.device))
+        layers[name].add(what)
+
+    return visit
 
 
 def judge(
@@ -225,6 +230,11 @@ def _chosen(
         else:
             chosen.append(layer)
     return chosen
+
+
+def _check_tolerance(tolerance: float | None) -> None:
+    if tolerance is not None and check_number(tolerance, "tolerance", 0, 1) == 1:
+        raise InputError("tolerance: expected a number from 0 up to less than 1; got 1")
 
 
 def _check(model: Any, patches: Any, **numbers: Any) -> None:

@@ -160,17 +160,20 @@ def trajectory(
             errors, gradients, link = gradients_of(
                 model, part, None if y is None else y[cut].to(device), loss, [s.name for s in sites.chosen], output
             )
-            if not all(
-                bool(torch.isfinite(one).all()) for one in tree_leaves((errors, gradients)) if isinstance(one, Tensor)
-            ):
-                raise ModelError(
-                    "expected finite gradients; the model or the loss has NaN or infinite ones at some of the inputs"
-                )
+            _check_finite_gradients(errors, gradients)
             if link and "logits" not in known:
                 known.append("logits")
             for site in sites.chosen:
                 parts[site.name].append(ratio_and_slope(site, gradients[site.name], errors))
         return {site.name: _updates(site, parts[site.name], tolerance, known) for site in sites.chosen}
+
+
+def _check_finite_gradients(errors: Tensor, gradients: dict[str, Tensor]) -> None:
+    leaves = [leaf for leaf in tree_leaves((errors, gradients)) if isinstance(leaf, Tensor)]
+    if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves):
+        raise ModelError(
+            "expected finite gradients; the model or the loss has NaN or infinite ones at some of the inputs"
+        )
 
 
 def gradients_of(
