@@ -7,13 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ks_2samp
 
 from excite import ExciteError, RunError
 from excite.margin import Margins
 from excite.report import make_report
 from excite.report.collect import collect
-from excite.report.curves import chance_gap, curve, smooth, thin, widest_gap
 from excite.report.page import asset, table, unwrapped
 from excite.report.verdict import compare, verdict
 from excite.runs import Run
@@ -126,33 +124,6 @@ def test_plotly_is_unwrapped_if_it_looks_as_expected():
     assert "module.exports = factory()" not in script
     assert script.index('"use strict";') < 400
     assert unwrapped("something else") == "something else"
-
-
-@pytest.mark.parametrize("n", [1, 5, 200])
-def test_the_gap_is_the_two_sample_statistic(n):
-    rng = np.random.default_rng(n)
-    a, b = rng.normal(size=n), rng.normal(0.3, 1, size=2 * n)
-    at, low, high = widest_gap(a, b)
-    assert high - low == pytest.approx(ks_2samp(a, b).statistic)
-    assert abs((a <= at).mean() - (b <= at).mean()) == pytest.approx(high - low)
-    assert widest_gap(np.full(3, np.inf), np.full(3, np.inf))[1:] == (0, 0)
-    assert widest_gap(np.array([1.0, np.inf]), np.array([np.inf, np.inf]))[2] == 0.5
-
-
-def test_the_gap_of_chance_is_what_equal_distributions_show():
-    rng = np.random.default_rng(0)
-    gaps = [ks_2samp(rng.random(300), rng.random(500)).statistic for _ in range(300)]
-    assert chance_gap(300, 500) == pytest.approx(np.mean(gaps), rel=0.1)
-
-
-def test_curves_for_drawing():
-    x, y = curve(np.array([0.0, 0.5, 0.5, np.inf]), 1.0)
-    assert list(zip(x, y)) == [(0.0, 0.25), (0.0, 0.25), (0.5, 0.75), (1.0, 0.75)]
-    values = np.random.default_rng(0).random(500)
-    assert smooth(values)[-1] == pytest.approx(values[-10:].mean())
-    assert smooth(values)[0] == values[0]
-    assert len(thin(np.arange(10**6))) <= 2001
-    assert thin(np.arange(10**6))[-1] == 10**6 - 1
 
 
 def test_names_from_runs_are_escaped(tmp_path):

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from excite import InputError, ModelError, bounds
+from excite import InputError, bounds
 from excite.report.audit import audit
-from excite.report.audit.chains import linear_chain
 from excite.report.audit.target import AuditTarget
 from excite.report.audit.theorems import linear_rank
 from excite.report.audit.training_setup import TrainingSetup, mean_loss
@@ -29,34 +28,6 @@ def points(n=20, dimensions=2, seed=0):
     y = torch.arange(n) % 2
     x[:, 0] = x[:, 0].abs() * (2 * y - 1) + 2 * y - 1
     return x, y
-
-
-def test_a_linear_chain_is_its_weights():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2, bias=False)).double()
-    x = torch.randn(5, 2, 2, dtype=torch.float64)
-    (a, b), (c, none) = linear_chain(model, x)
-    assert none is None
-    assert torch.allclose((x.flatten(1) @ a.T + b) @ c.T, model(x))
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)),
-        nn.Sequential(nn.Linear(2, 1), nn.Sigmoid()),
-        nn.Sequential(nn.Conv1d(1, 1, 1), nn.Flatten()),
-        nn.Sequential(nn.Hardtanh(), nn.Linear(2, 1)),
-    ],
-)
-def test_what_is_no_linear_chain_is_refused_also_where_the_points_do_not_show_it(model):
-    model = model.double()
-    x = torch.full((4, 2), 0.1, dtype=torch.float64)
-    if isinstance(model[0], nn.Linear) and len(model) == 3:
-        nn.init.constant_(model[0].bias, 10.0)  # the ReLU does nothing near x
-    if isinstance(model[0], nn.Conv1d):
-        x = x[:, None]
-    with pytest.raises(ModelError, match="linear layer"):
-        linear_chain(model, x)
 
 
 @pytest.mark.slow
