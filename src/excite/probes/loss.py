@@ -8,7 +8,7 @@ from excite.probes.findings import LARGE, Finding, MetricSeries, Panel, binned_m
 
 
 class Loss(Probe):
-    """The loss passed to `watch.step`, averaged over processes.
+    """The loss passed to watch.step, averaged over processes.
 
     Records:
         ``loss/step``: the loss, at every step.
@@ -21,7 +21,7 @@ class Loss(Probe):
     panel = Panel(
         "losses",
         "Loss",
-        "The loss passed to `watch.step`, averaged over the last 2 % of steps; the faint line of a single run is every step, "
+        "The loss passed to watch.step, averaged over the last 2 % of steps; the faint line of a single run is every step, "
         "at its highest and lowest. Losses of different ways of training are not comparable: excited ones are worst-case "
         "errors and stay higher.",
         (("step", "loss"),),
