@@ -140,9 +140,7 @@ def test_a_failed_training_leaves_the_others_and_is_tried_again(tiny: Path, monk
         return real(config, path, progress)
 
     monkeypatch.setattr(training, "train", fails_once)
-    with pytest.raises(
-        TrainingStopped, match=r"squared-error-0: out of memory.*1 of 2 trainings are finished"
-    ) as error:
+    with pytest.raises(TrainingStopped, match=r"squared-error-0: out of memory.*1 of 2 jobs are finished") as error:
         studies.run("margin-losses", seeds=1, workers=1)
     assert "\n" not in str(error.value)
     folder = tiny / "runs/studies/margin-losses-quick"

@@ -303,4 +303,4 @@ def test_torchrun(tmp_path: Path) -> None:
     (tmp_path / "first.json").write_text(json.dumps({**given, "seed": 5}))
     other = torchrun("--folder", "two")
     assert other.stderr.count("excite: ") == 1
-    assert "excite: two was made with another config (seed: 4 there, 5 now)" in other.stderr
+    assert "excite: two was made with another config (seed: 4 in the run, 5 now)" in other.stderr
