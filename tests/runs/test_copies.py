@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import fsspec
 import pytest
 import torch
 
 from excite.runs import Run, load_run
 from excite.runs.copies import Copy
 from excite.runs.store import Store, StoreError
-
-
-@pytest.fixture(params=["file", "memory"])
-def store(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setenv("EXCITE_SCRATCH", str(tmp_path / "scratch"))
-    if request.param == "file":
-        yield Store(f"file://{tmp_path}/store")
-    else:
-        yield Store(f"memory://{uuid.uuid4().hex}")
-        fsspec.filesystem("memory").store.clear()
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
 
 
 def run_at(path: Path, steps: int) -> Run:

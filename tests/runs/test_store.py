@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 import torch
 
@@ -16,22 +13,7 @@ from excite.errors import InputError, RunError
 from excite.runs import Run, load_run
 from excite.runs import store as store_module
 from excite.runs.store import Store, StoreError, find_store
-
-
-@pytest.fixture(params=["file", "memory"])
-def store(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setenv("EXCITE_SCRATCH", str(tmp_path / "scratch"))
-    if request.param == "file":
-        yield Store(f"file://{tmp_path}/store")
-    else:
-        yield Store(f"memory://{uuid.uuid4().hex}")
-        fsspec.filesystem("memory").store.clear()
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
+from runs.text_files import write
 
 
 def test_files_go_there_and_come_back(store: Store, tmp_path: Path) -> None:
