@@ -17,10 +17,8 @@ import pytest
 import torch
 
 from excite.errors import RunError
-from excite.runs import Run, checkpoints, load_run, metrics, repair
-from excite.runs import reader as following
-from excite.runs import run as folder
-from excite.runs.reader import read_status
+from excite.runs import Run, checkpoints, folder, load_run, metrics, repair
+from excite.runs.reader import metrics_reader, read_status
 
 
 @pytest.fixture
@@ -83,7 +81,7 @@ def test_a_newer_format_and_an_unknown_status(path: Path) -> None:
 
 
 def test_an_older_format_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (folder, following, metrics):
+    for module in (folder, metrics_reader, metrics):
         monkeypatch.setattr(module, "VERSION", 3)
     with Run.open(path, "a") as run:
         run.log(300, {"a/b": 1.0})

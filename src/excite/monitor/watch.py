@@ -20,7 +20,7 @@ from excite.monitor.writer import Sink
 from excite.probes import Probe
 from excite.probes.margin import Margin
 from excite.runs import Run
-from excite.runs.run import check_folder_name
+from excite.runs.folder import check_folder_name
 
 __all__ = ["Watch", "watch"]
 

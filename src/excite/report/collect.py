@@ -19,8 +19,8 @@ from excite.margin import Margins
 from excite.report.curves import widest_gap
 from excite.runs import load_run
 from excite.runs.copies import local_copy
+from excite.runs.folder import check_folder_name
 from excite.runs.reader import read_status
-from excite.runs.run import check_folder_name
 from excite.runs.store import is_url
 
 PARTS = ("train", "test")

@@ -19,9 +19,9 @@ from excite.errors import RunError
 from excite.runs import checkpoints
 from excite.runs.checkpoints import Checkpoint
 from excite.runs.checks import MAX_STEP, NewerVersion
+from excite.runs.folder import check_folder_name, check_marker, new_marker, start_metrics
 from excite.runs.lock import Lock, held
 from excite.runs.metrics import MetricsTable, _read_only
-from excite.runs.run import check_folder_name, check_marker, new_marker, start_metrics
 
 BACKUP = ".before-repair"  # hidden: copies to a store leave it out
 _DATABASE = ("metrics.db", "metrics.db-wal", "metrics.db-shm", "metrics.db-journal")

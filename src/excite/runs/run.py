@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 import os
 import re
 import shutil
 import tempfile
-import time
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,13 +27,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from excite._core.checks import check_count, check_flag, check_number, check_text, shown
+from excite._core.checks import check_count, check_flag, check_number, check_text
 from excite._core.files import TEMPORARY, read_json, remove_temporary, sync_folder, write_json, writing
 from excite.errors import InputError, RunError, one_line
 from excite.runs import checkpoints
 from excite.runs.checkpoints import Checkpoint
-from excite.runs.checks import MAX_STEP, check_keep, check_step, check_version
-from excite.runs.environment import environment
+from excite.runs.checks import MAX_STEP, check_keep, check_step
+from excite.runs.folder import (
+    STATUSES,
+    Status,
+    build,
+    check_folder_name,
+    check_marker,
+    equal_values,
+    normalized_config,
+    now,
+    read_mapping,
+    refuse_existing,
+    start_metrics,
+)
 from excite.runs.lock import Lock, held
 from excite.runs.metrics import MetricsTable
 from excite.runs.store import is_url
@@ -43,11 +53,7 @@ from excite.runs.store import is_url
 if TYPE_CHECKING:
     import pandas as pd
 
-Status = Literal["running", "done", "failed", "stopped"]
-FORMAT, VERSION = "excite-run", 1
-_STATUSES = ("running", "done", "failed", "stopped")
 _MEANT_URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # a Path of a URL has one slash left
-_LONGEST_NAME = 255  # bytes
 _ARTIFACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -78,8 +84,8 @@ class Run:
         self._lock = lock
         self._closed = False
         self._check_marker()
-        self.config: dict[str, Any] = _mapping(path / "config.json")
-        self.environment: dict[str, Any] = _mapping(path / "environment.json")
+        self.config: dict[str, Any] = read_mapping(path / "config.json")
+        self.environment: dict[str, Any] = read_mapping(path / "environment.json")
         if mode == "a" and not (path / "metrics.db").is_file():
             warnings.warn(
                 f"{path}: metrics.db is missing, so what was measured before is lost: a new table is started",
@@ -127,20 +133,20 @@ class Run:
                 run.close()
                 raise
             return run
-        _refuse_existing(target)
+        refuse_existing(target)
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             building = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{target.name[:40]}-", dir=target.parent))
         lock: Lock | None = None
         try:
-            lock = _build(building, dict(config), target)
+            lock = build(building, dict(config), target)
             if os.name == "nt":
                 lock.release()  # Windows does not rename folders with open files
             with writing(target):
                 try:
                     os.rename(building, target)
                 except OSError:
-                    _refuse_existing(target)  # another process was faster
+                    refuse_existing(target)  # another process was faster
                     raise
         except BaseException:
             if lock is not None:
@@ -247,7 +253,7 @@ class Run:
     @property
     def reason(self) -> str | None:
         """Why a run failed or stopped, in one line."""
-        reason = _mapping(self.path / "run.json").get("reason")
+        reason = read_mapping(self.path / "run.json").get("reason")
         return None if reason is None else str(reason)
 
     def set_status(self, status: Status, reason: str | None = None) -> None:
@@ -262,10 +268,10 @@ class Run:
             RunError: If the run is not open for writing, or cannot be written.
         """
         self._writable()
-        if status not in _STATUSES:
-            raise InputError(f"status: expected one of {', '.join(_STATUSES)}; got {status!r}")
-        marker = _mapping(self.path / "run.json")
-        write_json(self.path / "run.json", {**marker, "status": status, "reason": reason, "changed": _now()})
+        if status not in STATUSES:
+            raise InputError(f"status: expected one of {', '.join(STATUSES)}; got {status!r}")
+        marker = read_mapping(self.path / "run.json")
+        write_json(self.path / "run.json", {**marker, "status": status, "reason": reason, "changed": now()})
 
     # Metrics
 
@@ -423,12 +429,12 @@ class Run:
         Raises:
             RunError: If there is no such checkpoint, it is damaged, or (for a run open for writing) the metrics end before it.
         """
-        found = [c for c in self.checkpoints() if step is None or c.step == step]
-        if not found:
+        matching = [c for c in self.checkpoints() if step is None or c.step == step]
+        if not matching:
             what = "no checkpoint" if step is None else f"no checkpoint at step {step}"
-            there = ", ".join(str(c.step) for c in self.checkpoints()) or "none"
-            raise RunError(f"{self.path} has {what} (existing: {there})")
-        number, state, commits = checkpoints.read_with_commits(found[-1].path)
+            existing = ", ".join(str(c.step) for c in self.checkpoints()) or "none"
+            raise RunError(f"{self.path} has {what} (existing: {existing})")
+        number, state, commits = checkpoints.read_with_commits(matching[-1].path)
         if self.mode == "a":
             self._check_metrics(number, commits)
         return number, state
@@ -494,12 +500,12 @@ class Run:
             )
 
     def _check_config(self, config: Mapping[str, Any]) -> None:
-        given = normalized_config(config)
-        changed = [key for key in {**self.config, **given} if not _equal(self.config.get(key), given.get(key))]
+        new = normalized_config(config)
+        changed = [key for key in {**self.config, **new} if not equal_values(self.config.get(key), new.get(key))]
         if changed:
             key = changed[0]
             raise RunError(
-                f"{self.path} was made with another config ({key}: {self.config.get(key)!r} in the run, {given.get(key)!r} "
+                f"{self.path} was made with another config ({key}: {self.config.get(key)!r} in the run, {new.get(key)!r} "
                 "now): choose another folder, or use the same config to continue it"
             )
 
@@ -525,106 +531,3 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
         path = local_copy(str(path), checkpoints=True)
     return Run.open(path, "r")
-
-
-def _build(folder: Path, config: dict[str, Any], target: Path) -> Lock:
-    """All files of a new run inside `folder`; the lock travels with it when it is renamed."""
-    with writing(target):
-        folder.chmod(0o755)
-        (folder / "checkpoints").mkdir()
-        (folder / "artifacts").mkdir()
-    lock = Lock(folder / "lock", target)
-    try:
-        write_json(folder / "config.json", config)
-        write_json(folder / "environment.json", environment())
-        MetricsTable(folder / "metrics.db", "x").close()
-        write_json(folder / "run.json", new_marker("running"))
-    except BaseException:
-        lock.release()
-        raise
-    return lock
-
-
-def normalized_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config as config.json gives it back: tuples are lists, keys are text."""
-    try:
-        return dict(json.loads(json.dumps(dict(config))))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"config.json: cannot be written as JSON: {error}") from error
-
-
-def _equal(one: Any, two: Any) -> bool:
-    """Equality of JSON values; NaN equals itself."""
-    if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(_equal(value, two[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(two, list):
-        return len(one) == len(two) and all(map(_equal, one, two))
-    return bool(one == two or (one != one and two != two))
-
-
-def check_marker(run: Path) -> Status:
-    """What the run.json of a folder says: that it is a run, of a version that is known, and its status."""
-    marker = _mapping(run / "run.json")
-    if marker.get("format") != FORMAT:
-        raise RunError(f"{run} is not a run folder of Excite: its run.json belongs to something else")
-    check_version(run, marker.get("version"), VERSION)
-    status: Any = marker.get("status")
-    if status not in _STATUSES:
-        raise RunError(f"{run / 'run.json'} is damaged: its status is {marker.get('status')!r}")
-    return status  # type: ignore[no-any-return]
-
-
-def new_marker(status: Status, reason: str | None = None) -> dict[str, Any]:
-    """Returns the content of run.json."""
-    marker = {"format": FORMAT, "version": VERSION, "status": status, "reason": reason}
-    return {**marker, "created": _now(), "changed": _now()}
-
-
-def check_folder_name(path: str | os.PathLike[str]) -> Path:
-    """The path, if a folder can have it: file systems take names of at most 255 bytes, and none with a null character."""
-    if not isinstance(path, str | os.PathLike) or not str(path):
-        raise InputError(f"expected the path of a run folder; got {shown(path)}")
-    folder = Path(path)
-    for part in folder.parts:
-        if len(os.fsencode(part)) > _LONGEST_NAME:
-            raise InputError(
-                f"the name {part[:30]}… has {len(os.fsencode(part))} bytes, and file systems take {_LONGEST_NAME}: choose a shorter one"
-            )
-        if "\0" in part:
-            raise InputError(f"expected a folder's name without null characters; got {part[:60]!r}")
-    return folder
-
-
-def start_metrics(run: Path) -> None:
-    """An empty table of metrics for a run that has lost its own; checkpoints that were written before are accepted."""
-    for leftover in ("metrics.db-wal", "metrics.db-shm"):
-        with contextlib.suppress(OSError):
-            (run / leftover).unlink()
-    known = [0]
-    for checkpoint in checkpoints.find(run / "checkpoints"):
-        with contextlib.suppress(RunError):
-            known.append(checkpoints.read_with_commits(checkpoint.path)[2])
-    MetricsTable(run / "metrics.db", "x", max(known)).close()
-
-
-def _refuse_existing(target: Path) -> None:
-    with writing(target):
-        if not target.exists() and not target.is_symlink():
-            return
-        if (target / "run.json").exists():
-            raise RunError(f"{target} holds a run already: choose another folder, or continue it with resume=True")
-        if not target.is_dir() or target.is_symlink():
-            raise RunError(f"{target} exists and is not a directory: choose another name")
-        if any(target.iterdir()):
-            raise RunError(f"{target} is not empty and not a run of Excite: choose another folder")
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise RunError(f"{path} is damaged: expected a JSON object")
-    return value
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -27,8 +27,8 @@ from excite.monitor.watch import watch
 from excite.probes import Distance, Every, Loss, Rank
 from excite.runs import Run, load_run
 from excite.runs.checkpoints import find as find_checkpoints
+from excite.runs.folder import check_folder_name, check_marker
 from excite.runs.lock import Lock
-from excite.runs.run import check_folder_name, check_marker
 from excite.train import make_model, squared_error
 from excite.train.augment import augmented
 from excite.train.config import DataConfig, TrainConfig, parse_config

@@ -18,7 +18,7 @@ from excite._core.files import read_json
 from excite.errors import ExciteError, InputError, RunError
 from excite.report.view import RunView
 from excite.runs.reader import MetricsReader, read_last, read_status
-from excite.runs.reader_processes import Readers
+from excite.runs.reader.processes import Readers
 
 MAX_RUNS, _DEPTH, _MAX_NAME = 2000, 6, 1000
 _MAX_FOLDERS = 20_000  # looked into for runs

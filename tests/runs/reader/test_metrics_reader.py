@@ -132,7 +132,7 @@ def test_what_is_no_database_of_ours_is_refused(tmp_path, content):
 
 
 def test_stretches_of_a_long_series_are_those_of_its_values(tmp_path, monkeypatch):
-    monkeypatch.setattr("excite.runs.reader._LONG", 1000)
+    monkeypatch.setattr("excite.runs.reader.metrics_reader._LONG", 1000)
     rng = np.random.default_rng(0)
     values = rng.standard_normal(5000)
     values[[7, 4000]], values[600:900] = np.inf, np.nan

@@ -1,4 +1,4 @@
-"""The process in which databases of others are read: run as a script, by `excite.runs.reader_processes`, with the standard library only.
+"""The process in which databases of others are read: run as a script, by `excite.runs.reader.processes`, with the standard library only.
 
 SQLite maps metrics.db-shm into memory. Whoever shortens that file in place ends the process that reads it (SIGBUS); it is
 this one.

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from excite._core.files import open_regular, read_json
 from excite.errors import RunError
 from excite.runs.checks import check_version
+from excite.runs.folder import FORMAT, STATUSES, VERSION
 from excite.runs.lock import held
 from excite.runs.metrics import APPLICATION, _read_only
-from excite.runs.reader_processes import AVAILABLE, MAX_TEXT, ROW, Crashed, ReadElsewhere, Reader, Rows
-from excite.runs.run import _STATUSES, FORMAT, VERSION
+from excite.runs.reader.processes import AVAILABLE, MAX_TEXT, ROW, Crashed, ReadElsewhere, Reader, Rows
 
 Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
@@ -80,7 +80,7 @@ class MetricsReader:
         below: A folder above it. With it, nothing that is reached from there through a symbolic link is opened.
         seconds: Time limit for the queries of one call. Afterwards every call fails at once for a minute.
         reader: A process that reads the database instead of this one, which a run of others could crash; see
-            `excite.runs.reader_processes`. After a crash every call fails at once for a minute.
+            `excite.runs.reader.processes`. After a crash every call fails at once for a minute.
 
     Raises:
         RunError: By every method: the database is damaged, holds something else than numbers, or took too long.
@@ -309,7 +309,7 @@ def read_status(path: Path, below: Path | None = None) -> tuple[str, str | None]
         raise RunError(f"{path} is not a run folder of Excite: its run.json belongs to something else")
     check_version(path, marker.get("version"), VERSION)
     status, reason = marker.get("status"), marker.get("reason")
-    if status not in _STATUSES:
+    if status not in STATUSES:
         raise RunError(f"{path / 'run.json'} is damaged: its status is {status!r:.40}")
     lock = path / "lock"  # a copy from a store has none
     if status == "running" and lock.exists() and not held(lock):

@@ -10,9 +10,9 @@ import pytest
 
 from excite import RunError
 from excite.runs import Run
-from excite.runs import reader_processes as readers
 from excite.runs.reader import MetricsReader, read_last
-from excite.runs.reader_processes import Crashed, ReadElsewhere, Reader
+from excite.runs.reader import processes as readers
+from excite.runs.reader.processes import Crashed, ReadElsewhere, Reader
 
 pytestmark = pytest.mark.skipif(not readers.AVAILABLE, reason="files that are mapped cannot be shortened on Windows")
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from excite.errors import RunError
-from excite.runs import reader_script
+from excite.runs.reader import script as reader_script
 
 ROW = np.dtype([("step", np.int64), ("value", np.float64), ("missing", np.bool_)])
 _GRACE = 5.0  # seconds after the time limit of a query in which its process has to answer

@@ -8,7 +8,7 @@ from array import array
 from multiprocessing import Pipe
 from pathlib import Path
 
-from excite.runs.reader_script import columns, serve
+from excite.runs.reader.script import columns, serve
 
 
 def test_columns_are_bytes_of_steps_values_and_missing() -> None:
