@@ -11,7 +11,7 @@ from excite.report.live.tasks import sweeps
 from excite.runs.lock import Lock
 from excite.runs.store import Store
 
-from .test_requests import EVIL, make_run
+from .test_app import EVIL, make_run
 
 
 def entry(name, state, share=0.0, reason=None, log="logs/x.log"):
