@@ -3,7 +3,6 @@
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,37 +13,13 @@ from excite.bounds import Descent
 from excite.margin import SearchOptions, margins
 from excite.probes import richness
 from excite.report.audit import audit
-from excite.report.audit.narrative import unit_counts
-from excite.report.audit.training_setup import mean_loss, training_setup
 from excite.runs import Run
 from excite.train import make_model
-from excite.train.config import parse_config
 from excite.train.evaluate import load_model, measure
-from excite.train.from_config import build_model, train
+from excite.train.from_config import train
 from models import same_state, state_of
 
-MANY = {"name": "digits", "classes": [1, 2, 3], "train": 16, "test": 9}
-QUICK = {"with_margins": False}
-
-
-def config(**changes):
-    settings = {
-        "data": {"name": "moons", "train": 16, "test": 10},
-        "model": {"name": "mlp", "options": {"widths": [4]}},
-        "optimizer": {"name": "sgd", "lr": 0.2, "momentum": 0.9},
-        "epochs": 3,
-        "batch": 16,
-        "watch": False,
-        "checkpoint_every": "1000 steps",
-    }
-    return settings | changes
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "first"
-    train(config(), path).close()
-    return path
+from .conftest import QUICK, config, promise
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +37,6 @@ def settled():
         F.mse_loss(model(x)[:, 0], y.double()).backward()
         optimizer.step()
     return model, x, y
-
-
-def promise(found, name):
-    return next(one for one in found.theorems if one.bound.name.startswith(name))
 
 
 @pytest.mark.slow
@@ -91,42 +62,6 @@ def test_the_numbers_are_those_of_the_functions(folder):
     assert found.accuracy["train"] == float(((model(x)[:, 0] > 0.5) == y).float().mean())
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"loss": "cross-entropy"},
-        {"data": MANY},
-        {"data": MANY, "loss": "cross-entropy"},
-        {"data": {"name": "frequencies", "train": 16, "test": 5}},
-    ],
-    ids=["binary", "cross-entropy", "codes", "many classes, cross-entropy", "regression"],
-)
-def test_the_loss_and_the_start_are_those_of_the_training(changes, tmp_path):
-    """The first step of a real training goes down the gradient of `mean_loss` from the model that `start` makes."""
-    settings = parse_config(config(**changes, epochs=1, optimizer={"name": "sgd", "lr": 0.3, "weight_decay": 0.01}))
-    train(settings, tmp_path / "run").close()
-    saved = load_model(tmp_path / "run")
-    begun = build_model(settings, saved.data)
-    loss = mean_loss(
-        begun, saved.data.x_train, saved.data.y_train, len(saved.data.classes), training_setup(settings, 16)
-    )
-    for start, slope, end in zip(
-        begun.parameters(), torch.autograd.grad(loss, begun.parameters()), saved.model.parameters()
-    ):
-        assert torch.allclose(start - 0.3 * slope, end, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("classes", [2, 3])
-def test_sharpness_over_limit_is_the_same_in_the_units_of_the_training_and_of_the_theorems(classes, tmp_path):
-    data = {"name": "digits", "classes": list(range(classes)), "train": 12, "test": 6}
-    train(config(data=data, epochs=5, batch=12), tmp_path / "run").close()
-    found = audit(tmp_path / "run", units=False, **QUICK)
-    ratios = [p.bound.terms["sharpness"] / p.bound.terms["limit"] for p in found.theorems]
-    assert len(ratios) >= 2
-    assert ratios == pytest.approx([ratios[0]] * len(ratios), rel=1e-3)
-
-
 @pytest.mark.slow
 def test_where_training_has_settled_the_bounds_hold_and_say_something(settled):
     model, x, y = settled
@@ -146,39 +81,6 @@ def test_where_training_has_settled_the_bounds_hold_and_say_something(settled):
     assert all(most >= norm > 0 for most, norm in layers)
     assert layers[0][1] == pytest.approx(float(torch.linalg.matrix_norm(model[0].weight.detach(), 2)))
     assert any("at most" in sentence and "measured" in sentence for sentence in found.sentences)
-
-
-def test_a_failed_condition_leaves_no_number(folder):
-    found = audit(folder, **QUICK)
-    theorem = promise(found, "Persistency of excitation, Theorem 1")
-    assert theorem.bound.value is None
-    assert theorem.ratio is None
-    assert any(sentence.startswith("No bound from") and "converged" in sentence for sentence in found.sentences)
-    assert "failed: training has converged" in str(found)
-
-
-def test_units_are_counted_by_what_they_lack():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).double()
-    x = torch.randn(12, 3, dtype=torch.float64)
-    x[:, 2] = x[:, 0] + x[:, 1]  # a direction that no point uses
-    x[:4] = torch.randn(4, 3)
-    with torch.no_grad():
-        model[0].weight[0], model[0].bias[0] = 0.0, -1.0  # never active
-        model[0].weight[1], model[0].bias[1] = 0.0, 1.0  # always
-    units = richness(model, x, units=True)["0"].units
-    ranks = []
-    for k in range(4):
-        rows = x[(x @ model[0].weight[k] + model[0].bias[k]) > 0].numpy()
-        ranks.append((len(rows), np.linalg.matrix_rank(rows) if len(rows) else 0))
-    by_hand = {
-        "excited": sum(r == 3 for _, r in ranks),
-        "never active": sum(n == 0 for n, _ in ranks),
-        "too few points": sum(0 < n < 3 for n, _ in ranks),
-        "too few directions": sum(n >= 3 and r < 3 for n, r in ranks),
-    }
-    assert unit_counts(units) == by_hand
-    assert by_hand["never active"] == 1
 
 
 @pytest.mark.slow
@@ -214,15 +116,6 @@ def test_a_regression_has_no_margins_but_everything_else(tmp_path):
     assert found.accuracy == {}
     assert promise(found, "Persistency of excitation, Theorem 1").measured > 0
     assert found.write(tmp_path / "page.html").exists()
-
-
-def test_what_it_returns_can_be_stored(folder, tmp_path):
-    found = audit(folder, margin_points=1)
-    again = json.loads(json.dumps(found.to_dict()))
-    assert again["layers"][0]["effective_rank"] == float(found.layers["1"].covariance.effective_rank)
-    assert again["bounds"][0]["value"] == found.theorems[0].bound.value
-    found.keep(folder)
-    assert Run.open(folder).read_json("audit") == again
 
 
 def test_bad_input_is_refused_in_one_line(folder, tmp_path):
@@ -266,10 +159,3 @@ def test_training_and_test_points_as_tensors():
         audit(model, (x, y), train=(x, y))
     with pytest.raises(InputError, match="test: expected points of shape"):
         audit(model, train=(x, y), test=(x[:, :1], y))
-
-
-def test_earlier_names_of_an_audit_still_work(folder):
-    found = audit(folder, units=False, **QUICK)
-    for old, new in {"promises": "theorems", "silent": "not_applicable", "steepness": "lipschitz"}.items():
-        with pytest.warns(DeprecationWarning, match=new):
-            assert getattr(found, old) is getattr(found, new)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from excite.runs import Run
+
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
 
@@ -75,3 +77,17 @@ def serve():
 
     with ExitStack() as stack:
         yield lambda *args, **options: stack.enter_context(serving(*args, **options))
+
+
+SECRET = "a secret outside of the folder"
+
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def make_run(path, steps=50, status="done", **more):
+    with Run.create(path, {"seed": 0, EVIL: EVIL}) as run:
+        for step in range(steps):
+            run.log(step, {"loss/step": 1 / (step + 1), f"rank/share/{EVIL}".replace("/>", ">"): 0.5, **more})
+        run.close(status, "why" if status == "failed" else None)
+    return path

@@ -18,23 +18,12 @@ import pytest
 from excite import InputError, load_run
 from excite.errors import ExciteError
 from excite.report.live import serve as serve_runs
-from excite.report.live.folder import NotFound, Runs
 from excite.report.live.guard import is_loopback
 from excite.runs import Run
 
-from .conftest import serving
+from .conftest import EVIL, SECRET, make_run, serving
 
-SECRET = "a secret outside of the folder"
-EVIL = "<img src=x onerror=alert(1)>"
 TOKEN = "correct-horse-battery"
-
-
-def make_run(path, steps=50, status="done", **more):
-    with Run.create(path, {"seed": 0, EVIL: EVIL}) as run:
-        for step in range(steps):
-            run.log(step, {"loss/step": 1 / (step + 1), f"rank/share/{EVIL}".replace("/>", ">"): 0.5, **more})
-        run.close(status, "why" if status == "failed" else None)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -126,17 +115,6 @@ def test_runs_outside_the_folder_are_not_there(page, name):
             refused(
                 page.ask(f"{target}?run=a&run={name}&key=loss/step"), *range(400, 500), *([200] if not name else [])
             )
-
-
-def test_links_inside_a_run_are_not_followed(tmp_path):
-    root = tmp_path
-    make_run(root / "a")
-    runs = Runs(root)
-    assert runs.path("a") == root.resolve() / "a"
-    os.rename(root / "a/config.json", root / "elsewhere.json")
-    (root / "a/config.json").symlink_to(root / "elsewhere.json")
-    with pytest.raises(NotFound):
-        runs.path("a")
 
 
 PATHS = [

@@ -13,7 +13,7 @@ from benchmarks.live import HOSTILE, MARKUP, TARGETS, make_hostile, make_run, me
 
 from excite.report.figures import as_text
 from excite.report.live import folder
-from excite.report.live.folder import Runs
+from excite.report.live.folder import NotFound, Runs
 
 # Runs that are shown although something of them is damaged: the list reads run.json and metrics.db.
 LISTED = {"fifo-config.json", "fifo-environment.json", "fifo-lock", "fifo-artifacts-wiring.json", "fifo-artifacts-summary.json",
@@ -87,10 +87,6 @@ def test_markup_in_texts_of_a_run_stays_text(root, serve):
     assert not any("<" in title or "%{" in title for title in titles)
     for target, (_, headers, _) in answers.items():
         assert headers["content-type"].startswith("text/html" if target == "/view" else "application/json")
-
-
-def test_what_is_shown_as_text():
-    assert as_text("a <b>&amp; %{x}") == "a &lt;b&gt;&amp;amp; %\u200b{x}"
 
 
 @pytest.mark.slow
@@ -181,3 +177,14 @@ def test_what_the_benchmark_measures(root, serve):
     assert rows["requests about 2 hostile runs"].startswith("5 × 200, 3 × 422")
     for i in range(10):
         shutil.rmtree(root / f"run{i}")
+
+
+def test_links_inside_a_run_are_not_followed(tmp_path):
+    root = tmp_path
+    make_run(root / "a", 3)
+    runs = Runs(root)
+    assert runs.path("a") == root.resolve() / "a"
+    os.rename(root / "a/config.json", root / "elsewhere.json")
+    (root / "a/config.json").symlink_to(root / "elsewhere.json")
+    with pytest.raises(NotFound):
+        runs.path("a")

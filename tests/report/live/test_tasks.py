@@ -6,12 +6,10 @@ import time
 
 import pytest
 
-from excite.report.live.mirroring import mirrored
 from excite.report.live.tasks import sweeps
 from excite.runs.lock import Lock
-from excite.runs.store import Store
 
-from .test_app import EVIL, make_run
+from .conftest import EVIL, make_run
 
 
 def entry(name, state, share=0.0, reason=None, log="logs/x.log"):
@@ -65,22 +63,6 @@ def test_the_server_answers_with_them(tmp_path, serve):
     assert status == 200
     assert headers["content-type"] == "application/json"
     assert json.loads(text)["sweeps"][0]["failed"][0]["reason"] == EVIL
-
-
-def test_runs_at_a_url_are_fetched_as_they_come(tmp_path, monkeypatch):
-    monkeypatch.setenv("EXCITE_SCRATCH", str(tmp_path / "scratch"))
-    store = Store(f"file://{tmp_path}/store")
-    make_run(tmp_path / "store/sweep/a")
-    with mirrored(store.url, pause=0.05) as folder:
-        assert (folder / "sweep/a/metrics.db").is_file()
-        make_run(tmp_path / "store/sweep/b")
-        note(tmp_path / "store/sweep", entry("b", "running", 0.5))
-        deadline = time.monotonic() + 240
-        while not (folder / "sweep/b/run.json").exists() or not sweeps(folder):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    with mirrored(tmp_path) as folder:
-        assert folder == tmp_path
 
 
 @pytest.mark.slow
