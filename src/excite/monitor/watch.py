@@ -15,7 +15,7 @@ from excite._core.wrappers import refuse_compiled, refuse_lazy, unwrap
 from excite.errors import InputError, RunError
 from excite.monitor.alerts import Alerts, Rule, default_alerts
 from excite.monitor.defaults import Every, chosen_probes
-from excite.monitor.watcher import Watch
+from excite.monitor.watcher import Watch, WatchSettings
 from excite.monitor.writer import Sink
 from excite.probes import Probe
 from excite.probes.margin import Margin
@@ -81,7 +81,10 @@ def watch(
     opened = run if isinstance(run, Run) else _create_run(run, model, chosen)
     try:
         made = _make_sinks(sinks, opened)
-        return Watch(model, example, opened, optimizer, chosen, strict, owns, made, rules, probes is None, output)
+        settings = WatchSettings(
+            example, opened, optimizer, chosen, strict, owns, made, rules, optional=probes is None, output=output
+        )
+        return Watch(model, settings)
     except BaseException:
         if owns and opened is not None:
             opened.close("failed", "the watch could not be attached")

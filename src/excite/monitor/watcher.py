@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +32,35 @@ from excite.wiring.layers import record
 from excite.wiring.tracing import Wiring
 
 
+@dataclass(frozen=True)
+class WatchSettings:
+    """What a `Watch` measures and where it writes; `excite.watch` checks its arguments and makes one.
+
+    Attributes:
+        example: Fixed batch on which layers are measured, or None.
+        run: Run to write to, or None.
+        optimizer: Optimizer that trains the model, or None.
+        probes: Probes to attach.
+        strict: Whether exceptions of probes and of the writer are raised.
+        owns_run: Whether closing the watch closes the run.
+        sinks: Other places to write to.
+        alerts: Rules to evaluate.
+        optional: Whether a probe that cannot be attached to this model is left out; else its exception is raised.
+        output: Which part of the model's return value is the output.
+    """
+
+    example: Batch | None
+    run: Run | None
+    optimizer: torch.optim.Optimizer | None
+    probes: Sequence[Probe]
+    strict: bool
+    owns_run: bool
+    sinks: Sequence[Sink] = ()
+    alerts: Sequence[Rule] = ()
+    optional: bool = False
+    output: Pick = None
+
+
 class Watch:
     """Attached probes that are measured on their schedules and written to a run. Created by `excite.watch`.
 
@@ -41,26 +71,15 @@ class Watch:
         share: Fraction of the time since training began that was spent inside `step`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        example: Batch | None,
-        run: Run | None,
-        optimizer: torch.optim.Optimizer | None,
-        probes: Sequence[Probe],
-        strict: bool,
-        owns_run: bool,
-        sinks: Sequence[Sink] = (),
-        alerts: Sequence[Rule] = (),
-        optional: bool = False,
-        output: Pick = None,
-    ):
-        self.model, self.example, self.optimizer, self.run = unwrap(model), example, optimizer, run
-        self.probes = list(probes)
-        self.strict = strict
+    def __init__(self, model: nn.Module, settings: WatchSettings):
+        run = settings.run
+        self.model, self.example, self.optimizer, self.run = unwrap(model), settings.example, settings.optimizer, run
+        self.probes = list(settings.probes)
+        self.strict = settings.strict
         self.steps = 0
-        self._owns_run = owns_run
-        self._writer, self._alerts = MetricWriter(run, sinks, strict), Alerts(alerts)
+        self._owns_run = settings.owns_run
+        self._writer = MetricWriter(run, settings.sinks, settings.strict)
+        self._alerts = Alerts(settings.alerts)
         self._buffer = MetricBuffer()
         self._muted: set[str] = set()  # raised here; switched off once all processes know
         self._closed = False
@@ -70,7 +89,7 @@ class Watch:
         began = time.monotonic()
         self._spent, self._counted = 0.0, 0
         try:
-            self._describe(self._attach(optional), output)
+            self._describe(self._attach(settings.optional), settings.output)
             self._measure(self._context(None))
         except BaseException:
             self._detach()
