@@ -89,7 +89,7 @@ def main() -> None:
         f"Networks 10-10-32-32-32-1 of the study `frequency`, batch size 1, {steps} steps, median of {options.repeats}"
     )
     print(f"repeats, quartiles of paired ratios; {options.device}: {machine()}.\n")
-    print("| | µs a step | µs a step and network | throughput |")
+    print("| | µs per step | µs per step and network | throughput |")
     print("| --- | ---: | ---: | ---: |")
     for words, (name, networks) in rows.items():
         middle, low, high = ratio(times["alone"], times[name])

@@ -85,7 +85,7 @@ def agreement(data: Dataset, **_: Any) -> None:
 
 
 def one(data: Dataset, epochs: int, **_: Any) -> None:
-    """One seed, one method, the authors' training."""
+    """One seed, one variant, the authors' training."""
     x, y = data.x_train[:50].to(DEVICE), data.y_train[:50].to(DEVICE)
     lines = ["| step, batch of 50 | plain, ms | captured, ms |", "|---|---|---|"]
     for name, radius in (("without excitation", 0.0), ("4 search steps", 0.02)):
@@ -106,7 +106,7 @@ def one(data: Dataset, epochs: int, **_: Any) -> None:
 
 
 def many(data: Dataset, epochs: int, seeds: int, **_: Any) -> None:
-    """Several seeds in one vectorised step."""
+    """Several seeds in one vectorized step."""
     with tempfile.TemporaryDirectory() as folder:
         start = now()
         runs = train_together([config(epochs, s) for s in range(seeds)], [Path(folder) / str(s) for s in range(seeds)])
@@ -138,7 +138,7 @@ def resnet18() -> nn.Module:
 
 
 def resnet_speed(data: Dataset | None, batch: int, **_: Any) -> None:
-    """ResNet-18, bfloat16, one search step, beside a plain step; captured and not."""
+    """ResNet-18, bfloat16, one search step compared with a plain step; captured or not."""
     x, y = torch.rand(batch, 3, 32, 32, device=DEVICE) * 2 - 1, torch.randint(2, (batch,), device=DEVICE)
     x = x.contiguous(memory_format=torch.channels_last)
     lines = ["| ResNet-18, bfloat16 | plain step, ms | one search step, ms | ratio |", "|---|---|---|---|"]

@@ -3,7 +3,7 @@
     python -m benchmarks.ledger [--device cuda] [--model papers-cnn|resnet18] [--batch 50] [--repeats 15] [--threads 2]
 
 Steps with and without a ledger run in turns, in one process, on two copies of one model with the same batches. A row per
-optimizer: plain SGD, SGD with momentum and decay, AdamW. The spread of plain against plain tells what a ratio means.
+optimizer: plain SGD, SGD with momentum and decay, AdamW. The spread of plain compared with plain shows the noise of the ratios.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def main() -> None:
     y = torch.randint(10 if options.model == "resnet18" else 2, (options.batch,), generator=generator).to(device)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else machine()
     print(f"## The ledger of conserved quantities\n\n{options.model}, batch {options.batch}; {where}\n")
-    print("| optimizer | step, ms | with ledger | ledger adds | plain against plain | channels | largest rest |")
+    print(
+        "| optimizer | step, ms | with ledger | ledger adds | plain compared with plain | channels | largest residual |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name, optimizer_of in OPTIMIZERS.items():
         models = {key: make(options.model).to(device) for key in ("plain", "again", "ledger")}

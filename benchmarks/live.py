@@ -274,14 +274,14 @@ async def measure(host: str, port: int, hostile: list[str], clients: int, silent
     answers, times, whole = await many_clients(host, port, clients, silent)
     every = sorted(times)
     return [
-        ("runs, of them unreadable", f"{standing.total():,}, {standing['unreadable']}"),
+        ("runs, unreadable runs", f"{standing.total():,}, {standing['unreadable']}"),
         ("first list", f"{first:.2f} s"),
         ("until every row was read", f"{complete:.2f} s"),
         ("list after that (median, longest of 9)", f"{statistics.median(again):.2f} s, {max(again):.2f} s"),
         (f"requests about {len(hostile)} hostile runs", f"{said(pages)}; longest {longest:.2f} s"),
-        (f"{clients} clients at once, {silent} silent connections", said(answers)),
-        ("time of one of their requests (median, longest)", f"{statistics.median(every):.2f} s, {every[-1]:.2f} s"),
-        ("all of them together", f"{whole:.1f} s, {len(times) / whole:.0f} answers per second"),
+        (f"{clients} clients at once, {silent} idle connections", said(answers)),
+        ("time per request (median, longest)", f"{statistics.median(every):.2f} s, {every[-1]:.2f} s"),
+        ("all requests", f"{whole:.1f} s, {len(times) / whole:.0f} answers per second"),
     ]
 
 
@@ -311,7 +311,7 @@ def main() -> None:
         lines = len((Path(folder) / "log").read_text().splitlines())
     print(f"{machine()}; load {os.getloadavg()[0]:.1f}\n")
     print("| measured | |\n| --- | --- |")
-    for name, value in [*rows, ("lines that the server logged", str(lines))]:
+    for name, value in [*rows, ("lines logged by the server", str(lines))]:
         print(f"| {name} | {value} |")
 
 

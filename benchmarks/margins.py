@@ -119,7 +119,7 @@ def table(model: nn.Module, x: Tensor, y: Tensor, repeats: int) -> str:
             times[name].append(time.perf_counter() - start)
     ours, reference = found["excite.margins"], times["Foolbox LInfFMNAttack, 300 steps"]
     lines = [
-        "| search | seconds | time / FMN 300 | median margin | mean of broken | never broken | ours ≤ 1.01 × this |",
+        "| search | seconds | time / FMN 300 | median margin | mean margin found | no adversarial example found | ours ≤ 1.01 × this |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, values in found.items():
@@ -144,7 +144,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     name, x, y, x_test, y_test = images(options.data, options.points)
     print(
-        f"## Margins beside Foolbox\n\n{name}: {len(x_test)} test images, infinity norm, bounds {BOUNDS}; {machine()}\n"
+        f"## Margins compared with Foolbox\n\n{name}: {len(x_test)} test images, infinity norm, bounds {BOUNDS}; {machine()}\n"
     )
     for excited in (False, True):
         model = train(x, y, options.epochs, excited)

@@ -150,7 +150,9 @@ def main() -> None:
                 memories["heap"].append(heap)
                 memories["private"].append(private)
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    print(f"## The live page\n\nA run of {options.points:,} points, 101 series; {machine()}; load {load:.1f} a core\n")
+    print(
+        f"## The live page\n\nA run of {options.points:,} points, 101 series; {machine()}; load {load:.1f} per core\n"
+    )
     print(f"Median of {options.repeats} (smallest–largest).\n")
     print("| opening | seconds |\n|---|---|")
     print(f"| first curves on the screen | {spread(times['first'])} |")

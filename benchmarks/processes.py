@@ -101,7 +101,7 @@ def main() -> None:
     print(
         f"median of {options.repeats} paired repeats, quartiles of their ratios; one thread for each process: {machine()}.\n"
     )
-    print("| | ms a step | times as fast |")
+    print("| | ms per step | times as fast |")
     print("| --- | ---: | ---: |")
     print(f"| one process | {1e3 * statistics.median(alone) / options.steps:.1f} | 1 |")
     each = 1e3 * statistics.median(together) / options.steps

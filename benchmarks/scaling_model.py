@@ -208,7 +208,7 @@ def page(where: str, found: Sequence[Measurement]) -> str:
 
 def _measured(found: Sequence[Measurement]) -> str:
     lines = [
-        "| network | batch | parameters | layers | plain, ms | TFLOP/s | excited / plain | work | a measurement, ms "
+        "| network | batch | parameters | layers | plain, ms | TFLOP/s | excited / plain | work | measurement, ms "
         f"| watch adds, every {EVERY} | ledger adds |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -227,7 +227,7 @@ def _memory(found: Sequence[Measurement]) -> list[str]:
         return []
     kept = all(m.watch_bytes is not None for m in known)
     lines = ["| network | batch | peak plain, MiB | peak excited, MiB | ratio |", "|---|---|---|---|---|"]
-    lines = [line + (" watch keeps, bytes a parameter |", "---|")[i] * kept for i, line in enumerate(lines)]
+    lines = [line + (" watch keeps, bytes per parameter |", "---|")[i] * kept for i, line in enumerate(lines)]
     for m in known:
         plain, excited = m.peak_plain or 0.0, m.peak_excited or 0.0
         line = f"| {m.name} | {m.batch} | {plain / 2**20:.0f} | {excited / 2**20:.0f} | {excited / plain:.2f} |"
@@ -237,7 +237,7 @@ def _memory(found: Sequence[Measurement]) -> list[str]:
 
 def _fits(model: Model) -> str:
     lines = ["| | coefficients | R² | largest error | largest error left out |", "|---|---|---|---|---|"]
-    names = ("excited step", "a measurement", "ledger, a step")
+    names = ("excited step", "measurement", "ledger, per step")
     for name, one in zip(names, (model.excited, model.measurement, model.ledger)):
         terms = ", ".join(f"{value:.3g} per {term}" for term, value in zip(one.terms, one.coefficients))
         lines.append(f"| {name} | {terms} | {one.r2:.3f} | {one.worst:.0%} | {one.left_out:.0%} |")
@@ -248,7 +248,7 @@ def _predicted(found: Sequence[Measurement], targets: Sequence[Target]) -> str:
     """With the range of the predictions of all fits that leave one network out."""
     model, others = Model(found), [Model([*found[:i], *found[i + 1 :]]) for i in range(len(found))]
     lines = [
-        "| training | plain, ms | excited, ms | ratio | a measurement, ms | watch adds | ledger adds | watch keeps, GiB "
+        "| training | plain, ms | excited, ms | ratio | measurement, ms | watch adds | ledger adds | watch keeps, GiB "
         "| ledger keeps, GiB |",
         "|---|---|---|---|---|---|---|---|---|",
     ]

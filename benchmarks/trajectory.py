@@ -78,7 +78,7 @@ def jobs(name: str, device: str, batch: int, steps: int, half: bool) -> dict[str
 
 
 def report(times: dict[str, list[float]], steps: int) -> str:
-    lines = ["| | ms a step | over plain | quartiles |", "|---|---|---|---|"]
+    lines = ["| | ms per step | over plain | quartiles |", "|---|---|---|---|"]
     for way, seconds in times.items():
         middle, low, high = ratio(seconds, times["plain"])
         spread = "" if way == "plain" else f"{middle:.3f} | {low:.3f} to {high:.3f}"

@@ -36,7 +36,7 @@ def main() -> None:
     example = torch.randn(4, 3, 32, 32)
     wiring, site = trace(model, example), find(model, example).first
     followed, some, whole = LayerOperator(site), Measure(wiring, 32, 8), Measure(wiring, 4096, 8)
-    print(f"The papers' network, rate {options.rate}, a look every {options.every} steps; {machine()}\n")
+    print(f"The papers' network, learning rate {options.rate}, measured every {options.every} steps; {machine()}\n")
     print(
         "| step | loss | σ₁ | error of σ₁ | as stated | largest error of ratio | of alignment |\n|---|---|---|---|---|---|---|"
     )

@@ -41,3 +41,10 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_every_benchmark_is_shown_on_a_page():
+    helpers = {"__init__", "__main__", "hostile_calls", "scaling_model", "timing"}
+    text = "".join(page.read_text() for page in PAGES)
+    names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - helpers
+    assert {name for name in names if f"benchmarks.{name}" not in text} == set()

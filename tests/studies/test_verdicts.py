@@ -46,11 +46,11 @@ def test_chance_settles_nothing_and_flags_are_noted() -> None:
     chance = judge(claim(above=0.0), [*found[:-1], replace(found[-1], by_chance=True)])
     assert chance is not None
     assert chance.word == "undecided"
-    assert "hardly better than by chance" in str(chance)
+    assert "accuracy close to chance" in str(chance)
     flagged = judge(claim(above=0.0), [*found[:-1], replace(found[-1], flags=("masked",))])
     assert flagged is not None
     assert flagged.word == "holds"
-    assert "1 of 5 networks are not to be trusted" in str(flagged)
+    assert "1 of 5 networks are unreliable" in str(flagged)
     assert judge(claim(above=0.0), [numbers("a", 0, 1.0)]) is None
 
 

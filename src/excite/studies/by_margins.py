@@ -58,9 +58,9 @@ class ByMargins:
         "suspect_test": ("suspect, test", "{:.1%}"),
     }
     below_figure: ClassVar[str] = (
-        "Each curve is the share of images that some perturbation of at most that size gets misclassified, so it starts at the\n"
-        "error and rises with ε; the lower it is, the more robust the network. Lines are means over seeds, bands reach from the\n"
-        "lowest to the highest seed. Training tells about test where the left and the right curve of a colour are alike."
+        "Each curve is the fraction of images that some perturbation of size at most ε misclassifies. It starts at the\n"
+        "classification error and rises with ε; lower curves are more robust. Lines are means over seeds, bands show the range over\n"
+        "seeds. Where the left and the right curve of a colour agree, margins of training images predict those of test images."
     )
 
     @property
@@ -71,7 +71,7 @@ class ByMargins:
             else ("the initial weights and the order of the images; the images are the same")
         )
         return (
-            f"Seeds draw {drawn}.",
+            f"Seeds determine {drawn}.",
             "Margins are found by a minimum-norm search in the infinity norm within [−1, 1]; see [Margins](../margins.md).",
         )
 
@@ -132,15 +132,15 @@ class ByMargins:
         from excite.report.curves import chance_gap
 
         return (
-            "Means over seeds, and the range. Accuracies are of all training and test images, the rest of those measured. The gap is\n"
-            f"the largest vertical distance between the two curves; two sets of {scale.points} images from one distribution would show\n"
+            "Means over seeds, with the range. Accuracies are over all training and test images, other columns over those measured. The gap\n"
+            f"is the largest vertical distance between the two curves; two sets of {scale.points} images from one distribution would show\n"
             f"about {chance_gap(scale.points, scale.points):.3f}. *No adversarial example*: none was found within the pixel range. *Suspect*: the search for the\n"
-            "margin shows signs of failure at these images. *Trusted*: networks for which nothing speaks against the margins."
+            "margin shows signs of failure at these images. *Trusted*: networks without evidence against their margins."
         )
 
 
 def radius_reached(run: Run) -> dict[str, float]:
-    """What radius "auto" ended with, as a share of each layer's signal; nothing for other radii."""
+    """What radius "auto" ended with, as a fraction of each layer's signal; nothing for other radii."""
     name = "excitation/factor"
     return {"reached": float(run.series(name)[1][-1])} if name in run.names() else {}
 

@@ -26,7 +26,7 @@ Curves = Mapping[str, Sequence[Mapping[str, Margins]]]  # by variant, one entry 
 def margin_figure(curves: Curves, title: str, task: str) -> Figure:
     """The percentage misclassified within ε against ε: left training images, right test images, one curve per variant.
 
-    Lines are means over seeds, bands reach from the lowest to the highest seed.
+    Lines are means over seeds, bands show the range over seeds.
     """
     from matplotlib.figure import Figure
 

@@ -48,10 +48,10 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
             for v in result.verdicts
         ),
         "",
-        "A claim holds if the whole interval lies on the claimed side, fails if it lies on the other, and is undecided else or",
-        "where a network decides by chance. Effects are paired by seed; intervals are Student's t.",
+        "A claim holds if the whole interval lies on the claimed side of its threshold, fails if it lies on the other side, and is",
+        "undecided otherwise, or if the accuracy of a network is close to chance. Effects are paired by seed; intervals are Student's t.",
         *(
-            ["Scale `quick` is a first look: so few images and seeds decide large effects only."]
+            ["Scale `quick` is preliminary: with so few images and seeds only large effects can be decided."]
             * (scale.name == "quick")
         ),
         "",
@@ -65,14 +65,14 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     for sentence, image in others:
         lines += [f"## {sentence}", "", f"![{sentence}]({image})", ""]
     if result.flags:
-        lines += ["What speaks against these numbers:", "", *(f"- {flag}" for flag in result.flags), ""]
+        lines += ["Evidence against these numbers:", "", *(f"- {flag}" for flag in result.flags), ""]
     lines += ["## Settings", "", f"- Scale `{scale.name}`: {scale.words}.", *(f"- {note}" for note in study.notes)]
     lines += [f"- Seeds {', '.join(map(str, result.seeds))}.", *(f"- {line}" for line in method.settings)]
     lines += [f"- Versions: {', '.join(f'{name} {version}' for name, version in result.versions.items())}.", ""]
     fetch = [f"excite data fetch {name}" for name in method.data]
     lines += ["## Command", "", "```", *fetch, result.command, "```", ""]
     text = "\n".join(lines)
-    # Outside the documentation its other pages are not there.
+    # Outside the documentation the other pages do not exist.
     return text if in_docs else text.replace("; see [Margins](../margins.md)", "").replace("](../", "](")
 
 

@@ -53,7 +53,7 @@ class StudyResult:
 
     @property
     def flags(self) -> list[str]:
-        """What speaks against margins, by variant; one line for each kind of evidence."""
+        """Evidence against the margins, by variant; one line per kind of evidence."""
         return sorted({f"{found.variant}, {flag}" for found in self.numbers for flag in found.flags})
 
     def __str__(self) -> str:

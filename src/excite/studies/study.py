@@ -116,7 +116,7 @@ class Ladder:
             logs = [math.log10(getattr(n[variant], name)) for variant in self.variants]
             return min(after - before for before, after in pairwise(logs))
 
-        measure = f"{words}, log10 of the smallest ratio of a {self.rung} to the one below"
+        measure = f"{words}, log10 of the smallest ratio of a {self.rung} to the next lower one"
         return Claim(text, source, measure, self.variants, effect, above=0.0)
 
     def ends(self, text: str, source: str, name: str, words: str) -> Claim:

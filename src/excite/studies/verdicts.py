@@ -96,10 +96,10 @@ def _notes(claim: Claim, pairs: Sequence[Mapping[str, VariantResult]]) -> tuple[
         runs = [variants[name] for variants in pairs]
         chance = sum(run.by_chance for run in runs)
         if chance:
-            notes.append(f"{name}: {chance} of {len(runs)} networks decide hardly better than by chance.")
+            notes.append(f"{name}: {chance} of {len(runs)} networks have an accuracy close to chance.")
         doubtful = sum(bool(run.flags) for run in runs)
         if doubtful:
-            notes.append(f"{name}: the numbers of {doubtful} of {len(runs)} networks are not to be trusted.")
+            notes.append(f"{name}: the numbers of {doubtful} of {len(runs)} networks are unreliable.")
     return tuple(notes)
 
 

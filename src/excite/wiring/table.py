@@ -75,7 +75,7 @@ def _columns(header: list[str], rows: list[list[str]], right: set[int]) -> list[
 
 def _groups_table(groups: Sequence[Group]) -> str:
     """One line per group if that fits; otherwise the reason goes below, and long lists of layers are wrapped."""
-    header = ["channels", "law", "made by → read by", "why"]
+    header = ["channels", "law", "producers → consumers", "why"]
     rows = []
     for alike in _bunched(groups):
         group = alike[0]

@@ -100,7 +100,7 @@ def test_measures_of_a_known_map() -> None:
     anywhere = (2 * 1 + 2**0.5 + 0 + 2 * (2**0.5 - 1)) / 6
     assert _clustering(found) == pytest.approx(near / anywhere)
     picture = region_picture(found).axes[0]
-    assert picture.get_title() == "4 linear regions met"
+    assert picture.get_title() == "4 linear regions found"
     np.testing.assert_allclose(picture.images[0].get_extent(), [-1, 1, -1, 1])
     line = np.array(picture.lines[0].get_data())
     assert np.nanmax(np.abs(line).min(0)) < 1e-12  # borders are the two axes

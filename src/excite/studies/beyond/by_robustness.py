@@ -107,12 +107,12 @@ class ByRobustness:
         "minutes": ("minutes", "{:.1f}"),
     }
     below_figure = (
-        "Each line is the share of images that are classified right and stay right when every pixel may change by up to ε: the\n"
-        "higher, the more robust. Training tells about test where the left and the right line of a colour are alike."
+        "Each line is the fraction of images that are classified correctly under every perturbation of at most ε per pixel that was\n"
+        "tried; higher lines are more robust. Where the left and the right line of a colour agree, training predicts test."
     )
     settings = (
-        "Robust accuracy: projected gradient steps up the margin loss from several random starts; an image counts as broken as "
-        "soon as one of them, at this or a smaller ε, gets it wrong. The second attack is the minimum-norm search of "
+        "Robust accuracy: projected gradient steps up the margin loss from several random starts; an image counts as misclassified as "
+        "soon as one of them, at this or a smaller ε, finds an adversarial example. The second attack is the minimum-norm search of "
         "[Margins](../margins.md) on fewer test images; both give upper bounds.",
     )
 
@@ -173,7 +173,7 @@ class ByRobustness:
             )
             axis.set_xticks(at)
             axis.grid(alpha=0.3)
-        axes[0].set_ylabel("% right under attack\n(higher is more robust)")
+        axes[0].set_ylabel("% correct under attack\n(higher is more robust)")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=9)
         figure.suptitle(f"{study.title} ({study.task}, scale {scale.name})", fontsize=12)
         return {"figure": (f"Robust accuracy: {study.title}", figure)}
@@ -182,5 +182,5 @@ class ByRobustness:
         return (
             f"Of {scale.points:,} training and {scale.points:,} test images. The gap is the largest difference between training and test over these\n"
             "sizes. Minutes are those of training, on the machine named below. *Trusted*: networks for which the second attack\n"
-            f"breaks no more than {DOUBT:.0%} of its images beyond the first."
+            f"finds adversarial examples for at most {DOUBT:.0%} more of its images than the first."
         )

@@ -33,7 +33,9 @@ def beside_auto(train: Callable[..., dict[str, Any]], radius: float) -> list[Var
 
 def claims(scale: TrainingScale) -> list[Claim]:
     return [
-        gap_claim("radii that nobody tuned end with a smaller gap than the input excited alone", _SOURCE, AUTO, INPUT),
+        gap_claim(
+            "without tuning, radius auto ends with a smaller gap than the input excited alone", _SOURCE, AUTO, INPUT
+        ),
         Claim(
             "and cost less than two points of test accuracy",
             _SOURCE,
@@ -43,7 +45,7 @@ def claims(scale: TrainingScale) -> list[Claim]:
             above=-0.02,
         ),
         Claim(
-            "test margins are at least as large as with the radius chosen by hand, but for a tenth",
+            "test margins are at least as large as with the radius chosen by hand, up to a tenth",
             _SOURCE,
             "median test margin, radius auto over every layer excited, minus 1",
             (ALL, AUTO),
@@ -65,7 +67,7 @@ STUDY = Study(
     (
         f"Chosen radii: {RADIUS} in the infinity norm, grown from zero in four stages.",
         'Radius "auto": relative to each layer\'s input, grown while the fit holds; see [the rule](../excitation.md).',
-        "The factor grows by 1 % a step, and only once the fit holds: the 240 steps of scale quick are nearly over by then, so that "
+        "The factor grows by 1 % per step, and only once the fit holds: the 240 steps of scale quick are nearly over by then, so that "
         "the variant is hardly excited there; scale paper has 8,000 steps.",
     ),
 )

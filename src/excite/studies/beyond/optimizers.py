@@ -40,7 +40,7 @@ _SETTINGS: dict[str, tuple[str, float, str]] = {  # optimizer, learning rate, no
 }
 Normalization = Literal["none", "layer", "batch"]
 _MOMENTUM, _EPS = 0.1, 1e-5  # of the running statistics, as in nn.BatchNorm1d
-_SOURCE = "What training reveals, section 7 (asked there)"
+_SOURCE = "What training reveals, section 7 (as a question)"
 _POINTS = 100
 
 
@@ -294,7 +294,7 @@ def claims(scale: WaysScale) -> list[Claim]:
                "rank correlation of normalized update and frequency", 0.5) for way in WAYS),
         *(_one("the weights' trajectory is longer at the highest frequency", way, "weight_ratio",
                "normalized update of all weights, log10 of the ratio of ω = 1 to ω = 0.25") for way in WAYS),
-        *(_one("weights say what biases say", way, "agree",
+        *(_one("trajectories of weights and of the bias agree", way, "agree",
                "rank correlation of the two over frequencies", 0.5) for way in WAYS),
         Claim("batch normalization takes the normalized update away from the exact slope", "not in the paper: the ratio is per sample",
               "size of log10 of update over exact slope, batch normalization minus SGD", (SGD, BATCH), _coupled, above=0.0),
@@ -362,10 +362,10 @@ STUDY = Study(
             "loss": ("largest training loss", "{:.4f}"),
         },
         draw,
-        "One colour per frequency; lines are means over repeats, bands reach from the lowest to the highest. Dotted: the exact mean slope\n"
+        "One colour per frequency; lines are means over repeats, bands show their range. Dotted: the exact mean slope\n"
         "at the training points in evaluation mode, which the update of the bias should show. *All weights*: √Σ‖dL/dW‖² / |dL/df| of\n"
         "a sample, over the layers after the first.",
-        "Means over repeats, and the range, over the last twentieth of the steps. *Order*: rank correlation with the frequency over\n"
+        "Means over repeats, with the range, over the last twentieth of the steps. *Order*: rank correlation with the frequency over\n"
         "the four functions, 1 if they are in order. *Agree*: rank correlation of the two. *Bias and test loss*: rank correlation.\n"
         f"*Trusted*: repeats in which all four functions were fitted to a training loss below {FIT}.",
         (

@@ -95,7 +95,9 @@ def settings(scale: RobustnessScale, **changes: Any) -> dict[str, Any]:
 
 def claims(scale: RobustnessScale) -> list[Claim]:
     return [
-        gap_claim("radii that nobody tuned end with a smaller gap than the input excited alone", _OWN, AUTO, INPUT),
+        gap_claim(
+            "without tuning, radius auto ends with a smaller gap than the input excited alone", _OWN, AUTO, INPUT
+        ),
         Claim(
             "and cost less than two points of test accuracy",
             _OWN,
@@ -106,7 +108,7 @@ def claims(scale: RobustnessScale) -> list[Claim]:
         ),
         gap_claim("every layer excited ends with a smaller gap than plain training", _OWN, EVERY, SQUARED),
         Claim(
-            "seven steps of adversarial training stand 8/255 on test images better than excitation of every layer does",
+            "seven steps of adversarial training give a higher robust test accuracy at 8/255 than excitation of every layer",
             _OWN,
             "robust test accuracy at 8/255, seven steps minus the best of the variants with every layer excited",
             (SEVEN, EVERY, AUTO),
@@ -114,7 +116,7 @@ def claims(scale: RobustnessScale) -> list[Claim]:
             above=0.0,
         ),
         Claim(
-            "one step with a random start is worth seven, but for five points",
+            "one step with a random start is within five points of seven steps",
             "Wong, Rice and Kolter, Fast is better than free (2020)",
             "robust test accuracy at 8/255, one step minus seven",
             (ONE, SEVEN),
@@ -127,7 +129,7 @@ def claims(scale: RobustnessScale) -> list[Claim]:
 STUDY = Study(
     "ten-classes",
     "Ten classes: excitation and adversarial training",
-    "section 7.1 of Persistency of Excitation for Robustness of Neural Networks, carried on",
+    "section 7.1 of Persistency of Excitation for Robustness of Neural Networks, extended",
     "CIFAR-10, all ten classes",
     ByRobustness(),
     SCALES,

@@ -147,7 +147,7 @@ def claims(scale: StepsScale) -> list[Claim]:
             0.5,
         ),
         _ratio(
-            "removing the mean of the data does not mend it: the margin stays less than half",
+            "removing the mean of the data does not repair it: the margin stays less than half",
             "after section 3.1, which says it of linear classifiers and concludes that a poor margin is unavoidable",
             ENTROPY_CENTRED,
             SQUARED_CENTRED,
@@ -222,20 +222,20 @@ STUDY = Study(
         compute,
         {
             "margin": ("margin", "{:.2f}"),
-            "best": ("most possible", "{:.2f}"),
-            "share": ("share of that", "{:.2f}"),
-            "right": ("decided right", "{:.0%}"),
+            "best": ("largest possible", "{:.2f}"),
+            "share": ("fraction of that", "{:.2f}"),
+            "right": ("classified correctly", "{:.0%}"),
             "output": ("smallest output", "{:.2f}"),
         },
         draw,
-        "One line per loss: where the trained network changes its mind. The circle around a point is the largest that its network\n"
-        "leaves without crossing its line, and its radius is the margin: the smallest distance of a training point from the line.",
-        "Means over seeds, and the range. The margin is exact, in the 2-norm: the network is linear on the cells its units cut out,\n"
-        "and its boundary a list of segments. *Most possible* is half the distance of the nearest points of different classes.\n"
-        "*Trusted*: networks that decide all training points right.",
+        "One line per loss: where the prediction of the trained network changes. The circle around a point is the largest one that\n"
+        "does not cross the line of its network; its radius is the margin: the smallest distance of a training point from the line.",
+        "Means over seeds, with the range. The margin is exact, in the 2-norm: the network is linear on the cells its units cut out,\n"
+        "and its boundary a list of segments. *Largest possible* is half the distance of the nearest points of different classes.\n"
+        "*Trusted*: networks that classify all training points correctly.",
         (
             "Both losses are means over the 16 points; learning rate 0.01, momentum 0.9, full batches, float64.",
-            "The seed draws data and first weights, the same for both losses but where a variant says otherwise; seeds 0 to 5 are "
+            "The seed determines data and initial weights, the same for both losses but where a variant says otherwise; seeds 0 to 5 are "
             "the authors' 1, 21, 41, 61, 81, 101.",
         ),
     ),

@@ -81,7 +81,7 @@ SCALES: dict[str, BasicsScale] = {
         },
         bandits=1000,
         words=(
-            "10 seeds; 2,000 steps of regression, 5,000 of the systems and the bandits (1,000 of them a seed), 20,000 stochastic "
+            "10 seeds; 2,000 steps of regression, 5,000 of the systems and the bandits (1,000 per seed), 20,000 stochastic "
             "gradients, 2,000 steps of the network with the node. The papers give no numbers for these examples"
         ),
     ),
@@ -136,7 +136,7 @@ def claims(scale: BasicsScale) -> list[Claim]:
         _is("with measurements that persist they do not", _ONE, "regression: persistent", "wrong", below=1e-6),
         _is("a state and its estimate can decay to zero both", _ONE, quiet, "error", below=1e-6),
         _is("while the parameter of the system is not found", _ONE, quiet, "wrong", above=0.1),
-        _is("an input that goes on finds it", _ONE, "scalar system: random signs", "wrong", below=1e-6),
+        _is("an input that persists finds it", _ONE, "scalar system: random signs", "wrong", below=1e-6),
         _is("under a constant input a system of order two is not found", _RICH, constant, "wrong", above=0.1),
         _is("one frequency is not enough for it", _RICH, "linear system: one frequency", "wrong", above=0.1),
         _is("two are", _RICH, rich, "wrong", below=1e-3),
@@ -147,7 +147,7 @@ def claims(scale: BasicsScale) -> list[Claim]:
         Claim(
             "with noise in the outputs least squares is more than three times worse under the constant input than under two frequencies",
             _OWN,
-            "log10 of its distance from the truth, constant input minus two frequencies",
+            "log10 of its distance from the true value, constant input minus two frequencies",
             (constant, rich),
             lambda n: math.log10(n[constant].noisy / n[rich].noisy),
             above=math.log10(3),
@@ -155,8 +155,8 @@ def claims(scale: BasicsScale) -> list[Claim]:
         _is("a stochastic gradient that is scaled down too fast misses the optimum", _ONE, fast, "wrong", above=0.1),
         _is("one that is scaled down like 1/t gets there", _ONE, slow, "wrong", below=0.1),
         _is("more than one bandit in a hundred that stops exploring misses the better arm", _ONE, stops, "wrong", above=0.01),
-        _is("of those that go on fewer do", _ONE, "bandit: goes on exploring", "wrong", below=0.01),
-        _is("the weight behind the node is not learnt from the training points", _NODE, "node: plain", "wrong", above=0.99),
+        _is("fewer of those that continue exploring do", _ONE, "bandit: goes on exploring", "wrong", below=0.01),
+        _is("the weight behind the node is not learned from the training points", _NODE, "node: plain", "wrong", above=0.99),
         _is("nor if inputs are perturbed: their extremes leave most of it", _NODE, exact, "wrong", above=0.5),
         _is("with perturbed inputs the search of Algorithm 1 moves the output of the node", _NODE, "node: input excited", "seen", above=0.01),
         _is("perturbing every layer excites it, and training removes it", _NODE, every, "wrong", below=0.05),
@@ -179,9 +179,9 @@ def claims(scale: BasicsScale) -> list[Claim]:
 
 
 WORDS = {
-    "wrong": "distance from the truth",
-    "error": "error that is left",
-    "least_squares": "distance from the truth of least squares",
+    "wrong": "distance from the true value",
+    "error": "remaining error",
+    "least_squares": "distance from the true value of least squares",
     "noisy": "the same with noise",
     "seen": "largest output of the node over ε²",
     "bias": "size of B",
@@ -213,7 +213,7 @@ PANELS: dict[str, tuple[str, str, bool, dict[str, tuple[str, str]]]] = {
     ),
     "linear system": (
         "System of order two,\nfour numbers to learn",
-        "distance from the truth",
+        "distance from the true value",
         True,
         {"constant input": (FADING, "--"), "one frequency": (BETWEEN, "-."), "two frequencies": (PERSISTENT, "-")},
     ),
@@ -324,21 +324,21 @@ STUDY = Study(
         draw,
         (
             "Orange and dashed: the excitation fades or is missing. Blue: it persists. Green: something between. Curves are medians\n"
-            "over seeds, bands reach from the lowest to the highest seed; the axis of steps is logarithmic. In the last two panels\n"
+            "over seeds, bands show the range over seeds; the axis of steps is logarithmic. In the last two panels\n"
             "gradient descent on the cross-entropy ends at the orange line, the widest margin is at the blue one."
         ),
         (
-            "Means over seeds, and the range. *Distance from the truth*: of the parameters, relative to their size; for the stochastic\n"
-            "gradient relative to the distance at the start; for bandits the share that prefers the worse arm; for the node the weight\n"
-            "behind it, which was 1 and which no training point excites. *Error that is left*: what the algorithm itself sees at the\n"
+            "Means over seeds, with the range. *Distance from the true value*: of the parameters, relative to their size; for the stochastic\n"
+            "gradient relative to the distance at the start; for bandits the fraction that prefers the worse arm; for the node the weight\n"
+            "behind it, which was 1 and which no training point excites. *Remaining error*: what the algorithm itself sees at the\n"
             "end: of its predictions, the size of the last gradient, for bandits the loss per pull, for the node that of the clean points."
         ),
         (
             "Regression: 30 points in three dimensions, multiplied by α = 0.9, 0.99 or 1 after every step.",
-            "Systems: x ← θx + u with an estimate that runs beside it; one of order two, at rest before, learnt by normalized gradient "
+            "Systems: x ← θx + u with an estimate that runs beside it; one of order two, at rest before, learned by normalized gradient "
             "steps, and by least squares over all steps without noise and with noise of 0.01.",
             "Stochastic gradient: least squares that no θ fits, scaled by 0.98 each step, by 1/(1 + t/50), or not.",
-            "Bandits: arms that pay with 0.35 and 0.65; the one that looks worse is pulled with a frequency of 10/t² or 10/t.",
+            "Bandits: arms that pay with 0.35 and 0.65; the one with the lower estimate is pulled with a frequency of 10/t² or 10/t.",
             "Node: f = w·(x₃, x₄, x₅) + c x₁x₂ + b on points with x₁ = x₂ = 0, radius 0.05. The search of Algorithm 1 starts at zero, "
             "where x₁x₂ has no gradient, so it never moves the node; *exactly* takes the true extremes of the output instead.",
             "Centring: two rings of 20 points as in figure 2, left; the limit of gradient descent is the hyperplane of least ‖w‖² + b².",

@@ -1,6 +1,6 @@
 """Figure 2: a linear classifier trained with cross-entropy, its margin over training, and what Theorem 2 says of it.
 
-Gradient descent with momentum on the mean of log(1 + exp(−s(w·x + b)/5)), full batches, float64. The seed draws the first
+Gradient descent with momentum on the mean of log(1 + exp(−s(w·x + b)/5)), full batches, float64. The seed draws the initial
 weights, and the points of the second set; seed k here is the authors' k + 1, who show seed 1. Margins are negative while
 a point lies on the wrong side.
 """
@@ -266,10 +266,10 @@ STUDY = Study(
         "The first seed, the authors'. Above: the boundary after training (solid) and the one with the largest margin, a support vector\n"
         "machine's (dashed). Below: the margin over training, where it goes if training never ends, and the bounds. The margin\n"
         "shows once all points are on their sides.",
-        "Means over seeds, and the range, in the units of the data. *Limit of training* is the margin of the direction that gradient\n"
+        "Means over seeds, with the range, in the units of the data. *Limit of training* is the margin of the direction that gradient\n"
         "descent converges to, solved for exactly. Theorem 2 uses the optimal margin of all points as printed, and holds with\n"
         "that of the support vectors. *Scaled*: the mean is removed and points divided by the largest norm before training.\n"
-        "*Trusted*: classifiers that decide all training points right.",
+        "*Trusted*: classifiers that classify all training points correctly.",
         ("Cross-entropy is a mean over points; learning rate 0.01, momentum 0.9, outputs divided by 5, float64.",),
     ),
     SCALES,

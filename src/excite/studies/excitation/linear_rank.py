@@ -1,6 +1,6 @@
 """Theorems 4 and 5: deep linear networks z = W_L ⋯ W_1 x with one output whose layers become one direction.
 
-Losses are sums over points, in float64. The paper has no experiment on them: sizes, data and steps are ours. The seed draws
+Losses are sums over points, in float64. The paper has no experiment on them: sizes, data and steps are ours. The seed determines
 points and first weights, the same for all variants. Weights trained by cross-entropy grow like a power of log(steps): growing
 steps, each a thousandth of the weights' size, take them where steps of a fixed size would need exponentially many.
 """
@@ -182,7 +182,7 @@ def claims(scale: RankScale) -> list[Claim]:
         return Claim(text, source, f"{variant}: {ratio}", (variant,), lambda n: n[variant].ratio, below=RANK_ONE)
 
     def never_passed(text: str, variant: str) -> Claim:
-        measure = f"{variant}: times that a layer passes its bound, of about {LOOKS} looks at every layer"
+        measure = f"{variant}: number of times a layer exceeds its bound, of about {LOOKS} measurements of every layer"
         return Claim(text, "excite.bounds", measure, (variant,), lambda n: n[variant].passed, below=0.5)
 
     return [
@@ -199,7 +199,7 @@ def claims(scale: RankScale) -> list[Claim]:
         one_direction("cross-entropy alone makes every layer one direction, in the limit", five, GROWING),
         never_passed("on the way σ₂ is bounded by the differences W_k W_k' − W_{k+1}' W_{k+1}", GROWING),
         one_direction(f"{scale.steps:,} steps of gradient descent come near that limit", f"{five}, in practice", DESCENT),
-        one_direction("they do if the first weights are small", f"{five}, in practice", SMALL),
+        one_direction("they do if the initial weights are small", f"{five}, in practice", SMALL),
         one_direction(
             "gradient descent induces signals of low rank, without cross-entropy or decay too",
             "Persistency of excitation, section 4, item 2, read beyond its theorems",
@@ -257,19 +257,19 @@ STUDY = Study(
             "bound": ("its bound", "{:.2g}"),
             "first": ("smallest σ₁", "{:.2g}"),
             "rank": ("largest rank", "{:.0f}"),
-            "alignment": ("least alignment", "{:.3f}"),
+            "alignment": ("smallest alignment", "{:.3f}"),
             "grown": ("weights grown by", "{:.2g}"),
-            "right": ("decided right", "{:.0%}"),
+            "right": ("classified correctly", "{:.0%}"),
         },
         draw,
         "Each line is a layer of the first seed: its second singular value over its first, zero where the layer is one direction. The\n"
-        "dashed line is what theory says of the worst layer at that moment, from its gradient or from its neighbours.\n"
+        "dashed line is what theory says of the worst layer at that moment, from its gradient or from adjacent layers.\n"
         "With strong decay lines end where the weights themselves vanish.",
-        "Means over seeds, and the range, over all layers but the last, which is one row. The rank counts singular values above\n"
+        "Means over seeds, with the range, over all layers but the last, which is one row. The rank counts singular values above\n"
         "0.001, or 0.001 times the largest if that is more than one. *Alignment* is |u·v| of the leading singular vectors of\n"
-        "neighbouring layers.",
+        "adjacent layers.",
         (
-            "Sums over points; learning rate 0.002, μ = 0.1, strong decay μ = 10, float64. First weights have variance 1 / inputs.",
+            "Sums over points; learning rate 0.002, μ = 0.1, strong decay μ = 10, float64. Initial weights have variance 1 / inputs.",
         ),
     ),
     SCALES,

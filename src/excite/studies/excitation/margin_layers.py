@@ -1,7 +1,7 @@
 """Figure 6 (and figure 2 of the richness paper): the input perturbed alone, or every layer; and what else might help.
 
 The papers argue in words about dropout, augmented and larger data, adaptive optimizers and the hidden layers: those are
-the extra variants. CIFAR-10 has 5,000 images a class and no more, so at scale "paper" the data are doubled from 2,500 to
+the extra variants. CIFAR-10 has 5,000 images per class and no more, so at scale "paper" the data are doubled from 2,500 to
 5,000 to all 10,000 images, the plain variant; at scale "quick" from half to all to twice the plain variant's images. The number
 of epochs stays the same.
 """
@@ -53,13 +53,13 @@ def _of_the_figure() -> list[Claim]:
             below=0.1,
         ),
         gap_claim(
-            "with every layer perturbed training margins say more about test margins than with the input perturbed alone",
+            "with every layer perturbed training margins predict test margins better than with the input perturbed alone",
             _FIGURE,
             ALL,
             INPUT,
         ),
         gap_claim(
-            "with every layer perturbed training margins say more about test margins than after plain training",
+            "with every layer perturbed training margins predict test margins better than after plain training",
             _FIGURE,
             ALL,
             PLAIN,

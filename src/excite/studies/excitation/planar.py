@@ -32,7 +32,7 @@ class TwoLayer(NamedTuple):
 def margins(network: TwoLayer, x: Array, y: Array) -> Array:
     """The distance of each point (N, 2) from the decision boundary f = 0, zero where its label in {0, 1} is not met.
 
-    f > 0 decides for label 1. A point that is decided right lies no farther from the boundary than from the nearest
+    f > 0 decides for label 1. A point that is classified correctly lies no farther from the boundary than from the nearest
     point that is decided otherwise; infinite where there is none within the box of `around`.
     """
     right = (network(x) > 0) == (y == 1)

@@ -1,7 +1,7 @@
 """The task of the papers' experiments: CIFAR-10 planes against horses, the authors' network and settings.
 
 Pixels in [−1, 1], planes are 0 and horses 1. The scale "paper" is what the authors did; "quick" is the same network on
-fewer images and fewer epochs. Seeds draw the initial weights and the order of the images; the images stay the same.
+fewer images and fewer epochs. Seeds determine the initial weights and the order of the images; the images stay the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SCALES: dict[str, TrainingScale] = {
         every_variant=True,
         words=(
             "the authors' settings: all 10,000 training images, 40 epochs, 10 seeds; margins of all 2,000 test images and of "
-            "2,000 training images, taken evenly"
+            "2,000 training images, evenly spaced"
         ),
     ),
 }

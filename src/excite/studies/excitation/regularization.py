@@ -2,7 +2,7 @@
 
 Theorem 6 (both solutions along λ), equations 10 and 11 (ghost measurements, noise), equation 13 (cross-entropy of inflated
 points, whose optimum is unbounded), and least squares with targets of any size. The paper has no experiment on these:
-sizes are ours. The seed draws the data; losses are sums over points.
+sizes are ours. The seed determines the data; losses are sums over points.
 """
 
 from __future__ import annotations
@@ -271,7 +271,9 @@ def draw(study: Study, scale: Any, details: Details, numbers: Sequence[VariantRe
     axes[1, 1].set(title="Problem 13: size of w", xlabel="step", ylabel="‖w‖", xscale="log", yscale="log")
     axes[1, 1].legend(fontsize=8)
     axes[1, 2].axhline(1, color="#888", linewidth=1)
-    axes[1, 2].set(title="Problem 13: margin over ε", xlabel="step", ylabel="above 1: all within ε decided right")
+    axes[1, 2].set(
+        title="Problem 13: margin over ε", xlabel="step", ylabel="above 1: all within ε classified correctly"
+    )
     axes[1, 2].set(xscale="log", ylim=(0, 1.3))
     scales, constants, _ = zip(*details["section 2.1"][0]["curve"])
     axes[1, 3].loglog(scales, constants, "o-", color=COLOURS[2])
@@ -335,7 +337,7 @@ STUDY = Study(
         "(dots); in the shaded part the penalty gives zero and no ε does; and which ε matches. Second row: how far the solution\n"
         "with drawn noise is from ridge regression; the norm of w and its margin over ε for problem 13; the Lipschitz constant\n"
         "of least squares with larger targets.",
-        "Means over seeds, and the range; a dash where a variant has no such number. Both solutions of Theorem 6 are found separately,\n"
+        "Means over seeds, with the range; a dash where a variant has no such number. Both solutions of Theorem 6 are found separately,\n"
         "for m = 1, 1.5, 2, 3; they need not be unique for p = 1 and ∞, so Xw and ‖w‖_p are compared.",
         (
             "Losses are sums over points. Equation 13 in the 2-norm, without a bias, ε = 0.9 or 1.5 times the largest margin.",

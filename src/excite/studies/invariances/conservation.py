@@ -1,7 +1,7 @@
 """Study `conservation`: the seven cases of Theorem 1, linear and ReLU, on and off the diagonal, descent and flow.
 
 Networks without biases with one output, in float64; the paper has no experiment on the theorem, sizes and data are ours.
-The seed draws points, labels and first weights. Gradient descent is booked by the ledger, so its numbers are what is left
+The seed determines points, labels and first weights. Gradient descent is booked by the ledger, so its numbers are what is left
 once Σ η² of the squared gradients (appendix F) is subtracted. Gradient flow is integrated with control of its error.
 """
 
@@ -222,7 +222,7 @@ def claims(scale: CasesScale) -> list[Claim]:
         worst("linear", "flow_off", "linear: and all entries off the diagonal", one, INTEGRATION),
         least("ReLU", "flow_off", "ReLU: and all entries off the diagonal, in one case at least", one, INTEGRATION),
         Claim(
-            "case 6 holds with [U Z] as it is printed",
+            "case 6 holds with [U Z] as printed",
             one,
             f"{six}: log₁₀ of the relative change of the diagonal, with Z in place of [Y; Z]",
             (six,),
@@ -295,8 +295,8 @@ STUDY = Study(
         draw,
         "The largest change of an entry of W₁W₁' − W₂'W₂ since the start, less the slack of appendix F, relative to the squared weights:\n"
         "gradient descent, first seed. Lines at the bottom are rounding. On the diagonal the law holds in every case, for linear and for\n"
-        "ReLU networks. Off the diagonal it holds for linear networks; with ReLU it fails from the first steps on.",
-        "Means over seeds, and the range. Changes are relative to the squared norm of all weights around the channels. *Diagonal\n"
+        "ReLU networks. Off the diagonal it holds for linear networks; with ReLU it fails from the first steps.",
+        "Means over seeds, with the range. Changes are relative to the squared norm of all weights around the channels. *Diagonal\n"
         "before that* is its drift before the slack is subtracted. Flow ends with the error of the integrator, and of the\n"
         "short descent steps it takes where a path slides along a kink; *less its sliding* is what exceeds Σ η² ‖∇R‖² of these steps.\n"
         "That sum, over all weights, is the most that they can move an entry by: 0 says that the drift stays below it, and no more.",

@@ -35,7 +35,7 @@ def shares(reading: LedgerReport) -> dict[str, float]:
 
 
 def imbalance(reading: LedgerReport) -> tuple[float, float]:
-    """Over the laws that have consumers: ‖Q‖/‖Q₀‖, and what is left of the first imbalance, ⟨Q, Q₀⟩/‖Q₀‖²."""
+    """Over the laws that have consumers: ‖Q‖/‖Q₀‖, and the remaining initial imbalance, ⟨Q, Q₀⟩/‖Q₀‖²."""
     entries = [entry for entry in reading.entries if entry.group.consumers]
     first, now = (torch.cat([getattr(e, at) for e in entries]) for at in ("start", "value"))
     return float(now.norm() / first.norm()), float(now @ first / (first @ first))

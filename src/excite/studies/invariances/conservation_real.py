@@ -162,10 +162,10 @@ def claims(scale: RealScale) -> list[Claim]:
     result = []
     for model in MODELS:
         plain, heavy, adam = (name(model, optimizer) for optimizer in OPTIMIZERS)
-        left = ("largest rest of a channel, relative", lambda n: n.rest)
+        left = ("largest residual of a channel, relative", lambda n: n.rest)
         drift = ("drift of all laws, relative", lambda n: n.drift)
         result += [
-            of(plain, f"{model}: what SGD leaves unexplained is rounding", *left, source, below=FLOAT32),
+            of(plain, f"{model}: the residual of SGD is rounding", *left, source, below=FLOAT32),
             of(heavy, f"{model}: with momentum and decay too", *left, "excite.probes.conservation", below=FLOAT32),
             of(adam, f"{model}: and with AdamW", *left, "excite.probes.conservation", below=FLOAT32),
             of(plain, f"{model}: SGD conserves its laws", *drift, source, below=SMALL),
@@ -173,10 +173,10 @@ def claims(scale: RealScale) -> list[Claim]:
             of(adam, f"{model}: AdamW conserves them, too", *drift, f"{source}, read beyond it", below=SMALL),
             of(
                 heavy, f"{model}: decay alone explains most of the drift of momentum and decay",
-                "share of the drift", lambda n: n.decay, "the law of decay, Q → Q (1 − ηλ)²", above=0.5,
+                "fraction of the drift", lambda n: n.decay, "the law of decay, Q → Q (1 − ηλ)²", above=0.5,
             ),
             of(
-                heavy, f"{model}: the first imbalance is forgotten at the rate of decay alone",
+                heavy, f"{model}: the initial imbalance decays at the rate of weight decay alone",
                 "measured rate over 2ηλ/(1 − μ), its distance to 1", lambda n: abs(n.forgotten - 1),
                 "the law of decay, through the momentum buffer", below=0.1,
             ),
@@ -186,14 +186,14 @@ def claims(scale: RealScale) -> list[Claim]:
             ),
             of(
                 adam, f"{model}: rescaling explains most of the drift of AdamW",
-                "share of the drift", lambda n: n.rescaling, "excite.probes.conservation", above=0.5,
+                "fraction of the drift", lambda n: n.rescaling, "excite.probes.conservation", above=0.5,
             ),
         ]  # fmt: skip
     plain, heavy, _ = (name("residual network", optimizer) for optimizer in OPTIMIZERS)
     grown = "squared weights in front of normalizations, end over start"
     return [
         *result,
-        of(plain, "SGD makes weights in front of normalizations grow", grown, lambda n: n.growth, source, above=1.0),
+        of(plain, "SGD increases the weights in front of normalizations", grown, lambda n: n.growth, source, above=1.0),
         of(heavy, "with momentum and decay they shrink", grown, lambda n: n.growth, "the law of decay", below=1.0),
     ]
 
@@ -205,7 +205,7 @@ _LINES = {
     "decay": (COLOURS[3], "--", "by decay"),
     "rescaling": (COLOURS[4], "--", "by rescaling"),
     "eps": (COLOURS[5], ":", "by eps of normalizations"),
-    "rest": ("#888888", "-", "rest"),
+    "rest": ("#888888", "-", "residual"),
 }
 _FLOOR = 1e-10
 
@@ -214,8 +214,8 @@ def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     return {
-        "figure": (f"{study.title}: drift and its parts", _parts(study, details)),
-        "balance": ("Balance of layers: what makes channels over what reads them", _balance(details)),
+        "figure": (f"{study.title}: drift and its terms", _parts(study, details)),
+        "balance": ("Balance of layers: producers of channels over consumers", _balance(details)),
     }
 
 
@@ -247,7 +247,7 @@ def _balance(details: Mapping[str, list[Any]]) -> Figure:
         axis.set_title(variant, fontsize=10)
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
-        axis.set_ylabel("‖what makes channels‖²\nover ‖what reads them‖²")
+        axis.set_ylabel("‖producers of channels‖²\nover ‖consumers‖²")
     figure.suptitle(
         "Balance of layers: one line per law, from the first layer (dark) to the last (bright)", fontsize=13
     )
@@ -288,22 +288,22 @@ STUDY = Study(
             "decay": ("by decay", "{:.0%}"),
             "rescaling": ("by rescaling", "{:.0%}"),
             "eps": ("by eps", "{:.0%}"),
-            "rest": ("largest rest", "{:.0e}"),
+            "rest": ("largest residual", "{:.0e}"),
             "imbalance": ("imbalance, end over start", "{:.2f}"),
-            "left": ("left of the first imbalance", "{:.2f}"),
-            "forgotten": ("rate of that over decay's", "{:.2f}"),
+            "left": ("remaining initial imbalance", "{:.2f}"),
+            "forgotten": ("its rate over that of weight decay", "{:.2f}"),
             "growth": ("weights before normalizations", "× {:.2f}"),
-            "right": ("test images right", "{:.0%}"),
+            "right": ("test accuracy", "{:.0%}"),
         },
         draw,
         "Norms over all channels of all laws, relative to the squared weights, first seed: how far the conserved numbers have moved\n"
-        "(black), the parts that explain it, and the rest (grey). The second picture: for every law with consumers, in order of the\n"
-        "network from dark to bright, ‖what makes its channels‖² over ‖what reads them‖²; at 1 the two are in balance.",
-        "Means over seeds, and the range. *Drift* is the norm of Q − Q₀ over all channels of all laws, relative to the squared weights;\n"
-        "parts are shares ⟨part, drift⟩/‖drift‖², which sum to 100 % with the rest. *Imbalance* is the norm of Q over laws with\n"
-        "consumers, at the end over at the start: below one, producers and consumers have come closer. *Left of the first imbalance*\n"
+        "(black), the terms that explain it, and the residual (grey). The second figure: for every law with consumers, in order of the\n"
+        "network from dark to bright, ‖producers of its channels‖² over ‖consumers‖²; at 1 the two are in balance.",
+        "Means over seeds, with the range. *Drift* is the norm of Q − Q₀ over all channels of all laws, relative to the squared weights;\n"
+        "terms are fractions ⟨term, drift⟩/‖drift‖², which sum to 100 % with the residual. *Imbalance* is the norm of Q over laws with\n"
+        "consumers, at the end over at the start: below one, producers and consumers have come closer. *Remaining initial imbalance*\n"
         "is ⟨Q, Q₀⟩/‖Q₀‖² over the same laws: 1 where they are conserved, exp(−2rt) after t steps where nothing acts but decay, with\n"
-        "r = ηλ, and ηλ/(1 − μ) with momentum μ; *rate of that over decay's* is its rate over 2r (negative: imbalance grows), where\n"
+        "r = ηλ, and ηλ/(1 − μ) with momentum μ; *its rate over that of weight decay* is its rate over 2r (negative: imbalance grows), where\n"
         "there is decay. The last but one: Σ w² in front of\n"
         "normalizations, end over start, which for plain SGD is 1 + Σ η² ‖g‖² / Σ w², up to eps.",
         (
@@ -315,7 +315,7 @@ STUDY = Study(
     variants,
     claims,
     (
-        "Decay is charged with all it does, through the momentum buffer too: a buffer of 0.9 applies it ten times.",
-        "What has no law (a stream to which the model's input is added, say) is left out.",
+        "All effects of weight decay are attributed to it, also those through the momentum buffer: a buffer of 0.9 applies it ten times.",
+        "Channels without a law (for example a stream to which the model's input is added) are left out.",
     ),
 )

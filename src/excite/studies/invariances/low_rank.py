@@ -210,18 +210,20 @@ def claims(scale: RankScale) -> list[Claim]:
     two, cor = "Training invariances, Theorem 2", "Training invariances, Corollary 1"
 
     def rank_one(text: str, source: str, variant: str) -> Claim:
-        return Claim(text, source, f"{variant}: least ‖W‖₂²/‖W‖²_F", (variant,), lambda n: n[variant].ratio, above=NEAR)
+        return Claim(
+            text, source, f"{variant}: smallest ‖W‖₂²/‖W‖²_F", (variant,), lambda n: n[variant].ratio, above=NEAR
+        )
 
     def aligned(text: str, source: str, variant: str) -> Claim:
-        measure = f"{variant}: least alignment of neighbours"
+        measure = f"{variant}: smallest alignment of adjacent layers"
         return Claim(text, source, measure, (variant,), lambda n: n[variant].alignment, above=NEAR)
 
     tails = ("logistic", "exponential")
     return [
         *(rank_one(f"layers of linear networks become rank one, {loss} loss", two, LINEAR[loss]) for loss in tails),
-        *(aligned(f"and neighbours align, {loss} loss", two, LINEAR[loss]) for loss in tails),
+        *(aligned(f"and adjacent layers align, {loss} loss", two, LINEAR[loss]) for loss in tails),
         *(rank_one(f"layers of ReLU networks become rank one, {loss} loss", cor, RELU[loss]) for loss in tails),
-        *(aligned(f"and neighbours align, {loss} loss", cor, RELU[loss]) for loss in tails),
+        *(aligned(f"and adjacent layers align, {loss} loss", cor, RELU[loss]) for loss in tails),
         rank_one("they do so on two points 100° apart with the same label", cor, TWO),
         rank_one("squared error does it too, linear networks", "Training invariances, section 1", LINEAR["squared"]),
         rank_one("squared error does it from small weights, linear networks", "observed", SMALL["linear"]),
@@ -230,7 +232,7 @@ def claims(scale: RankScale) -> list[Claim]:
         Claim(
             "with three outputs the ratio is at least 1/3, linear networks",
             "excite.bounds.invariances.reduced_alignment",
-            f"{MANY['linear']}: least ‖W‖₂²/‖W‖²_F",
+            f"{MANY['linear']}: smallest ‖W‖₂²/‖W‖²_F",
             (MANY["linear"],),
             lambda n: n[MANY["linear"]].ratio,
             above=1 / 3,
@@ -290,7 +292,7 @@ def draw(
             )
             handles.setdefault(label, line[0])
         aligned = axis.plot(steps, [min(p[2]) for p in curve], color=COLOURS[0], linestyle=":", linewidth=1.6)
-        handles.setdefault("least alignment", aligned[0])
+        handles.setdefault("smallest alignment", aligned[0])
         axis.set(ylim=(0, 1.03), xlim=(1, steps[-1]))
         axis.set_xscale("symlog", linthresh=1)
         axis.axhline(1, color="#bbb", linewidth=0.8, zorder=0)
@@ -317,21 +319,23 @@ STUDY = Study(
     Computed(
         compute,
         {
-            "ratio": ("least ‖W‖₂²/‖W‖²_F", "{:.3f}"),
-            "alignment": ("least alignment", "{:.3f}"),
+            "ratio": ("smallest ‖W‖₂²/‖W‖²_F", "{:.3f}"),
+            "alignment": ("smallest alignment", "{:.3f}"),
             "grown": ("weights grown by", "{:.3g}"),
             "settled": ("last sign change", "{:.0%}"),
             "on": ("diagonal law moved", "{:.1e}"),
             "off": ("off-diagonal moved", "{:.1e}"),
-            "right": ("decided right", "{:.0%}"),
+            "right": ("classified correctly", "{:.0%}"),
         },
         draw,
-        "Each line is a layer of the first seed; the dotted line is the least alignment |⟨u, v⟩| of neighbouring layers. Corollary 1\n"
+        "Each line is a layer of the first seed; the dotted line is the smallest alignment |⟨u, v⟩| of adjacent layers. Corollary 1\n"
         "says that all lines go to one, for ReLU networks too. The last layer, one row, is left out.",
-        "Means over seeds, and the range. *Last sign change*: the step at which any weight changed its sign for the last time, over\n"
+        "Means over seeds, with the range. *Last sign change*: the step at which any weight changed its sign for the last time, over\n"
         "all steps. *Moved*: by how much W₂'W₂ − W₁W₁' changed since the start, its largest entry over ‖W‖²_F; steps of finite length\n"
         "move even what the flow conserves.",
-        ("Float64, full batch. First weights have variance 1 / inputs, 2 / inputs for ReLU, times 0.01 where small.",),
+        (
+            "Float64, full batch. Initial weights have variance 1 / inputs, 2 / inputs for ReLU, times 0.01 where small.",
+        ),
     ),
     SCALES,
     variants,

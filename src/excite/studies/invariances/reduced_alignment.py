@@ -213,18 +213,18 @@ STUDY = Study(
     Computed(
         compute,
         {
-            "ratio": ("least ‖W‖₂²/‖W‖²_F", "{:.3f}"),
+            "ratio": ("smallest ‖W‖₂²/‖W‖²_F", "{:.3f}"),
             "limit": ("least limit", "{:.3f}"),
             "printed": ("as printed", "{:.3f}"),
             "above": ("ratio above limit", "{:.3f}"),
             "room": ("room on the way", "{:.3f}"),
             "drift": ("laws moved", "{:.1e}"),
-            "right": ("decided right", "{:.0%}"),
+            "right": ("classified correctly", "{:.0%}"),
         },
         draw,
         "Each colour is a layer of the first seed: what was measured, and dashed what equation 13 promises at that norm from the first\n"
         "weights, 1/K − D/‖W‖²_F. For ReLU networks the dashed lines are what the paper claims; no proof stands behind them.",
-        "Means over seeds, and the range. *Limit*: 1/min(rank, 2^N_r V_c), least of all layers, and the same *as printed*, with 8^N_r.\n"
+        "Means over seeds, with the range. *Limit*: 1/min(rank, 2^N_r V_c), least of all layers, and the same *as printed*, with 8^N_r.\n"
         "*Above*: least difference of a layer to its own limit. *Room*: least difference to 1/K − D/‖W‖²_F at any look. *Laws moved*: the\n"
         "largest change of W₂'W₂ − W₁W₁' over ‖W‖²_F, by steps of finite length, or because there is no such law.",
         ("Float64, full batch, 20 points; first weights have variance 1/4 over inputs, 1/2 for ReLU.",),

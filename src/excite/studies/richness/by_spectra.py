@@ -129,13 +129,13 @@ class BySpectra:
         **{f"effective_{name}": (f"effective rank, {words}", "{:.1f}") for name, words in LAYERS.items()},
     }
     below_figure = (
-        "The share of a layer's variance that its first principal components explain: a curve that is at 100 % after a few of them\n"
+        "The fraction of a layer's variance that its first principal components explain: a curve that is at 100 % after a few of them\n"
         "belongs to signals in a few dimensions. Left what the paper shows, convolutions before pooling; right what the next layer\n"
-        "sees. Training images; lines are means over seeds of plain training, bands reach from the lowest to the highest seed."
+        "sees. Training images; lines are means over seeds of plain training, bands show the range over seeds."
     )
     settings = (
         "Signals behind the activation (ReLU), centred. Effective rank: exp of the entropy of the eigenvalues of the covariance.",
-        "Seeds draw the initial weights and the order of the images. The images are the same.",
+        "Seeds determine the initial weights and the order of the images. The images are the same.",
     )
 
     def job(
@@ -185,7 +185,7 @@ class BySpectra:
 
     def below_table(self, scale: TrainingScale) -> str:
         return (
-            "Means over seeds, and the range. Accuracies are of all training and test images; effective ranks of the same\n"
+            "Means over seeds, with the range. Accuracies are of all training and test images; effective ranks of the same\n"
             f"{scale.points:,} test images for every variant, or of all there are. {scale.points:,} images bound every rank by {scale.points - 1:,}."
         )
 

@@ -38,7 +38,7 @@ SCALES: dict[str, TrainingScale] = {
         points=2000,
         words=(
             "all 10,000 training images, 40 epochs, 10 seeds, the optimizer of the authors' other experiments (the paper does not "
-            "name this one's); spectra over 2,000 training images, taken evenly, and all 2,000 test images"
+            "name this one's); spectra over 2,000 training images, evenly spaced, and all 2,000 test images"
         ),
     ),
 }
@@ -72,7 +72,7 @@ def _of_the_figure() -> list[Claim]:
     for name in ("linear1", "linear2"):
         layer = LAYERS[name]
         for text, measure, effect, bounds in (
-            ("the first five components explain nine tenths of the variance", "share of five components",
+            ("the first five components explain nine tenths of the variance", "fraction of variance in five components",
              _ratio("five", None, name), {"above": 0.9}),
             ("half as many components as units explain 99 % of it", "components for 99 % over units",
              _ratio("components99", "width", name), {"below": 0.5}),

@@ -156,9 +156,9 @@ STUDY = Study(
             **{f"length_{k}": (f"bias {k}", "{:.1f}") for k in range(1, LAYERS + 1)},
         },
         draw,
-        "One colour per frequency; lines are means over repeats, bands reach from the lowest to the highest. The length of an epoch is\n"
+        "One colour per frequency; lines are means over repeats, bands show their range. The length of an epoch is\n"
         "the sum of its 100 normalized updates of that layer's bias.",
-        "Means over repeats, and the range. Training loss and lengths are means of the last ten epochs. *Bias l*: normalized length of an\n"
+        "Means over repeats, with the range. Training loss and lengths are means of the last ten epochs. *Bias l*: normalized length of an\n"
         f"epoch. *Trusted*: networks whose training loss went below {FIT}.",
         ("SGD, learning rate 0.001, batch size 1, half squared error, float32; all weights and biases are trained.",),
     ),

@@ -171,7 +171,7 @@ def _compare(text: str, name: str, words: str, images: int, **limit: float) -> C
 def claims(scale: StepsScale) -> list[Claim]:
     few, many = IMAGES
     length, test, loss = f"length of {WINDOW} steps at the end", "test loss at the end", "training loss at the end"
-    at = f"with {few} images a class the convolutional network"
+    at = f"with {few} images per class the convolutional network"
     return [
         _compare(f"{at} learns a less complex function: its trajectory is shorter", "length", length, few, below=0.0),
         _compare(f"{at} overfits less: its test loss is lower", "test", test, few, below=0.0),
@@ -179,8 +179,8 @@ def claims(scale: StepsScale) -> list[Claim]:
         _compare(f"{at} has the shorter trajectory as a whole", "total", "whole length", few, below=0.0),
         _compare(f"{at} has the shorter trajectory when both have the same training loss", "length_fit",
                  f"length of the {WINDOW} steps in which the training loss first is below {FIT}", few, below=0.0),
-        _compare(f"with {many} images a class, too, its trajectory is shorter", "length", length, many, below=0.0),
-        _compare(f"with {many} images a class, too, its test loss is lower", "test", test, many, below=0.0),
+        _compare(f"with {many} images per class, too, its trajectory is shorter", "length", length, many, below=0.0),
+        _compare(f"with {many} images per class, too, its test loss is lower", "test", test, many, below=0.0),
     ]  # fmt: skip
 
 
@@ -215,7 +215,7 @@ STUDY = Study(
     "architecture",
     "A fully connected and a convolutional network, and the trajectory of the first bias",
     "figure 8 of What Training Reveals about Neural Network Complexity",
-    "MNIST, threes against sixes, 100 and 1,000 images a class",
+    "MNIST, threes against sixes, 100 and 1,000 images per class",
     Computed(
         compute,
         {
@@ -227,15 +227,15 @@ STUDY = Study(
             "accuracy": ("test accuracy", "{:.1%}"),
         },
         draw,
-        f"Above {IMAGES[0]} training images a class, below {IMAGES[1]:,}. Lines are means over repeats, bands reach from the lowest to\n"
-        f"the highest; every {WINDOW} steps. The length is the sum of {WINDOW} normalized updates of the first bias,\n"
+        f"Above {IMAGES[0]} training images per class, below {IMAGES[1]:,}. Lines are means over repeats, bands show\n"
+        f"their range; every {WINDOW} steps. The length is the sum of {WINDOW} normalized updates of the first bias,\n"
         "‖b(t+1) − b(t)‖ / (lr · ε) with ε = |dL/df| and f the probability: each is the Lipschitz constant of f at its image.",
-        "Means over repeats, and the range. *Training loss*, *length* and *test loss* are means of the last tenth of training; the\n"
+        "Means over repeats, with the range. *Training loss*, *length* and *test loss* are means of the last tenth of training; the\n"
         f"training loss of an image is taken before its update. *At loss {FIT}*: the length of the {WINDOW} steps in which the training\n"
         "loss first is below that.",
         (
             "SGD, learning rate 0.002, batch size 1, binary cross-entropy, pixels in [−1, 1], float32.",
-            "A seed draws images, first weights and the order of images.",
+            "A seed determines images, initial weights and the order of images.",
             "Fully connected: 784-784-512-1. Convolutional: 784, convolution to 96 (5×5), max pool 3, convolution to 384 (5×5), max "
             "pool 3, linear 384-384-1. ReLUs between, a sigmoid at the end; the first 784 are the identity with a trained bias.",
         ),
@@ -245,8 +245,8 @@ STUDY = Study(
     variants,
     claims,
     (
-        "f is the probability, as in the paper: it is flat where a network is sure, so that the trajectory also shortens as training "
-        "goes on, whatever the network.",
+        "f is the probability, as in the paper: it is flat where a network is confident, so the trajectory also shortens as training "
+        "proceeds, for any network.",
         "The paper does not say how long it trained; it sees both networks fit after about 20,000 steps.",
         "The authors' program halves the loss and divides update t by the reciprocal error of step t − 1; here it is as printed.",
     ),

@@ -177,10 +177,10 @@ STUDY = Study(
             "test": ("test loss", "{:.4f}"),
         },
         draw,
-        "One colour per frequency, one dash per batch size; lines are means over repeats, bands reach from the lowest to the highest. The\n"
+        "One colour per frequency, one dash per batch size; lines are means over repeats, bands show their range. The\n"
         "normalized update is the mean over samples of ‖dL/dz‖ / |dL/df|, which with the identity as first weight is the Lipschitz\n"
         "constant of the network at the sample. Where dashes do not show, the curves of the batch sizes coincide.",
-        "Means over repeats, and the range. *Training loss*, *normalized update* and *test loss* are means over the last twentieth\n"
+        "Means over repeats, with the range. *Training loss*, *normalized update* and *test loss* are means over the last twentieth\n"
         "of the steps.",
         (
             "SGD, learning rate 0.001, mean of the half squared error over the batch, float32; the same number of steps for all.",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SHARES = (0.0, 0.2, 0.4, 0.6)
 VARIANTS = tuple(f"{share:.0%} corrupted" for share in SHARES)
-_LADDER = Ladder(VARIANTS, "share")
+_LADDER = Ladder(VARIANTS, "fraction")
 LAST = 10  # epochs at the end
 _PAPER = "What training reveals"
 
@@ -72,7 +72,7 @@ def variants(scale: ImagesScale) -> list[Variant]:
 def corrupted(y: Tensor, share: float, seed: int) -> Tensor:
     """Labels of which a share is drawn anew, 0 or 1 with equal chances: about half of those change.
 
-    A larger share contains a smaller one: the same labels are drawn, and more.
+    The corrupted labels of a larger fraction include those of a smaller one: the same labels are drawn, and more.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(y), generator=generator)
@@ -123,7 +123,7 @@ def _short(curve: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
 
 def claims(scale: ImagesScale) -> list[Claim]:
     late = f"mean of the last {LAST} epochs"
-    length, theirs = f"length an epoch, {late}", f"length an epoch with the reciprocal, {late}"
+    length, theirs = f"length per epoch, {late}", f"length per epoch with the reciprocal, {late}"
     return [
         _LADDER.each("training slows down with corruption", f"{_PAPER}, figure 2d", "loss", f"training loss, {late}"),
         _LADDER.each("the trajectory of an epoch is longer the more labels are corrupted", f"{_PAPER}, figure 2e", "trajectory", length),
@@ -138,7 +138,7 @@ def claims(scale: ImagesScale) -> list[Claim]:
         _LADDER.ends("the whole trajectory is longer with 60 % corrupted than with none", f"{_PAPER}, figure 7b", "total", "whole length"),
         Claim(
             "with cross-entropy the bias does not end further from its start the more labels are corrupted", f"{_PAPER}, figure 4",
-            "distance, log10 of the smallest ratio of a share to the one below", VARIANTS,
+            "distance, log10 of the smallest ratio of a fraction to the next lower one", VARIANTS,
             lambda n: float(np.diff(np.log10([n[variant].distance for variant in VARIANTS])).min()), below=0.0,
         ),
     ]  # fmt: skip
@@ -192,12 +192,12 @@ STUDY = Study(
     "corruption",
     "Corrupted labels and the trajectory of the first bias",
     "figures 2 (bottom), 3c, 4 and 7b of What Training Reveals about Neural Network Complexity",
-    "CIFAR-10, dogs against planes; a share of the training labels drawn anew",
+    "CIFAR-10, dogs against planes; a fraction of the training labels replaced by random ones",
     Computed(
         Resumable(compute),
         {
             "loss": ("training loss", "{:.3f}"),
-            "trajectory": ("length an epoch", "{:.3g}"),
+            "trajectory": ("length per epoch", "{:.3g}"),
             "theirs": ("with the reciprocal", "{:.3g}"),
             "total": ("whole length", "{:.3g}"),
             "test": ("test loss", "{:.3f}"),
@@ -205,16 +205,16 @@ STUDY = Study(
             "distance": ("distance of bias", "{:.3f}"),
         },
         draw,
-        "One colour per share of corrupted labels; lines are means over repeats, bands reach from the lowest to the highest. The length of an\n"
+        "One colour per fraction of corrupted labels; lines are means over repeats, bands show their range. The length of an\n"
         "epoch is the sum over its images of ‖b(t+1) − b(t)‖ / (lr · ε), where ε = 1/|1 − ŷ − y| is the size of the loss's derivative\n"
         "by the probability ŷ: it is the Lipschitz constant of the network at the image, summed. *With the reciprocal*: divided by\n"
         "|1 − ŷ − y| instead, as the authors' program does; an image that is classified wrongly with certainty then counts without bound.",
-        f"Means over repeats, and the range; all but the whole length over the last {LAST} epochs. The training loss of an image is taken\n"
+        f"Means over repeats, with the range; all but the whole length over the last {LAST} epochs. The training loss of an image is taken\n"
         "before its update, with its corrupted label; the test loss with true labels. *Variance*: of the bias over the steps of those epochs.",
         (
             "SGD, batch size 1, binary cross-entropy, a learning rate (0.0025, or that of the scale) that falls by 10^(−1/50) each epoch, float32. First layer: an identity with a "
-            "trained bias for each pixel and colour, from 0; then convolutions and linear layers as PyTorch initializes them.",
-            "A seed draws labels, weights and order. A larger share contains a smaller one.",
+            "trained bias for each pixel and colour, from 0; then convolutions and linear layers with PyTorch's default initialization.",
+            "A seed determines labels, weights and order. The corrupted labels of a larger fraction include those of a smaller one.",
         ),
         ("cifar10",),
     ),

@@ -128,7 +128,7 @@ def _together(n: Mapping[str, VariantResult]) -> float:
 
 
 def claims(scale: StepsScale) -> list[Claim]:
-    late = f"length an epoch, mean of the last {LAST}"
+    late = f"length per epoch, mean of the last {LAST}"
     return [
         _LADDER.each("training slows down with the frequency", f"{_PAPER}, figure 2a", "epochs", f"epochs until the training loss is below {FIT}"),
         _LADDER.each("near the end the trajectory of an epoch is longer the higher the frequency", f"{_PAPER}, figure 2b", "trajectory", late),
@@ -193,7 +193,7 @@ STUDY = Study(
         {
             "loss": ("training loss", "{:.4f}"),
             "epochs": (f"epochs to {FIT}", "{:.0f}"),
-            "trajectory": ("length an epoch", "{:.0f}"),
+            "trajectory": ("length per epoch", "{:.0f}"),
             "total": ("whole length", "{:.0f}"),
             "total_third": ("at a third", "{:.0f}"),
             "total_fit": (f"at loss {FIT}", "{:.0f}"),
@@ -202,17 +202,17 @@ STUDY = Study(
             "distance": ("distance of bias", "{:.2f}"),
         },
         draw,
-        "One colour per frequency; lines are means over repeats, bands reach from the lowest to the highest. The length of an epoch is\n"
+        "One colour per frequency; lines are means over repeats, bands show their range. The length of an epoch is\n"
         "the sum of its 100 normalized updates ‖b(t+1) − b(t)‖ / (lr · |f − y|) of the first bias. As the first weight is the\n"
         "identity, each of them is the Lipschitz constant of the network at the point that was seen: the length over 100 is\n"
         "their mean. Dots are single networks, bars their geometric mean.",
-        "Means over repeats, and the range. *Training loss*, *length an epoch* and *test loss* are means of the last ten epochs; the\n"
+        "Means over repeats, with the range. *Training loss*, *length per epoch* and *test loss* are means of the last ten epochs; the\n"
         f"training loss of a point is taken before its update. *At loss {FIT}*: the whole length when the training loss of an epoch\n"
         "first is below that. *Variance*: of the bias over the 1,000 steps of the last ten epochs. *Distance*: of the bias from its\n"
         f"initial value. *Trusted*: networks whose training loss went below {FIT}.",
         (
             "SGD, learning rate 0.001, batch size 1, half squared error, float32.",
-            "A seed draws points, embedding, first weights and the order of points; these are the same for its four frequencies.",
+            "A seed determines points, embedding, initial weights and the order of points; these are the same for its four frequencies.",
         ),
     ),
     SCALES,

@@ -1,6 +1,6 @@
 """Figures 5 and 6: the linear regions of a small network on the plane of its data, and what Theorem 2 says of empty ones.
 
-SGD with one point a step, a new order each epoch, half squared error, float64. The first layer is the identity and stays so;
+SGD with one point per step, a new order each epoch, half squared error, float64. The first layer is the identity and stays so;
 its bias is trained, and β = 1. φ of each training point is measured at its last step: the distance that the first bias moved,
 over the learning rate and the error. The plane is a grid of cells; every number is taken in the middle of a cell.
 """
@@ -230,7 +230,7 @@ def _rounded(values: Tensor) -> list[list[float]]:
 def _claims_of(variant: str) -> list[Claim]:
     return [
         Claim(
-            f"Theorem 2 holds in every cell it speaks about, {variant}",
+            f"Theorem 2 holds in every cell it applies to, {variant}",
             "What training reveals, Theorem 2",
             f"{variant}: 1 if the constant of any cell is above its bound, else 0",
             (variant,),
@@ -238,9 +238,9 @@ def _claims_of(variant: str) -> list[Claim]:
             below=0.5,
         ),
         Claim(
-            f"the theorem does not explain the global behaviour: most of the empty plane is out of its reach, {variant}",
+            f"the theorem does not explain the global behaviour: most of the empty plane is not covered by it, {variant}",
             _PAPER,
-            f"{variant}: share of the empty plane that is reached",
+            f"{variant}: fraction of the empty plane that is reached",
             (variant,),
             lambda n: n[variant].reached,
             below=0.5,
@@ -270,7 +270,7 @@ def claims(scale: RegionsScale) -> list[Claim]:
         Claim(
             "regions are smaller and more densely packed close to (0, 0)",
             _PAPER,
-            f"{MAIN}: regions an area within half of the square over those outside",
+            f"{MAIN}: regions per area within half of the square over those outside",
             (MAIN,),
             lambda n: n[MAIN].density,
             above=1.0,
@@ -287,7 +287,7 @@ def claims(scale: RegionsScale) -> list[Claim]:
         Claim(
             "a deeper network leaves less within reach",
             "excite: activations of more layers are combined less often",
-            f"share of the empty plane that is reached, {DEEP} minus {MAIN}",
+            f"fraction of the empty plane that is reached, {DEEP} minus {MAIN}",
             (MAIN, DEEP),
             lambda n: n[DEEP].reached - n[MAIN].reached,
             below=0.0,
@@ -306,7 +306,7 @@ def draw(
     return {
         "figure": (f"{study.title}: the learned function, its regions, constants and bounds", regions_figure(main)),
         "surfaces": ("The functions to be learned, and the points they are learned from (figure 5)", surfaces()),
-        "overestimate": ("How much the bound overestimates, where it speaks", overestimates(first)),
+        "overestimate": ("How much the bound overestimates, where it applies", overestimates(first)),
     }
 
 
@@ -401,7 +401,7 @@ def region_picture(found: RegionMap) -> Figure:
     )
     _lines(axis, found.ids.cpu().numpy(), tuple(edges))
     figure.colorbar(image, label="local Lipschitz constant")
-    axis.set(xlabel="along right", ylabel="along up", title=f"{found.count} linear regions met")
+    axis.set(xlabel="along right", ylabel="along up", title=f"{found.count} linear regions found")
     return figure
 
 
@@ -471,7 +471,7 @@ STUDY = Study(
         compute,
         {
             "loss": ("training loss", "{:.2g}"),
-            "regions": ("linear regions met", "{:.0f}"),
+            "regions": ("linear regions found", "{:.0f}"),
             "filled": ("plane with a training point in the region", "{:.0%}"),
             "reached": ("empty plane reached", "{:.0%}"),
             "reached_regions": ("empty regions reached", "{:.0%}"),
@@ -479,21 +479,21 @@ STUDY = Study(
             "ratio": ("with φ of training", "{:.2f}"),
             "ratio_most": ("largest", "{:.3g}"),
             "gamma": ("γ", "{:.2g}"),
-            "constant_training": ("steepest training point", "{:.2f}"),
-            "constant_most": ("steepest region", "{:.2f}"),
+            "constant_training": ("largest constant, training points", "{:.2f}"),
+            "constant_most": ("largest constant, regions", "{:.2f}"),
         },
         draw,
         "The first seed, ω = 0.5, on the plane of the data. Above: the function to be learned and the one learned, with training\n"
         "points in blue; black lines are borders of linear regions. Below left: the local Lipschitz constant of each region. Below\n"
         "right: the bound of Theorem 2 in empty regions, on the same scale; white regions hold a training point, black ones\n"
         "are out of the theorem's reach.",
-        "Means over seeds, and the range. Areas are shares of the square of the data. *Reached*: the activation of the region is a\n"
-        "combination of those of training points, decided in integers. *Bound / constant* is the median over the cells of empty\n"
+        "Means over seeds, with the range. Areas are fractions of the square of the data. *Reached*: the activation of the region is a\n"
+        "combination of those of training points, decided by integer arithmetic. *Bound / constant* is the median over the cells of empty\n"
         "regions that are reached, once with the exact constants at training points (what the authors' figure shows), once\n"
         "with φ as measured at the last step of each point, γ the factor by which slopes have changed since, minus 1.",
         settings=(
-            "SGD, one point a step, a new order each epoch; learning rate 0.001, half squared error, float64.",
-            "The first layer is the identity with a trained bias; other weights start as torch.nn.Linear does.",
+            "SGD, one point per step, a new order each epoch; learning rate 0.001, half squared error, float64.",
+            "The first layer is the identity with a trained bias; other weights are initialized as in torch.nn.Linear.",
         ),
     ),
     SCALES,
@@ -502,6 +502,6 @@ STUDY = Study(
     notes=(
         "The paper's formula repeats z₁; the authors' program uses both coordinates, as here.",
         "The paper does not say how long this network was trained; 3000 epochs are those of its first task.",
-        "Regions are those that hold the middle of a cell: smaller ones are not met.",
+        "Regions are those that hold the middle of a cell: smaller ones are not found.",
     ),
 )
