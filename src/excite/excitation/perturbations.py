@@ -172,10 +172,10 @@ def steepest(gradient: Tensor, norm: Norm, layout: Layout, samples: int) -> Tens
     return layout.from_samples(rows, gradient)
 
 
-def project(rows: Tensor, norm: Norm, radius: float) -> Tensor:
+def project(rows: Tensor, norm: Norm, radius: float | Tensor) -> Tensor:
     """The nearest point of the ball in the 2-norm, for each row of (B, n)."""
     if norm == "inf":
-        return rows.clamp(-radius, radius)
+        return rows.clamp(-radius, radius)  # type: ignore[arg-type]
     length: Tensor = rows.norm(p=float(norm), dim=1, keepdim=True)
     if norm == "2":
         return rows * (radius / length.clamp(min=torch.finfo(rows.dtype).tiny)).clamp(max=1)
@@ -187,7 +187,7 @@ def project(rows: Tensor, norm: Norm, radius: float) -> Tensor:
     return torch.where(length <= radius, rows, rows.sign() * (rows.abs() - level).clamp(min=0))
 
 
-def random_point(like: Tensor, norm: Norm, radius: float, generator: torch.Generator | None = None) -> Tensor:
+def random_point(like: Tensor, norm: Norm, radius: float | Tensor, generator: torch.Generator | None = None) -> Tensor:
     """A point drawn uniformly from the ball, for each row of (B, n); from the global random state without a generator."""
 
     def uniform(*shape: int) -> Tensor:

@@ -46,7 +46,8 @@ class SearchSettings:
     chosen: Callable[[str], bool]  # layer -> whether it is perturbed
     read: Read
     everything: bool = False  # whether all affine calls are chosen
-    at_input: bool = False  # perturb the model's own input instead
+    at_input: bool = False  # perturb the model's own input; alone, unless layers are chosen
+    skip_input: bool = False  # of the chosen layers, leave out those whose input is the model's own input
     bounds: Bounds | None = None  # on the model's own input
     mode: PerturbationMode = MODES["additive"]
     start: Callable[[Tensor], Tensor] = any_direction  # outputs (B, k) -> where the search for the direction begins
@@ -101,7 +102,7 @@ class CleanPass(Pass):
         self.seen.append(call.name)
         input = call.input
         # Where gradients are off (a frozen backbone under no_grad) there is nothing to search.
-        if self._settings.chosen(call.name) and input.is_floating_point() and torch.is_grad_enabled():
+        if self._chosen(call) and input.is_floating_point() and torch.is_grad_enabled():
             self.site_number[call.name] = len(self.tape.shapes)
             self.site(input, call.name)
             if self._settings.bounds is not None and is_model_input(input, self._x):
@@ -110,6 +111,11 @@ class CleanPass(Pass):
             input = input.view_as(input) if input.requires_grad else input.detach().requires_grad_()
             self.inputs[call.name] = input
         return call.run(input, frozen=True)
+
+    def _chosen(self, call: AffineCall) -> bool:
+        if not self._settings.chosen(call.name):
+            return False
+        return not (self._settings.skip_input and shares_memory(call.input, self._x))
 
 
 def search(
@@ -196,11 +202,11 @@ def record(
     random = torch.get_rng_state()
     entering = own_copy(x)
     leaf = entering.requires_grad_() if settings.at_input and isinstance(entering, Tensor) else None
+    entering = entering if leaf is None else leaf.clone()  # so that a model may change its input in place
     clean = CleanPass(names, tape, settings, entering)
     clean.roles = account(model) if settings.everything else None
     with clean:
-        # Not the leaf itself, so that a model may change its input in place.
-        returned = call(model, entering if leaf is None else leaf.clone())
+        returned = call(model, entering)
     output = settings.read(returned, tape.batch)
     if clean.roles is not None:
         report(model, clean.roles)
@@ -214,7 +220,7 @@ def record(
         raise ModelError(
             "the model has no affine layer (linear, convolution or product with a parameter): nothing to excite"
         )
-    inputs = clean.inputs if leaf is None else {INPUT: leaf}
+    inputs = clean.inputs if leaf is None else {INPUT: leaf, **clean.inputs}
     if not inputs:
         raise ModelError(
             f"none of the chosen layers has an input that can be perturbed; affine layers: {', '.join(clean.seen)}"
@@ -335,8 +341,14 @@ def is_model_input(input: Tensor, x: Batch) -> bool:
     first = tensors(x)[0]
     if input.dtype != first.dtype or input.numel() != first.numel():
         return False
-    same_memory = input.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-    return same_memory or bool(torch.equal(input.detach().reshape(-1), first.detach().reshape(-1)))
+    return shares_memory(input, x) or bool(torch.equal(input.detach().reshape(-1), first.detach().reshape(-1)))
+
+
+def shares_memory(input: Tensor, x: Batch) -> bool:
+    """Whether a layer's input is the model's own input or a view of all of it."""
+    first = tensors(x)[0]
+    same = input.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    return same and input.numel() == first.numel()
 
 
 def _shaped(bounds: Bounds | None, signal: Tensor, x: Batch) -> Bounds | None:

@@ -79,7 +79,7 @@ class ExcitationConfig(_Section):
 
 
 class AdversarialConfig(_Section):
-    """Adversarial training, the baseline: the input alone is perturbed, up the loss."""
+    """Adversarial training: the input, and with `hidden_radius` hidden layers too, perturbed up the loss."""
 
     radius: NotNegative
     norm: Annotated[Literal["inf", "2", "1"], BeforeValidator(_norm_name)] = "inf"
@@ -88,6 +88,11 @@ class AdversarialConfig(_Section):
     random_start: bool = True
     stages: Annotated[int, Field(ge=2)] | None = None
     bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+    layers: Literal["all"] | list[str] = "all"
+    hidden_radius: NotNegative | dict[str, NotNegative] = 0.0
+    awp: NotNegative = 0.0
+    trades: NotNegative = 0.0
+    keep_best: bool = False
 
 
 class SGDConfig(_Section):

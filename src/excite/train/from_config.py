@@ -415,7 +415,8 @@ def build_excitation(
         return AdversarialTraining(
             model, reach if adversarial.stages is None else Stages(reach, adversarial.stages), adversarial.norm,
             adversarial.steps, adversarial.step_size, adversarial.random_start, bounds=_pair(adversarial.bounds),
-            **target,
+            layers=adversarial.layers, hidden_radius=adversarial.hidden_radius, awp=adversarial.awp,
+            trades=adversarial.trades, keep_best=adversarial.keep_best, **target,
         )  # fmt: skip
     if excitation is None:
         return PersistentExcitation(model, 0.0, **target)

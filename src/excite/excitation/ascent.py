@@ -1,0 +1,267 @@
+"""Find the perturbation that makes the error of each sample largest: of the input, and of hidden layers at the same time.
+
+All signals move together: one forward and one backward pass of the batch per step give the gradient of every sample's
+error with respect to the model's input and to the input of every chosen affine call. The model's input takes steps of a
+fixed length, each followed by a projection onto its ball and onto the bounds (PGD). A hidden layer k with input h takes
+`steps` steepest steps of length ρ·size(h)/steps from zero, which cannot leave the ball of radius ρ·size(h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from excite._core.calls import own_copy
+from excite._core.checks import Bounds, Norm, check_choice, check_flag, parse_norm
+from excite._core.intercept.affine import Names
+from excite._core.layout import Layout
+from excite._core.preserve import Buffers, ignore_probes
+from excite._core.replay import Tape
+from excite._core.wrappers import eagerly
+from excite.errors import InputError
+from excite.excitation.perturbations import PerturbedInput, project, random_point
+from excite.excitation.radius import root_mean_square
+from excite.excitation.search import (
+    INPUT,
+    Perturbations,
+    Read,
+    SearchSettings,
+    find_layouts,
+    gradients_of,
+    record,
+    repeat,
+)
+
+Errors = Callable[[Tensor], Tensor]  # outputs (B, ...) -> the error of each sample, (B,)
+
+
+@dataclass(frozen=True)
+class HiddenOptions:
+    """Rarely used settings of the hidden layers' perturbations in `AdversarialTraining`.
+
+    Args:
+        norm: "inf": each entry moves by at most ρ times the root mean square of the layer's input h over the batch; "2": each
+            sample's perturbation has at most the 2-norm ρ times the root mean square of ‖h‖₂ over samples.
+        budget: "layer", a ball per layer; or "shared", one for all layers of a sample together, Σ (‖d_k‖₂ / (ρ_k ‖h_k‖₂))² ≤ 1
+            (norm "2" only), as in all-layer margin optimization.
+        random_start: Start uniformly in each ball instead of at zero; steps are then as long as those of the input, and
+            projected (budget "layer" only).
+
+    Raises:
+        InputError: If a setting is unknown, or a shared budget has another norm than "2".
+    """
+
+    norm: str | float = "inf"
+    budget: Literal["layer", "shared"] = "layer"
+    random_start: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", parse_norm(self.norm))
+        check_choice(self.budget, "budget", ("layer", "shared"))
+        check_flag(self.random_start, "random_start")
+        if self.norm == "1":
+            raise InputError("HiddenOptions: expected norm 'inf' or '2'; got '1'")
+        if self.budget == "shared" and (self.norm != "2" or self.random_start):
+            raise InputError("HiddenOptions: a shared budget needs norm='2' and random_start=False")
+
+
+@dataclass(frozen=True)
+class AscentSettings:
+    """The sets of perturbations, and the steps taken in them."""
+
+    radius: float  # of the model's input
+    norm: Norm
+    steps: int
+    step_size: float
+    bounds: Bounds | None
+    read: Read
+    hidden_radius: Callable[[str], float | Tensor] = lambda layer: 0.0  # ρ of each layer; 0: not perturbed
+    hidden: HiddenOptions = HiddenOptions()
+    skip_input: bool = False  # leave out layers whose input is the model's own input
+    record_clean: bool = False  # the recording pass runs at the clean batch instead of the start
+    keep_best: bool = False  # the iterate with the largest error of each sample instead of the last one
+    size: Callable[[Tensor], Tensor] = root_mean_square  # of a layer's input
+
+    def sites(self) -> SearchSettings:
+        """Which signals the recording pass prepares."""
+        return SearchSettings(
+            radius=lambda layer: (self.hidden_radius(layer), True),
+            norm=self.norm,
+            steps=self.steps,
+            chosen=lambda layer: _perturbed(self.hidden_radius(layer)),
+            read=self.read,
+            at_input=True,
+            skip_input=self.skip_input,
+        )
+
+
+def ascend(
+    model: nn.Module,
+    x: Tensor,
+    start: Tensor,
+    objective: Callable[[Tensor], Errors],
+    settings: AscentSettings,
+    known_layouts: dict[object, list[Layout | None]],
+) -> Perturbations:
+    """Perturbations of the input and of hidden layers, up the error of each sample.
+
+    One recording pass fixes dropout masks and batch statistics for all steps. The model is left as it was, except that the
+    random state moves as in one ordinary forward of `x`.
+
+    Args:
+        model: The unwrapped model.
+        x: The batch.
+        start: The first perturbation of the input.
+        objective: From the outputs of the recording pass to the error of each sample that is to be made large.
+        settings: Balls and steps.
+        known_layouts: Remembers, by the shapes met, where the batch lies inside the model.
+
+    Returns:
+        One perturbation for each sample and signal.
+    """
+    names, tape, buffers = Names(model), Tape(len(x)), Buffers(model)
+    x = x.detach()
+    at_input = PerturbedInput(Layout(), settings.radius, settings.bounds, x if settings.bounds is not None else None)
+
+    def outputs(values: Mapping[str, Tensor]) -> Tensor:
+        return repeat(model, own_copy(x), replace(at, values=dict(values)), settings.read, buffers, copies=1)
+
+    try:
+        with ignore_probes(), torch.inference_mode(False), torch.enable_grad(), eagerly(model):
+            start = at_input.within_bounds(start)
+            recorded_at = x if settings.record_clean else at_input.moved(x, start)
+            clean = record(model, names, recorded_at, settings.sites(), tape, buffers)
+            errors = objective(clean.output.detach())
+            error = errors(clean.output)
+            gradients = gradients_of(error.sum(), clean.inputs)
+            layouts = find_layouts(model, names, recorded_at, clean.made_by, known_layouts)
+            buffers.restore(thorough=False)
+            tape.sites.clear()
+            layers = {INPUT: at_input} | _hidden_balls(clean.inputs, gradients, layouts, settings)
+            at = Perturbations({}, layers, names, tape, frozenset(clean.made_by.inputs))
+            ascent = _Ascent(settings, layers, tape.batch)
+            values = {INPUT: start} | ascent.hidden_start(clean.inputs)
+            del clean
+            best = _Best(layers, tape.batch) if settings.keep_best else None
+            for step in range(settings.steps):
+                if step or settings.record_clean or settings.hidden.random_start:
+                    values = {name: value.requires_grad_() for name, value in values.items()}
+                    error = errors(outputs(values))
+                    gradients = gradients_of(error.sum(), values)
+                    values = {name: value.detach() for name, value in values.items()}
+                if best is not None:
+                    best.update(values, error.detach())
+                values = ascent.step(values, gradients)
+            if best is not None:
+                with torch.no_grad():
+                    best.update(values, errors(outputs(values)))
+                values = best.values
+    finally:
+        buffers.restore(thorough=False)
+        tape.rewind()
+    return replace(at, values=values)
+
+
+def _hidden_balls(
+    inputs: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor | None],
+    layouts: Mapping[str, Layout | None],
+    settings: AscentSettings,
+) -> dict[str, PerturbedInput]:
+    """The ball of each hidden layer that influences the error and whose input depends on the sample."""
+    balls = {}
+    for name, signal in inputs.items():
+        layout = layouts[name]
+        if name == INPUT or gradients[name] is None or layout is None:
+            continue
+        size = settings.size(signal)
+        if settings.hidden.norm == "2":  # the root mean square of ‖h‖₂ over samples
+            size = size * (signal.numel() / len(inputs[INPUT])) ** 0.5
+        balls[name] = PerturbedInput(layout, settings.hidden_radius(name) * size, None, None)
+    return balls
+
+
+class _Ascent:
+    """Steps of all signals together."""
+
+    def __init__(self, settings: AscentSettings, layers: Mapping[str, PerturbedInput], batch: int):
+        self._settings, self._layers, self._batch = settings, layers, batch
+        self._hidden = [name for name in layers if name != INPUT]
+
+    def hidden_start(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Zero, or a point drawn uniformly from each ball."""
+        start = {name: torch.zeros_like(inputs[name]).detach() for name in self._hidden}
+        if self._settings.hidden.random_start:
+            for name, zero in start.items():
+                layer, norm = self._layers[name], self._norm(name)
+                rows = random_point(layer.layout.by_sample(zero, self._batch), norm, layer.radius)
+                start[name] = layer.layout.from_samples(rows, zero).to(zero.dtype)
+        return start
+
+    def step(self, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """The perturbations after one step up the gradients; those without a gradient stay."""
+        shared = self._settings.hidden.budget == "shared" and bool(self._hidden)
+        moved = self._shared_step(values, gradients) if shared else {}
+        for name, value in values.items():
+            gradient = gradients[name]
+            if name in moved:
+                continue
+            moved[name] = value if gradient is None else self._step(name, value, gradient)
+        return moved
+
+    def _norm(self, name: str) -> Norm:
+        return self._settings.norm if name == INPUT else self._settings.hidden.norm  # type: ignore[return-value]
+
+    def _step(self, name: str, value: Tensor, gradient: Tensor) -> Tensor:
+        layer, norm, settings = self._layers[name], self._norm(name), self._settings
+        if name != INPUT and not settings.hidden.random_start:
+            return layer.step(value, gradient, norm, settings.steps, self._batch)
+        length = settings.step_size if name == INPUT else 2.5 * layer.radius / settings.steps
+        moved = value + (length * layer.steepest(value, gradient, norm, self._batch)).to(value.dtype)
+        rows = project(layer.layout.by_sample(moved, self._batch), norm, layer.radius)
+        return layer.within_bounds(layer.layout.from_samples(rows, moved))
+
+    def _shared_step(self, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """The steepest step under Σ (‖d_k‖₂/r_k)² ≤ 1/steps²: d_k = r_k² g_k / (steps · √(Σ r_j² ‖g_j‖²)), per sample."""
+        scaled = {}
+        for name in self._hidden:
+            gradient, layer = gradients[name], self._layers[name]
+            if gradient is not None:
+                rows = layer.layout.by_sample(gradient, self._batch)
+                scaled[name] = rows.to(torch.promote_types(rows.dtype, torch.float32)) * layer.radius
+        lengths = torch.stack([rows.norm(dim=1) for rows in scaled.values()])
+        total = lengths.norm(dim=0)[:, None] * self._settings.steps
+        moved = {}
+        for name, rows in scaled.items():
+            layer, value = self._layers[name], values[name]
+            step = rows * layer.radius / torch.where(total > 0, total, 1)
+            moved[name] = value + layer.layout.from_samples(step, value).to(value.dtype)
+        return moved
+
+
+class _Best:
+    """The perturbations at which each sample had its largest error so far."""
+
+    def __init__(self, layers: Mapping[str, PerturbedInput], batch: int):
+        self._layers, self._batch = layers, batch
+        self._errors: Tensor | None = None
+        self.values: dict[str, Tensor] = {}
+
+    def update(self, values: Mapping[str, Tensor], errors: Tensor) -> None:
+        if self._errors is None:
+            self._errors, self.values = errors, dict(values)
+            return
+        better = errors > self._errors
+        self._errors = torch.where(better, errors, self._errors)
+        for name, value in values.items():
+            layout = self._layers[name].layout
+            new, old = (layout.by_sample(tensor, self._batch) for tensor in (value, self.values[name]))
+            self.values[name] = layout.from_samples(torch.where(better[:, None], new, old), value)
+
+
+def _perturbed(radius: float | Tensor) -> bool:
+    return isinstance(radius, Tensor) or radius > 0
