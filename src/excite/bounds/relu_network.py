@@ -40,6 +40,7 @@ class ReluNetwork:
         return [*found, F.linear(found[-1], self.weights[-1], self.biases[-1])]
 
     def parameters(self) -> list[Tensor]:
+        """Returns weights and biases, layer by layer."""
         return [p for pair in zip(self.weights, self.biases) for p in pair if p is not None]
 
     def copied(self) -> ReluNetwork:
@@ -116,6 +117,7 @@ class LayerRecorder(AffineMode):
         self.seen: list[tuple[AffineCall, Tensor, Tensor]] = []
 
     def visit(self, call: AffineCall) -> Tensor:
+        """Runs the call and records a copy of its input and of its output."""
         entered = call.input.clone()
         output = super().visit(call)
         self.seen.append((call, entered, output.clone()))

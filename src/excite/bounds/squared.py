@@ -41,6 +41,7 @@ class FittedNetwork:
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
+        """Assumptions of every statement on a trained network: converged, stable under the step size, no point on a kink."""
         return (
             Assumption(
                 "training has converged",
@@ -59,6 +60,7 @@ class FittedNetwork:
 def fitted(
     network: ReluNetwork, x: Tensor, y: Tensor, descent: float | Descent, loss: Loss, tolerance: float
 ) -> FittedNetwork:
+    """Checks the arguments, and measures sharpness, gradient and distance from kinks of the trained network."""
     outputs = len(network.weights[-1])
     check_tensor(y, "targets", floating=False)
     tolerance = check_number(tolerance, "tolerance", 0)

@@ -242,8 +242,11 @@ def _top(
 
 
 def stable(found: Sharpness, limit: float) -> Assumption:
-    """λ_max ≤ limit. The estimate never exceeds λ_max, so a failure is certain; it is unknown where the estimate has not
-    converged (residual above a hundredth of it) or the limit lies within its residual."""
+    """Whether λ_max ≤ limit.
+
+    The estimate never exceeds λ_max, so a failure is certain; it is unknown where the estimate has not converged (residual above a
+    hundredth of it) or the limit lies within its residual.
+    """
     held: bool | None = found.value <= limit
     if held and (found.residual > 0.01 * abs(found.value) or found.value + found.residual > limit):
         held = None

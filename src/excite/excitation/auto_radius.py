@@ -40,6 +40,7 @@ class Auto:
         self.spread = torch.tensor(1.0)
 
     def to(self, device: torch.device) -> None:
+        """Moves the state to a device."""
         if self.factor.device != device:
             self.factor, self.strain, self.spread = (t.to(device) for t in (self.factor, self.strain, self.spread))
 
@@ -57,9 +58,11 @@ class Auto:
         self.factor.copy_((self.factor * change).clamp(START, MOST))
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the controller, for a checkpoint."""
         return {name: float(getattr(self, name)) for name in ("factor", "strain", "spread")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state of the controller."""
         for name in ("factor", "strain", "spread"):
             getattr(self, name).fill_(state[name])
 

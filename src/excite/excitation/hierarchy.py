@@ -186,6 +186,7 @@ class Nodes(Target):
         self._tables: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
 
     def outputs(self, returned: Tensor, batch: int) -> Tensor:
+        """Returns the model's outputs as (B, m − 1), one column per node of the hierarchy."""
         nodes = self.hierarchy.classes - 1
         if nodes == 1 and returned.shape == (batch,):
             returned = returned[:, None]
@@ -197,13 +198,16 @@ class Nodes(Target):
         )
 
     def labels(self, y: object, batch: int) -> Tensor:
+        """Returns the labels as class indices (B,)."""
         return class_labels(y, batch, self.hierarchy.classes)
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Loss per sample, (B,): the sum over the nodes on the way to the sample's class."""
         node, side, used = self._paths_of(labels)
         return (binary_errors(output.gather(1, node), side, self.loss_name) * used.to(output.dtype)).sum(1)
 
     def decide(self, output: Tensor) -> Tensor:
+        """Returns the class that each output leads to, (B,)."""
         return self.hierarchy.descend(output > self.threshold)
 
     def searches(self, x: Batch, labels: Tensor | None) -> tuple[Batch, Tensor | None]:
@@ -214,6 +218,7 @@ class Nodes(Target):
         return repeated(x, node.shape[1]), direction
 
     def losses(self, low: Tensor, high: Tensor, labels: Tensor) -> Tensor:
+        """Excited loss per sample, (B,): half the sum of the errors at the lowest and the highest outputs on the way to its class."""
         node, side, used = self._paths_of(labels)  # (B, depth)
         low, high = _outputs_of(node, low), _outputs_of(node, high)
         errors = binary_errors(high, side, self.loss_name) + binary_errors(low, side, self.loss_name)

@@ -44,12 +44,15 @@ class Additive:
     name = "additive"
 
     def moved(self, signal: Tensor, perturbation: Tensor) -> Tensor:
+        """Returns h + d."""
         return signal + perturbation
 
     def between(self, signal: Tensor, moved: Tensor) -> Tensor:
+        """Returns the perturbation d that moves h to `moved`."""
         return moved - signal
 
     def slope(self, signal: Tensor, gradient: Tensor) -> Tensor:
+        """Returns the gradient with respect to d, which is the gradient with respect to h."""
         return gradient
 
 
@@ -59,13 +62,16 @@ class Multiplicative:
     name = "multiplicative"
 
     def moved(self, signal: Tensor, perturbation: Tensor) -> Tensor:
+        """Returns h (1 + d), elementwise."""
         return signal * (1 + perturbation)
 
     def between(self, signal: Tensor, moved: Tensor) -> Tensor:
+        """Returns the perturbation d that moves h to `moved`; 0 where h is 0."""
         # Where the signal is 0 no factor changes it.
         return torch.where(signal == 0, 0, moved / torch.where(signal == 0, 1, signal) - 1)
 
     def slope(self, signal: Tensor, gradient: Tensor) -> Tensor:
+        """Returns the gradient with respect to d: the gradient with respect to h, times h."""
         return gradient * signal
 
 

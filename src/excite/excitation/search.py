@@ -99,6 +99,7 @@ class CleanPass(Pass):
         self.on_x: set[str] = set()
 
     def affine(self, call: AffineCall) -> Tensor:
+        """Runs an affine call; the input of a chosen layer becomes a site of the search."""
         self.seen.append(call.name)
         input = call.input
         # Where gradients are off (a frozen backbone under no_grad) there is nothing to search.
@@ -302,8 +303,11 @@ def gradients_of(objective: Tensor, inputs: dict[str, Tensor], keep: bool = Fals
 def find_layouts(
     model: nn.Module, names: Names, x: Batch, clean: CleanPass, known: dict[object, list[Layout | None]]
 ) -> dict[str, Layout | None]:
-    """Where the batch lies at every site; found once for each combination of shapes by one more forward pass, or a few more
-    where the samples of the batch are too much alike to tell."""
+    """Finds the batch axis of the signal at every site.
+
+    It takes one more forward pass per combination of shapes, or a few more where the samples of the batch are too similar to tell
+    them apart.
+    """
     tape = clean.tape
     key = (tape.batch, tuple(tape.shapes))
     if key not in known and not tape.shapes:

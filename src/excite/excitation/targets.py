@@ -76,9 +76,11 @@ class Binary(Target):
         self.threshold = check_threshold(threshold, self.loss_name)
 
     def outputs(self, returned: Tensor, batch: int) -> Tensor:
+        """Returns the model's outputs as (B,)."""
         return scalar(returned, batch)
 
     def labels(self, y: object, batch: int) -> Tensor:
+        """Returns the labels (B,), each 0 or 1."""
         y = label_tensor(y, batch, "0 and 1")
         if not capturing() and not bool(((y == 0) | (y == 1)).all()):
             odd = y[(y != 0) & (y != 1)][0].item()
@@ -88,9 +90,11 @@ class Binary(Target):
         return y
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Loss per sample, (B,)."""
         return binary_errors(output, labels, self.loss_name)
 
     def decide(self, output: Tensor) -> Tensor:
+        """Returns the class of each output, (B,): 1 above the threshold."""
         return (output > self.threshold).long()
 
     def confusion(self, output: Tensor, labels: Tensor) -> Tensor:
@@ -98,11 +102,13 @@ class Binary(Target):
         return (self.threshold - output) * (2 * labels.to(output.dtype) - 1)
 
     def trivial(self, labels: Tensor) -> Tensor:
+        """Returns the loss of the best constant output."""
         if self.loss_name == "cross-entropy":
             return entropy(labels.long(), 2)
         return labels.float().var(correction=0)
 
     def variance(self, output: Tensor) -> Tensor | None:
+        """Returns the variance of the outputs over the batch; None for cross-entropy."""
         return output.float().var(correction=0) if self.loss_name == "squared" else None
 
     def __repr__(self) -> str:
@@ -121,6 +127,7 @@ class Codes(Target):
         self._made: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
     def outputs(self, returned: Tensor, batch: int) -> Tensor:
+        """Returns the model's outputs as (B, m), or (B, m − 1) for the squared error."""
         m = self.classes
         if m == 2 and returned.shape == (batch,):
             returned = returned[:, None]
@@ -134,14 +141,17 @@ class Codes(Target):
         )
 
     def labels(self, y: object, batch: int) -> Tensor:
+        """Returns the labels as class indices (B,)."""
         return class_labels(y, batch, self.classes)
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Loss per sample, (B,): cross-entropy, or the squared distance from the code of its class."""
         if self.loss_name == "cross-entropy":
             return F.cross_entropy(output, labels, reduction="none")
         return (output - self.points(output)[labels]).square().sum(1)
 
     def decide(self, output: Tensor) -> Tensor:
+        """Returns the class whose code is nearest to each output, (B,)."""
         return nearest(output, self.points(output))
 
     def confusion(self, output: Tensor, labels: Tensor) -> Tensor:
@@ -151,12 +161,14 @@ class Codes(Target):
         return scores.masked_fill(own, -math.inf).amax(1) - scores.gather(1, labels[:, None]).squeeze(1)
 
     def trivial(self, labels: Tensor) -> Tensor:
+        """Returns the loss of the best constant output."""
         shares = F.one_hot(labels, self.classes).float().mean(0)
         if self.loss_name == "cross-entropy":
             return entropy(labels, self.classes)
         return (1 - shares.square().sum()) / 2  # half the mean squared distance of two codes drawn at random
 
     def variance(self, output: Tensor) -> Tensor | None:
+        """Returns the variance of the outputs over the batch, summed over outputs; None for cross-entropy."""
         return output.float().var(0, correction=0).sum() if self.loss_name == "squared" else None
 
     def start(self, output: Tensor) -> Tensor:
@@ -209,6 +221,7 @@ def scalar(output: Tensor, batch: int) -> Tensor:
 
 
 def label_tensor(y: object, batch: int, expected: str) -> Tensor:
+    """Returns labels as a tensor (B,), or raises an InputError."""
     if not isinstance(y, Tensor):
         raise InputError(f"labels: expected a tensor of {expected}; got {type(y).__name__}")
     if y.shape not in ((batch,), (batch, 1)):
@@ -232,6 +245,7 @@ def class_labels(y: object, batch: int, classes: int) -> Tensor:
 
 
 def check_loss(loss: object) -> Loss:
+    """Returns the name of a loss, or raises an InputError."""
     if loss == "squared":
         return "squared"
     if loss == "cross-entropy":
@@ -240,6 +254,7 @@ def check_loss(loss: object) -> Loss:
 
 
 def check_classes(classes: object) -> int:
+    """Returns the number of classes, at least 2, or raises an InputError."""
     return check_count(classes, "classes", 2)
 
 

@@ -23,11 +23,20 @@ class Job(Protocol):
     """
 
     @property
-    def variant(self) -> str: ...
+    def variant(self) -> str:
+        """Name of the variant that is trained."""
+        ...
+
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """Seed of the job."""
+        ...
+
     @property
-    def folder(self) -> Path: ...
+    def folder(self) -> Path:
+        """Folder that the job writes to."""
+        ...
+
     def finished(self) -> bool:
         """Whether the folder holds the complete result."""
 
@@ -39,7 +48,9 @@ class Job(Protocol):
 class JointJob(Job, Protocol):
     """A job that runs at once with others of its kind, such as networks of one ensemble."""
 
-    def run_jointly(self, others: Sequence[Any], on_progress: ProgressCallback) -> None: ...
+    def run_jointly(self, others: Sequence[Any], on_progress: ProgressCallback) -> None:
+        """Runs this job and others of its kind in one pass."""
+        ...
 
 
 @dataclass(frozen=True)

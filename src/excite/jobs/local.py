@@ -217,6 +217,7 @@ class ThrottledProgress:
         self.send, self.last = send, -1.0
 
     def __call__(self, progress: JobProgress) -> None:
+        """Sends the progress if it has changed enough; a closed pipe ends the job."""
         if progress.fraction - self.last >= _MIN_STEP or progress.fraction >= 1:
             self.last = progress.fraction
             try:

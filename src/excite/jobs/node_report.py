@@ -13,10 +13,21 @@ class Marker(Protocol):
     """A file in the workspace; nodes that see it can run jobs."""
 
     @property
-    def location(self) -> str: ...
-    def create(self) -> None: ...
-    def exists(self) -> bool: ...
-    def remove(self) -> None: ...
+    def location(self) -> str:
+        """Where the marker lies, for messages."""
+        ...
+
+    def create(self) -> None:
+        """Creates the marker."""
+        ...
+
+    def exists(self) -> bool:
+        """Whether this process sees the marker."""
+        ...
+
+    def remove(self) -> None:
+        """Removes the marker."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -28,9 +39,11 @@ class FolderMarker:
 
     @property
     def location(self) -> str:
+        """Folder of the marker."""
         return str(self.folder)
 
     def create(self) -> None:
+        """Creates the file, and its folder if needed."""
         from excite._core.files import writing
 
         with writing(self.folder):
@@ -38,12 +51,14 @@ class FolderMarker:
             (self.folder / self.name).touch()
 
     def exists(self) -> bool:
+        """Whether this process sees the file."""
         try:
             return (self.folder / self.name).exists()
         except OSError:
             return False
 
     def remove(self) -> None:
+        """Removes the file."""
         (self.folder / self.name).unlink(missing_ok=True)
 
 

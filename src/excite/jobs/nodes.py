@@ -24,9 +24,11 @@ class StoreMarker:
 
     @property
     def location(self) -> str:
+        """URL of the store."""
         return self.store.url
 
     def create(self) -> None:
+        """Uploads an empty object."""
         path = scratch(self.store) / self.name
         path.touch()
         try:
@@ -35,12 +37,14 @@ class StoreMarker:
             path.unlink()
 
     def exists(self) -> bool:
+        """Whether this process sees the object."""
         try:
             return self.store.exists(self.name)
         except StoreError:
             return False
 
     def remove(self) -> None:
+        """Removes the object."""
         self.store.remove(self.name)
 
 

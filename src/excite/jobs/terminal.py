@@ -63,6 +63,7 @@ class JobView:
             self.console.print(table)
 
     def __call__(self, progress: JobProgress) -> None:
+        """Updates the view; without a terminal a line is printed at most every few seconds, and for each failure."""
         self.tracker.update(progress)
         self._started = self._started or progress.status in ("running", "failed")
         if self._live is not None or not self._started:

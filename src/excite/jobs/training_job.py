@@ -42,6 +42,7 @@ class MarginMeasurement:
     certify: bool = True
 
     def is_measured(self, run: Run, config: TrainConfig) -> bool:
+        """Whether the run holds margins of as many points as this measurement takes."""
         names = [artifact_name("inf", part) for part in PARTS]
         if not all((run.path / f"artifacts/{name}.json").exists() for name in [*names, "summary"]):
             return False
@@ -53,6 +54,8 @@ class MarginMeasurement:
         return True
 
     def measure(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
+        """Measures margins on training and test points and stores them in the run."""
+
         def on_points(phase: str, done: int, total: int) -> None:
             progress((0.5 if phase.endswith("test") else 0.0) + 0.5 * done / max(total, 1))
 
@@ -66,9 +69,11 @@ class NoMeasurement:
     """Nothing beyond what the training itself writes."""
 
     def is_measured(self, run: Run, config: TrainConfig) -> bool:
+        """Always true: there is nothing to measure."""
         return True
 
     def measure(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
+        """Measures nothing."""
         progress(1.0)
 
 

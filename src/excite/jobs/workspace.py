@@ -43,22 +43,27 @@ class StoredJob:
 
     @property
     def variant(self) -> str:
+        """Name of the variant that is trained."""
         return str(self.inner.variant)
 
     @property
     def seed(self) -> int:
+        """Seed of the job."""
         return int(self.inner.seed)
 
     @property
     def name(self) -> str:
+        """Name of the job's folder in the store."""
         return str(self.inner.folder.name)
 
     @property
     def folder(self) -> Path:
+        """Folder of the local mirror of the job's results."""
         return mirror(self.store) / self.name
 
     @property
     def log(self) -> str:
+        """URL of the log."""
         return f"{self.store.url}/logs/{self.name}.log"
 
     def finished(self) -> bool:
@@ -115,6 +120,7 @@ class StoredJointJob(StoredJob):
     """A stored job that runs at once with others of its kind."""
 
     def run_jointly(self, others: Sequence[StoredJob], on_progress: ProgressCallback) -> None:
+        """Runs this job and others in one pass, each in a local copy that is uploaded."""
         stored = [self, *others]
         with ExitStack() as stack:
             copies = [stack.enter_context(job._scratch_copy()) for job in stored]

@@ -40,9 +40,10 @@ _MOST_POINTS = 4096
 def signatures(
     model: nn.Module, x: Tensor, *, output: Pick = None, at_once: int | None = None
 ) -> tuple[Tensor, Tensor, float]:
-    """The linear piece that each point of x (B, ...) is on, as a number (B,), the outputs (B, m), and the largest eps of the
-    numbers they were computed in. `at_once`: points in one forward pass at most, by default what
-    `points_at_once` says.
+    """Numbers the linear piece that each point is on.
+
+    Returns the numbers (B,) for x (B, ...), the outputs (B, m), and the largest eps of the dtypes they were computed in. `at_once` is
+    the largest number of points in one forward pass, by default that of `points_at_once`.
 
     The model runs in evaluation mode and is left as it was. Refused where it is not piecewise linear.
     """
@@ -70,8 +71,10 @@ def signatures(
 
 
 def points_at_once(model: nn.Module, x: Tensor, *, output: Pick = None) -> int:
-    """How many points `signatures` may take in one forward pass: 1 where samples do not lie along the first axis of every
-    activation (time first, batch and time merged the other way round), because their patterns would be mixed up.
+    """How many points `signatures` may take in one forward pass.
+
+    It is 1 where samples do not lie along the first axis of every activation (time first, batch and time merged the other way round),
+    because their patterns would be mixed up.
 
     Told by three points near the first one: in another order they must have the same numbers, in that order.
     """
@@ -96,8 +99,10 @@ def check_bend(bend: Tensor, outputs: Tensor, eps: float) -> None:
 def check_gradient(
     model: nn.Module, x: Tensor, step: Tensor, change: Tensor, eps: float, *, output: Pick = None
 ) -> None:
-    """At each point of x (K, ...) autograd's derivative along `step` (K, ...) is the change (K, m) of the outputs, which `step`
-    makes within the piece; or the model detaches something, or has a backward pass of its own (straight-through)."""
+    """Checks autograd's derivative along `step` (K, ...) against the change (K, m) of the outputs within the linear piece.
+
+    They differ where the model detaches something, or has a backward pass of its own (straight-through): a ModelError.
+    """
     if not len(x):
         return
     generator = torch.Generator().manual_seed(0)

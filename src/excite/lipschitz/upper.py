@@ -123,9 +123,11 @@ class LipschitzInterpreter(Interpreter):
         self._parameters = parameters
 
     def parameter(self, node: torch.fx.Node, path: str) -> Tensor:
+        """Returns the parameter's value, on the CPU."""
         return self._parameters[node.name].detach().cpu()
 
     def input(self, node: torch.fx.Node) -> Any:
+        """Returns the sensitivity of the model's input to itself: 1, or 0 for integers."""
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             return value

@@ -63,7 +63,7 @@ def check_options(options: object) -> SearchOptions:
 
 
 def check_margin_layers(layers: str | Sequence[str], relative: object, options: SearchOptions) -> str | tuple[str, ...]:
-    """ "input", "all" or names of layers, if `relative` and the options go with them."""
+    """Checks which layers are perturbed, and that `relative` and the options go with them: "input", "all" or names of layers."""
     checked = check_layers(layers)
     if check_flag(relative, "relative") and checked == "input":
         raise InputError("relative=True compares layers with each other: choose layers='all' or a list of names")

@@ -33,10 +33,12 @@ class LayerDecision(Decision):
     units: Tensor
 
     def rows(self, index: Tensor) -> LayerDecision:
+        """Returns the problem of some of the points."""
         fewer = replace(self, points=self.points[index], units=self.units[index])
         return replace(fewer, labels=self.labels[index], scale=None if self.scale is None else self.scale[index])
 
     def outputs(self, z: Tensor) -> Tensor:
+        """Returns the outputs (K,) or (K, m) at perturbations z (K, width)."""
         f = pick_output(self.sites.run(self.points, self.parts(z)), self.output)
         return f.reshape(len(z)) if self.classes == 1 else f
 

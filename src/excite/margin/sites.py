@@ -29,9 +29,11 @@ _EXAMPLES = 8  # points with which the sites are found
 
 @dataclass(frozen=True)
 class InputSite:
-    """One place: the layer's name (`INPUT`, "", for the model's own input), where the samples lie in its signal and the
-    shape this has for one sample, which columns of the perturbations it owns, and whether the signal is x itself,
-    perhaps rearranged."""
+    """The input of one affine layer, or of the model, as a place that is perturbed.
+
+    The layer's name (`INPUT`, "", for the model's own input), where the samples lie in its signal and the shape this has for one
+    sample, which columns of the perturbations it owns, and whether the signal is x itself, perhaps rearranged.
+    """
 
     name: str
     layout: Layout
@@ -66,6 +68,7 @@ class InputSites:
 
     @property
     def width(self) -> int:
+        """Number of perturbed elements per sample, over all places."""
         return int(self.places[-1].columns.stop)
 
     def run(self, x: Tensor, parts: Sequence[Tensor]) -> Any:
@@ -121,8 +124,10 @@ class _CaptureSignals(Pass):
 
 
 class _FindInputs(Pass):
-    """Gives the input of every call a node of its own. Calls that read x are cut off from it, so that a gradient that
-    still reaches x shows that something else reads it too."""
+    """Gives the input of every call a node of its own.
+
+    Calls that read x are cut off from it, so that a gradient that still reaches x shows that something else reads it too.
+    """
 
     def __init__(self, names: Names, x: Tensor):
         super().__init__(names, Tape(len(x)), record=True)

@@ -73,6 +73,7 @@ class Series:
         self.largest = -math.inf
 
     def add(self, step: int, value: float) -> None:
+        """Appends a value."""
         self.steps.append(step)
         self.values.append(value)
         if math.isfinite(value):
@@ -83,13 +84,16 @@ class Series:
         return [v for s, v in zip(self.steps, self.values) if first < s <= last]
 
     def newest(self, n: int) -> list[float]:
+        """Returns the last `n` values, or all if there are fewer."""
         return [self.values[-i] for i in range(min(n, len(self.values)), 0, -1)]
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the values, for a checkpoint."""
         values = torch.tensor(self.values, dtype=torch.float64)
         return {"steps": torch.tensor(self.steps, dtype=torch.int64), "values": values, "largest": self.largest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the values."""
         self.steps = deque(state["steps"].tolist(), maxlen=_KEPT)
         self.values = deque(state["values"].tolist(), maxlen=_KEPT)
         self.largest = float(state["largest"])
@@ -162,6 +166,7 @@ class Above(Rule):
     looks: int = 1
 
     def judge(self, history: History, name: str) -> str | None:
+        """Returns the message if the last values are all above the limit, else None."""
         last = history[name].newest(self.looks)
         if len(last) < self.looks or not all(value > self.limit for value in last):
             return None
@@ -183,6 +188,7 @@ class Below(Rule):
     looks: int = 1
 
     def judge(self, history: History, name: str) -> str | None:
+        """Returns the message if the last values are all below the limit, else None."""
         last = history[name].newest(self.looks)
         if len(last) < self.looks or not all(value < self.limit for value in last):
             return None
@@ -201,6 +207,7 @@ class NotFinite(Rule):
     names: str = "loss/*"
 
     def judge(self, history: History, name: str) -> str | None:
+        """Returns the message if the last value is infinite or not a number, else None."""
         value = history[name].values[-1]
         if math.isfinite(value) or name.startswith("margin/"):
             return None
@@ -227,6 +234,7 @@ class Fell(Rule):
     least: float = 4.0
 
     def judge(self, history: History, name: str) -> str | None:
+        """Returns the message if the last values are all below a fraction of the largest so far, else None."""
         series = history[name]
         last = series.newest(self.looks)
         if series.largest < self.least or len(last) < self.looks:
@@ -261,6 +269,7 @@ class SteeperWhileFlat(Rule):
     looks: int = 5  # measurements of each that a window must hold
 
     def judge(self, history: History, name: str) -> str | None:
+        """Returns the message if the metric grew while the loss did not fall, else None."""
         if self.loss not in history:
             return None
         now = history[name].steps[-1]

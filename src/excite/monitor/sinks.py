@@ -39,10 +39,12 @@ class TensorBoard:
         self._writer = writer
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes the values of a step."""
         for name, value in values.items():
             self._writer.add_scalar(_PREFIX + name, value, step)
 
     def close(self) -> None:
+        """Closes the writer if it was made here, else flushes it."""
         self._writer.close() if self._own else self._writer.flush()
 
 
@@ -66,9 +68,11 @@ class WandB:
         self._run.define_metric(f"{_PREFIX}*", step_metric=f"{_PREFIX}step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes the values of a step."""
         self._run.log({f"{_PREFIX}step": step, **{_PREFIX + name: value for name, value in values.items()}})
 
     def close(self) -> None:
+        """Finishes the run if it was started here."""
         if self._own:
             self._run.finish()
 
@@ -95,6 +99,7 @@ class MLflow:
         self._client = client or mlflow.MlflowClient()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes the values of a step."""
         import time
 
         from mlflow.entities import Metric
@@ -105,6 +110,7 @@ class MLflow:
             self._client.log_batch(self._id, metrics[start : start + 1000])
 
     def close(self) -> None:
+        """Ends the run if it was started here."""
         if self._own:
             self._mlflow.end_run()
 

@@ -216,8 +216,10 @@ class Watch:
         return start
 
     def _describe(self, start: StepContext, output: Pick) -> None:
-        """Write what the model is made of beside the run. With several processes only where a probe asked already: finding
-        it runs the model, which all of them would have to do."""
+        """Writes what the model is made of beside the run.
+
+        With several processes only where a probe has found it already: finding it runs the model, which all of them would have to do.
+        """
         if self.run is None or self.example is None or (self.run.path / "artifacts" / "wiring.json").exists():
             return
         try:

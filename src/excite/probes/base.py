@@ -96,8 +96,10 @@ class StepContext:
 
     @property
     def statistics(self) -> dict[str, Source]:
-        """By normalization which statistics that pass used: "example", "running" for frozen ones, or "few": running ones,
-        because the example has one value per channel."""
+        """Which statistics each normalization used in that pass, by name.
+
+        "example", "running" for frozen ones, or "few": running ones, because the example has one value per channel.
+        """
         return self._pass[1]
 
     @property
@@ -151,15 +153,21 @@ class LayerSignal:
 
     @property
     def positive(self) -> Tensor:
-        """Where units are active, laid out like the output of the call: where the input of their activation is positive,
-        after a normalization, a residual sum or whatever stands between; the output itself where no activation follows."""
+        """Where units are active, laid out like the output of the call.
+
+        A unit is active where the input of its activation is positive, after a normalization, a residual sum or whatever stands between;
+        where the output itself is, if no activation follows.
+        """
         with torch.no_grad():
             return self.units()
 
     @property
     def active(self) -> Tensor | None:
-        """The same as (points, units). The units of a convolution are its channels, its points are all patches. None for
-        calls of which it is not known what one unit sees (transposed convolutions)."""
+        """Where units are active, as (points, units).
+
+        The units of a convolution are its channels, its points are all patches. None for calls of which it is not known what one unit
+        sees (transposed convolutions).
+        """
         return unit_rows(self.call, self.input.shape, self.positive)
 
 
@@ -271,4 +279,4 @@ class Probe:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Restores the state from a checkpoint."""

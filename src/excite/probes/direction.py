@@ -79,6 +79,7 @@ class Direction(Probe):
         self._start: dict[str, Tensor] = {}
 
     def measure(self, ctx: StepContext) -> Values:
+        """Measures the angles between the present weights and earlier ones."""
         weights = {clean_path(path): p.detach() for path, p in ctx.model.named_parameters() if p.requires_grad}
         if not any(w.numel() for w in weights.values()):
             raise ModelError("direction: no parameter has requires_grad=True and elements")
@@ -106,8 +107,10 @@ class Direction(Probe):
         return values
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         return {"start": self._start, "kept": {str(step): weights for step, weights in self._kept}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         self._start = dict(state["start"])
         self._kept = [(int(step), dict(weights)) for step, weights in state["kept"].items()]

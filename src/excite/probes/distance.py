@@ -101,10 +101,12 @@ class Distance(Probe):
         self._sizes: list[float] = []  # norm of each group at the start
 
     def attach(self, ctx: StepContext) -> None:
+        """Stores the initial weights."""
         if not self._initial:
             self._initial = {path: p.detach().clone() for path, p in trainable_parameters(ctx.model).items()}
 
     def measure(self, ctx: StepContext) -> Values:
+        """Measures the distance of the weights from their initial values."""
         current = {path: p for path, p in trainable_parameters(ctx.model).items() if path in self._initial}
         start = [self._initial[path] for path in current]
         if self._groups is None or self._groups.paths != list(current):
@@ -120,17 +122,21 @@ class Distance(Probe):
         return values
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         return {"initial": self._initial}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         self._initial, self._groups = dict(state["initial"]), None
 
     @classmethod
     def default(cls, output: Pick = None) -> Distance:
+        """Returns the probe as `default_probes` uses it."""
         return cls(Every(50))
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
         return _moved(history)
 
 

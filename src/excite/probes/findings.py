@@ -70,8 +70,10 @@ class MetricSeries(Protocol):
 
 @dataclass(frozen=True)
 class Change:
-    """From the largest (or smallest) value so far to now. `since` is the last step at which nine tenths of the way were
-    still ahead."""
+    """From the largest (or smallest) value so far to the last one.
+
+    `since` is the last step at which nine tenths of the way were still ahead.
+    """
 
     before: float
     now: float
@@ -85,10 +87,12 @@ class Change:
 
     @property
     def ratio(self) -> float:
+        """The last value over the extreme one."""
         return self.now / self.before if self.before else float("inf")
 
 
 def finite(series: Series) -> Series:
+    """Returns the finite values of a series, with their steps."""
     fine = np.isfinite(series[1])
     return series[0][fine], series[1][fine]
 
@@ -126,6 +130,7 @@ def first_nonfinite(series: Series) -> int | None:
 
 
 def since_step(series: Series, step: int) -> Series:
+    """Returns the part of a series from a step on."""
     kept = series[0] >= step
     return series[0][kept], series[1][kept]
 

@@ -64,6 +64,7 @@ class GradientNorm(Probe):
         self._groups = LayerGroups(())
 
     def attach(self, ctx: StepContext) -> None:
+        """Registers hooks on the optimizer that read gradients right before the update."""
         self._parameters = trainable_parameters(ctx.model)
         if ctx.optimizer is not None:
             self._handles = [
@@ -72,14 +73,17 @@ class GradientNorm(Probe):
             ]
 
     def detach(self) -> None:
+        """Removes hooks and releases memory; called when the watch is closed."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._parameters, self._norms = [], {}, None
 
     def announce(self, due: bool) -> None:
+        """Called before each step with whether it will be measured."""
         self._due = due
 
     def measure(self, ctx: StepContext) -> Values:
+        """Returns the norms that were read during the step."""
         if not self._handles:
             self._read(None)
         norms, self._norms = self._norms, None
@@ -112,6 +116,7 @@ class GradientNorm(Probe):
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
         total = history["gradient/norm"]
         step, up = first_nonfinite(total), rise(total)
         if step is not None:

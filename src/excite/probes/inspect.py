@@ -33,9 +33,11 @@ class CaptureInputs(UnitMode):
         self.found: list[CapturedCall] = []
 
     def visit(self, call: AffineCall) -> Tensor:
+        """Runs an affine call, and records its inputs while active."""
         return super().visit(call) if self.active else self.called(call)
 
     def called(self, call: AffineCall) -> Tensor:
+        """Runs an affine call and records its inputs."""
         x = call.input
         if x.is_floating_point():
             first = self.counts.get(call.name, 0)

@@ -75,8 +75,11 @@ def layer_inputs(
 def unit_rows(
     call: AffineCall, shape: torch.Size, output: Tensor, patches: Patches = None, *, first: int = 0, seed: int = 0
 ) -> Tensor | None:
-    """(R, units): the numbers of `output`, a tensor laid out like the output of `call` for an input of this shape, for the
-    rows that `layer_inputs` takes. The units of a convolution are its channels. None where what one unit sees is not known."""
+    """The outputs of units for the rows that `layer_inputs` takes, (R, units).
+
+    `output` is laid out like the output of `call` for an input of this shape. The units of a convolution are its channels. None where
+    what one unit sees is not known.
+    """
     if call.kind == "linear":
         return _linear(call, call.entering(torch.empty(shape, device="meta")), output)[1]
     if "transpose" in call.function.__name__ or patches == "whole":

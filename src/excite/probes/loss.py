@@ -31,14 +31,17 @@ class Loss(Probe):
     runs_model = False
 
     def measure(self, ctx: StepContext) -> Values:
+        """Returns the loss that was given to `watch.step`."""
         return {} if ctx.loss is None else {"step": ctx.loss}
 
     @classmethod
     def default(cls, output: Pick = None) -> Loss:
+        """Returns the probe as `default_probes` uses it."""
         return cls()
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
         return [*_nonfinite(history), *_loss(history)]
 
 

@@ -70,6 +70,7 @@ class Margin(Probe):
         self.options = {"options": SearchOptions(**quick), **options}  # type: ignore[arg-type]
 
     def measure(self, ctx: StepContext) -> Values:
+        """Measures the margins of the fixed points."""
         from excite.margin import margins
 
         device = device_of(ctx.model)
@@ -83,6 +84,7 @@ class Margin(Probe):
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
         return _margin(history)
 
 

@@ -47,6 +47,7 @@ class Every:
         object.__setattr__(self, "n", check_count(self.n, "Every"))
 
     def due(self, step: int) -> bool:
+        """Whether the step is a multiple of n."""
         return step % self.n == 0
 
 
@@ -61,6 +62,7 @@ class PowersOfTwo:
     """
 
     def due(self, step: int) -> bool:
+        """Whether the step is 0 or a power of two."""
         return step & (step - 1) == 0
 
 
@@ -89,6 +91,7 @@ class Budget:
         self._last = (0, 0.0)  # steps and seconds of training when it was planned last
 
     def due(self, step: int) -> bool:
+        """Whether the planned step has been reached."""
         return step >= self.next
 
     def plan(self, step: int, steps: int, cost: float, spent: float, trained: float) -> int:

@@ -83,6 +83,7 @@ class Signs(Probe):
         self._start = 0
 
     def measure(self, ctx: StepContext) -> Measurement:
+        """Measures which weights changed their sign."""
         weights = {
             clean_path(path): p.detach() for path, p in ctx.model.named_parameters() if p.requires_grad and p.numel()
         }
@@ -119,18 +120,22 @@ class Signs(Probe):
         return values
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         return {"positive": dict(self._positive), "last": dict(self._last), "start": self._start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         self._positive, self._start = dict(state["positive"]), int(state["start"])
         self._last = {path: last.clone() for path, last in state["last"].items()}
 
     @classmethod
     def default(cls, output: Pick = None) -> Signs:
+        """Returns the probe as `default_probes` uses it."""
         return cls(Every(50))
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
         return _signs(history)
 
 

@@ -25,9 +25,11 @@ class Between:
 
     @property
     def exact(self) -> bool:
+        """Whether both bounds are equal."""
         return self.low == self.high
 
     def over(self, width: float) -> Between:
+        """Returns the bounds divided by a number."""
         return Between(self.low / width, self.high / width)
 
     def __float__(self) -> float:
@@ -58,6 +60,7 @@ class Spectrum:
 
     @property
     def width(self) -> int:
+        """Number of eigenvalues."""
         return len(self.values)
 
     def explained(self, k: int) -> Between:
@@ -90,6 +93,7 @@ class Spectrum:
 
     @property
     def largest(self) -> Between:
+        """The largest eigenvalue."""
         return Between(float(self.values[0]), float(self.values[0]) + min(self.slack, self._left))
 
     @property
@@ -129,8 +133,10 @@ class Spectrum:
 def spectrum(
     found: Array, width: int, size: float, tolerance: float, total: float | None = None, slack: float = 0.0
 ) -> Spectrum:
-    """From the eigenvalues found, largest first; the others of `width` are zero. What is left of equal rows after subtracting
-    their mean is rounding, not variance: nothing, beside the largest entry `size`."""
+    """Makes a spectrum from computed eigenvalues, largest first; the others of `width` are zero.
+
+    What is left of equal rows after subtracting their mean is rounding, not variance: nothing, beside the largest entry `size`.
+    """
     values = np.zeros(width)
     values[: len(found)] = found[:width].clip(min=0.0)
     sum_of = float(found.sum()) if total is None else total

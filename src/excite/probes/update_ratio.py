@@ -54,16 +54,20 @@ class UpdateRatio(Probe):
         self._groups = LayerGroups(())
 
     def attach(self, ctx: StepContext) -> None:
+        """Finds the trainable parameters; called by `excite.watch`."""
         self._parameters = trainable_parameters(ctx.model)
 
     def detach(self) -> None:
+        """Removes hooks and releases memory; called when the watch is closed."""
         self._parameters, self._before = {}, {}
 
     def announce(self, due: bool) -> None:
+        """Called before each step with whether it will be measured."""
         self._before = {path: p.detach().clone() for path, p in self._parameters.items()} if due else {}
 
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Values:
+        """Measures the change of each layer in the step, relative to its weights."""
         before, self._before = self._before, {}
         current = {path: p.detach() for path, p in self._parameters.items() if path in before}
         if not current:
@@ -77,6 +81,7 @@ class UpdateRatio(Probe):
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
         found = []
         medians = {layer: binned_median(series)[1] for layer, series in history.layers("update/ratio").items()}
         last = {layer: float(values[-1]) for layer, values in medians.items() if len(values)}

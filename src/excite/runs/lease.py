@@ -22,8 +22,10 @@ _RENEWED, _VALID = 20.0, 120.0  # seconds; the difference covers clocks that dif
 
 
 class Lease:
-    """A context in which nobody else holds the lease of `store`. One that was left behind ends after two minutes, or at
-    once if its process was on this machine and is gone."""
+    """A context in which nobody else holds the lease of `store`.
+
+    One that was left behind ends after two minutes, or at once if its process was on this machine and is gone.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store, self._token, self._end = store, uuid.uuid4().hex, threading.Event()

@@ -77,6 +77,7 @@ class CapturedStep(Step):
         self._stream = CaptureStream() if self.why_not is None else None
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Does one training step by replaying the captured graph, and returns the loss."""
         if self.why_not is not None:
             return super().__call__(x, y)
         rates = tuple(

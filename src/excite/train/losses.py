@@ -30,7 +30,6 @@ def squared_error(model: nn.Module, output: Pick = None) -> Callable[[Tensor, Te
         >>> loss = squared_error(model)
         >>> loss(x, y).backward()
     """
-
     refuse_lazy(check_model(model))
 
     @model_errors

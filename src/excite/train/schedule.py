@@ -18,8 +18,9 @@ def one_cycle(share: float) -> float:
 
 
 class OneCycle:
-    """Sets the rates of an optimizer before each step. Where steps are `captured` on a GPU they become tensors, so that a
-    captured step sees them.
+    """Sets the learning rates of an optimizer before each step.
+
+    Where steps are `captured` on a GPU they become tensors, so that a captured step reads their present values.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, captured: bool = True):

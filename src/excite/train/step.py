@@ -32,6 +32,7 @@ class Step:
         self.why_not: str | None = None
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Does one training step (zero_grad, loss, backward, optimizer step) and returns the loss."""
         self.optimizer.zero_grad()
         loss = self.loss(x, y)
         if not isinstance(loss, Tensor):

@@ -43,36 +43,65 @@ class Points(Protocol):
     """Training and test points, such as an `excite.data.Dataset`."""
 
     @property
-    def x_train(self) -> Tensor: ...
+    def x_train(self) -> Tensor:
+        """Training inputs."""
+        ...
+
     @property
-    def y_train(self) -> Tensor: ...
+    def y_train(self) -> Tensor:
+        """Training labels."""
+        ...
+
     @property
-    def x_test(self) -> Tensor: ...
+    def x_test(self) -> Tensor:
+        """Test inputs."""
+        ...
+
     @property
-    def y_test(self) -> Tensor: ...
+    def y_test(self) -> Tensor:
+        """Test labels."""
+        ...
 
 
 class Scheduled(Protocol):
     """What moves with training, such as a `PersistentExcitation`."""
 
-    def advance(self, fraction: float) -> None: ...
-    def predict(self, x: Tensor) -> Tensor: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def advance(self, fraction: float) -> None:
+        """Tells the method which fraction of the training is done."""
+        ...
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Returns the class of each input."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the state."""
+        ...
 
 
 class Watching(Protocol):
     """What observes every step, such as an `excite.watch`."""
 
-    def step(self, loss: Tensor) -> None: ...
+    def step(self, loss: Tensor) -> None:
+        """Reports one optimizer step and its loss."""
+        ...
 
 
 @runtime_checkable
 class Saved(Protocol):
     """What is kept in checkpoints."""
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the state."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -464,8 +493,10 @@ class Trainer:
         return self.run is not None and self.step in [checkpoint.step for checkpoint in self.run.checkpoints()]
 
     def _save(self, state: dict[str, Any], final: bool) -> None:
-        """Write a checkpoint. Where another process holds the metrics, which it must not be ahead of, it is left out, and the
-        final one waited for."""
+        """Writes a checkpoint.
+
+        Where another process holds the metrics, which a checkpoint must not be ahead of, it is left out; the final one waits.
+        """
         assert self.run is not None
         for left in reversed(range(_FINAL_TRIES if final else 1)):
             try:

@@ -36,8 +36,11 @@ _MIXES = {"matmul", "mm", "bmm", "baddbmm", "einsum", "scaled_dot_product_attent
 
 @dataclass(frozen=True)
 class ActivationCall:
-    """One activation as it is called. `kinks`: where each piece begins that an element of `input` can be on, each a number
-    or a tensor like `input`; a smooth activation has one at 0 although it has no pieces."""
+    """One activation as it is called.
+
+    `kinks`: where each piece begins that an element of `input` can be on, each a number or a tensor like `input`; a smooth activation
+    has one at 0 although it has no pieces.
+    """
 
     name: str
     input: Tensor
@@ -58,6 +61,7 @@ class ActivationMode(AffineMode):
         """Called with what enters an activation; it may be changed in place afterwards."""
 
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs any other function, and reports it to `activated` if it is an activation."""
         activation = recognize(_name(function), args, kwargs)
         if activation is not None:
             self.activated(activation)
@@ -126,8 +130,11 @@ class _Shape:
 
 @dataclass(frozen=True)
 class _Trail:
-    """How the outputs of an affine call came to a tensor. Once a function mixed elements (`lost`), `positive` says where
-    they were positive before it; `exact` if that is what an activation after it would say (maxima)."""
+    """How the outputs of an affine call came to a tensor.
+
+    Once a function mixed elements (`lost`), `positive` says where they were positive before it; `exact` if that is what an activation
+    after it would say (maxima).
+    """
 
     moves: tuple[_Move, ...] = ()
     lost: str = ""
@@ -153,6 +160,7 @@ class UnitMode(ActivationMode):
         self._trails: Any = WeakTensorKeyDictionary()  # tensor -> {number of the affine call: trail}
 
     def visit(self, call: AffineCall) -> Tensor:
+        """Runs an affine call and starts to follow its output."""
         output = self.called(call)
         self._trails[output] = {len(self.judged): _Trail()}
         self.judged.append([])
@@ -163,6 +171,7 @@ class UnitMode(ActivationMode):
         return call.run(call.input)
 
     def activated(self, activation: ActivationCall) -> None:
+        """Records which elements of an activation's input are positive."""
         self._judge(activation.input, activation)
         for kink in activation.kinks:
             if isinstance(kink, Tensor):  # the other of two
@@ -190,6 +199,7 @@ class UnitMode(ActivationMode):
                 self.judged[number].append(Judged(positive, trail.moves))
 
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs any other function, and follows outputs of affine calls through it."""
         name = _name(function)
         activation = recognize(name, args, kwargs)
         if activation is not None:
@@ -238,8 +248,10 @@ class UnitMode(ActivationMode):
         return trails
 
     def positive(self, number: int, own: Callable[[], Tensor]) -> Tensor:
-        """Where the units of an affine call are active, in the layout of its output: for each element at the first
-        activation it reaches; elements that reach none, as those of the output layer, where `own()`, the output, is positive.
+        """Where the units of an affine call are active, in the layout of its output.
+
+        It is read for each element at the first activation it reaches; elements that reach none, as those of the output layer, are active
+        where `own()`, the output, is positive.
         """
         judged = self.judged[number]
         if judged and not judged[0].moves:  # the usual case: every element

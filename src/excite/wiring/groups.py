@@ -288,8 +288,11 @@ def _signature(member: _Member) -> object:
 
 
 def _split(alike: list[_Member]) -> list[tuple[list[_Member], Law]]:
-    """Members with the same sites, by law. Linear ones may be mixed only where they went through the same maps: equal
-    fingerprints and blocks (heads of attention, blocks of a grouped convolution)."""
+    """Splits members with the same sites by law.
+
+    Linear ones may be mixed only where they went through the same maps: equal fingerprints and blocks (heads of attention, blocks of a
+    grouped convolution).
+    """
     state = alike[0].state
     if state.broken is not None:
         return [(alike, "none")]

@@ -21,8 +21,10 @@ from excite.wiring.tracing import Wiring
 
 @dataclass(frozen=True)
 class Junction:
-    """`before` makes the channels, `after` reads them; biases belong to what makes. `law` is that of the group, and "norm"
-    where normalizations stand between: their own scales are left out.
+    """Two layers with the channels between them: `before` makes the channels, `after` reads them.
+
+    Biases belong to what makes. `law` is that of the group, and "norm" where normalizations stand between: their own scales are left
+    out.
 
     `part` tells junctions of the same layers apart: "head0", "head1", … for heads of attention (of keys and values, where
     several query heads share them), "part0", … otherwise, in the order of their channels; "" for a junction that has its

@@ -132,8 +132,10 @@ def _run(model: nn.Module, names: Names, batch: Batch, roles: Roles | None = Non
 
 
 def _without_batch(two: tuple[int, ...], three: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The shape of one sample, from the shapes for two and for three samples: along the axis that differs, the sizes are
-    2k and 3k, of which k belong to the sample."""
+    """The shape of one sample, from the shapes for two and for three samples.
+
+    Along the axis that differs, the sizes are 2k and 3k, of which k belong to the sample.
+    """
     if three is None or len(two) != len(three):
         return two[1:] if two[:1] == (2,) else two
     shape: list[int] = []

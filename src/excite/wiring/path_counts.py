@@ -56,9 +56,11 @@ class PathInterpreter(Interpreter):
     context: PathContext
 
     def parameter(self, node: torch.fx.Node, path: str) -> Tensor:
+        """Returns a tensor of ones in the shape of the parameter: every entry is one edge."""
         return torch.ones(node.meta["val"].shape, dtype=torch.float64)
 
     def input(self, node: torch.fx.Node) -> Any:
+        """Returns one path per element of the model's input."""
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             return value
@@ -67,12 +69,14 @@ class PathInterpreter(Interpreter):
         return ScaledCounts(torch.ones(value.shape, dtype=torch.float64))
 
     def apply(self, rule: Callable[..., Any], node: torch.fx.Node, arguments: SimpleNamespace) -> Any:
+        """Applies an operator's rule, or raises a ModelError if it does not cover these arguments."""
         counts = rule(self.context, node, arguments)
         if counts is None:
             raise refused(self.refusal, node, f"{arguments.op} with these arguments")
         return counts
 
     def overwritten(self, node: torch.fx.Node, values: list[Any]) -> None:
+        """Refuses writing in place where that changes the number of paths."""
         row = lookup(node.target)
         if row is None or row.paths is not unchanged:
             super().overwritten(node, values)

@@ -191,6 +191,7 @@ def _classifier(points: Array, weight: Any, bias: Any, *, zero: bool = False) ->
 
 
 def separable(points: Array, s: Array) -> tuple[Assumption, ...]:
+    """Checks that both classes have points and that a hyperplane separates them."""
     counts = int((s > 0).sum()), int((s < 0).sum())
     both = Assumption(
         "both classes have points", min(counts) > 0, f"{counts[0]} with label 1, {counts[1]} with label 0"
@@ -202,6 +203,7 @@ def separable(points: Array, s: Array) -> tuple[Assumption, ...]:
 
 
 def unsolved(error: Unsolved) -> Assumption:
+    """Returns the failed assumption for a hyperplane that the solver did not find."""
     return Assumption("the hyperplanes are solved", False, str(error))
 
 

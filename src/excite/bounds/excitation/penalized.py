@@ -21,6 +21,7 @@ STEPS = 200  # most proximal steps
 
 
 def size(w: Array, norm: Norm) -> float:
+    """Returns ‖w‖ in the 1-, 2- or infinity norm."""
     return float(np.linalg.norm(w, {"1": 1, "2": 2, "inf": np.inf}[norm]))
 
 
@@ -73,8 +74,11 @@ def _slope_error(x: Array, y: Array, c: float, w: Array) -> float:
 
 
 def _least_distance(rows: Array, right: Array) -> Array:
-    """v of least norm with rows @ v ≥ right (Lawson and Hanson): with residual (a, b) of the non-negative least squares
-    problem (rows', right') u = (0, 1), v = −a/b. Right sides are divided by a number that makes ‖v‖ about one."""
+    """The vector v of smallest norm with rows @ v ≥ right (Lawson and Hanson).
+
+    With residual (a, b) of the non-negative least squares problem (rows', right') u = (0, 1), v = −a/b. Right sides are divided by
+    a number that makes ‖v‖ about one.
+    """
     if (right <= 0).all():
         return np.zeros(rows.shape[1])
     unit = float((right / np.linalg.norm(rows, axis=1)).max())

@@ -164,8 +164,11 @@ def _multipliers(hidden: Array, w: Array, signs: Array, s: Array, before: Array,
 
 
 def smallest_cover(active: Any, costs: Array | None = None) -> tuple[NDArray[np.intp] | None, bool]:
-    """Indices of the cheapest set of columns of `active` (S, r) with a true entry in every row, and whether it is proved
-    to be cheapest; None where there is no finite one. Every column costs one without `costs`."""
+    """Finds the cheapest set of columns of `active` (S, r) with a true entry in every row.
+
+    Returns its indices, None where there is no finite one, and whether it is proved to be cheapest. Every column costs one without
+    `costs`.
+    """
     active = np.asarray(active, dtype=bool)
     price = np.ones(active.shape[1]) if costs is None else costs
     usable = np.flatnonzero(np.isfinite(price) & active.any(0))
@@ -187,8 +190,10 @@ def smallest_cover(active: Any, costs: Array | None = None) -> tuple[NDArray[np.
 
 
 def _stated(active: Any, points: Array) -> dict[str, Any]:
-    """n_node √(n_sup / λ) as printed: λ the smallest eigenvalue of X_k'X_k over units, columns of X_k the support vectors
-    that activate unit k."""
+    """The bound n_node √(n_sup / λ) as printed.
+
+    λ is the smallest eigenvalue of X_k'X_k over units, where the columns of X_k are the support vectors that activate unit k.
+    """
     columns = [a for a in active.T if a.any()]
     smallest = min((float(np.linalg.eigvalsh(points[a] @ points[a].T)[0]) for a in columns), default=0.0)
     size = float((points**2).sum(1).max(initial=0.0))

@@ -135,8 +135,10 @@ def _augmented(h: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _reaching(found: FittedNetwork, j: int) -> Tensor:
-    """What h_j alone contributes to the output, W_L G_{L−1} … W_{j+1} h_j: (N, m). Without biases above, or for j = L, the
-    output itself."""
+    """What h_j alone contributes to the output, W_L G_{L−1} … W_{j+1} h_j: (N, m).
+
+    Without biases above, or for j = L, the output itself.
+    """
     network, signals = found.network, found.signals
     flowing = signals[j]
     for layer in range(j, len(network.weights)):

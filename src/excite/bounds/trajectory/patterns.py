@@ -19,8 +19,10 @@ def patterns(network: ReluNetwork, x: Tensor) -> Patterns:
 
 
 def slopes(network: ReluNetwork, active: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """‖W_d S_{d−1} … W_2 S_1‖ and ‖W_d S_{d−1} … S_1 W_1‖ for each pattern, (N,) each: what moving the first bias and moving
-    the input do to the output, before a sigmoid."""
+    """‖W_d S_{d−1} … W_2 S_1‖ and ‖W_d S_{d−1} … S_1 W_1‖ for each pattern, (N,) each.
+
+    They say how much moving the first bias and moving the input change the output, before a sigmoid.
+    """
     if len(network.weights[-1]) != 1:
         raise InputError(f"expected a network with one output; this one has {len(network.weights[-1])}")
     flowing = network.weights[-1].expand(len(active[0]), -1)
@@ -32,8 +34,10 @@ def slopes(network: ReluNetwork, active: Sequence[Tensor]) -> tuple[Tensor, Tens
 
 
 def steepest(network: ReluNetwork) -> float:
-    """A bound on the slope before a sigmoid for one unit of ‖s‖, s a combination of patterns' Kronecker products: the root of
-    the sum over all paths of their squared products of weights."""
+    """A bound on the slope before a sigmoid per unit of ‖s‖, where s combines Kronecker products of patterns.
+
+    It is the root of the sum over all paths of their squared products of weights.
+    """
     total = torch.ones(network.weights[0].shape[1], dtype=torch.float64)
     for weight in network.weights:
         total = weight.square() @ total

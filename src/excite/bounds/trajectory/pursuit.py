@@ -35,6 +35,7 @@ class Pursuit:
 
     @property
     def reached(self) -> Array:
+        """Which vectors are combinations of the columns, (M,)."""
         return np.isfinite(self.values)
 
 

@@ -160,6 +160,7 @@ def _theorem_2(
 
 
 def check_points(network: ReluNetwork, x: Tensor, what: str) -> Tensor:
+    """Returns points as (N, n) in float64, or raises an InputError that says what was expected."""
     width = network.weights[0].shape[1]
     if not isinstance(x, Tensor) or check_dense(x, what).dim() < 2 or not len(x) or x.flatten(1).shape[1] != width:
         raise InputError(f"expected {what} (N, {width}), at least one; got {shown(x)}")

@@ -1,4 +1,4 @@
-"""`excite audit`"""
+"""The command `excite audit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`excite data list` and `excite data fetch`"""
+"""The commands `excite data list` and `excite data fetch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`excite demo`"""
+"""The command `excite demo`."""
 
 from __future__ import annotations
 

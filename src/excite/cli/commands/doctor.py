@@ -1,4 +1,4 @@
-"""`excite doctor`"""
+"""The command `excite doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`excite margins`"""
+"""The command `excite margins`."""
 
 from __future__ import annotations
 

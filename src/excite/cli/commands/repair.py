@@ -1,4 +1,4 @@
-"""`excite repair`"""
+"""The command `excite repair`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`excite report`"""
+"""The command `excite report`."""
 
 from __future__ import annotations
 

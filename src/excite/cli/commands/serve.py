@@ -1,4 +1,4 @@
-"""`excite serve`"""
+"""The command `excite serve`."""
 
 from __future__ import annotations
 

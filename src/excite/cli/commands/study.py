@@ -1,4 +1,4 @@
-"""`excite study list` and `excite study run`"""
+"""The commands `excite study list` and `excite study run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`excite sweep`"""
+"""The command `excite sweep`."""
 
 from __future__ import annotations
 

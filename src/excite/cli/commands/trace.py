@@ -1,4 +1,4 @@
-"""`excite trace`"""
+"""The command `excite trace`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`excite train`"""
+"""The command `excite train`."""
 
 from __future__ import annotations
 

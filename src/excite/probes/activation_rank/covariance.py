@@ -16,8 +16,11 @@ from excite.probes.spectrum import Spectrum, spectrum
 
 
 class Covariances:
-    """Of rows (N, D) each. The matrices are formed where the rows are, N × N where that is less; `spectra` fetches them and does the
-    rest on the CPU. It waits for the device, so it may be called from another thread."""
+    """Covariances of several matrices of rows (N, D).
+
+    They are formed where the rows are, N × N where that is smaller; `spectra` fetches them and does the rest on the CPU. It waits for
+    the device, so it may be called from another thread.
+    """
 
     def __init__(self, several: Sequence[Tensor]):
         devices = {device: home(device) for device in {rows.device for rows in several}}
@@ -34,6 +37,7 @@ class Covariances:
         return self._flat.device.type != "cpu"
 
     def spectra(self) -> list[Spectrum]:
+        """Returns the spectrum of each covariance; waits for the device."""
         self._flat = self._flat.cpu()
         matrices, largest, at = [], [], 0
         for size in self._sizes:

@@ -71,6 +71,14 @@ class Moments:
         self._dtype = torch.float64
 
     def add(self, rows: Tensor) -> None:
+        """Adds rows.
+
+        Args:
+            rows: Floating-point tensor (R, width).
+
+        Raises:
+            InputError: If the shape is another one.
+        """
         if check_tensor(rows, "rows").dim() != 2 or rows.shape[1] != self.width:
             raise InputError(f"expected rows of shape (R, {self.width}); got {tuple(rows.shape)}")
         if rows.dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -119,6 +127,7 @@ class Moments:
         add_outer(self._scatter, rows)
 
     def tolerance(self) -> float:
+        """Relative size below which an eigenvalue counts as zero: D eps of the rows' dtype."""
         return default_tolerance(self.width, self._dtype)
 
     def covariance(self, tolerance: float | None = None) -> Spectrum:
@@ -160,10 +169,18 @@ class Moments:
         )
 
     def sampling_error(self, of: int) -> float:
-        """How far the eigenvalues of the covariance C are off if the rows are a random sample of `of` rows: the standard
-        error of C in the Frobenius norm, over √D and over the largest eigenvalue,
-            √((E‖h − mean‖⁴ − ‖C‖²_F) / n · (1 − n/of)) / (√D λ_max).
-        By Hoffman and Wielandt the root mean square error of the D eigenvalues is no larger than that of C / √D."""
+        """Relative error of the covariance's eigenvalues if the rows are a random sample of `of` rows.
+
+        The standard error of the covariance C in the Frobenius norm, over √D and over the largest eigenvalue,
+        √((E‖h − mean‖⁴ − ‖C‖²_F) / n · (1 − n/of)) / (√D λ_max). By Hoffman and Wielandt the root mean square error of the D eigenvalues
+        is no larger than that of C / √D.
+
+        Args:
+            of: Number of rows that the sample was drawn from.
+
+        Returns:
+            Root mean square error of the eigenvalues, relative to the largest.
+        """
         self._merge()
         spectrum = self.covariance()
         if self.count >= of or spectrum.total <= 0:

@@ -136,6 +136,7 @@ class Rank(Probe):
         self._warned = False
 
     def measure(self, ctx: StepContext) -> Measurement:
+        """Measures ranks and excited units of the inputs of every layer."""
         signals = [signal for signal in ctx.signals if signal.input.is_floating_point()]
         statistics = ctx.statistics
         known = counted(statistics)
@@ -187,9 +188,11 @@ class Rank(Probe):
         return [(unit, value) for unit, value in changed if unit in named]
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         return {"deficient": dict(self._deficient), "named": dict(self._named)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         self._deficient, self._named = dict(state.get("deficient", {})), dict(state.get("named", {}))
 
     def _inputs(self, signal: LayerSignal) -> LayerInputs:
@@ -204,10 +207,12 @@ class Rank(Probe):
 
     @classmethod
     def default(cls, output: Pick = None) -> Rank:
+        """Returns the probe as `default_probes` uses it."""
         return cls(Every(50), most_rows=128)
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
         return [*_ranks(history), *_units(history), *_statistics(history)]
 
 
@@ -291,8 +296,10 @@ def _ranks(history: MetricSeries) -> list[Finding]:
 
 
 def _lost(history: MetricSeries) -> dict[str, str]:
-    """By layer "units 3, 17 and 40 are no longer excited": `rank/unit/LAYER/UNIT` is 1 from the step at which a unit stopped
-    being excited, 0 from the step at which it was again."""
+    """By layer "units 3, 17 and 40 are no longer excited".
+
+    `rank/unit/LAYER/UNIT` is 1 from the step at which a unit stopped being excited, 0 from the step at which it was again.
+    """
     named: dict[str, list[int]] = {}
     for name, series in history.layers("rank/unit").items():
         layer, _, unit = name.rpartition("/")

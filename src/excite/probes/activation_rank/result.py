@@ -12,8 +12,11 @@ from excite.probes.spectrum import Spectrum
 
 @dataclass(frozen=True)
 class Sampling:
-    """`rows` of `of` patches were looked at. `error`: expected root mean square error of the covariance's eigenvalues over
-    the largest of them; an estimate from above, from the spread of the patches themselves (`Moments.sampling_error`)."""
+    """A random sample of the patches of a layer: `rows` of `of` patches were measured.
+
+    `error` is the expected root mean square error of the covariance's eigenvalues over the largest of them; an estimate from above,
+    from the spread of the patches themselves (`Moments.sampling_error`).
+    """
 
     rows: int
     of: int
@@ -53,6 +56,7 @@ class LayerRichness:
 
     @property
     def width(self) -> int:
+        """Number of inputs of the layer."""
         return self.covariance.width
 
     def row(self, k: int = 10) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class FrequentDirections:
         return self._rows[: self._used]
 
     def add(self, rows: Tensor) -> None:
+        """Adds rows (R, D) to the sketch."""
         self.total += float(rows.square().sum())  # ‖A‖²_F
         while len(rows):
             take = rows[: len(self._rows) - self._used]

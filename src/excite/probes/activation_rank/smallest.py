@@ -60,6 +60,7 @@ class Smallest:
 
     @property
     def excited(self) -> bool:
+        """Whether the matrix has full rank."""
         return self.rank == self.width
 
 
@@ -197,7 +198,9 @@ def _shifted(a: Array, shift: float) -> Array:
 
 
 def _negative(factor: Array, pivots: npt.NDArray[np.int32]) -> int:
-    """How many eigenvalues of D in a = U D Uᵀ are negative. LAPACK marks blocks of two by negative pivots, in pairs; such
-    a block always has one eigenvalue of each sign."""
+    """Number of negative eigenvalues of D in a = U D Uᵀ.
+
+    LAPACK marks blocks of two by negative pivots, in pairs; such a block always has one eigenvalue of each sign.
+    """
     single = pivots > 0
     return int((factor.diagonal()[single] < 0).sum() + (~single).sum() // 2)

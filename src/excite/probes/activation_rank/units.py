@@ -46,6 +46,7 @@ class Units:
 
     @property
     def excited(self) -> npt.NDArray[np.bool_]:
+        """Which units are excited, (units,): those whose inputs have full rank while they are active."""
         return np.asarray(self.rank == self.width)
 
     @property
@@ -82,6 +83,7 @@ class UnitSums:
         self._waiting = 0
 
     def add(self, what: LayerInputs, live: Tensor | None = None) -> None:
+        """Adds the rows of a batch for which each unit is active."""
         rows, active = live_rows(what, live)
         active = active[:, self.units.start : self.units.stop]
         while len(rows):
@@ -102,6 +104,7 @@ class UnitSums:
         self.points += active.sum(0).cpu().numpy()
 
     def decide(self, tolerance: float, accuracy: float) -> list[Smallest]:
+        """Returns the smallest eigenvalue of every unit."""
         self._flush()
         return smallest_eigenvalues(self.sums, tolerance, accuracy, points=self.points.tolist())
 
@@ -117,6 +120,7 @@ class UnitFactors:
         self._factors = {unit: torch.zeros(0, self.width, dtype=torch.float64) for unit in units}
 
     def add(self, what: LayerInputs, live: Tensor | None = None) -> None:
+        """Adds the rows of a batch for which each unit is active."""
         rows, active = live_rows(what, live)
         for unit in self.units:
             mine = rows[:, _columns(unit, self.each, self.width)][active[:, unit]].to("cpu", torch.float64)
@@ -124,6 +128,7 @@ class UnitFactors:
                 self._factors[unit] = torch.linalg.qr(torch.cat([self._factors[unit], mine]), mode="r").R
 
     def decide(self, unit: int, tolerance: float) -> Smallest:
+        """Returns the smallest eigenvalue of one unit."""
         values = np.zeros(self.width)
         found = torch.linalg.svdvals(self._factors[unit]).square().numpy()
         values[: len(found)] = found
@@ -147,6 +152,7 @@ def live_rows(what: LayerInputs, live: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def collected(parts: Sequence[tuple[Smallest, int]], width: int, tolerance: float) -> Units:
+    """Collects the results of units in one table."""
     return Units(
         points=np.array([n for _, n in parts], dtype=np.int64),
         rank=np.array([one.rank for one, _ in parts], dtype=np.int64),

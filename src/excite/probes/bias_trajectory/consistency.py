@@ -187,6 +187,7 @@ class Consistency(Probe):
         self._looks: list[tuple[int, Tensor, Tensor]] = []  # step, hashes of the patterns, slopes
 
     def measure(self, ctx: StepContext) -> Values:
+        """Records the activation pattern and slope at every example."""
         if (
             ctx.example is None
             or not isinstance(ctx.example, Tensor)
@@ -215,6 +216,17 @@ class Consistency(Probe):
         }
 
     def since(self, step: int = 0) -> Consistent:
+        """Result over the measurements from a step on.
+
+        Args:
+            step: First step to take into account.
+
+        Returns:
+            How consistent activation patterns and slopes were over these measurements.
+
+        Raises:
+            InputError: If nothing was measured at or after the step.
+        """
         kept = [(hashes, slopes) for at, hashes, slopes in self._looks if at >= step]
         if not kept:
             raise InputError(
@@ -224,11 +236,13 @@ class Consistency(Probe):
         return consistency(hashes, slopes)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         if not self._looks:
             return {}
         steps, hashes, slopes = zip(*self._looks)
         return {"steps": list(steps), "hashes": torch.stack(hashes), "slopes": torch.stack(slopes), "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         self._looks = list(zip(state["steps"], state["hashes"], state["slopes"])) if state else []
         self._last = state.get("last")

@@ -131,8 +131,10 @@ _LINKS = ("BinaryCrossEntropyWithLogits", "LogSoftmax", "Softmax", "Sigmoid", "L
 
 
 def applies_link(node: Any, after: int) -> bool:
-    """Whether the loss, given by its node in the autograd graph, puts a sigmoid or softmax on top of the model's output:
-    a node made later than `after`, the number of the output's own node."""
+    """Whether the loss puts a sigmoid or softmax on top of the model's output.
+
+    The loss is given by its node in the autograd graph: such a node is made later than `after`, the number of the output's own node.
+    """
     waiting: list[Any] = [node]
     seen: set[Any] = set()
     while waiting and len(seen) < 1000:

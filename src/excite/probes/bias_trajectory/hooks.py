@@ -165,6 +165,7 @@ class Hooks:
         self._handles.append(model.register_forward_hook(_eager(self._end), always_call=True))
 
     def remove(self) -> None:
+        """Removes all hooks."""
         self._live = False
         for handle in self._handles:
             handle.remove()
@@ -206,6 +207,7 @@ class Hooks:
             self.reached(site, output)
 
     def reached(self, site: TracedLayer, z: Tensor) -> None:
+        """Registers a hook on the output z of a layer."""
         if self._now is not None and z.requires_grad:
             z.register_hook(partial(self._at_z, self._now, site, self._inspecting))
 

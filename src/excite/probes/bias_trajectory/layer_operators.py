@@ -1,5 +1,7 @@
-"""The linear part A of an affine call as an operator on one flattened sample: its largest singular value, and the smallest
-one of the rows that are active."""
+"""The linear part A of an affine call as an operator on one flattened sample.
+
+Its largest singular value, and the smallest one of the rows that are active.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ _NOISE = 0.3  # relative to the vector from which a search goes on
 
 
 class Estimate:
-    """σ₁, not read off yet: `inner` (k, k) is V A'A V' of orthonormal rows V (k, inputs) and `images` is V A'A; or, alone, A'A or
-    A A' itself."""
+    """σ₁, not computed yet.
+
+    `inner` (k, k) is V A'A V' of orthonormal rows V (k, inputs) and `images` is V A'A; or, alone, A'A or A A' itself.
+    """
 
     def __init__(self, inner: Tensor, space: Tensor | None = None, images: Tensor | None = None):
         self._inner, self._space, self._images = inner, space, images
@@ -179,6 +183,7 @@ class LayerOperator:
 
     @property
     def started(self) -> bool:
+        """Whether there is an estimate to start from."""
         return self.last is not None
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -188,6 +193,7 @@ class LayerOperator:
         return {"vector": self.last.vector().clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restores the state from a checkpoint."""
         self.last = None
         if state:
             vector = state["vector"].to(self.site.call.weight.device)

@@ -130,6 +130,7 @@ class Trajectory(Probe):
         self._kept: dict[str, Any] = {}  # from a checkpoint, until the model is known
 
     def attach(self, ctx: StepContext) -> None:
+        """Finds the layers and registers hooks on the model; called by `excite.watch`."""
         if ctx.example is None:
             raise InputError("the trajectory probe needs an example batch: excite.watch(model, example=x, ...)")
         model = ctx.model
@@ -176,10 +177,12 @@ class Trajectory(Probe):
             self.load_state_dict(self._kept)
 
     def announce(self, due: bool) -> None:
+        """Called before each step with whether it will be measured."""
         if self._hooks is not None and self.passes == "measured":
             self._hooks.resting = not due
 
     def detach(self) -> None:
+        """Removes hooks and releases memory; called when the watch is closed."""
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
@@ -210,6 +213,7 @@ class Trajectory(Probe):
 
     # -- at a measurement ----------------------------------------------------------------------------------------
     def measure(self, ctx: StepContext) -> Measurement:
+        """Measures normalized bias updates and bounds on the input gradient since the last measurement."""
         hooks = self._hooks
         if hooks is None or hooks.resting or ctx.step == 0:
             return {}
@@ -316,6 +320,7 @@ class Trajectory(Probe):
         return [f"{label}: {LABELS[label]}" for label in self.labels]
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         if self._hooks is None:
             return self._kept
         sums = {name: one.state_dict() for name, one in self._sums.items()}
@@ -328,6 +333,7 @@ class Trajectory(Probe):
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         if self._hooks is None:
             self._kept = dict(state)
             return
@@ -347,10 +353,12 @@ class Trajectory(Probe):
 
     @classmethod
     def default(cls, output: Pick = None) -> Trajectory:
+        """Returns the probe as `default_probes` uses it."""
         return cls(Every(50), output=output, passes="measured", sandwich=1, most=16)
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
         return [*_steepness(history), *_steady(history), *_labels(history)]
 
 

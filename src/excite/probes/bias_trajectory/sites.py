@@ -30,8 +30,11 @@ def _is_smooth(function: str) -> bool:
 
 @dataclass(frozen=True)
 class TracedLayer:
-    """One affine call z = A x + b. `module` is the path of the module that returns z, at its `turn`-th call in one forward
-    pass; None for a bare functional call. `axis` is the batch axis of z, `in_axis` that of x, `shape` x for two samples."""
+    """One affine call z = A x + b.
+
+    `module` is the path of the module that returns z, at its `turn`-th call in one forward pass; None for a bare functional call.
+    `axis` is the batch axis of z, `in_axis` that of x, `shape` x for two samples.
+    """
 
     name: str
     module: str | None
@@ -64,11 +67,13 @@ class Finder(AffineMode):
         self.functions: set[str] = set()
 
     def visit(self, call: AffineCall) -> Tensor:
+        """Runs an affine call and records it with its output."""
         output = call.run(call.input)
         self.found.append(_RecordedCall(call, output, checkpointed=in_reentrant_checkpoint()))
         return output
 
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs any other function and records its name."""
         self.functions.add(getattr(function, "__name__", "").rstrip("_"))
         return function(*args, **kwargs)
 

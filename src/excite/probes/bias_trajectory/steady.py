@@ -86,11 +86,13 @@ class Steady:
             self._table[:, : len(self._ends)] = merged
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         kept = self._table[1, : len(self._ends)].clone()
         peaks = torch.tensor(self._peaks, dtype=torch.float64) if self._plain else kept
         return {"ends": list(self._ends), "peaks": peaks, "width": self._width, "inside": self._inside}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         self._ends, self._width, self._inside = list(state["ends"]), int(state["width"]), int(state["inside"])
         self._peaks, self._table = state["peaks"].tolist(), self._empty()
         self._table[0, : len(self._ends)] = torch.tensor(self._ends).to(self._table)

@@ -65,18 +65,22 @@ class Updates:
 
     @property
     def upper(self) -> Tensor:
+        """Upper bound of the input gradient per sample, (N,): the normalized update times σ₁ of the first layer."""
         return self.values * self.sigma
 
     @property
     def lower(self) -> Tensor | None:
+        """Lower bound of the input gradient per sample, (N,), or None: the normalized update times the σ_min of the first layer's active rows."""
         return None if self.active is None else self.values * self.active
 
     @property
     def mean(self) -> float:
+        """Mean over samples; those without a slope are left out."""
         return float(self.values.nanmean())
 
     @property
     def max(self) -> float:
+        """Maximum over samples; NaN if no sample has a slope."""
         kept = self.values[~self.values.isnan()]
         return float(kept.max()) if len(kept) else float("nan")
 
@@ -97,6 +101,7 @@ class Catch(AffineMode):
         self.outputs: dict[str, Tensor | None] = dict.fromkeys(chosen)
 
     def visit(self, call: AffineCall) -> Tensor:
+        """Runs an affine call and keeps its output, with a gradient."""
         output = call.run(call.input)
         if call.name not in self.outputs:
             return output

@@ -90,18 +90,22 @@ class Sums:
         return found
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         self._fold()
         return {name: getattr(self, name) for name in self._names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         for name in self._names:
             value = state[name]
             setattr(self, name, float(value) if self._cpu else torch.as_tensor(value).to(self.total).clone())
 
 
 class BiasPath:
-    """Follows iterates b⁰, b¹, … of a parameter: what an optimizer changes in place is a new iterate (by the parameter's
-    version counter). An optimizer that hides its changes from that counter is seen at the ends of windows only.
+    """Follows the iterates b⁰, b¹, … of a parameter.
+
+    What an optimizer changes in place is a new iterate (by the parameter's version counter). An optimizer that hides its changes from
+    that counter is seen at the ends of windows only.
 
     `length` Σ‖bᵗ⁺¹ − bᵗ‖ and `variance`, the mean of ‖bᵗ − mean b‖² over the iterates of the window, both ends included
     (|T| + 1 iterates for |T| steps, as Corollary 2 needs).
@@ -150,11 +154,13 @@ class BiasPath:
         return {name: float(value) for name, value in found.items()} if self._cpu else found
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         self.look()
         found = {name: getattr(self, name) for name in self._names}
         return {k: v if k == "count" else torch.as_tensor(v).clone() for k, v in found.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         for name in self._names:
             value = state[name]
             if name != "count":

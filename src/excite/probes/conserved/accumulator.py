@@ -21,8 +21,10 @@ _AUTOCAST = 8.0
 
 
 class Accumulator:
-    """A number per channel of all laws, on the device. `parts` (parts, channels); `value` is that after the last step
-    committed, `worst` the largest rest of a step, which was `worst_step`, `flagged` the first step with a rest too large, or −1.
+    """A number per channel of all laws, on the device.
+
+    `parts` (parts, channels); `value` is that after the last step committed, `worst` the largest rest of a step, which was `worst_step`,
+    `flagged` the first step with a rest too large, or −1.
     """
 
     def __init__(
@@ -103,8 +105,10 @@ class Accumulator:
     def _parts_of(
         self, records: list[StepRecord], sums: Tensor, groups: Tensor, part_of: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(steps, parts, channels) from (steps, products, groups, channels); and (steps, channels), the sum of the absolute
-        values of all terms that they are made of."""
+        """(steps, parts, channels) from (steps, products, groups, channels).
+
+        And (steps, channels), the sum of the absolute values of all terms that they are made of.
+        """
         record, names = records[0], list(records[0].products)
         if "ww" not in names:  # before a step the weights are what they were after the last one
             assert self.ww is not None
@@ -181,9 +185,11 @@ class Accumulator:
         self.flagged = torch.where(self.flagged < 0, first, self.flagged)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         return {name: getattr(self, name).clone() for name in _KEPT}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         for name in _KEPT:
             setattr(self, name, state[name].to(getattr(self, name)).clone())
         self.ww = None

@@ -13,16 +13,22 @@ _NUMBERS = ("lr", "weight_decay", "momentum", "dampening", "betas", "eps", "alph
 
 
 class Hyperparameters:
-    """Param groups with numbers for tensors. A tensor on another device is copied to the host only when it was changed,
-    so that reading the settings at every step does not wait for the device."""
+    """Param groups with numbers for tensors.
+
+    A tensor on another device is copied to the host only when it was changed, so that reading the settings at every step does not wait
+    for the device.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tensor, int, float]] = {}
         self._steps: dict[int, tuple[Tensor, float]] = {}
 
     def plain(self, group: Settings) -> dict[str, Any]:
-        """The settings of a param group; `coarse` is the largest rounding error, relative, with which the optimizer computes its
-        coefficients: 0 in Python's floats, that of the dtype where a setting is a tensor."""
+        """The settings of a param group as numbers.
+
+        `coarse` is the largest rounding error, relative, with which the optimizer computes its coefficients: 0 in Python's floats, that of
+        the dtype where a setting is a tensor.
+        """
         result = {key: value for key, value in group.items() if key != "params"}
         coarse = 0.0
         for key in _NUMBERS:

@@ -41,11 +41,12 @@ class NamedLaw:
 
     @property
     def span(self) -> slice:
+        """Columns of the law's channels among those of all laws."""
         return slice(self.start, self.start + self.group.channels)
 
 
 def named(groups: Iterable[Group]) -> list[tuple[str, Group]]:
-    """Groups under the name of their first producer; further ones of the same layer are `name#2`, `name#3`, …"""
+    """Groups under the name of their first producer; further ones of the same layer are `name#2`, `name#3` and so on."""
     counts: dict[str, int] = {}
     result = []
     for group in groups:
@@ -189,8 +190,10 @@ class LawSums:
         return made + read
 
     def sides(self, rows: Tensor, groups: Tensor | None = None, count: int = 1) -> tuple[Tensor, Tensor]:
-        """Sums over the rows of producers, and over those of consumers, (..., count) in float64. With `groups`, a number below
-        `count` for every row, (..., groups, channels): the rows of each apart."""
+        """Sums over the rows of producers, and over those of consumers, (..., count) in float64.
+
+        With `groups`, a number below `count` for every row, (..., groups, channels): the rows of each apart.
+        """
         wide = 2 * self.count + 1  # the last one collects rows without a law
         target = self._target if groups is None else self._target + wide * groups
         many = math.prod(rows.shape[:-1])
@@ -228,8 +231,10 @@ def _kind(use: _Use, path: str) -> object:
 
 
 def _row_sums(slot: Slot, side: str, shape: tuple[int, ...]) -> Rows:
-    """Row sums of parameters of one kind that stand side by side, by the cheapest reshape; anything unusual goes through the slot.
-    A row may come as several sums, `_entries` of them, which are added up later."""
+    """Row sums of parameters of one kind that stand side by side, by the cheapest reshape.
+
+    Anything unusual goes through the slot. A row may come as several sums, `_entries` of them, which are added up later.
+    """
     _, first, second, kernel = slot.shape
     if not _plain(slot):
         axes = (2, 3) if side == "out" else (1, 3)

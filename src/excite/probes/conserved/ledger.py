@@ -223,8 +223,10 @@ class Ledger:
 
     @torch.no_grad()
     def state(self) -> Tensor:
-        """Drift, scale and terms (2 + terms, channels), left on the device: as of the last step, or of the present weights
-        once the ledger is closed. `summary` reduces them to a few numbers per law."""
+        """Drift, scale and terms (2 + terms, channels), left on the device.
+
+        As of the last step, or of the present weights once the ledger is closed. `summary` reduces them to a few numbers per law.
+        """
         self._check()
         self.commit()
         return self._state()

@@ -103,8 +103,9 @@ class _Pass:
 
 
 class _Norm:
-    """The eps term of one module, in the scale of `reference.grad`: what is done to that gradient after a backward pass
-    (clipping, unscaling, zeroing) is done to the term.
+    """The eps term of one module, in the scale of `reference.grad`.
+
+    What is done to that gradient after a backward pass (clipping, unscaling, zeroing) is done to the term.
 
     For batch normalization with γ and one backward pass since its gradient was None, the term is
     ε/(v + ε) · γ · γ.grad: only 1/√(v + ε) of that pass is kept, which autograd saves anyway.
@@ -315,10 +316,12 @@ class NormTerms:
         return result
 
     def end(self) -> None:
+        """Drops what was kept for the step that has ended."""
         for norm in self._norms.values():
             norm.end()
 
     def close(self) -> None:
+        """Removes all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

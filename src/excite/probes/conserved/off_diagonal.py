@@ -30,6 +30,7 @@ class Matrix:
 
     @property
     def rest(self) -> Tensor:
+        """What the steps do not explain: drift − step."""
         return self.drift - self.step
 
     @property
@@ -63,6 +64,7 @@ class OffDiagonal:
         self._step = {name: torch.zeros_like(matrix) for name, matrix in self._start.items()}
 
     def after(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        """Adds the term of one step: the squared learning rate times the law of the gradients."""
         grads = {path: p.grad for path, p in self._parameters.items() if p.grad is not None}
         squares = {path: float(setting.get("lr", 0.0)) ** 2 for path, setting in settings.items()}
         for name, group in self._groups.items():
@@ -70,6 +72,7 @@ class OffDiagonal:
                 self._step[name] += law_matrix(group, grads, squares)
 
     def read(self, name: str) -> Matrix | None:
+        """Returns the drift of a group's matrix and its terms, or None if it is not followed."""
         if name not in self._groups:
             return None
         group = self._groups[name]
@@ -80,12 +83,14 @@ class OffDiagonal:
         return Matrix(drift * off, self._step[name].cpu() * off, scale, group.law == "matrix")
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         return {
             "start": {name: matrix.clone() for name, matrix in self._start.items()},
             "step": {name: matrix.clone() for name, matrix in self._step.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         for mine, theirs in ((self._start, state["start"]), (self._step, state["step"])):
             for name in mine:
                 mine[name] = theirs[name].to(mine[name]).clone()

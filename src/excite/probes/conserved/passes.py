@@ -44,6 +44,7 @@ class PassPrecision:
         self._handles = [module.register_forward_pre_hook(hook) for module in modules]
 
     def record(self) -> None:
+        """Records the precision of a forward pass under autocast."""
         if torch.compiler.is_compiling() or not torch.is_autocast_enabled(self._device):
             return
         if torch.is_grad_enabled() and not probes_ignored():
@@ -55,6 +56,7 @@ class PassPrecision:
         return eps
 
     def close(self) -> None:
+        """Removes all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -91,6 +91,7 @@ class Conservation(Probe):
         self.ledger: Ledger | None = None
 
     def attach(self, ctx: StepContext) -> None:
+        """Opens the ledger; called by `excite.watch`."""
         if ctx.optimizer is None:
             raise InputError("Conservation needs the optimizer: excite.watch(model, optimizer=optimizer, ...)")
         options = dict(self._options)
@@ -101,10 +102,12 @@ class Conservation(Probe):
             self.ledger.close()  # its hooks are what takes time; the start is in the accumulator
 
     def detach(self) -> None:
+        """Removes hooks and releases memory; called when the watch is closed."""
         if self.ledger is not None:
             self.ledger.close()
 
     def measure(self, ctx: StepContext) -> Measurement:
+        """Measures drift and residual of every conserved quantity."""
         ledger = self.ledger
         if ledger is None or not ledger.laws:
             return {}
@@ -133,18 +136,22 @@ class Conservation(Probe):
         return values
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         return {} if self.ledger is None else self.ledger.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         if self.ledger is not None and state:
             self.ledger.load_state_dict(state)
 
     @classmethod
     def default(cls, output: Pick = None) -> Conservation:
+        """Returns the probe as `default_probes` uses it."""
         return cls(Every(50), parts=False, output=output)
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
         return _balance(history)
 
 

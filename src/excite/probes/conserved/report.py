@@ -63,6 +63,7 @@ class LedgerEntry:
 
     @property
     def law(self) -> str:
+        """Name of the conservation law."""
         return self.group.law
 
     @property

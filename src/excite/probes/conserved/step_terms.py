@@ -59,8 +59,11 @@ class StepRecord:
 
 
 class StepTerms:
-    """Splits steps into parts. Two ways: plain SGD with one learning rate and one decay needs only squared gradients;
-    everything else works on a copy of the weights before the step. `unchecked` says why the last step is no evidence."""
+    """Splits steps into parts.
+
+    Plain SGD with one learning rate and one decay needs only squared gradients; everything else works on a copy of the weights before
+    the step. `unchecked` says why the last step is no evidence.
+    """
 
     def __init__(self, sums: LawSums, parameters: Sequence[Tensor], norms: NormTerms | None = None):
         self._sums, self._norms, self._parameters = sums, norms, parameters
@@ -91,6 +94,7 @@ class StepTerms:
         return [found[i] for i in self._found[1]]
 
     def before(self, rule: UpdateRule, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+        """Reads the settings before a step, and copies the weights if the rule needs them."""
         self._shared = False
         settings = self.settings(optimizer)
         different = {id(group): group for group in settings}.values()
@@ -225,13 +229,17 @@ class StepTerms:
         return {path: v.clone() for path, v in zip(self._sums.paths, self._share.buffers or [])}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restores the state from a checkpoint."""
         pairs = zip(self._sums.paths, self._parameters)
         self._share.buffers = [state[path].to(p).clone() for path, p in pairs] if state else None
 
 
 def _unchecked(rule: UpdateRule, optimizer: torch.optim.Optimizer, closure: bool, nesterov: bool) -> Reason | None:
-    """Why the update of the step to come cannot be predicted, if so. Optimizers with a formula evaluate a closure once, at the
-    weights before the step, and leave its gradients where they are: all but Nesterov's momentum, which may be added to them."""
+    """Why the update of the step to come cannot be predicted, or None.
+
+    Optimizers with a formula evaluate a closure once, at the weights before the step, and leave its gradients where they are: all but
+    Nesterov's momentum, which may be added to them.
+    """
     name = type(optimizer).__name__
     if closure and (rule == "measured" or nesterov):
         return Reason("closure", f"{name}.step(closure) makes its gradients inside the step, where they cannot be read")
@@ -243,8 +251,10 @@ def _unchecked(rule: UpdateRule, optimizer: torch.optim.Optimizer, closure: bool
 
 
 def _rounding(settings: Sequence[Settings], exact: float) -> tuple[float, float]:
-    """A bound on the relative error of what the optimizer computes of its settings where these are tensors: some operations
-    in their precision, and 1 − βᵗ, which is at least `exact`; and of 1 − ηλ, by which decoupled decay multiplies weights."""
+    """A bound on the relative error of what the optimizer computes of its settings where these are tensors.
+
+    Some operations in their precision, and 1 − βᵗ, which is at least `exact`; and of 1 − ηλ, by which decoupled decay multiplies weights.
+    """
     coarse = max(setting["coarse"] for setting in settings)
     counted = max(setting["counted"] for setting in settings)
     decoupled = any(setting.get("decoupled_weight_decay") and setting["weight_decay"] for setting in settings)

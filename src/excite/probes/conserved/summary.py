@@ -13,8 +13,11 @@ from excite.probes.conserved.laws import NamedLaw
 
 @dataclass(frozen=True)
 class LawSummary:
-    """By law (..., laws): `drift` and `rest` are the largest of a channel relative to its squared weights, as `Entry.moved` and
-    `Entry.relative`; `shares` (..., parts, laws) as `Entry.share`, and where a part `occurs`."""
+    """A few numbers per law, (..., laws).
+
+    `drift` and `rest` are the largest of a channel relative to its squared weights, as `LedgerEntry.moved` and `LedgerEntry.relative`;
+    `shares` (..., parts, laws) as `LedgerEntry.share`, and where a part `occurs`.
+    """
 
     names: tuple[str, ...]
     drift: Tensor

@@ -35,6 +35,7 @@ class UncheckedSteps:
         self._missing: dict[str, tuple[int, Reason]] = {}
 
     def add(self, law: str, reason: Reason) -> None:
+        """Counts a step whose law was not checked."""
         count, first = self._missing.get(law, (0, reason))
         self._missing[law] = count + 1, first
 
@@ -58,7 +59,9 @@ class UncheckedSteps:
         return reason.what if count >= steps else f"{reason.what} (in {count} of {steps} steps)"
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         return {law: (count, reason.key, reason.what) for law, (count, reason) in self._missing.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         self._missing = {law: (int(count), Reason(key, what)) for law, (count, key, what) in state.items()}

@@ -31,8 +31,10 @@ _RULES: dict[type[torch.optim.Optimizer], UpdateRule] = {
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
-    """Which formula predicts the optimizer's update from the gradient; "measured" where Excite has none: then the update is
-    taken as it comes, and the laws are not checked."""
+    """Which formula predicts the optimizer's update from the gradient.
+
+    "measured" where Excite has none: then the update is measured, and the laws are not checked.
+    """
     return _RULES.get(type(optimizer), "measured")
 
 
@@ -135,8 +137,10 @@ def moments_of_adam(
 
 @dataclass(frozen=True)
 class Quotients:
-    """Update −η u / correction of RMSprop and Adagrad: u is the decayed gradient over the root of the second moment, `scaled`,
-    or momentum of it."""
+    """Update −η u / correction of RMSprop and Adagrad.
+
+    u is the decayed gradient over the root of the second moment, `scaled`, or momentum of it.
+    """
 
     scaled: list[Tensor]
     momentum: list[Tensor] | None

@@ -21,10 +21,11 @@ _DEGREE = 7  # on a random one: with the others up to 32 vectors, the most that 
 
 @dataclass(frozen=True)
 class Leading:
-    """Of a matrix (m, n), tensors on its device: `squares` σ², largest first, all or the first few of the `small` = min(m, n);
-    the sum of all of them, `total` = ‖W‖²_F, and of their squares, `fourth` (None where it was not formed); the first `left`
-    singular vector (m,); `residual` ‖G v − σ₁² v‖ / σ₁² of the first, G = W W' or W' W, 0 where all were computed; the `basis`
-    from which the next call can start, None where all were computed.
+    """Leading singular values and vectors of a matrix (m, n), tensors on its device.
+
+    `squares` σ², largest first, all or the first few of the `small` = min(m, n); the sum of all of them, `total` = ‖W‖²_F, and of their
+    squares, `fourth` (None where it was not formed); the first `left` singular vector (m,); `residual` ‖G v − σ₁² v‖ / σ₁² of the first,
+    G = W W' or W' W, 0 where all were computed; the `basis` from which the next call can start, None where all were computed.
 
     A σ₁² from a Krylov space is never above the truth, and some eigenvalue of G lies within the residual of it.
     """
@@ -39,6 +40,7 @@ class Leading:
 
     @property
     def complete(self) -> bool:
+        """Whether all singular values were computed."""
         return self.basis is None
 
 
@@ -55,7 +57,9 @@ def leading(
 
 
 class Search:
-    """Up to the smaller dimension `exact` an eigendecomposition of G in float64. Beyond, the best in the span of V, G V, G² V and
+    """Search for the leading singular vectors of several matrices.
+
+    Up to the smaller dimension `exact` an eigendecomposition of G in float64. Beyond, the best in the span of V, G V, G² V and
     z, G z, …, G⁷ z. V is the basis of the last search, if it fits, else `block` random vectors, and then the search is
     repeated `cold` times; z is random, since a direction that comes to lead may be orthogonal to all that did before.
 
@@ -93,13 +97,16 @@ class Search:
             self._stacks.append(_Stack(members, [sides[i] for i in members], start, 1 if fits else cold))
 
     def found(self) -> list[Leading]:
+        """Finishes the search and returns the result for each matrix; waits for the device."""
         by_number = {number: one for stack in self._stacks for number, one in zip(stack.members, stack.found())}
         return [by_number[number] for number in range(len(by_number))]
 
 
 class _Stack:
-    """Matrices (small, large) of one smaller dimension, some of them `flipped`, and for each an orthonormal basis (small, k) of
-    the space in which its leading vectors are sought; None for the whole space."""
+    """Matrices (small, large) of one smaller dimension, some of them `flipped`.
+
+    For each an orthonormal basis (small, k) of the space in which its leading vectors are sought; None for the whole space.
+    """
 
     def __init__(self, members: Sequence[int], sides: Sequence[tuple[Tensor, bool]], start: Tensor | None, times: int):
         self.members, self._small = members, len(sides[0][0])

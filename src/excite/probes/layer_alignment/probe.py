@@ -58,6 +58,7 @@ class AlignmentSearch:
         self._bases, self._last = dict(bases), None
 
     def matrices(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the weight of every layer as a matrix."""
         return {one.name: self._matrix(one, parameters[one.weight_name or ""]) for one in self.layers}
 
     def _matrix(self, layer: Layer, weight: Tensor) -> Tensor:
@@ -70,8 +71,10 @@ class AlignmentSearch:
     def begin(
         self, parameters: Mapping[str, Tensor]
     ) -> Callable[[], tuple[dict[str, SpectrumRow], dict[str, Aligned]]]:
-        """Reads the weights, and waits for nothing; what it returns gives numbers by layer and by junction. A matrix that is a
-        layer is done once."""
+        """Starts the measurement: reads the weights, and waits for nothing.
+
+        What it returns gives numbers by layer and by junction. A matrix that is a layer is computed once.
+        """
         matrices = self.matrices(parameters)
         layers, made = list(matrices), self._made
         for junction, (name, key) in zip(self.junctions, made.items()):
@@ -193,8 +196,10 @@ def _junction(junction: Junction, met: Aligned) -> JunctionAlignment:
 
 
 def _effective_rank(found: SpectrumRow) -> Between:
-    """exp of the entropy of σ²/Σσ². What the first k leave is spread over the others: evenly at most, and at least in
-    pieces as large as the k-th."""
+    """exp of the entropy of σ²/Σσ².
+
+    What the first k leave is spread over the others: evenly at most, and at least in pieces as large as the k-th.
+    """
     if not found.total:
         return Between(0.0, 0.0)
     shares = [one / found.total for one in found.squares]
@@ -254,6 +259,7 @@ class Alignment(Probe):
         self._stored: dict[str, Tensor] = {}
 
     def attach(self, ctx: StepContext) -> None:
+        """Prepares the measurement; called by `excite.watch`."""
         if ctx.example is None:
             raise InputError("the alignment probe needs an example batch: excite.watch(model, example=x, ...)")
         gpu = any(p.is_cuda for p in ctx.model.parameters())
@@ -262,6 +268,7 @@ class Alignment(Probe):
         self._measure.go_on(self._stored)
 
     def measure(self, ctx: StepContext) -> Measurement:
+        """Measures how the leading singular vectors of consecutive layers align."""
         if self._measure is None:
             raise InputError("the alignment probe is not attached: use it through excite.watch")
         parameters = parameters_of(ctx.model)
@@ -271,20 +278,24 @@ class Alignment(Probe):
         return Deferred(lambda: _values(*finish())) if on_device else _values(*finish())
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state, for a checkpoint."""
         bases = self._measure.bases if self._measure is not None else self._stored
         return {"bases": {key: basis.clone() for key, basis in bases.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         self._stored = dict(state["bases"])
         if self._measure is not None:
             self._measure.go_on(self._stored)
 
     @classmethod
     def default(cls, output: Pick = None) -> Alignment:
+        """Returns the probe as `default_probes` uses it."""
         return cls(Every(50), exact=32, output=output)
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
         return _turned(history)
 
 

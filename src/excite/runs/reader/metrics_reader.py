@@ -179,9 +179,11 @@ class MetricsReader:
     def binned(
         self, name: str, most: int, low: float | None = None, high: float | None = None
     ) -> tuple[Steps, Steps, Values, Values, Values] | None:
-        """(first step, last step, smallest, mean, largest) of about `most` stretches of equal length of a series of more than
-        50,000 points that was not read yet, from step `low` to `high`: the database reads every value, but none of them
-        comes here. What is not finite is left out. None for other series: reading those is no trouble."""
+        """Reduces a long series to about `most` bins of equal length in the database, from step `low` to `high`.
+
+        Returns (first step, last step, smallest, mean, largest) per bin for a series of more than 50,000 points that was not read yet;
+        values that are not finite are left out. None for other series, which are cheap to read.
+        """
         with self._guard(), self._snapshot():
             ends = self._ends(name, _LONG)
             if ends is None:
@@ -302,8 +304,11 @@ class MetricsReader:
 
 
 def read_status(path: Path, below: Path | None = None) -> tuple[str, str | None]:
-    """How a run stands and why, from its run.json: "running", "done", "failed", "stopped", or "stale" for one that says
-    it is running while no process holds its lock, so it was killed. With `below`, links are not followed from there."""
+    """Status of a run and its reason, from run.json: "running", "done", "failed", "stopped" or "stale".
+
+    "stale" is a run that says it is running while no process holds its lock: it was killed. With `below`, links are not followed from
+    there.
+    """
     marker = read_json(path / "run.json", below, _MAX_MARKER)
     if not isinstance(marker, dict) or marker.get("format") != FORMAT:
         raise RunError(f"{path} is not a run folder of Excite: its run.json belongs to something else")

@@ -83,6 +83,7 @@ class DataParallelStep(Step):
         self._begun = False
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Does one training step on this process's part of the batch, and returns the loss over the whole batch."""
         self.optimizer.zero_grad()
         loss = self.loss(x, y)
         if loss.numel() != 1 or not loss.requires_grad:

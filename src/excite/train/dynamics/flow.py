@@ -269,8 +269,10 @@ class _Walk:
     def _crossing(
         self, between: Callable[[float], Any], low: float, high: float, held: Sequence[Tensor]
     ) -> tuple[float, list[Tensor]]:
-        """The first moment at which a switching value has left its side, to rounding, and which; by linear interpolation
-        between the ends of an interval that shrinks, halved where that is slow."""
+        """The first moment at which a switching value has left its side, to rounding, and which.
+
+        By linear interpolation between the ends of an interval that shrinks, halved where that is slow.
+        """
         at_low, at_high = (self.field.switching(np.asarray(between(t))) for t in (low, high))
         gone = left_side(at_high, self.side, held)
         for turn in range(200):

@@ -144,8 +144,10 @@ def left_side(values: Sequence[Tensor], side: Side, held: Sequence[Tensor]) -> l
 
 
 def first_crossing(low: Sequence[Tensor], high: Sequence[Tensor], gone: Sequence[Tensor]) -> float:
-    """Where the first of the switching values that are `gone` leaves its side if each is linear from `low` to `high`, as a
-    share of the way; ½ if this does not say: an index changed."""
+    """Where the first of the switching values that are `gone` leaves its side, as a fraction of the way.
+
+    Each is taken as linear from `low` to `high`; ½ if this does not say, because an index changed.
+    """
     nearest = 1.0
     for a, b, left in zip(low, high, gone):
         if not bool(left.any()):

@@ -168,8 +168,11 @@ class Field:
         return float(self.tensor(point).detach())
 
     def gradient(self, point: Array, side: Side | None = None) -> tuple[float, Array]:
-        """(R, ∇R); where a ReLU has a kink, the element of the subdifferential that autograd takes. With `side`, those of the
-        smooth continuation of that side of all kinks."""
+        """Returns (R, ∇R).
+
+        Where a ReLU has a kink it is the element of the subdifferential that autograd takes. With `side`, those of the smooth continuation
+        of that side of all kinks.
+        """
         self.evaluations += 1
         kinks = Kinks(side) if side else None
         value = self.tensor(point, kinks)

@@ -39,8 +39,11 @@ def placed(side: Side, places: Sequence[Place], above: Sequence[bool]) -> Side:
 
 
 def released(field: Field, point: Array, side: Side, places: Sequence[Place]) -> tuple[Side, tuple[Place, ...]]:
-    """Let go of every surface that the flow leaves; the side on which it does, and what is still held. New surfaces come with
-    the side from which they were reached: the other is tried first, so that what can be crossed is."""
+    """Releases every surface that the flow leaves.
+
+    Returns the side on which it does, and what is still held. New surfaces come with the side from which they were reached: the other
+    is tried first, so that what can be crossed is.
+    """
     held = tuple(places)
     while held:
         for group, trial, speed in _trials(field, point, side, held):

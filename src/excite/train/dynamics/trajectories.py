@@ -88,8 +88,10 @@ class Piece:
 
     @classmethod
     def of(cls, d: Tensor, slope: Tensor, real: Tensor, biases: Tensor) -> Piece:
-        """d (K, S, B, n): dL/dz; slope (K, S, B): |dL/df|, times the same factor; real (K, B): not there to fill up a
-        batch; biases (K + 1, S, n).
+        """Sums over a few steps.
+
+        d (K, S, B, n): dL/dz; slope (K, S, B): |dL/df|, times the same factor; real (K, B): false for points that only fill up a batch;
+        biases (K + 1, S, n).
         """
         real, wide = real[:, None], slope.double()  # (K, 1, B), (K, S, B)
         ratio = d.double().norm(dim=3) / wide

@@ -9,7 +9,7 @@ from excite._core.checks import check_count
 
 
 class Block(nn.Module):
-    """relu(norm(conv(relu(norm(conv(x))))) + skip(x))"""
+    """Residual block: relu(norm(conv(relu(norm(conv(x))))) + skip(x))."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()

@@ -165,6 +165,7 @@ class CapturedWindow:
         self._warm = False
 
     def __call__(self, k: int) -> None:
+        """Does k steps by replaying the captured graph where there is one."""
         if self._stream is None or self.why_not is not None or k < self.steps.steps:
             self.steps.run(k)
             return

@@ -26,12 +26,15 @@ class ChannelInterpreter(Interpreter):
     context: ChannelContext
 
     def parameter(self, node: torch.fx.Node, path: str) -> Held:
+        """Returns a parameter by name and shape."""
         return Held(path, self.context.shapes[path])
 
     def constant(self, value: Tensor) -> Tensor:
+        """Returns a constant as it is."""
         return value
 
     def input(self, node: torch.fx.Node) -> Any:
+        """Returns the labels of the model's input, which does not scale."""
         shape = shapes_of(node)
         return self.context.constant(shape, "the model's input") if isinstance(shape, tuple) else node.meta.get("val")
 
@@ -51,6 +54,7 @@ class ChannelInterpreter(Interpreter):
         return self.context.constant(shape) if shape is not None else None
 
     def apply(self, rule: Callable[..., Any], node: torch.fx.Node, arguments: SimpleNamespace) -> Any:
+        """Applies an operator's rule; channels that enter an overload it was not written for are pinned."""
         try:
             return rule(self.context, node, arguments)
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
@@ -58,11 +62,13 @@ class ChannelInterpreter(Interpreter):
             return self.missing(node, followed_in((arguments.args, arguments.kwargs)))
 
     def missing(self, node: torch.fx.Node, values: list[Any]) -> Any:
+        """Pins the channels that enter an operator without a rule."""
         row = lookup(node.target)
         listed = row is not None and (row.channels is not None or row.conservation == "none")
         return self.context.unknown(node, values, name_of(node.target), listed=listed)
 
     def overwritten(self, node: torch.fx.Node, values: list[Any]) -> None:
+        """Pins the channels of a tensor that is written in place while it is read elsewhere."""
         reason = Break(f"{name_of(node.target)}_ writes into a tensor that is read elsewhere")
         for value in tensors_in(values):
             self.context.classes.pin(self.context.signal(value).labels, reason)

@@ -20,8 +20,10 @@ ZERO = 0  # the label of numbers that are always zero: they agree with every fac
 
 @dataclass(frozen=True)
 class Break:
-    """Why a label is pinned: `what` happened; if `function`, it is the name of a function without homogeneity, or of one
-    that is not `listed` in the operator table."""
+    """Why a label is pinned: `what` happened.
+
+    If `function`, it is the name of a function without homogeneity, or of one that is not `listed` in the operator table.
+    """
 
     what: str
     function: bool = False

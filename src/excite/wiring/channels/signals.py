@@ -40,8 +40,11 @@ class ChannelSignal:
 
 @dataclass(frozen=True)
 class NormRead:
-    """One call of a normalization. `labels` (rows, positions): of what is normalized together. Positions are channels of batch and
-    instance normalization, groups of group normalization, and a single one of layer and RMS normalization."""
+    """One call of a normalization.
+
+    `labels` (rows, positions): of what is normalized together. Positions are channels of batch and instance normalization, groups of
+    group normalization, and a single one of layer and RMS normalization.
+    """
 
     module: str
     op: str

@@ -105,6 +105,7 @@ class Slope:
     value: float
 
     def __call__(self, ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespace) -> Sensitivity:
+        """Lipschitz constant of an activation whose slope is at most `value`."""
         return ctx.apply(node, only(a, node), a.op, lambda: self.value, lambda t: self.value * t)
 
 

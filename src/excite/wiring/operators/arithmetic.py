@@ -122,8 +122,10 @@ def _multiply_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamesp
 
 
 def gated(ctx: ChannelContext, x: ChannelSignal, y: ChannelSignal) -> ChannelSignal:
-    """A product of two activations: linear in one if the other does not scale; otherwise it scales by the product of their
-    factors."""
+    """A product of two activations.
+
+    It is linear in one if the other does not scale; otherwise it scales by the product of their factors.
+    """
     classes = ctx.classes
     a, b = torch.broadcast_tensors(x.labels, y.labels)
     x_fixed, y_fixed = classes.all_fixed(x.labels), classes.all_fixed(y.labels)
@@ -153,8 +155,11 @@ def _connected(ctx: ChannelContext, a: Tensor, b: Tensor) -> Tensor:
 
 
 def scaled(ctx: ChannelContext, node: torch.fx.Node, x: ChannelSignal, held: Held) -> ChannelSignal:
-    """x times a parameter. If each entry meets one channel, it reads that channel and makes a new one (a diagonal map);
-    if an entry is shared by several channels (a learned scalar), it is a number like any other: the channels pass."""
+    """An activation times a parameter.
+
+    If each entry meets one channel, it reads that channel and makes a new one (a diagonal map); if an entry is shared by several
+    channels (a learned scalar), it is a number like any other: the channels pass.
+    """
     classes = ctx.classes
     shape = shapes_of(node)
     entries = held.entries()

@@ -16,8 +16,10 @@ _SUMMED = "{} is summed with it"
 
 
 def _attention_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    """softmax(QK') V. Channels of Q may scale if those of K do so inversely; V passes, mixed over positions by the same
-    map for all channels of a head."""
+    """softmax(QK') V.
+
+    Channels of Q may scale if those of K do so inversely; V passes, mixed over positions by the same map for all channels of a head.
+    """
     classes = ctx.classes
     query, key, value = (ctx.signal(part) for part in (a.query, a.key, a.value))
     shape = shapes_of(node)

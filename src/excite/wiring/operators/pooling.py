@@ -64,8 +64,11 @@ def per_axis(value: Any, axes: int) -> list[int]:
 
 
 def _max_pool_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    """|max over w of x − max over w of y| ≤ max over w of |x − y|, so the deviations are pooled like the numbers. In the
-    2-norm Σ_w max_w |x − y|² ≤ Σ_j (windows with j) |x_j − y_j|²: the root of the number of windows an element is in."""
+    """Lipschitz constant of max pooling.
+
+    |max over w of x − max over w of y| ≤ max over w of |x − y|, so the deviations are pooled like the numbers. In the 2-norm
+    Σ_w max_w |x − y|² ≤ Σ_j (windows with j) |x_j − y_j|²: the root of the number of windows an element is in.
+    """
     x = only(a, node)
     axes = next(n for n in (1, 2, 3) if f"{n}d" in a.op)
     sizes, outs = x.shape[-axes:], first_shape(node)[-axes:]

@@ -125,8 +125,12 @@ def _attained(a: SimpleNamespace, r: Any) -> tuple[Tensor, ...]:
 
 
 def _between(a: SimpleNamespace, r: Any) -> tuple[Tensor, ...]:
-    """The place of what was taken, and which of the others are above it: without these the same one can be the middle of the
-    others in several ways, between which another one is."""
+    """The place of the k-th value, and which of the others are above it.
+
+    Without these the same element can be the k-th value in several ways, with another linear piece between them.
+
+    Without these the same element can be the median in several ways, with another linear piece between them.
+    """
     if not isinstance(r, tuple):
         return _taken(a, r)
     taken = r[0] if getattr(a, "keepdim", False) or not a.self.dim() else r[0].unsqueeze(getattr(a, "dim", -1))
