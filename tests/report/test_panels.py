@@ -12,12 +12,24 @@ def test_every_metric_has_one_place():
              "signs/changed/0.weight", "mine/a/b/c", "alone", "direction/norm", "alignment/aligned/0>2", "margin/median"]  # fmt: skip
     found = make_panels(names)
     ids = [panel.panel.id for panel in found]
-    assert ids == ["losses", "margin", "steepness", "ranks", "alignment", "signs", "other-alone", "other-mine"]
+    assert ids == ["losses", "margin", "steepness", "ranks", "alignment", "signs", "logged", "other-mine"]
     placed = [q.metric(layer) for panel in found for q in panel.quantities for layer in q.layers]
     assert sorted(placed) == sorted(set(names) - {"trajectory/label/vector"})
     assert [q.key for q in found[ids.index("ranks")].quantities] == ["rank/share", "rank/effective"]
     assert found[ids.index("signs")].quantities[0].layers == ("", "0.weight")
     assert make_panels([]) == []
+
+
+def test_logged_values_without_a_slash_share_a_panel():
+    found = make_panels(["lr", "val_acc", "val/acc", "grad norm"])
+    assert [(panel.panel.id, [q.name for q in panel.quantities]) for panel in found] == [
+        ("logged", ["grad norm", "lr", "val_acc"]),
+        ("other-val", ["acc"]),
+    ]
+    names = [f"logged{i}" for i in range(300)] + [f"probe{i}/x" for i in range(300)]
+    chosen, left_out = select(names, 250)
+    assert (len(chosen), left_out) == (250, 350)
+    assert sum("/" not in name for name in chosen) > 50
 
 
 def test_quantities_of_two_probes_in_one_panel_keep_apart():

@@ -142,9 +142,16 @@ class MetricBuffer:
         if not isinstance(entry, DeviceScalars) or len(entry) or rank_and_size()[1] > 1:
             self._buffered.append((step, probe, entry))
 
+    def add_scalars(self, step: int, owner: Probe, scalars: DeviceScalars) -> None:
+        """Buffers values that take no part in what several processes agree on: each may have others, or none."""
+        if rank_and_size()[1] == 1:
+            self._first = self._first if self._count else step
+            self._count += 1
+        self._buffered.append((step, owner, scalars))
+
     def due(self, step: int) -> bool:
         """Whether to request a fetch. With several processes only counts decide, which are the same in all."""
-        if not self._buffered:
+        if not self._buffered or not self._count:
             return False
         if self._count >= _MEASUREMENTS or step - self._first >= _STEPS:
             return True

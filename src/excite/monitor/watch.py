@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from excite._core.wrappers import refuse_compiled, refuse_lazy, unwrap
 from excite.errors import InputError, RunError
 from excite.monitor.alerts import Alerts, Rule, default_alerts
 from excite.monitor.defaults import Every, chosen_probes
+from excite.monitor.settings import as_settings
 from excite.monitor.watcher import Watch, WatchSettings
 from excite.monitor.writer import Sink
 from excite.probes import Probe
@@ -37,6 +39,7 @@ def watch(
     output: Pick = None,
     alerts: Sequence[Rule] | None = None,
     sinks: Sequence[str | Sink] = (),
+    config: object = None,
     strict: bool = False,
 ) -> Watch:
     """Monitors a model while it trains.
@@ -58,6 +61,8 @@ def watch(
         output: Which part of the model's return value is the output, if it returns several.
         alerts: Rules (`excite.monitor.alerts`). Default: `default_alerts()`; [] for none.
         sinks: "tensorboard", "wandb", "mlflow", or objects with `log` and `close`.
+        config: Settings of the training, stored in the run, shown and compared by the pages: a dict, a dataclass, an
+            `argparse.Namespace` or a pydantic model. Values that are not JSON are stored as text.
         strict: Raise exceptions of probes and of the writer instead of issuing a warning and switching the probe off.
 
     Returns:
@@ -78,7 +83,8 @@ def watch(
     rules = _checked_rules(alerts)
     refuse_compiled(model)
     owns = not isinstance(run, Run)
-    opened = run if isinstance(run, Run) else _create_run(run, model, chosen)
+    stored = _settings(config, run)
+    opened = run if isinstance(run, Run) else _create_run(run, model, chosen, stored)
     try:
         made = _make_sinks(sinks, opened)
         settings = WatchSettings(
@@ -107,15 +113,31 @@ def _checked_rules(alerts: Sequence[Rule] | None) -> list[Rule]:
     return rules
 
 
-def _create_run(folder: str | os.PathLike[str] | None, model: nn.Module, probes: Sequence[Probe]) -> Run | None:
+def _settings(config: object, run: object) -> dict[str, Any]:
+    """What the run stores of the user's config. An open run has its own, which has to be the same."""
+    if config is None:
+        return {}
+    settings = {"config": as_settings(config)}
+    if isinstance(run, Run):
+        if "config" not in run.config:
+            raise InputError("config: an open Run has its own: pass the settings to Run.create, or a folder as run")
+        if changed := run.changed_settings({**run.config, **settings}):
+            raise InputError(f"config: {run.path} was made with another one ({changed}): choose another folder")
+    elif run is None and rank_and_size()[0] == 0:
+        raise InputError("config: expected a run to store it in: pass run=, or leave config out")
+    return settings
+
+
+def _create_run(
+    folder: str | os.PathLike[str] | None, model: nn.Module, probes: Sequence[Probe], settings: dict[str, Any]
+) -> Run | None:
     """Creates the run on the first process, the only one that writes; None on the others and without a folder."""
     if folder is None or rank_and_size()[0] != 0:
         return None
     if (check_folder_name(folder) / "run.json").exists():
         raise RunError(f"{folder} holds a run already: choose another folder, or give an open Run to continue it")
-    return Run.create(
-        folder, {"watch": {"probes": [probe.name for probe in probes], "model": type(unwrap(model)).__name__}}
-    )
+    own = {"watch": {"probes": [probe.name for probe in probes], "model": type(unwrap(model)).__name__}}
+    return Run.create(folder, {**settings, **own})
 
 
 def _make_sinks(sinks: Sequence[str | Sink], run: Run | None) -> list[Sink]:

@@ -21,7 +21,8 @@ from excite._core.preserve import device_of
 from excite._core.wrappers import eagerly, is_sharded, resharded, unwrap
 from excite.errors import ExciteError, InputError, RunError
 from excite.monitor.alerts import Alerts, Rule, act
-from excite.monitor.buffer import MetricBuffer
+from excite.monitor.buffer import DeviceScalars, MetricBuffer
+from excite.monitor.logged import LOGGED, check_logged
 from excite.monitor.reduce import reduce_rows
 from excite.monitor.writer import MetricWriter, Sink
 from excite.probes import Probe
@@ -122,6 +123,29 @@ class Watch:
                 raise InputError(f"watch.step: expected the loss as a number or a tensor; got {shown(loss)}")
             loss = torch.as_tensor(float(number))
         self._measure(self._context(loss, node))
+
+    def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Records values of the training at the current step: to the run, the sinks and the pages.
+
+        Numbers, True and False (1 and 0) and tensors with one element; a tensor on a device is not waited for. NaN and
+        infinities are recorded. With several processes the values of the first are recorded: reduce them before.
+
+        Args:
+            values: Values by name, for names that are no identifiers, such as {"val/accuracy": 0.9}.
+            **named: Values by name.
+
+        Raises:
+            InputError: If the watch is closed, a value is not one number, or a name belongs to a probe; then none is recorded.
+
+        Example:
+            >>> watch.log(lr=scheduler.get_last_lr()[0])  # doctest: +SKIP
+            >>> watch.log({"val/accuracy": accuracy})  # doctest: +SKIP
+        """
+        if self._closed:
+            raise InputError("watch.log after the watch was closed: call it inside the with block")
+        scalars = DeviceScalars(check_logged(values, named, self.probes))
+        if len(scalars) and rank_and_size()[0] == 0:
+            self._buffer.add_scalars(self.steps, LOGGED, scalars)
 
     @property
     def share(self) -> float:
@@ -296,14 +320,16 @@ class Watch:
 
     def _write(self) -> None:
         """Write what was asked for; waits for it."""
-        found = []
+        found, rows = [], []
         for step, probe, values in self._buffer.drain():
+            if probe is LOGGED and isinstance(values, dict):
+                rows.append((step, values))
+                continue
             if isinstance(values, Exception):
                 if probe.name not in self._muted:
                     self._raised(probe, step, values)
                 values = None
             found.append((step, probe, values))
-        rows = []
         for (step, probe, _), reduced in zip(found, reduce_rows(found, self._device)):
             if reduced is None:
                 self._switch_off(probe, step, None)

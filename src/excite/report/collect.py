@@ -53,6 +53,14 @@ class RunData:
         """Names of the layers in the order of the wiring."""
         return [str(row["name"]) for row in self.wiring["layers"]] if self.wiring else []
 
+    def settings(self) -> dict[str, str]:
+        """Settings by dotted name; of a watched run those of the training first, as `watch(config=...)` was given them."""
+        own = self.config.get("config") if "watch" in self.config else None
+        if not isinstance(own, dict):
+            return dict(flat(self.config))
+        rest = {key: value for key, value in self.config.items() if key != "config"}
+        return dict([*flat(own), *flat(rest)])
+
     def by_layer(self, prefix: str) -> dict[str, Series]:
         """Metrics `prefix/layer` by layer, in the order of the wiring."""
         found = {

@@ -212,7 +212,7 @@ def _number(value: float) -> str:
 
 def _settings(variants: Sequence[VariantRuns]) -> dict[str, Any]:
     """Settings of the first run of each variant; those that differ between variants come first."""
-    columns = [dict(flat(variant.runs[0].config)) for variant in variants]
+    columns = [variant.runs[0].settings() for variant in variants]
     different = differing(columns)
     names = list(dict.fromkeys(name for column in columns for name in column))
     names.sort(key=lambda name: name not in different)

@@ -2,7 +2,7 @@
 
 A metric is called `probe/quantity/layer` or `probe/quantity`. A panel is a probe: its quantities are the choices of one
 menu, its layers those of another. Built-in probes describe their panel themselves (`Probe.panel`);
-other probes get a panel with their own name, after these.
+other probes get a panel with their own name, after these. Names without a slash come from `watch.log` and share a panel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def _built_in_panels() -> tuple[Panel, ...]:
     return tuple(sorted(panels.values(), key=lambda panel: panel.order))
 
 
-PANELS = _built_in_panels()
+LOGGED = Panel(
+    "logged", "Logged by the training", "Values that the training recorded with watch.log, or its framework."
+)
+PANELS = (*_built_in_panels(), LOGGED)
 _BY_PROBE = {name: panel for panel in PANELS for name in panel.probes}
 _HIDDEN = {f"{probe.name}/{key}" for probe in built_in_probes() if probe.panel for key in probe.panel.hidden}
 _MAX_OTHERS = 100  # panels of probes that are not known here, where not everything can be shown
@@ -65,6 +68,12 @@ def split(name: str) -> tuple[str, str, str]:
     return probe, quantity, layer
 
 
+def _panel_of(probe: str, quantity: str) -> Panel:
+    if known := _BY_PROBE.get(probe):
+        return known
+    return Panel(f"other-{probe}", probe, probes=(probe,)) if quantity else LOGGED
+
+
 def make_panels(names: Iterable[str], order: Sequence[str] = ()) -> list[PanelView]:
     """The panels for these metrics; `order` are the layers in the order of execution, as far as it is known."""
     found: dict[str, dict[str, set[str]]] = {}
@@ -74,7 +83,7 @@ def make_panels(names: Iterable[str], order: Sequence[str] = ()) -> list[PanelVi
         key = f"{probe}/{quantity}" if quantity else probe
         if key in _HIDDEN:
             continue
-        panel = _BY_PROBE.get(probe) or Panel(f"other-{probe}", probe, probes=(probe,))
+        panel = _panel_of(probe, quantity)
         chosen[panel.id] = panel
         found.setdefault(panel.id, {}).setdefault(key, set()).add(layer)
     known = {panel.id: i for i, panel in enumerate(PANELS)}
@@ -103,13 +112,17 @@ def select(names: Iterable[str], limit: int, order: Sequence[str] = (), part: st
         layer = split(name)[2]
         return layer != WHOLE, places.get(layer, len(places)), len(layer), layer  # layer2 before layer10
 
+    def owner(key: str) -> str:
+        probe, quantity, _ = split(key)
+        return probe if quantity or probe in _BY_PROBE else WHOLE  # logged values are one panel
+
     def foreign(key: str) -> tuple[bool, int, str]:
-        probe = split(key)[0]
+        probe = owner(key)
         return probe not in _BY_PROBE, len(probe), probe
 
-    others = list(dict.fromkeys(split(key)[0] for key in sorted(groups, key=foreign) if foreign(key)[0]))
+    others = list(dict.fromkeys(owner(key) for key in sorted(groups, key=foreign) if foreign(key)[0]))
     shown = {*_BY_PROBE, *others[:_MAX_OTHERS]}
-    keys = sorted((key for key in groups if split(key)[0] in shown), key=lambda key: (foreign(key)[0], len(key), key))
+    keys = sorted((key for key in groups if owner(key) in shown), key=lambda key: (foreign(key)[0], len(key), key))
     chosen: set[str] = set()
     for i, key in enumerate(sorted(keys[:limit], key=lambda key: len(groups[key]))):  # small ones leave room for others
         share = (limit - len(chosen)) // (min(len(keys), limit) - i)
@@ -127,7 +140,7 @@ def _panel(panel: Panel, keys: dict[str, set[str]], order: Sequence[str]) -> Pan
         probe, quantity, _ = split(key)
         return (
             wanted.index(quantity) if quantity in wanted else len(wanted),
-            panel.probes.index(probe),
+            panel.probes.index(probe) if probe in panel.probes else 0,
             natural(key),
         )
 
@@ -136,7 +149,7 @@ def _panel(panel: Panel, keys: dict[str, set[str]], order: Sequence[str]) -> Pan
         probe, quantity, _ = split(key)
         name = labels.get(quantity, quantity or probe)
         # Two probes of one panel may call different things the same.
-        twice = counts[quantity] > 1
+        twice = quantity != "" and counts[quantity] > 1
         quantities.append(Quantity(key, f"{name} ({probe})" if twice else name, in_order(keys[key], order)))
     return PanelView(panel, tuple(quantities))
 

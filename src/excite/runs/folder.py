@@ -51,6 +51,18 @@ def normalized_config(config: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"config.json: cannot be written as JSON: {error}") from error
 
 
+def first_difference(stored: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> str:
+    """The first setting that differs, with both values, in words; empty if all are equal."""
+    for key in {**stored, **new}:
+        a, b = stored.get(key), new.get(key)
+        if equal_values(a, b):
+            continue
+        if isinstance(a, dict) and isinstance(b, dict) and (inside := first_difference(a, b, f"{prefix}{key}.")):
+            return inside
+        return f"{prefix}{key}: {a!r} in the run, {b!r} now"
+    return ""
+
+
 def equal_values(a: Any, b: Any) -> bool:
     """Whether two JSON values are equal, where NaN equals itself."""
     if isinstance(a, dict) and isinstance(b, dict):

@@ -39,7 +39,7 @@ from excite.runs.folder import (
     build,
     check_folder_name,
     check_marker,
-    equal_values,
+    first_difference,
     normalized_config,
     now,
     read_mapping,
@@ -500,14 +500,15 @@ class Run:
             )
 
     def _check_config(self, config: Mapping[str, Any]) -> None:
-        new = normalized_config(config)
-        changed = [key for key in {**self.config, **new} if not equal_values(self.config.get(key), new.get(key))]
-        if changed:
-            key = changed[0]
+        if changed := self.changed_settings(config):
             raise RunError(
-                f"{self.path} was made with another config ({key}: {self.config.get(key)!r} in the run, {new.get(key)!r} "
-                "now): choose another folder, or use the same config to continue it"
+                f"{self.path} was made with another config ({changed}): choose another folder, or use the same config to "
+                "continue it"
             )
+
+    def changed_settings(self, config: Mapping[str, Any]) -> str:
+        """The first setting that differs between the run's config and another one, in words; empty if they are equal."""
+        return first_difference(self.config, normalized_config(config))
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
