@@ -1,4 +1,4 @@
-"""What the processes of tests/train/distributed/test_many_processes.py do: several trainings that one group goes through in turn."""
+"""What the processes of tests/train/distributed/test_data_parallel.py do: several trainings that one group goes through in turn."""
 
 from __future__ import annotations
 
