@@ -29,8 +29,10 @@ def call(model: nn.Module, batch: Batch) -> Any:
 
 
 def arguments(model: nn.Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments of a batch. A dict has the keyword arguments, or is the only argument of a model
-    that does not take its keys."""
+    """The positional and keyword arguments of a batch.
+
+    A dict has the keyword arguments, or is the only argument of a model that does not take its keys.
+    """
     if isinstance(batch, tuple):
         return batch, {}
     if isinstance(batch, dict) and (_takes(model, **batch) or not _takes(model, batch)):
@@ -55,6 +57,7 @@ def tensors(batch: Batch) -> list[Tensor]:
 
 
 def batch_size(batch: Batch) -> int:
+    """Number of samples of a batch, at least one."""
     first = tensors(batch)[0]
     if first.dim() == 0:
         raise InputError("expected inputs with a batch axis in front; got a tensor without axes")
@@ -84,6 +87,7 @@ def repeated(batch: Batch, times: int, size: int | None = None) -> Batch:
 
 
 def check_finite(batch: Batch, what: str = "inputs") -> None:
+    """Raises an InputError if a floating-point tensor of the batch holds NaN or infinity."""
     for leaf in tensors(batch):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             bad = int((~torch.isfinite(leaf)).sum())

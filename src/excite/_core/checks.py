@@ -237,7 +237,7 @@ def to_array(name: str, values: Any) -> npt.NDArray[np.float64]:
 
 # -- inputs and layers of a model ----------------------------------------------------------------------------------------
 def check_layers(layers: object) -> str | tuple[str, ...]:
-    """ "all", "input", or the names of at least one layer."""
+    """Returns "all", "input", or the names of at least one layer."""
     if isinstance(layers, str):
         if layers not in ("all", "input"):
             raise InputError(
@@ -381,7 +381,7 @@ DUAL: dict[Norm, Norm] = {"inf": "1", "2": "2", "1": "inf"}
 
 
 def parse_norm(norm: object, allowed: tuple[Norm, ...] = ("inf", "2", "1")) -> Norm:
-    """ "inf", "2" or "1" from a name or a number; anything else is refused."""
+    """Returns "inf", "2" or "1" from a name or a number; anything else is refused."""
     try:
         name = None if isinstance(norm, bool) else _NAMES.get(norm)
     except TypeError:

@@ -162,7 +162,10 @@ def moved_keywords(options_type: type[Any]) -> Callable[[_F], _F]:
 
 
 def renamed_attribute(old: str, new: str) -> Any:
-    """A read-only property that returns the attribute `new` under its earlier name, as in ``arms = renamed_attribute("arms", "variants")``."""
+    """Makes a read-only property that returns the attribute `new` under its earlier name.
+
+    Used as in ``arms = renamed_attribute("arms", "variants")``.
+    """
 
     def get(self: Any) -> Any:
         warn_renamed(f"{type(self).__name__}.{old}", f"{type(self).__name__}.{new}")

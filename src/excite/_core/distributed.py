@@ -12,15 +12,18 @@ _GRACE = 0.05  # seconds for the threads of gloo to finish
 
 
 def rank_and_size() -> tuple[int, int]:
+    """Rank of this process and number of processes; (0, 1) without torch.distributed."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def let_go() -> None:
-    """To be called before the processes part. The threads of gloo need Python's lock to give back the tensors of the last
-    exchange; torch waits for them with that lock held when it takes apart a model in DistributedDataParallel, for ever
-    (pytorch/pytorch#56297). After a moment without it they are done."""
+    """Waits a moment before the processes separate.
+
+    The threads of gloo need Python's lock to give back the tensors of the last exchange; torch waits for them with that lock held when
+    it takes apart a model in DistributedDataParallel, for ever (pytorch/pytorch#56297). After a moment without it they are done.
+    """
     if rank_and_size()[1] > 1:
         time.sleep(_GRACE)
 

@@ -94,8 +94,10 @@ def largest(
 
 
 def _above(ritz: float, alpha: Array, beta: Array, t: float) -> float:
-    """The first x on a grid above the Ritz value with Σ_j p_j(x)² ≥ 1/t², for the three-term recurrence
-    β_j p_{j+1} = (x − α_j) p_j − β_{j−1} p_{j−1}, p_0 = 1."""
+    """The first x on a grid above the Ritz value with Σ_j p_j(x)² ≥ 1/t².
+
+    The three-term recurrence is β_j p_{j+1} = (x − α_j) p_j − β_{j−1} p_{j−1}, p_0 = 1.
+    """
     x = ritz * _GRID
     before, now = np.zeros_like(x), np.ones_like(x)
     total = np.ones_like(x)

@@ -348,12 +348,14 @@ def _statistics(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def another_path(how: str) -> ModelError:
+    """The error for a model that takes another path on the doubled batch."""
     return ModelError(
         f"the model takes another path on the doubled batch ({how}): its branches must not depend on chance or on the batch"
     )
 
 
 def find_layout_by_shape(clean: torch.Size, doubled: torch.Size, batch: int, what: str) -> Layout:
+    """Finds the batch axis of random numbers from their shapes for the batch and for the doubled batch."""
     axes = [a for a, n in enumerate(clean) if len(doubled) == len(clean) and doubled[a] == 2 * n]
     if len(axes) != 1 or clean[axes[0]] != batch:
         raise ModelError(

@@ -65,6 +65,7 @@ class ByMargins:
 
     @property
     def settings(self) -> tuple[str, ...]:
+        """Settings of the study, as the page lists them."""
         drawn = (
             "the initial weights, the order of the images and their split into training and test"
             if self.splits
@@ -78,6 +79,7 @@ class ByMargins:
     def job(
         self, study: str, variant: Variant, scale: TrainingScale, seed: int, folder: Path, device: str
     ) -> TrainingJob:
+        """Makes the job of one variant and seed."""
         settings = {**variant.config, "seed": seed, "device": device}
         if self.splits:
             settings["data"] = {**settings["data"], "seed": seed}
@@ -86,6 +88,7 @@ class ByMargins:
         return TrainingJob(variant.name, seed, folder, config, MarginMeasurement(scale.points, certify=False))
 
     def check(self, jobs: Sequence[Job]) -> None:
+        """Checks that the data are available, before anything is trained."""
         assert isinstance(jobs[0], TrainingJob)
         load_data(jobs[0].config.data)  # says how to fetch them
 
@@ -120,6 +123,7 @@ class ByMargins:
     def figures(
         self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
     ) -> dict[str, tuple[str, Figure]]:
+        """Draws the figures of the study."""
         extra = {variant.name for variant in study.variants(scale) if variant.extra}
         shown = {variant: seeds for variant, seeds in details.items() if variant not in extra}
         curves = margin_figure(shown, study.title, f"{study.task}, scale {scale.name}")
@@ -129,6 +133,7 @@ class ByMargins:
         return found
 
     def below_table(self, scale: TrainingScale) -> str:
+        """Text below the table of results."""
         from excite.report.curves import chance_gap
 
         return (

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StepsScale(Scale):
+    """A scale with a number of training steps."""
+
     steps: int
 
 
@@ -70,6 +72,7 @@ class StoredComputation:
     settings: Mapping[str, Any]
 
     def finished(self) -> bool:
+        """Whether the folder holds a result for these settings."""
         try:
             stored = json.loads((self.folder / "result.json").read_text())
             return bool(stored["settings"] == json.loads(json.dumps(dict(self.settings))))
@@ -77,6 +80,7 @@ class StoredComputation:
             return False
 
     def write(self, found: Outcome) -> None:
+        """Writes the result and the environment to the folder."""
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "environment.json", environment())
@@ -103,22 +107,29 @@ def _computing(jobs: Sequence[StoredComputation], on_progress: ProgressCallback)
 
 @dataclass(frozen=True)
 class Computation(StoredComputation):
+    """A computation of one variant and seed."""
+
     compute: Compute
 
     def run(self, on_progress: ProgressCallback) -> None:
+        """Computes and writes the result."""
         self.write(self.compute(self.settings, self.seed, _computing([self], on_progress)))
         on_progress(done(self.folder.name))
 
 
 @dataclass(frozen=True)
 class JointComputation(StoredComputation):
+    """A computation that can be done for several variants and seeds at once."""
+
     compute: ComputeAll
     device: str
 
     def run(self, on_progress: ProgressCallback) -> None:
+        """Computes and writes the result."""
         self.run_jointly([], on_progress)
 
     def run_jointly(self, others: Sequence[JointComputation], on_progress: ProgressCallback) -> None:
+        """Computes this and other results at once and writes them."""
         parts = [self, *others]
         outcomes = self.compute(
             [(part.settings, part.seed) for part in parts], self.device, _computing(parts, on_progress)
@@ -130,10 +141,13 @@ class JointComputation(StoredComputation):
 
 @dataclass(frozen=True)
 class LongComputation(StoredComputation):
+    """A computation that stores its progress and can be continued."""
+
     compute: ComputeLong
     device: str
 
     def run(self, on_progress: ProgressCallback) -> None:
+        """Computes and writes the result."""
         self.write(self.compute(self.settings, self.seed, self.device, self.folder, _computing([self], on_progress)))
         on_progress(done(self.folder.name))
 
@@ -151,6 +165,7 @@ class Computed:
     data: tuple[str, ...] = field(default=())
 
     def job(self, study: str, variant: Variant, scale: Any, seed: int, folder: Path, device: str) -> Job:
+        """Makes the job of one variant and seed."""
         if isinstance(self.compute, Jointly):
             return JointComputation(variant.name, seed, folder, variant.config, self.compute.compute, device)
         if isinstance(self.compute, Resumable):
@@ -158,10 +173,12 @@ class Computed:
         return Computation(variant.name, seed, folder, variant.config, self.compute)
 
     def check(self, jobs: Sequence[Job]) -> None:
+        """Checks that the data are available, before anything is trained."""
         for name in self.data:
             load(name, classes=(0, 1), train=2, test=2)  # says how to fetch what is not there
 
     def read(self, job: Job) -> tuple[VariantResult, Any]:
+        """Reads the result of a finished job."""
         try:
             stored = json.loads((job.folder / "result.json").read_text())
             values = {name: float("nan") if value is None else float(value) for name, value in stored["values"].items()}
@@ -172,7 +189,9 @@ class Computed:
     def figures(
         self, study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
     ) -> dict[str, tuple[str, Figure]]:
+        """Draws the figures of the study."""
         return self.draw(study, scale, details, numbers)
 
     def below_table(self, scale: Any) -> str:
+        """Text below the table of results."""
         return self.words

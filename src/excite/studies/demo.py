@@ -23,6 +23,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 
 
 def demo_jobs(out: Path, seeds: int, epochs: int) -> list[TrainingJob]:
+    """Jobs of `excite demo`: three ways of training on the digits, `seeds` of each."""
     jobs = []
     for number, (variant, excitation) in enumerate(VARIANTS.items(), 1):
         for seed in range(seeds):

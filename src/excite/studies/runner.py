@@ -49,6 +49,7 @@ class StudyResult:
 
     @property
     def figure(self) -> Path:
+        """Path of the first figure."""
         return self.folder / "figure.png"
 
     @property
@@ -142,6 +143,7 @@ def _take_over(jobs: list[Job], studies: Iterable[Path]) -> None:
 
 
 def find_study(name: str) -> Study:
+    """Returns a study by name, or raises an InputError with the nearest name."""
     if name not in STUDIES:
         near = difflib.get_close_matches(str(name), STUDIES, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(STUDIES)}"
@@ -150,6 +152,7 @@ def find_study(name: str) -> Study:
 
 
 def find_scale(study: Study, scale: str) -> Scale:
+    """Returns a scale of a study by name, or raises an InputError."""
     if scale not in study.scales:
         raise InputError(f"scale: expected {' or '.join(map(repr, study.scales))}; got {scale!r}")
     found: Scale = study.scales[scale]

@@ -30,10 +30,12 @@ class Verdict:
 
     @property
     def wanted(self) -> str:
+        """Which effect the claim asks for, such as "above 0"."""
         return f"above {self.claim.above:.3g}" if self.claim.above is not None else f"below {self.claim.below:.3g}"
 
     @property
     def numbers(self) -> str:
+        """Effect, confidence interval and number of seeds in words."""
         if not math.isfinite(self.effect):
             return f"no finite effect, {self.seeds} seeds"
         interval = f"95 % interval {_signed(self.low)} to {_signed(self.high)}, " if self.seeds > 1 else ""

@@ -104,8 +104,10 @@ def _rounded(function: Callable[..., Tensor], dtype: torch.dtype) -> Callable[[T
 
 @dataclass(frozen=True)
 class _Trace:
-    """How a tensor was made of a signal: by a step that belongs to the affine call that follows, or by a product with a
-    weight (`weight_at`) of which a sum may follow."""
+    """How a tensor was made of a signal.
+
+    By a step that belongs to the affine call that follows, or by a product with a weight (`weight_at`) of which a sum may follow.
+    """
 
     result: weakref.ref[Tensor]
     signal: Tensor
@@ -120,9 +122,11 @@ class _Trace:
 
 @dataclass(frozen=True)
 class _Mixed:
-    """A sum or product of a signal and a matrix of parameters, and these. `whole`: there is no more of it than of the matrix, so
-    that it is a weight; a matrix that is added to each of many samples may be one, or a bias such as a table of positions.
-    `varies`: along which axes the matrix does, as long as they have not been moved."""
+    """A sum or product of a signal and a matrix of parameters, and these.
+
+    `whole`: there is no more of it than of the matrix, so that it is a weight; a matrix that is added to each of many samples may be
+    one, or a bias such as a table of positions. `varies`: along which axes the matrix does, as long as they have not been moved.
+    """
 
     result: weakref.ref[Tensor]
     sources: Sources
@@ -130,8 +134,10 @@ class _Mixed:
     varies: tuple[bool, ...] | None = None
 
     def weighs(self, mine: str, other: str, result: str) -> bool:
-        """Whether it is a matrix for the other factor of a product, given in the letters of einsum: it varies along an axis
-        that is summed, and along one that only it has. A bias for every head of attention does not."""
+        """Whether it is a matrix for the other factor of a product, given in the letters of einsum.
+
+        It varies along an axis that is summed, and along one that only it has. A bias for every head of attention does not.
+        """
         along = {letter for letter, varies in zip(mine, self.varies or (True,) * len(mine)) if varies}
         return any(k in other and k not in result for k in along) and any(k not in other and k in result for k in along)
 
@@ -302,8 +308,10 @@ class AffineMode(TorchFunctionMode):
     def _recognise(
         self, product: Product, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[At, At, At | None], list[At], Sources] | None:
-        """Where input, weight and bias of an affine call stand, what does not depend on the data, and the parameters of the
-        weight; None if it is none."""
+        """Where input, weight and bias of an affine call stand, what does not depend on the data, and the parameters of the weight.
+
+        None if it is no affine call.
+        """
         places = product.factors(args, kwargs)
         if places is None:
             return None

@@ -23,8 +23,11 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Product:
-    """`factors(args, kwargs)` says where the factors stand, None if the call is none that is known; `terms` which axes
-    are summed; `added` where a tensor stands that is added."""
+    """How a function of torch multiplies.
+
+    `factors(args, kwargs)` says where the factors stand, None if the call is none that is known; `terms` which axes are summed; `added`
+    where a tensor stands that is added.
+    """
 
     factors: Callable[[tuple[Any, ...], dict[str, Any]], list[At] | None]
     terms: Callable[[list[Tensor], tuple[Any, ...], dict[str, Any]], Terms | None]
@@ -45,6 +48,7 @@ def find(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, *names: str)
 
 
 def argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: At) -> Any:
+    """The argument at a place: a position or a keyword, or an element of it."""
     value = args[at[0]] if isinstance(at[0], int) else kwargs[at[0]]
     return value if len(at) == 1 else value[at[1]]
 

@@ -46,9 +46,11 @@ class RobustnessMeasurement:
     restarts: int
 
     def is_measured(self, run: Run, config: TrainConfig) -> bool:
+        """Whether the run holds this measurement, with these settings."""
         return (run.path / "artifacts/robust.json").exists() and run.read_json("robust").get("settings") == vars(self)
 
     def measure(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
+        """Measures a trained model and stores the result in its run."""
         radii = [0.0, *map(in_pixels, SIZES)]
         options: dict[str, Any] = {"bounds": saved.data.bounds, "classes": len(saved.data.classes)}
         found: dict[str, Any] = {"settings": vars(self), "sizes": [0, *SIZES], "arm": variant}
@@ -78,6 +80,8 @@ class RobustnessMeasurement:
 
 @dataclass(frozen=True, kw_only=True)
 class RobustnessScale(Scale):
+    """Sizes of a study of robust accuracy."""
+
     model: Mapping[str, Any]
     train: int | None
     test: int | None
@@ -91,6 +95,8 @@ class RobustnessScale(Scale):
 
 
 class ByRobustness:
+    """Trains each variant and measures its robust accuracy at several radii."""
+
     data = ("cifar10",)
     columns: Mapping[str, tuple[str, str]] = {
         **{
@@ -119,15 +125,18 @@ class ByRobustness:
     def job(
         self, study: str, variant: Variant, scale: RobustnessScale, seed: int, folder: Path, device: str
     ) -> TrainingJob:
+        """Makes the job of one variant and seed."""
         config = parse_config({**variant.config, "seed": seed, "device": device}, f"{study}, {variant.name}")
         taken = RobustnessMeasurement(scale.points, scale.check, scale.steps, scale.restarts)
         return TrainingJob(variant.name, seed, folder, config, taken)
 
     def check(self, jobs: Sequence[Job]) -> None:
+        """Checks that the data are available, before anything is trained."""
         assert isinstance(jobs[0], TrainingJob)
         load_data(jobs[0].config.data)  # says how to fetch them
 
     def read(self, job: Job) -> tuple[VariantResult, dict[str, list[float]]]:
+        """Reads the result of a finished job."""
         with load_run(job.folder) as run:
             try:
                 found, minutes = run.read_json("robust"), float(run.read_json("time")["seconds"]) / 60
@@ -154,6 +163,7 @@ class ByRobustness:
     def figures(
         self, study: Study, scale: RobustnessScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
     ) -> dict[str, tuple[str, Figure]]:
+        """Draws the figures of the study."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(10, 4.8), layout="constrained")
@@ -179,6 +189,7 @@ class ByRobustness:
         return {"figure": (f"Robust accuracy: {study.title}", figure)}
 
     def below_table(self, scale: RobustnessScale) -> str:
+        """Text below the table of results."""
         return (
             f"Of {scale.points:,} training and {scale.points:,} test images. The gap is the largest difference between training and test over these\n"
             "sizes. Minutes are those of training, on the machine named below. *Trusted*: networks for which the second attack\n"

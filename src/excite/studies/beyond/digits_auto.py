@@ -28,10 +28,12 @@ SCALES: dict[str, TrainingScale] = {
 
 
 def variants(scale: TrainingScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     return beside_auto(partial(settings, scale), RADIUS)
 
 
 def settings(scale: TrainingScale, **changes: Any) -> dict[str, Any]:
+    """Config of a training on the digits."""
     return {
         "data": {"name": "digits", "classes": list(CLASSES)},
         "model": {"name": "small-cnn"},

@@ -18,6 +18,7 @@ _SOURCE = "Persistency of excitation, section 7.2; the rule is Excite's own"
 
 
 def variants(scale: TrainingScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     return beside_auto(partial(settings, scale), RADIUS)
 
 
@@ -32,6 +33,7 @@ def beside_auto(train: Callable[..., dict[str, Any]], radius: float) -> list[Var
 
 
 def claims(scale: TrainingScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     return [
         gap_claim(
             "without tuning, radius auto ends with a smaller gap than the input excited alone", _SOURCE, AUTO, INPUT

@@ -46,6 +46,8 @@ _POINTS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class WaysScale(StepsScale):
+    """A number of steps, and a factor of SGD's learning rates."""
+
     times: int = 1  # the learning rates of SGD, with momentum or not: fewer steps must fit the functions, too
 
 
@@ -59,6 +61,7 @@ SCALES = {
 
 
 def variants(scale: WaysScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {"steps": scale.steps, "batch": 10, "points": _POINTS, "test": 30, "widths": [10, 32, 32, 32]}
     return [
         Variant(
@@ -101,6 +104,7 @@ class NetworkStack(nn.Module):
         self.variances = [torch.ones(count, 1, o) for o, _ in scaled]
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Applies the module."""
         z = [x + self.first[:, None]]
         given = [x]
         for k, (weight, bias) in enumerate(zip(self.weights, self.biases)):
@@ -128,9 +132,11 @@ class NetworkStack(nn.Module):
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Curves (S, T) over windows of steps: means over samples of the normalized update of the first bias, of all weights
-    (√Σ‖dL/dW_l‖² / |dL/df|, each sample's own), the training loss, and at each window's end the exact mean slope at the
-    training points in evaluation mode and the test loss."""
+    """Curves (S, T) over windows of steps.
+
+    Means over samples of the normalized update of the first bias, of all weights (√Σ‖dL/dW_l‖² / |dL/df|, each sample's own), the
+    training loss, and at each window's end the exact mean slope at the training points in evaluation mode and the test loss.
+    """
 
     bias: Tensor
     weights: Tensor
@@ -200,6 +206,7 @@ def evaluate(networks: NetworkStack, x: Tensor, test: tuple[Tensor, Tensor]) -> 
 
 
 def optimizer_of(name: str, networks: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """Makes the optimizer of a variant."""
     ways: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(networks.parameters(), lr),
         "momentum": lambda: torch.optim.SGD(networks.parameters(), lr, momentum=0.9),
@@ -210,6 +217,7 @@ def optimizer_of(name: str, networks: nn.Module, lr: float) -> torch.optim.Optim
 
 
 def log_ratio(over: float, under: float) -> float:
+    """log10 of a ratio; NaN if it is not positive."""
     return math.log10(over / under) if over > 0 and under > 0 else math.nan
 
 
@@ -234,6 +242,7 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_prog
 
 
 def trajectories(settings: Mapping[str, Any], seeds: Sequence[int], on_progress: OnProgress) -> Trajectories:
+    """Trains the networks of all seeds and frequencies together."""
     drawn = [points(omega, seed, settings["points"], settings["test"]) for seed in seeds for omega in FREQUENCIES]
     x, y, x_test, y_test = (torch.stack(tensors) for tensors in zip(*drawn))
     networks = NetworkStack(
@@ -287,6 +296,7 @@ def _coupled(n: Mapping[str, VariantResult]) -> float:
 
 
 def claims(scale: WaysScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     return [
         *(_one("the bias's trajectory is longer at the highest frequency", way, "bias_ratio",
                "normalized update at the end, log10 of the ratio of ω = 1 to ω = 0.25") for way in WAYS),

@@ -58,6 +58,7 @@ _OWN = "not in the papers"
 
 
 def variants(scale: RobustnessScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     eight, bounds = in_pixels(8), [-1.0, 1.0]
     return [
         Variant(SQUARED, squared(scale)),
@@ -71,10 +72,12 @@ def variants(scale: RobustnessScale) -> list[Variant]:
 
 
 def squared(scale: RobustnessScale, **changes: Any) -> dict[str, Any]:
+    """Config with the squared error and Adam."""
     return settings(scale, loss="squared", optimizer=ADAM, **changes)
 
 
 def entropy(scale: RobustnessScale, **changes: Any) -> dict[str, Any]:
+    """Config with cross-entropy and SGD."""
     return settings(scale, loss="cross-entropy", optimizer=SGD, **changes)
 
 
@@ -94,6 +97,7 @@ def settings(scale: RobustnessScale, **changes: Any) -> dict[str, Any]:
 
 
 def claims(scale: RobustnessScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     return [
         gap_claim(
             "without tuning, radius auto ends with a smaller gap than the input excited alone", _OWN, AUTO, INPUT

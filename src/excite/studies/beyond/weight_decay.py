@@ -29,6 +29,8 @@ SCALES = {
 
 
 def variants(scale: TrainingScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
+
     def train(decay: float = 0.0, excitation: dict[str, Any] | None = None) -> dict[str, Any]:
         return {
             "data": {"name": "digits", "classes": [8, 9]},
@@ -49,6 +51,8 @@ def variants(scale: TrainingScale) -> list[Variant]:
 
 
 def claims(scale: TrainingScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
+
     def wider(variant: str, others: tuple[str, ...], text: str, measure: str) -> Claim:
         def effect(n: Mapping[str, VariantResult]) -> float:
             best = max(n[other].margin_test for other in others)

@@ -42,6 +42,7 @@ SCALES = {
 
 
 def variants(scale: StepsScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {"steps": scale.steps, "lr": 1e-2, "momentum": 0.9, "hidden": 20, "bias": 10.0, "divide": 5.0}
     return [
         Variant(ENTROPY, {**base, "loss": ENTROPY}),
@@ -99,6 +100,7 @@ def train(network: TwoLayer, x: Array, y: Array, settings: Mapping[str, Any], on
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     x, y, first = points_and_weights(1 + 20 * seed, settings)
     network = train(first, x, y, settings, on_progress)
     distance = margins(network, x, y)
@@ -136,6 +138,7 @@ def _ratio(text: str, source: str, entropy: str, squared: str, below: float) -> 
 
 
 def claims(scale: StepsScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     return [
         _ratio("with cross-entropy the margin is smaller than with squared error", _FIGURE, ENTROPY, SQUARED, 1.0),
         _ratio("and substantially so: it is less than half", _FIGURE, ENTROPY, SQUARED, 0.5),
@@ -162,6 +165,7 @@ _LINES: dict[str, tuple[str, Any]] = {"cross-entropy": ("#000000", "-"), "square
 
 
 def draw(study: Study, scale: Any, details: Details, numbers: Sequence[VariantResult]) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     centred = {loss: details[f"{loss}, centred data"] for loss in _LINES if f"{loss}, centred data" in details}
     found = {
         "figure": (f"{study.title}: a panel a seed", panels({loss: details[loss] for loss in _LINES}, study.title))

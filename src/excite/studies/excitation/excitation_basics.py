@@ -120,10 +120,12 @@ def variants(scale: BasicsScale) -> list[Variant]:
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     return EXPERIMENTS[settings["experiment"]](settings, seed)
 
 
 def claims(scale: BasicsScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     fading, quiet = "regression: attenuated quickly", "scalar system: no input"
     constant, rich = "linear system: constant input", "linear system: two frequencies"
     fast, stops = "stochastic gradient: scaled down too fast", "bandit: stops exploring"
@@ -246,6 +248,7 @@ PANELS: dict[str, tuple[str, str, bool, dict[str, tuple[str, str]]]] = {
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13.2, 7.2), layout="constrained")

@@ -42,6 +42,7 @@ SCALES = {
 
 
 def variants(scale: StepsScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {"steps": scale.steps, "lr": 1e-2, "momentum": 0.9, "divide": 5.0}
     return [
         Variant(LEFT, {**base, "data": LEFT}),
@@ -95,6 +96,7 @@ def train(
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     x, y = data(settings["data"], seed + 1)
     centre, unit = np.zeros(2), 1.0
     if settings.get("scaled"):
@@ -153,6 +155,7 @@ def _bounded(text: str, source: str, variant: str, bound: str) -> Claim:
 
 
 def claims(scale: StepsScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     unavoidable = "Persistency of excitation, section 3.1: a poor margin is unavoidable where data are low-dimensional"
     return [
         _poor("the margin is extremely poor, less than half of the optimal one, on the left", _FIGURE, LEFT),
@@ -187,6 +190,7 @@ _BOUNDS = (("bound", "Theorem 2, as it holds", ORANGE, "--"), ("printed", "Theor
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     plain = {variant: found for variant, found in details.items() if "scaled" not in variant}
     scaled = {variant: found for variant, found in details.items() if "scaled" in variant}
     figures = {"figure": (f"{study.title}: boundaries and margins", columns(plain, study.title))}

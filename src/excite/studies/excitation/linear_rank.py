@@ -41,6 +41,8 @@ STRIDE = 1e-3  # length of a growing step, relative to the norm of the weights
 
 @dataclass(frozen=True, kw_only=True)
 class RankScale(Scale):
+    """Steps, widths and number of points."""
+
     steps: int
     widths: tuple[int, ...]
     points: int
@@ -59,6 +61,7 @@ SCALES = {
 
 
 def variants(scale: RankScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {"steps": scale.steps, "widths": list(scale.widths), "points": scale.points, "lr": 2e-3, "gain": 1.0}
     plain = {**base, "loss": "cross-entropy", "decay": 0.0}
     return [
@@ -98,6 +101,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def outputs(weights: Weights, x: Array) -> Array:
+    """Outputs of the deep linear network, (N,)."""
     for w in weights:
         x = x @ w.T
     return np.asarray(x[:, 0])
@@ -116,6 +120,7 @@ def gradients(weights: Weights, x: Array, slope: Array) -> Weights:
 
 
 def descend(weights: Weights, x: Array, s: Array, settings: Mapping[str, Any]) -> Weights:
+    """One step of gradient descent with weight decay."""
     found = gradients(weights, x, SLOPES[settings["loss"]](outputs(weights, x), s))
     lr, decay = settings["lr"], settings["decay"]
     return [w - lr * (g + 2 * decay * w) for w, g in zip(weights, found)]
@@ -145,6 +150,7 @@ def bound_of(weights: Weights, x: Array, y: Array, settings: Mapping[str, Any]) 
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     x, y, weights = data_and_weights(seed, settings)
     s, steps, start = 2 * y - 1, settings["steps"], _norm(weights)
     looked_at = {0, *np.unique(np.geomspace(1, steps, LOOKS).round()).astype(int).tolist()}
@@ -175,6 +181,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
 
 
 def claims(scale: RankScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     four, five = (f"Persistency of excitation, Theorem {k}" for k in (4, 5))
     ratio = "largest σ₂/σ₁ of a layer"
 
@@ -214,6 +221,7 @@ _LOWEST = 1e-5
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     from matplotlib.figure import Figure
 
     columns = min(4, len(details))

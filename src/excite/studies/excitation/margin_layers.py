@@ -17,6 +17,7 @@ _FIGURE = "Persistency of excitation, section 6, figure 6; Richness of hidden ac
 
 
 def variants(scale: TrainingScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     dropout = {"name": "papers-cnn", "options": {"dropout": 0.5}}
     return [
         Variant(PLAIN, settings(scale)),
@@ -31,6 +32,7 @@ def variants(scale: TrainingScale) -> list[Variant]:
 
 
 def claims(scale: TrainingScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     return [*_of_the_figure(), *_in_words(scale)]
 
 

@@ -13,10 +13,12 @@ _SOURCE = "Persistency of excitation, section 6, figure 4"
 
 
 def variants(scale: TrainingScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     return [Variant("squared error", settings(scale)), Variant("cross-entropy", cross_entropy(scale))]
 
 
 def claims(scale: TrainingScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     return [claim(variant) for variant in ("squared error", "cross-entropy") for claim in (_small, _smaller)]
 
 

@@ -12,11 +12,13 @@ _SMALL, _MIDDLE, _LARGE = (f"radius {radius:.3f}" for radius in RADII)
 
 
 def variants(scale: TrainingScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     grown = [Variant(f"radius {radius:.3f}", settings(scale, excitation=excited(radius))) for radius in RADII]
     return [Variant("plain", settings(scale)), *grown]
 
 
 def claims(scale: TrainingScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     return [
         Claim(
             "a small perturbation of every layer, 0.005, makes the margin of training images larger",

@@ -90,8 +90,10 @@ def _input(kind: str, steps: int) -> Array:
 
 
 def stochastic_gradient(settings: Mapping[str, Any], seed: int) -> Outcome:
-    """θ ← θ − δ∇f_i(θ), then f ← α_t f, for least squares that no θ fits: `scaling` "fast" (α_t = 0.98), "slow"
-    (f is divided by 1 + t/50 after t steps) or "none"."""
+    """θ ← θ − δ∇f_i(θ), then f ← α_t f, for least squares that no θ fits.
+
+    `scaling` is "fast" (α_t = 0.98), "slow" (f is divided by 1 + t/50 after t steps) or "none".
+    """
     rng = np.random.default_rng([seed, 4])
     x, truth = rng.normal(size=(40, 3)), rng.normal(size=3)
     y = x @ truth + 0.5 * rng.normal(size=40)
@@ -144,10 +146,12 @@ class Curve:
         self._steps, self._found = steps, dict[int, float]()
 
     def add(self, step: int, value: Any) -> None:
+        """Stores the value if the step is one that is drawn."""
         if step in self._at:
             self._found[step] = float(value)
 
     def plain(self, last: float) -> dict[str, list[float]]:
+        """Returns the curve as JSON values, with its last value."""
         found = {**self._found, self._steps: last}
         return {"at": [float(t) for t in found], "curve": list(found.values())}
 

@@ -77,5 +77,6 @@ def cross_entropy(scale: TrainingScale) -> dict[str, Any]:
 
 
 def with_images(scale: TrainingScale, count: int) -> dict[str, Any]:
+    """Config of a training on `count` images."""
     base = settings(scale)
     return {**base, "data": {**base["data"], "train": count}}

@@ -37,6 +37,8 @@ _PAPER = "Persistency of excitation"
 
 @dataclass(frozen=True, kw_only=True)
 class RegressionScale(Scale):
+    """Sizes of the regression problems."""
+
     points: int
     inputs: int
     grid: int  # values of λ
@@ -56,6 +58,7 @@ SCALES = {
 
 
 def variants(scale: RegressionScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {"points": scale.points, "inputs": scale.inputs}
     six = {**base, "part": "equivalence", "grid": scale.grid, "powers": [1.0, 1.5, 2.0, 3.0]}
     inflated = {**base, "part": "inflated", "lr": 0.1, "steps": scale.steps, "decay": 0.0, "radius": 0.9}
@@ -141,6 +144,7 @@ def inflated_loss(w: Array, x: Array, s: Array, radius: float) -> float:
 
 
 def inflated_gradient(w: Array, x: Array, s: Array, radius: float) -> Array:
+    """Gradient of the cross-entropy at the two extremes of ‖d‖ ≤ radius."""
     size = float(np.linalg.norm(w))
     margins, reach = s * (x @ w), radius * size
     far, near = (np.exp(-np.logaddexp(0, margins + sign * reach)) for sign in (1, -1))  # σ(−margins ∓ reach)
@@ -208,6 +212,7 @@ PARTS = {"equivalence": equivalence, "noise": noise, "inflated": inflated, "line
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     return PARTS[settings["part"]](settings, seed, on_progress)
 
 
@@ -217,6 +222,7 @@ def _claim(text: str, where: str, measure: str, variant: str, name: str, **limit
 
 
 def claims(scale: RegressionScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     near = "points near the training data"
     return [
         *(
@@ -250,6 +256,7 @@ Details = Mapping[str, list[Any]]
 
 
 def draw(study: Study, scale: Any, details: Details, numbers: Sequence[VariantResult]) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 7), layout="constrained")

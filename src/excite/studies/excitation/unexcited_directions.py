@@ -32,6 +32,7 @@ class ProductNode(nn.Module):
             self.last.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Applies the module."""
         z = self.first(x)
         out: Tensor = self.last(torch.cat([z[:, 2:], z[:, :1] * z[:, 1:2]], 1))
         return out

@@ -43,6 +43,8 @@ INTEGRATION = 1e-6  # what the error control of the flow leaves
 
 @dataclass(frozen=True, kw_only=True)
 class CasesScale(StepsScale):
+    """Steps, points and time of gradient flow."""
+
     points: int
     time: float
 
@@ -82,6 +84,7 @@ class Net(nn.Module):
         self.last = line(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Applies the module."""
         x = self.act(self.a(x))
         if self.case in (2, 1):
             x = self.act(self.b(x))
@@ -96,6 +99,7 @@ class Net(nn.Module):
 
 
 def start(settings: Mapping[str, Any], seed: int) -> tuple[Net, Tensor, Tensor]:
+    """Network and data of a case, for a seed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -107,6 +111,7 @@ def start(settings: Mapping[str, Any], seed: int) -> tuple[Net, Tensor, Tensor]:
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     model, x, y = start(settings, seed)
     wiring = trace(model, x)
     names = CASES[settings["case"]][1]
@@ -144,8 +149,10 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
 
 
 def flow(model: Net, x: Tensor, y: Tensor, groups: list[Group], time: float) -> tuple[float, float, float]:
-    """Largest change of the law's matrix along gradient flow, on and off the diagonal, relative to its scale; and on the
-    diagonal what exceeds Σ η² ‖∇R‖² of the descent steps by which the flow slides along kinks (appendix F)."""
+    """Largest change of the law's matrix along gradient flow, on and off the diagonal, relative to its scale.
+
+    And on the diagonal what exceeds Σ η² ‖∇R‖² of the descent steps by which the flow slides along kinks (appendix F).
+    """
 
     def matrices(model: nn.Module) -> Tensor:
         parameters = dict(model.named_parameters())
@@ -185,10 +192,12 @@ def printed(model: Net, first: Mapping[str, Tensor]) -> float:
 
 
 def name(case: int, kind: str) -> str:
+    """Name of the variant."""
     return f"{case} {CASES[case][0]}, {kind}"
 
 
 def variants(scale: CasesScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     common = {"steps": scale.steps, "points": scale.points, "time": scale.time, "lr": 0.02}
     return [
         Variant(name(case, kind), {**common, "case": case, "relu": kind == "ReLU"}) for case in CASES for kind in KINDS
@@ -196,6 +205,8 @@ def variants(scale: CasesScale) -> list[Variant]:
 
 
 def claims(scale: CasesScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
+
     def worst(kind: str, number: str, text: str, source: str, below: float) -> Claim:
         mine = tuple(name(case, kind) for case in CASES)
         measure = f"largest relative change over the seven cases, {kind}"
@@ -244,6 +255,7 @@ _LINES = {
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     from matplotlib.figure import Figure
 
     cases: dict[str, dict[str, Any]] = {}

@@ -51,6 +51,8 @@ FLOAT32 = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class RealScale(StepsScale):
+    """Data, network and number of steps."""
+
     data: str
     width: int
     stages: int
@@ -82,11 +84,13 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Applies the module."""
         x = self.embed(x).flatten(2).transpose(1, 2) + self.place
         return self.head(self.norm(self.encoder(x)).mean(1))  # type: ignore[no-any-return]
 
 
 def network(settings: Mapping[str, Any], shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+    """Builds the network of a variant."""
     width, stages = settings["width"], settings["stages"]
     if settings["model"] == "residual network":
         return build("resnet", seed=seed, channels=shape[0], outputs=outputs, width=width, stages=stages)
@@ -95,6 +99,7 @@ def network(settings: Mapping[str, Any], shape: tuple[int, ...], outputs: int, s
 
 
 def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     place = find_device(device)
     data = load(settings["data"], train=settings["images"]).to(place)
     model = network(settings, data.shape, len(data.classes), seed).to(place)
@@ -138,14 +143,17 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, o
 
 
 def full_precision() -> AbstractContextManager[None]:
+    """Context in which convolutions on a GPU are computed in float32, not TF32."""
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False)
 
 
 def name(model: str, optimizer: str) -> str:
+    """Name of the variant."""
     return f"{model}, {optimizer}"
 
 
 def variants(scale: RealScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     common = {k: getattr(scale, k) for k in ("steps", "data", "width", "stages", "batch", "images")}
     return [
         Variant(name(model, optimizer), {**common, "model": model, "optimizer": optimizer})
@@ -154,6 +162,7 @@ def variants(scale: RealScale) -> list[Variant]:
 
 
 def claims(scale: RealScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     source = "Training invariances, appendix F"
 
     def of(variant: str, text: str, measure: str, effect: Callable[[Any], float], source: str, **bound: float) -> Claim:
@@ -213,6 +222,7 @@ _FLOOR = 1e-10
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     return {
         "figure": (f"{study.title}: drift and its terms", _parts(study, details)),
         "balance": ("Balance of layers: producers of channels over consumers", _balance(details)),

@@ -35,6 +35,7 @@ SCALES = {
 
 
 def variants(scale: StepsScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     found = [Variant(kind, {"graphs": scale.steps, "slope": list(slope)}) for kind, slope in KINDS.items()]
     return [
         *found,
@@ -43,6 +44,7 @@ def variants(scale: StepsScale) -> list[Variant]:
 
 
 def graph(rng: np.random.Generator, slope: tuple[float, float], hidden: int = 6) -> Graph:
+    """Random acyclic graph with three inputs and one output."""
     names = ["i0", "i1", "i2", *(f"v{k}" for k in range(hidden)), "o"]
     pairs = [(a, b) for a, b in combinations(names, 2) if not b.startswith("i")]
     weights = {pair: float(rng.normal()) for pair in pairs if rng.random() < 0.7}
@@ -57,10 +59,12 @@ def differences(net: Graph, x: np.ndarray, edge: tuple[str, str], size: float = 
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     return counted(**settings) if "width" in settings else compared(settings, seed, on_progress)
 
 
 def compared(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Compares the value of random graphs with the sum over their paths."""
     rng = np.random.default_rng(seed)
     errors, slopes, most, pattern = [], [], 0, 0.0
     for number in range(settings["graphs"]):
@@ -104,6 +108,8 @@ def counted(width: int, side: int = 32, depths: Sequence[int] = (2, 4, 8, 16, 32
 
 
 def claims(scale: StepsScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
+
     def exact(kind: str) -> Claim:
         measure = f"{kind}: largest difference of ν and μ∘h, over the sum of absolute products h"
         return Claim(f"ν = μ ∘ h with weights ±1, {kind}", "Training invariances, Lemma 2", measure, (kind,), lambda n: n[kind].error, below=1e-12)  # fmt: skip
@@ -140,6 +146,7 @@ def claims(scale: StepsScale) -> list[Claim]:
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.4), layout="constrained")

@@ -51,6 +51,7 @@ SCALES = {
 
 
 def variants(scale: RankScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {"steps": scale.steps, "widths": [*scale.widths, 1], "points": scale.points, "gain": 1.0, "lr": 2e-3}
     found = []
     for names, leak in ((LINEAR, 1.0), (RELU, 0.0)):
@@ -146,6 +147,7 @@ def step(weights: Weights, x: Array, y: Array, settings: Mapping[str, Any]) -> W
 
 
 def norm(parts: Weights) -> float:
+    """Norm of all weights together."""
     return float(np.sqrt(sum(float((p**2).sum()) for p in parts)))
 
 
@@ -155,6 +157,7 @@ def ratios(weights: Weights) -> list[float]:
 
 
 def differences(weights: Weights) -> list[Array]:
+    """W_l W_l' − W_{l+1}' W_{l+1} for consecutive layers."""
     return [a @ a.T - b.T @ b for a, b in pairwise(weights)]
 
 
@@ -169,6 +172,7 @@ def moved(weights: Weights, start: list[Array]) -> tuple[float, float]:
 
 
 def right(weights: Weights, x: Array, y: Array, settings: Mapping[str, Any]) -> float:
+    """Fraction of training points on the right side."""
     z = forward(weights, x, settings["leak"])[2]
     if settings["loss"] == "classes":
         return float((z.argmax(1) == y).mean())
@@ -176,6 +180,7 @@ def right(weights: Weights, x: Array, y: Array, settings: Mapping[str, Any]) -> 
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     x, y, weights = data_and_weights(seed, settings)
     first, laws, steps = norm(weights), differences(weights), settings["steps"]
     looked_at = {0, *np.unique(np.geomspace(1, steps, LOOKS).round()).astype(int).tolist()}
@@ -207,6 +212,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
 
 
 def claims(scale: RankScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     two, cor = "Training invariances, Theorem 2", "Training invariances, Corollary 1"
 
     def rank_one(text: str, source: str, variant: str) -> Claim:
@@ -273,6 +279,7 @@ def claims(scale: RankScale) -> list[Claim]:
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     from matplotlib.figure import Figure
 
     columns = min(4, len(details))

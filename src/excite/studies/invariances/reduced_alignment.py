@@ -37,6 +37,7 @@ SCALES = {
 
 
 def variants(scale: StepsScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     return [
         Variant(names[kind], {"steps": scale.steps, "blocks": blocks, "relu": kind == "ReLU"})
         for blocks, names in (("convolutions", CONV), ("residual", FREE), ("dense", DENSE))
@@ -53,11 +54,13 @@ class Free(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
+        """Applies the module."""
         out: Tensor = self.act(self.u(self.act(self.y(x))) + self.z(x))
         return out
 
 
 def network(blocks: str, relu: bool) -> nn.Sequential:
+    """Builds the network of a variant."""
     act: nn.Module = nn.ReLU() if relu else nn.Identity()
     if blocks == "convolutions":  # inputs (2, 8)
         layers = [nn.Conv1d(2, 4, 3, bias=False), act, nn.Conv1d(4, 4, 3, bias=False), act, nn.Flatten(),
@@ -106,6 +109,7 @@ def grow(model: nn.Module, x: Tensor, y: Tensor) -> bool:
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     x, y, model = data_and_model(seed, settings)
     wiring = trace(model, x)
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -139,10 +143,12 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
 
 
 def look(model: nn.Module, x: Tensor, initial: Mapping[str, Tensor], wiring: Any) -> dict[str, Bound]:
+    """Evaluates the bound of Theorem 2 at the present weights."""
     return reduced_alignment(model, x, initial, wiring=wiring)
 
 
 def claims(scale: StepsScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     source = "Training invariances, Theorem 2"
 
     def never(variant: str, words: str) -> Claim:
@@ -175,6 +181,7 @@ def claims(scale: StepsScale) -> list[Claim]:
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     from matplotlib.figure import Figure
 
     columns = -(-len(details) // 2)

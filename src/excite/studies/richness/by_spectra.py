@@ -100,10 +100,12 @@ class SpectraMeasurement:
     points: int
 
     def is_measured(self, run: Run, config: TrainConfig) -> bool:
+        """Whether the run holds this measurement, with these settings."""
         there = (run.path / "artifacts/spectra.json").exists()
         return there and run.read_json("spectra").get("settings") == asdict(self)
 
     def measure(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
+        """Measures a trained model and stores the result in its run."""
         with closing(Run.open(saved.run, "a")) as run:  # its status stays
             config = stored_config(run, trust=saved.trusted)
         untrained = build_model(config, saved.data).to(saved.data.x_test.device)
@@ -122,6 +124,8 @@ class SpectraMeasurement:
 
 
 class BySpectra:
+    """Trains each variant and measures the spectra of its hidden layers."""
+
     data = ("cifar10",)
     columns: Mapping[str, tuple[str, str]] = {
         "accuracy_train": ("accuracy, training", "{:.1%}"),
@@ -141,10 +145,12 @@ class BySpectra:
     def job(
         self, study: str, variant: Variant, scale: TrainingScale, seed: int, folder: Path, device: str
     ) -> TrainingJob:
+        """Makes the job of one variant and seed."""
         config = parse_config({**variant.config, "seed": seed, "device": device}, f"{study}, {variant.name}")
         return TrainingJob(variant.name, seed, folder, config, SpectraMeasurement(scale.points))
 
     def check(self, jobs: Sequence[Job]) -> None:
+        """Checks that the data are available, before anything is trained."""
         assert isinstance(jobs[0], TrainingJob)
         load_data(jobs[0].config.data)  # says how to fetch them
 
@@ -170,6 +176,7 @@ class BySpectra:
     def figures(
         self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
     ) -> dict[str, tuple[str, Figure]]:
+        """Draws the figures of the study."""
         first = study.variants(scale)[0].name
         title = f"{study.title} ({study.task}, scale {scale.name})"
         found = {
@@ -184,6 +191,7 @@ class BySpectra:
         return found
 
     def below_table(self, scale: TrainingScale) -> str:
+        """Text below the table of results."""
         return (
             "Means over seeds, with the range. Accuracies are of all training and test images; effective ranks of the same\n"
             f"{scale.points:,} test images for every variant, or of all there are. {scale.points:,} images bound every rank by {scale.points - 1:,}."

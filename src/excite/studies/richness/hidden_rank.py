@@ -45,6 +45,8 @@ SCALES: dict[str, TrainingScale] = {
 
 
 def variants(scale: TrainingScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
+
     def variant(name: str, dropout: float = 0.0, images: int | None = None, **changes: Any) -> Variant:
         options = {**NETWORK, **({"dropout": dropout} if dropout else {})}
         config = settings(scale, model={"name": "papers-cnn", "options": options}, **changes)
@@ -64,6 +66,7 @@ def variants(scale: TrainingScale) -> list[Variant]:
 
 
 def claims(scale: TrainingScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     return [*_of_the_figure(), *_training(), *_by_layer(scale)]
 
 

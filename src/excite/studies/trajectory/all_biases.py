@@ -40,6 +40,7 @@ SCALES = {
 
 
 def variants(scale: StepsScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {"epochs": scale.steps // _POINTS, "points": _POINTS, "test": 30, "lr": 1e-3, "widths": [10, 32, 32, 32]}
     return [Variant(name, {**base, "omega": omega}) for name, omega in zip(VARIANTS, FREQUENCIES)]
 
@@ -104,6 +105,7 @@ def _decay(n: Mapping[str, VariantResult]) -> float:
 
 
 def claims(scale: StepsScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     return [
         *(_follows(layer) for layer in (1, 2, 3)),
         *(_does_not(layer) for layer in (4, 5)),

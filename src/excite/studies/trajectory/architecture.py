@@ -49,10 +49,12 @@ SCALES = {
 
 
 def name_of(network: str, images: int) -> str:
+    """Name of the variant."""
     return f"{NETWORKS[network]}, {images} a class"
 
 
 def variants(scale: StepsScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {"steps": scale.steps, "lr": 2e-3, "test": 200 if scale.name == "quick" else 500}
     return [
         Variant(name_of(network, images), {**base, "network": network, "images": images})
@@ -81,6 +83,7 @@ def network(kind: str, seed: int) -> nn.Sequential:
 def in_an_ensemble(
     model: nn.Sequential, data: Dataset, settings: Mapping[str, Any], seed: int, on_progress: OnProgress
 ) -> Curves:
+    """Trains a perceptron as an ensemble of one, and returns its curves."""
     found = ensemble(
         [model],
         data.x_train.flatten(1),
@@ -131,6 +134,7 @@ def with_a_probe(
 
 @torch.no_grad()
 def test_loss(model: nn.Module, data: Dataset) -> float:
+    """Mean binary cross-entropy on the test images."""
     parts = [
         functional.binary_cross_entropy(model(x.flatten(1))[:, 0], y.to(x), reduction="sum")
         for x, y in zip(data.x_test.split(200), data.y_test.split(200))
@@ -139,6 +143,7 @@ def test_loss(model: nn.Module, data: Dataset) -> float:
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     data = load("mnist", classes=(3, 6), train=2 * settings["images"], test=settings["test"], seed=seed)
     train = in_an_ensemble if settings["network"] == "mlp" else with_a_probe
     model = network(settings["network"], seed)
@@ -169,6 +174,7 @@ def _compare(text: str, name: str, words: str, images: int, **limit: float) -> C
 
 
 def claims(scale: StepsScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     few, many = IMAGES
     length, test, loss = f"length of {WINDOW} steps at the end", "test loss at the end", "training loss at the end"
     at = f"with {few} images per class the convolutional network"
@@ -190,6 +196,7 @@ _PANELS = (("loss", "training loss"), ("length", "trajectory: length of 100 step
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     from matplotlib.figure import Figure
 
     sizes = list(dict.fromkeys(variant.split(", ")[1] for variant in details))

@@ -44,10 +44,12 @@ SCALES = {
 
 
 def name(omega: float, size: int) -> str:
+    """Name of the variant."""
     return f"ω = {omega:g}, batch {size}"
 
 
 def variants(scale: StepsScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {"steps": scale.steps, "points": _POINTS, "test": 30, "lr": 1e-3, "widths": [10, 32, 32, 32]}
     return [Variant(name(w, size), {**base, "omega": w, "batch": size}) for w in FREQUENCIES for size in SIZES]
 
@@ -124,6 +126,7 @@ def _larger(omega: float) -> Claim:
 
 
 def claims(scale: StepsScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     every = tuple(name(w, size) for w in FREQUENCIES for size in SIZES)
 
     def together(n: Mapping[str, VariantResult]) -> float:

@@ -38,6 +38,8 @@ _PAPER = "What training reveals"
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesScale(Scale):
+    """Numbers of images and epochs, and the network."""
+
     images: int | None  # None: all 10,000
     test: int | None
     epochs: int
@@ -62,6 +64,7 @@ SCALES = {
 
 
 def variants(scale: ImagesScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {
         "images": scale.images, "test": scale.test, "epochs": scale.epochs, "widths": list(scale.widths), "lr": scale.lr,
         "decay": 10 ** (-1 / 50),
@@ -84,6 +87,7 @@ def corrupted(y: Tensor, share: float, seed: int) -> Tensor:
 
 
 def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     data = load("cifar10", classes=("airplane", "dog"), train=settings["images"], test=settings["test"])
     labels = corrupted(data.y_train.reshape(-1).float(), settings["share"], seed)
     mark = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:8]
@@ -99,6 +103,7 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, o
 
 
 def outcome(found: dict[str, Tensor]) -> Outcome:
+    """Numbers of a finished training."""
     curve = {name: values.numpy() for name, values in found.items()}
     last = min(LAST, len(curve["loss"]))
     values = {
@@ -122,6 +127,7 @@ def _short(curve: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
 
 
 def claims(scale: ImagesScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     late = f"mean of the last {LAST} epochs"
     length, theirs = f"length per epoch, {late}", f"length per epoch with the reciprocal, {late}"
     return [
@@ -158,6 +164,7 @@ _DOTS = (("variance", "variance of the bias, last ten epochs"), ("test", "test l
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 6.8), layout="constrained")

@@ -44,6 +44,7 @@ SCALES = {
 
 
 def variants(scale: StepsScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {"epochs": scale.steps // _POINTS, "points": _POINTS, "test": 30, "lr": 1e-3, "widths": [10, 32, 32, 32]}
     return [Variant(name, {**base, "omega": omega}) for name, omega in zip(VARIANTS, FREQUENCIES)]
 
@@ -128,6 +129,7 @@ def _together(n: Mapping[str, VariantResult]) -> float:
 
 
 def claims(scale: StepsScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     late = f"length per epoch, mean of the last {LAST}"
     return [
         _LADDER.each("training slows down with the frequency", f"{_PAPER}, figure 2a", "epochs", f"epochs until the training loss is below {FIT}"),
@@ -164,6 +166,7 @@ _DOTS = (("variance", "variance of the bias, last ten epochs"), ("distance", "di
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 7.2), layout="constrained")

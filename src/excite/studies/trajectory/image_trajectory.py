@@ -29,6 +29,7 @@ class Shift(nn.Module):
         self.bias = nn.Parameter(torch.zeros(*shape))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Applies the module."""
         return x + self.bias
 
 
@@ -173,6 +174,7 @@ def train(
 
 
 def write(keep: Path, done: int, curves: dict[str, Tensor], means: Tensor, model: nn.Module) -> None:
+    """Writes the progress after an epoch."""
     with writing(keep.parent):
         keep.parent.mkdir(parents=True, exist_ok=True)
     weights = {f"weight/{name}": weight.detach().cpu().contiguous() for name, weight in model.named_parameters()}

@@ -39,6 +39,8 @@ _PAPER = "What training reveals, appendix A.3"
 
 @dataclass(frozen=True, kw_only=True)
 class RegionsScale(Scale):
+    """Epochs, and cells per side of the map of regions."""
+
     epochs: int
     cells: int  # a side
     shown: int = 150  # cells a side of the pictures
@@ -56,6 +58,7 @@ SCALES = {
 
 
 def variants(scale: RegionsScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
     base = {"epochs": scale.epochs, "cells": scale.cells, "shown": scale.shown, "points": 200, "lr": 1e-3}
     small, deep = [10, 10, 32, 1], [10, 10, 32, 32, 32, 1]
     return [
@@ -113,11 +116,13 @@ def train(
 
 
 def look(model: nn.Sequential, plane: Array, cells: int) -> RegionMap:
+    """Maps the linear regions on the plane."""
     right, up = torch.from_numpy(10 * plane.T.copy())
     return region_map(model, torch.zeros(10, dtype=torch.float64), right, up, size=cells)
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
+    """Computes the numbers of one variant and seed."""
     x_, y_, z, plane = data(settings, seed)
     weights, biases, phi = train(x_, y_, settings, seed, on_progress)
     model = as_module([(torch.from_numpy(weight), torch.from_numpy(bias)) for weight, bias in zip(weights, biases)])
@@ -265,6 +270,7 @@ def _claims_of(variant: str) -> list[Claim]:
 
 
 def claims(scale: RegionsScale) -> list[Claim]:
+    """Claims of the paper, as numbers to check."""
     return [
         *_claims_of(MAIN),
         Claim(
@@ -301,6 +307,7 @@ _EDGES = (-1, 1, -1, 1)
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
+    """Draws the figures of the study."""
     first = {variant: found[0] for variant, found in details.items()}
     main = next(iter(first.values()))
     return {
