@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from excite.integrations.callback import first_samples, unused_folder, unwrap_optimizer
+import excite
+from excite.integrations.callback import DeferredWatch, first_samples, unused_folder, unwrap_optimizer
 
 
 class Wrapper:
@@ -32,3 +33,28 @@ def test_the_first_folder_that_does_not_exist(tmp_path):
     for name in ("excite", "excite-2"):
         (tmp_path / name).mkdir()
     assert unused_folder(tmp_path / "excite") == tmp_path / "excite-3"
+
+
+class Sink:
+    name = "sink"
+
+    def __init__(self):
+        self.names = set()
+
+    def log(self, step, values):
+        self.names |= set(values)
+
+    def close(self):
+        pass
+
+
+def test_names_of_probes_get_the_frameworks_name_in_front_and_text_is_left_out(tmp_path):
+    deferred = DeferredWatch(tmp_path / "run", {"probes": [excite.probes.Loss()]})
+    deferred.log({"lr": 1.0}, "own")  # before there is a watch
+    sink = Sink()
+    deferred.start(nn.Linear(2, 1), None, None, tmp_path, [sink])
+    deferred.step()
+    deferred.log({"lr": 0.1, "loss": 2.0, "loss/a": 3.0, "note": "text", "": 1.0, "several": torch.ones(2)}, "own")
+    deferred.end()
+    assert excite.load_run(tmp_path / "run").names() == ["lr", "own/loss", "own/loss/a"]
+    assert sink.names == set()  # the framework's loggers have them already

@@ -166,3 +166,32 @@ def test_what_to_watch_is_asked_for_where_it_is_not_clear(tmp_path):
     trainer(tmp_path, [ExciteCallback(tmp_path / "run", module="net")], epochs=1).fit(Two(), data())
     with pytest.raises(InputError, match="has no module 'nett'"):
         trainer(tmp_path, [ExciteCallback(tmp_path / "other", module="nett")]).fit(Two(), data())
+
+
+class Logging(Plain):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", loss.detach(), on_step=True, on_epoch=True)
+        self.log("loss", loss.detach())
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/error", torch.tensor(float(self.global_step)))
+
+
+@pytest.mark.parametrize("logger", [False, True])
+def test_what_the_module_logs_arrives_in_the_run(tmp_path, logger):
+    callback = ExciteCallback(tmp_path / "run", alerts=[], probes=[excite.probes.Loss()])
+    loggers = [L.loggers.CSVLogger(tmp_path)] if logger else False
+    fit = trainer(tmp_path, [callback], logger=loggers, log_every_n_steps=2)
+    fit.fit(Logging(), data(), data())
+    run = excite.load_run(tmp_path / "run")
+    losses = run.series("loss/step")[1]
+    steps, values = run.series("train_loss_step")
+    assert steps.tolist() == [2, 4, 6, 8, 10, 12]
+    assert values.tolist() == pytest.approx(losses[1::2].tolist())
+    steps, values = run.series("train_loss_epoch")
+    assert steps.tolist() == [4, 8, 12]
+    assert values.tolist() == pytest.approx(losses.reshape(3, 4).mean(1).tolist())
+    assert [one.tolist() for one in run.series("val/error")] == [[4, 8, 12], [4, 8, 12]]
+    assert run.series("lightning/loss")[1].tolist() == pytest.approx(losses[1::2].tolist())

@@ -110,3 +110,22 @@ def _epoch(trainer, epoch):
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
     return list(loader)
+
+
+def test_what_the_trainer_logs_arrives_in_the_run(tmp_path):
+    callback = ExciteCallback(tmp_path / "run", probes=[excite.probes.Loss()], alerts=[])
+    trainer = transformers.Trainer(
+        network(),
+        arguments(tmp_path, eval_strategy="epoch"),
+        train_dataset=data(),
+        eval_dataset=data(),
+        callbacks=[callback],
+    )
+    trainer.train()
+    run = excite.load_run(tmp_path / "run")
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    assert run.series("train/loss")[0].tolist() == [row["step"] for row in logged]
+    assert run.series("train/loss")[1].tolist() == pytest.approx([row["loss"] for row in logged])
+    assert run.series("train/learning_rate")[1].tolist() == [0.1] * 8
+    assert run.series("eval/loss")[0].tolist() == [4, 8]
+    assert "train/train_runtime" in run.names()

@@ -13,9 +13,11 @@ from torch.utils._pytree import tree_map
 
 from excite._core.calls import Batch
 from excite._core.distributed import rank_and_size
+from excite.monitor.logged import is_loggable, is_owned
 from excite.monitor.watch import Watch, watch
 from excite.monitor.writer import Sink
 from excite.runs import Run
+from excite.runs.checks import is_name
 
 _MAX_EXAMPLE = 256  # samples of the first batch that serve as the example
 
@@ -70,6 +72,16 @@ class DeferredWatch:
         losses, self._losses = self._losses, []
         if self.watch is not None:
             self.watch.step(torch.stack([loss.float().reshape(()) for loss in losses]).sum() if losses else None)
+
+    def log(self, values: Mapping[str, Any], framework: str) -> None:
+        """Records what the framework logs, under its names; one that belongs to a probe gets the framework's name in front.
+
+        What is not a number, such as text, is left out: the framework's own loggers have it.
+        """
+        if self.watch is None:
+            return
+        named = {f"{framework}/{name}" if is_owned(name, self.watch.probes) else name: v for name, v in values.items()}
+        self.watch.log_to_run({name: v for name, v in named.items() if is_name(name) and is_loggable(v)})
 
     def end(self, error: BaseException | None = None) -> None:
         """Detaches and closes the run; a second call does nothing."""

@@ -41,6 +41,9 @@ _Callback: Any = _lightning().Callback
 class ExciteCallback(_Callback):  # type: ignore[misc]
     """`excite.watch` as a callback: attached before the first training batch, one step per optimizer step.
 
+    What the module logs with `self.log` is recorded too, every `log_every_n_steps` steps, and at the end of epochs and
+    validations, with or without a logger. A name that belongs to a probe, such as "loss", becomes "lightning/loss".
+
     Args:
         run: Folder of the run; by default `excite` in the trainer's log folder.
         module: Path of the module to monitor inside the LightningModule, such as "net"; by default the LightningModule
@@ -82,6 +85,17 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
             self._deferred.step()
+            if self._steps % trainer.log_every_n_steps == 0 or trainer.should_stop:
+                self._deferred.log(_logged(trainer), "lightning")
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Records what the module logged for the epoch."""
+        self._deferred.log(_logged(trainer), "lightning")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Records what the module logged in validation."""
+        if not trainer.sanity_checking:
+            self._deferred.log(_logged(trainer), "lightning")
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Closes the run."""
@@ -164,6 +178,17 @@ def input_of(batch: Any) -> Batch:
             raise InputError("ExciteCallback: the first batch is empty: pass example=")
         return input_of(batch[0]) if isinstance(batch[0], list) else batch[0]
     return batch  # type: ignore[no-any-return]
+
+
+def _logged(trainer: Any) -> dict[str, Any]:
+    """What `self.log` recorded since the step, epoch or validation began, by name; tensors stay on their device.
+
+    `trainer.logged_metrics` also holds what was logged long ago, and is empty for a trainer without loggers.
+    """
+    connector = getattr(trainer, "_logger_connector", None)
+    if connector is None or not getattr(trainer, "_results", None):
+        return {}
+    return dict(connector.metrics["log"])
 
 
 def _sinks(trainer: Any) -> list[Sink]:

@@ -26,7 +26,8 @@ _transformers: Any = need("transformers", "transformers")
 class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
     """`excite.watch` as a callback: attached before the first training pass, one step per optimizer step.
 
-    The loss is the one that the model returns, summed over the micro-batches of an accumulated step.
+    The loss is the one that the model returns, summed over the micro-batches of an accumulated step. What the trainer logs is
+    recorded too, as "train/learning_rate", "eval/loss" and so on.
 
     Args:
         run: Folder of the run; by default `excite` in the trainer's output folder.
@@ -74,6 +75,10 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Records one optimizer step."""
         self._deferred.step()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+        """Records what the trainer logs: "loss" as "train/loss", "eval_loss" as "eval/loss", as it does for TensorBoard."""
+        self._deferred.log({_grouped(name): value for name, value in (logs or {}).items()}, "transformers")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Closes the run."""
@@ -126,6 +131,13 @@ class ExcitedTrainer(_transformers.Trainer):  # type: ignore[misc]
         loss = self.excitation.loss({key: value for key, value in inputs.items() if key != "labels"}, labels)
         # Trainer divides by the accumulated parts only where it does not pass the number of items.
         return loss if num_items_in_batch is None else loss / self.args.gradient_accumulation_steps
+
+
+def _grouped(name: str) -> str:
+    for part in ("eval", "test"):
+        if name.startswith(f"{part}_"):
+            return f"{part}/{name.removeprefix(f'{part}_')}"
+    return f"train/{name}"
 
 
 def _sinks(args: Any) -> list[Sink]:

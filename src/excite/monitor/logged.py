@@ -24,7 +24,8 @@ class _Logged(Probe):
     name, reduction, runs_model = "", "first", False
 
 
-LOGGED = _Logged()
+LOGGED = _Logged()  # by watch.log
+LOGGED_BY_FRAMEWORK = _Logged()  # the framework's own loggers have these already
 
 
 @cache
@@ -64,6 +65,15 @@ def is_owned(name: str, probes: Collection[Probe]) -> bool:
     """Whether a name belongs to a probe, built in or attached, or to the alerts."""
     first = name.split("/", 1)[0]
     return first == _ALERT or first in _built_in() or any(probe.name == first for probe in probes)
+
+
+def is_loggable(value: object) -> bool:
+    """Whether `watch.log` records a value: one number, also in a tensor or an array."""
+    try:
+        _number("", value)
+    except InputError:
+        return False
+    return True
 
 
 def _number(name: str, value: Any) -> float | Tensor:

@@ -22,9 +22,9 @@ from excite._core.wrappers import eagerly, is_sharded, resharded, unwrap
 from excite.errors import ExciteError, InputError, RunError
 from excite.monitor.alerts import Alerts, Rule, act
 from excite.monitor.buffer import DeviceScalars, MetricBuffer
-from excite.monitor.logged import LOGGED, check_logged
+from excite.monitor.logged import LOGGED, LOGGED_BY_FRAMEWORK, check_logged
 from excite.monitor.reduce import reduce_rows
-from excite.monitor.writer import MetricWriter, Sink
+from excite.monitor.writer import MetricWriter, Sink, StepValues
 from excite.probes import Probe
 from excite.probes.base import StepContext
 from excite.probes.schedules import budgets
@@ -141,11 +141,11 @@ class Watch:
             >>> watch.log(lr=scheduler.get_last_lr()[0])  # doctest: +SKIP
             >>> watch.log({"val/accuracy": accuracy})  # doctest: +SKIP
         """
-        if self._closed:
-            raise InputError("watch.log after the watch was closed: call it inside the with block")
-        scalars = DeviceScalars(check_logged(values, named, self.probes))
-        if len(scalars) and rank_and_size()[0] == 0:
-            self._buffer.add_scalars(self.steps, LOGGED, scalars)
+        self._log(check_logged(values, named, self.probes), LOGGED)
+
+    def log_to_run(self, values: Mapping[str, Any]) -> None:
+        """Records values as `log` does, but not to the sinks: for those that a framework sends to its loggers itself."""
+        self._log(check_logged(values, {}, self.probes), LOGGED_BY_FRAMEWORK)
 
     @property
     def share(self) -> float:
@@ -218,6 +218,13 @@ class Watch:
                 self._close_run(kind, error, trace)
 
     # -- inside --------------------------------------------------------------------------------------------------
+    def _log(self, values: Mapping[str, Any], owner: Probe) -> None:
+        if self._closed:
+            raise InputError("watch.log after the watch was closed: call it inside the with block")
+        scalars = DeviceScalars(values)
+        if len(scalars) and rank_and_size()[0] == 0:
+            self._buffer.add_scalars(self.steps, owner, scalars)
+
     def _close_run(self, kind: Any, error: Any, trace: Any) -> None:
         try:
             with self.run.patience(5.0):  # type: ignore[union-attr]
@@ -320,10 +327,12 @@ class Watch:
 
     def _write(self) -> None:
         """Write what was asked for; waits for it."""
-        found, rows = [], []
+        found = []
+        rows: list[StepValues] = []
+        only_run: list[StepValues] = []
         for step, probe, values in self._buffer.drain():
-            if probe is LOGGED and isinstance(values, dict):
-                rows.append((step, values))
+            if probe in (LOGGED, LOGGED_BY_FRAMEWORK) and isinstance(values, dict):
+                (rows if probe is LOGGED else only_run).append((step, values))
                 continue
             if isinstance(values, Exception):
                 if probe.name not in self._muted:
@@ -335,8 +344,9 @@ class Watch:
                 self._switch_off(probe, step, None)
             else:
                 rows.append((step, reduced))
-        begun = [one for step, values in rows for one in self._alerts.update(step, values)]
+        begun = [one for step, values in rows + only_run for one in self._alerts.update(step, values)]
         rows += [(alert.step, {f"alert/{alert.rule}/{alert.name}": alert.value}) for _, alert in begun]
+        self._writer.write(only_run, to_sinks=False)
         self._writer.write(rows)
         act(begun, speak=rank_and_size()[0] == 0)
 

@@ -58,9 +58,9 @@ class MetricWriter:
         self._result: Future[Exception | None] | None = None  # of the batch in flight
         self._pause, self._retry_at = 0.0, 0.0  # 0 while writing works
 
-    def write(self, rows: Sequence[StepValues]) -> None:
+    def write(self, rows: Sequence[StepValues], to_sinks: bool = True) -> None:
         """Queues (step, values by name) for the run and passes them to the sinks."""
-        for sink in list(self.sinks):
+        for sink in list(self.sinks) if to_sinks else []:
             try:
                 for step, values in rows:
                     sink.log(step, values)
