@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site architecture lock clean
+.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site dist try-wheel architecture lock clean
 
 venv: $(READY)
 
@@ -66,6 +66,15 @@ studies: venv
 # The documentation as a site, in build/site.
 site: venv
 	$(BIN)/mkdocs build --strict
+
+# Wheel and source archive, in dist.
+dist: venv
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+
+# The wheel in a fresh environment: the shortest demo runs from it.
+try-wheel: dist
+	tools/try_wheel.sh $(BIN)/python
 
 # The drawing of docs/development/architecture.md, from the import graph.
 architecture: venv

@@ -46,7 +46,7 @@ def test_versions_devices_extras_and_data_are_printed(excite: Any) -> None:
     assert facts["torch"] == metadata.version("torch")
     assert facts["numpy"] == numpy.__version__
     assert f"{torch.get_num_threads()} threads" in facts["cpu"]
-    assert {"lightning", "ray", "serve"} <= facts.keys()
+    assert {"lightning", "ray", "wandb"} <= facts.keys()
     assert all(facts[name] == f"not downloaded: excite data fetch {name}" for name in SOURCES)
     assert ("no problems found" in out) == (not problems)
 

@@ -262,7 +262,7 @@ def test_the_command_says_what_is_missing(root, excite, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     status, _, err = excite("serve", root)
     assert status == 1
-    assert err.strip() == "excite: the live page needs uvicorn: pip install 'excite[serve]'"
+    assert err.strip() == "excite: the live page needs uvicorn: pip install uvicorn"
 
 
 def test_another_address_gets_a_token_by_itself(root, monkeypatch):

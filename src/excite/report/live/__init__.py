@@ -1,4 +1,4 @@
-"""The live page: `excite serve RUNS`. It needs starlette and uvicorn (the extra "serve")."""
+"""The live page: `excite serve RUNS`. It uses starlette and uvicorn."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def serve(
         from excite.report.live.guard import is_loopback
         from excite.report.live.mirroring import mirrored
     except ImportError as error:
-        raise ExciteError(f"the live page needs {error.name}: pip install 'excite[serve]'") from error
+        raise ExciteError(f"the live page needs {error.name}: pip install {error.name}") from error
     if token is not None and not _TOKEN.fullmatch(token):
         raise InputError("--token: expected 16 to 200 letters, digits, '.', '_', '~' or '-'; omit it to generate one")
     if token is None and not is_loopback(host):
