@@ -276,3 +276,39 @@ def test_a_regression_is_not_excited(tmp_path: Path, method: str) -> None:
     config = {**DIGITS, "data": {"name": "frequencies"}, "model": {"name": "mlp"}, method: {"radius": 0.1}}
     with pytest.raises(InputError, match=f"{method} needs classes"):
         train(config, tmp_path / "run")
+
+
+HIDDEN = {
+    "radius": {"radius": 0.05, "steps": 2, "hidden_radius": 0.01, "awp": 0.005},
+    "by layer": {"radius": 0.05, "steps": 2, "hidden_radius": {"2": 0.01}, "keep_best": True},
+    "trades": {"radius": 0.05, "steps": 2, "hidden_radius": 0.01, "trades": 2.0},
+    "auto": {"radius": 0.05, "steps": 2, "hidden_radius": "auto", "held_out": 10},
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_adversarial_training_of_hidden_layers(tmp_path: Path, name: str) -> None:
+    config = {**MOONS, "adversarial": HIDDEN[name], "loss": "cross-entropy", "epochs": 2, "batch": 20}
+    with train(config, tmp_path / "run") as run:
+        assert run.status == "done"
+        steps, _ = run.series("loss/step")
+        assert len(steps) == 6  # 60 points, or 50 with 10 held out, in batches of 20
+        assert ("excitation/hidden_radius" in run.names()) == (name == "auto")
+
+
+def test_held_out_points_are_not_trained_on() -> None:
+    config = parse_config({**MOONS, "adversarial": HIDDEN["auto"]})
+    data = training.load_data(config.data)
+    held, rest = training._held_out(data, 10)[0], training._trained_on(config, data).x_train
+    assert len(held) == 10
+    assert len(rest) == 50
+    rows = {tuple(row.flatten().tolist()) for row in rest}
+    assert not any(tuple(row.flatten().tolist()) in rows for row in held)
+    with pytest.raises(InputError, match="fewer than the 60 training points"):
+        training._held_out(data, 60)
+
+
+@pytest.mark.parametrize("change", [{"held_out": None}, {"hidden_radius": 0.1}])
+def test_held_out_belongs_to_auto(change: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="held_out"):
+        parse_config({**MOONS, "adversarial": {**HIDDEN["auto"], **change}})

@@ -25,13 +25,15 @@ from excite._core.checks import (
     model_errors,
     parse_norm,
 )
+from excite._core.distributed import gathered
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
-from excite._core.preserve import eval_mode, preserve_state
+from excite._core.preserve import capturing, eval_mode, preserve_state
 from excite._core.wrappers import eagerly, is_shared, unwrap
 from excite.errors import InputError
 from excite.excitation.ascent import AscentSettings, HiddenOptions, ascend
 from excite.excitation.checks import check_fraction, check_input, possible_layers
+from excite.excitation.gap_control import GapController
 from excite.excitation.perturbations import random_point
 from excite.excitation.radius import (
     Stages,
@@ -44,6 +46,8 @@ from excite.excitation.radius import (
 from excite.excitation.search import INPUT, Perturbations, evaluate
 from excite.excitation.targets import Binary, Loss, choose_target
 from excite.excitation.weight_perturbation import moved_weights, perturbed_weights, weight_perturbations
+
+_MEASURE_EVERY = 25  # steps between two measurements of the gap, for hidden_radius "auto"
 
 
 class AdversarialTraining:
@@ -73,8 +77,11 @@ class AdversarialTraining:
         layers: hidden layers to perturb: "all" (every affine call but those that read the model's own input) or a list of
             names.
         hidden_radius: size of their perturbations relative to the root mean square of each layer's input: a number, or a dict
-            by layer name (layers that are not named are not perturbed). 0.002 to 0.005 for ResNets; 0 for none.
+            by layer name (layers that are not named are not perturbed), or "auto". 0.002 to 0.005 for ResNets; 0 for none.
         hidden: norm, budget and start of the hidden perturbations (`HiddenOptions`).
+        held_out: for hidden_radius "auto": points and labels (x, y) that are not trained on. Every 25 steps the robust
+            accuracy on the batch is compared with that on as many of them.
+        gap_target: for hidden_radius "auto": the difference of the two that the hidden radius is to hold.
         awp: γ of adversarial weight perturbation, such as 0.005; 0 for none.
         trades: β of TRADES, such as 6: the loss is error(f(x), y) + β·KL(p(x) ‖ p(x + d)) and the search makes the second term
             largest; for the cross-entropy. 0 for plain adversarial training.
@@ -106,8 +113,10 @@ class AdversarialTraining:
         output: Pick = None,
         *,
         layers: str | Sequence[str] = "all",
-        hidden_radius: float | Mapping[str, float] = 0.0,
+        hidden_radius: float | Mapping[str, float] | Literal["auto"] = 0.0,
         hidden: HiddenOptions | None = None,
+        held_out: tuple[Tensor, Tensor] | None = None,
+        gap_target: float = 0.08,
         awp: float = 0.0,
         trades: float = 0.0,
         keep_best: bool = False,
@@ -126,7 +135,13 @@ class AdversarialTraining:
         self._errors = self.target.confusion if loss == "margin" else self.target.errors
         self.bounds = check_bounds(bounds)
         self.output = output
-        self.hidden_radius = _check_hidden_radius(hidden_radius, known)
+        self.hidden_radius: float | Mapping[str, float] | GapController
+        if isinstance(hidden_radius, str) and hidden_radius == "auto":
+            self.hidden_radius = GapController(held_out, gap_target, _MEASURE_EVERY)
+        else:
+            self.hidden_radius = _check_hidden_radius(hidden_radius, known)
+            if held_out is not None:
+                raise InputError("held_out: expected with hidden_radius='auto' only")
         self.layers = _check_hidden_layers(layers, known)
         self.hidden = HiddenOptions() if hidden is None else hidden
         if not isinstance(self.hidden, HiddenOptions):
@@ -156,6 +171,8 @@ class AdversarialTraining:
             InputError: if inputs or labels do not fit the settings.
         """
         check_input(x, True, self.bounds)
+        if torch.is_grad_enabled() and not capturing():
+            self.adapt(x, y)
         labels = self.target.labels(y, batch_size(x))
         worst = self._search(x, labels, self._start(x)) if self._perturbs() else None
         if not self.awp or not torch.is_grad_enabled():
@@ -164,6 +181,23 @@ class AdversarialTraining:
         with moved_weights(self.model, moves):
             at = None if worst is None else replace(worst, names=Names(unwrap(self.model)))
             return self._loss_at(x, labels, at)
+
+    def adapt(self, x: Tensor, y: Tensor) -> None:
+        """With hidden_radius "auto": counts a training step, and every few steps measures the gap and moves the radius.
+
+        `loss` calls it, so that a training loop has nothing to do.
+
+        Args:
+            x: inputs, as in `loss`.
+            y: labels, as in `loss`.
+        """
+        control = self.hidden_radius
+        if not isinstance(control, GapController):
+            return
+        control.to(x.device)
+        if control.due():
+            with torch.no_grad():
+                control.observe(self._robust_accuracy(x, y), self._robust_accuracy(*control.batch(len(x))))
 
     @model_errors
     def perturbations(self, x: Tensor, y: Tensor) -> Tensor:
@@ -229,16 +263,26 @@ class AdversarialTraining:
 
     def setting(self) -> tuple[float, ...]:
         """The numbers that a step depends on besides its tensors: a captured CUDA graph is invalid once they change."""
+        if isinstance(self.hidden_radius, GapController):
+            return (self._radius(), -1.0)  # a tensor, which changes between steps
         hidden = self.hidden_radius.values() if isinstance(self.hidden_radius, Mapping) else [self.hidden_radius]
         return (self._radius(), *hidden)
 
+    def measured(self) -> dict[str, float]:
+        """Metrics for a run: with hidden_radius "auto" the radius, both robust accuracies and their gap."""
+        return self.hidden_radius.measured() if isinstance(self.hidden_radius, GapController) else {}
+
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint."""
-        return {"progress": self.progress}
+        state: dict[str, Any] = {"progress": self.progress}
+        control = self.hidden_radius
+        return {**state, "auto": control.state_dict()} if isinstance(control, GapController) else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         self.advance(state["progress"])
+        if isinstance(self.hidden_radius, GapController) and "auto" in state:
+            self.hidden_radius.load_state_dict(state["auto"])
 
     def __repr__(self) -> str:
         return (
@@ -251,17 +295,17 @@ class AdversarialTraining:
     def _radius(self) -> float:
         return float(radius_of(self.radius, INPUT, self.progress)[0])
 
-    def _hidden_radius_of(self, layer: str) -> float:
+    def _hidden_radius_of(self, layer: str) -> float | Tensor:
         """ρ of one layer; 0 where it is not perturbed. A second call of a weight, `name#2`, has that of `name`."""
         first = layer.split("#")[0]
         if self.layers != "all" and layer not in self.layers and first not in self.layers:
             return 0.0
         if isinstance(self.hidden_radius, Mapping):
             return self.hidden_radius.get(layer, self.hidden_radius.get(first, 0.0))
-        return self.hidden_radius
+        return self.hidden_radius.factor if isinstance(self.hidden_radius, GapController) else self.hidden_radius
 
     def _perturbs_hidden(self) -> bool:
-        return isinstance(self.hidden_radius, Mapping) or self.hidden_radius > 0
+        return not isinstance(self.hidden_radius, int | float) or self.hidden_radius > 0
 
     def _perturbs(self) -> bool:
         return self._radius() > 0 or self._perturbs_hidden()
@@ -304,9 +348,18 @@ class AdversarialTraining:
         p, q = clean.log_softmax(1), moved.log_softmax(1)
         return F.kl_div(q, p, reduction="none", log_target=True).sum(1)
 
-    def _search(self, x: Tensor, labels: Tensor, start: Tensor) -> Perturbations:
+    def _robust_accuracy(self, x: Tensor, y: Tensor) -> Tensor:
+        """Fraction right at the perturbations of the input alone, in evaluation mode, over all processes."""
+        labels, model = self.target.labels(y, batch_size(x)), unwrap(self.model)
+        with eval_mode(model):
+            worst = self._search(x, labels, self._start(x), hidden=False)
+            right = self.target.decide(evaluate(model, x, worst, self._read, copies=1)) == labels
+        right = gathered(right.float()) if is_shared(self.model) else right.float()
+        return right.mean()
+
+    def _search(self, x: Tensor, labels: Tensor, start: Tensor, hidden: bool = True) -> Perturbations:
         together = torch.is_grad_enabled() and is_shared(self.model)
-        hidden = self._perturbs_hidden()
+        hidden = hidden and self._perturbs_hidden()
         settings = AscentSettings(
             radius=self._radius(),
             norm=self.norm,

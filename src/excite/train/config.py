@@ -89,10 +89,20 @@ class AdversarialConfig(_Section):
     stages: Annotated[int, Field(ge=2)] | None = None
     bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
     layers: Literal["all"] | list[str] = "all"
-    hidden_radius: NotNegative | dict[str, NotNegative] = 0.0
+    hidden_radius: Literal["auto"] | NotNegative | dict[str, NotNegative] = 0.0
+    held_out: Count | None = None  # training points that are not trained on, for hidden_radius = "auto"
+    gap_target: Positive = 0.08
     awp: NotNegative = 0.0
     trades: NotNegative = 0.0
     keep_best: bool = False
+
+    @model_validator(mode="after")
+    def _held_out_for_auto(self) -> AdversarialConfig:
+        if (self.hidden_radius == "auto") != (self.held_out is not None):
+            raise ValueError(
+                "held_out, the number of training points to hold out, together with hidden_radius = 'auto'"
+            )
+        return self
 
 
 class SGDConfig(_Section):

@@ -101,6 +101,7 @@ class CapturedStep(Step):
             if graph is None:
                 return super().__call__(x, y)
             self._graphs[shapes] = graph
+        self.adapt(x, y)
         return graph.replay(x, y)
 
     def _capture(self, x: Tensor, y: Tensor) -> _Graph | None:

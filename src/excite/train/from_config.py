@@ -8,6 +8,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -251,7 +252,7 @@ def _prepare(
         watching = stack.enter_context(watch(model, examples, run, optimizer, probes))
     return make_trainer(
         model,
-        data,
+        _trained_on(settings, data),
         loss,
         optimizer,
         TrainerSettings(
@@ -412,11 +413,13 @@ def build_excitation(
     target: dict[str, Any] = {"classes": _classes(config, data), "loss": config.loss}
     if adversarial is not None:
         reach: Any = adversarial.radius
+        held_out = None if adversarial.held_out is None else _held_out(data, adversarial.held_out)
         return AdversarialTraining(
             model, reach if adversarial.stages is None else Stages(reach, adversarial.stages), adversarial.norm,
             adversarial.steps, adversarial.step_size, adversarial.random_start, bounds=_pair(adversarial.bounds),
             layers=adversarial.layers, hidden_radius=adversarial.hidden_radius, awp=adversarial.awp,
-            trades=adversarial.trades, keep_best=adversarial.keep_best, **target,
+            trades=adversarial.trades, keep_best=adversarial.keep_best, held_out=held_out,
+            gap_target=adversarial.gap_target, **target,
         )  # fmt: skip
     if excitation is None:
         return PersistentExcitation(model, 0.0, **target)
@@ -428,6 +431,29 @@ def build_excitation(
         model, radius, excitation.norm, excitation.steps, excitation.layers, threshold, _pair(excitation.bounds),
         kind=excitation.kind, **target,
     )  # fmt: skip
+
+
+def _held_out(data: Dataset, count: int) -> tuple[Tensor, Tensor]:
+    """Training points, evenly spaced, that `_trained_on` leaves out."""
+    chosen = _held_out_mask(len(data.x_train), count)
+    return data.x_train[chosen], data.y_train[chosen]
+
+
+def _trained_on(config: TrainConfig, data: Dataset) -> Dataset:
+    """The data without the training points that are held out."""
+    count = None if config.adversarial is None else config.adversarial.held_out
+    if count is None:
+        return data
+    chosen = ~_held_out_mask(len(data.x_train), count)
+    return replace(data, x_train=data.x_train[chosen], y_train=data.y_train[chosen])
+
+
+def _held_out_mask(points: int, count: int) -> Tensor:
+    if count >= points:
+        raise InputError(f"held_out: expected fewer than the {points} training points; got {count}")
+    mask = torch.zeros(points, dtype=torch.bool)
+    mask[torch.arange(count) * points // count] = True
+    return mask
 
 
 def _pair(bounds: list[float] | None) -> tuple[float, float] | None:

@@ -19,13 +19,15 @@ class Step:
     """step(x, y): the loss before the update, detached: one number, or one for each of `networks` trained together.
 
     `setting()` says what a step depends on besides its tensors, such as the radius. `check(loss)` is called before the
-    gradients: what it refuses does not reach the weights. `why_not` says why the step is not captured in a CUDA graph.
+    gradients: what it refuses does not reach the weights. `adapt(x, y)` is called before a replayed step, where the loss is
+    not. `why_not` says why the step is not captured in a CUDA graph.
     """
 
     loss: Loss
     optimizer: torch.optim.Optimizer
     setting: Callable[[], Hashable] = lambda: None
     networks: int = 1
+    adapt: Callable[[Tensor, Tensor], None] = lambda x, y: None
 
     def __post_init__(self) -> None:
         self.check: Callable[[Tensor], None] = lambda loss: None

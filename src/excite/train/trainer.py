@@ -336,7 +336,8 @@ class Trainer:
     def make_step(self, loss: Loss, optimizer: torch.optim.Optimizer, networks: int = 1) -> Step:
         """Builds the step, captured as a CUDA graph where possible."""
         setting = getattr(self.excitation, "setting", lambda: None)
-        return (CapturedStep if self.settings.capture else Step)(loss, optimizer, setting, networks)
+        adapt = getattr(self.excitation, "adapt", lambda x, y: None)
+        return (CapturedStep if self.settings.capture else Step)(loss, optimizer, setting, networks, adapt)
 
     def begin(self) -> None:
         """Resumes from the last checkpoint of the run, if it has one."""
