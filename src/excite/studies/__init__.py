@@ -1,11 +1,25 @@
 """Experiments of the papers as commands, each with its claims and an honest verdict."""
 
 from excite._core.compatibility import renamed_names
+from excite.studies.experiment import experiment
+from excite.studies.find import find_study
 from excite.studies.registry import STUDIES
 from excite.studies.runner import StudyResult, run
 from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
 from excite.studies.verdicts import Verdict
 
-__all__ = ["STUDIES", "Claim", "Scale", "Study", "StudyResult", "Variant", "VariantResult", "Verdict", "run"]
+__all__ = [
+    "STUDIES",
+    "Claim",
+    "Scale",
+    "Study",
+    "StudyResult",
+    "Variant",
+    "VariantResult",
+    "Verdict",
+    "experiment",
+    "find_study",
+    "run",
+]
 
 __getattr__ = renamed_names(__name__, {"Arm": "Variant"})

@@ -58,20 +58,38 @@ def margin_figure(curves: Curves, title: str, task: str) -> Figure:
 
 
 def gap_figure(numbers: Sequence[VariantResult], title: str) -> Figure:
-    """For every variant the gap and the median test margin: one dot per seed, a bar at the mean."""
+    """For every variant the gap and the median test margin."""
+    panels = {
+        "gap": "gap between training and test curves\n(smaller: training tells more about test)",
+        "margin_test": "median margin of test images\n(larger is more robust)",
+    }
+    return dot_figure(numbers, title, panels, from_zero=True)
+
+
+def dot_figure(
+    numbers: Sequence[VariantResult], title: str, panels: Mapping[str, str], *, from_zero: bool = False
+) -> Figure:
+    """A panel for each number, a row for each variant: one dot per seed, a bar at the mean.
+
+    Args:
+        numbers: Results of all variants and seeds.
+        title: Title of the figure.
+        panels: Label of the axis by name of the number.
+        from_zero: Whether axes begin at zero.
+    """
     from matplotlib.figure import Figure
 
     variants = list(dict.fromkeys(found.variant for found in numbers))
-    figure = Figure(figsize=(10, 1.4 + 0.42 * len(variants)), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    panels = (("gap", "gap between training and test curves\n(smaller: training tells more about test)"),
-              ("margin_test", "median margin of test images\n(larger is more robust)"))  # fmt: skip
-    for axis, (name, words) in zip(axes, panels):
+    figure = Figure(figsize=(max(6.0, 5.0 * len(panels)), 1.4 + 0.42 * len(variants)), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (name, words) in zip(axes, panels.items()):
         for row, variant in enumerate(variants):
             values = [float(getattr(found, name)) for found in numbers if found.variant == variant]
             axis.plot(values, [row] * len(values), "o", color=COLOURS[2], alpha=0.5, markeredgewidth=0)
             axis.plot([float(np.mean(values))], [row], "|", color=COLOURS[0], markersize=16, markeredgewidth=2)
-        axis.set(xlabel=words, xlim=(0, None))
+        axis.set(xlabel=words)
+        if from_zero:
+            axis.set_xlim(0, None)
         axis.grid(axis="x", alpha=0.3)
     axes[0].set_yticks(range(len(variants)), variants)
     axes[0].invert_yaxis()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
+import shlex
 import shutil
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,8 @@ from excite.jobs.scheduler import run_jobs
 from excite.jobs.training_job import TrainingJob
 from excite.jobs.workspace import find_workspace
 from excite.studies.figures import save
+from excite.studies.find import find_study
 from excite.studies.page import page, table
-from excite.studies.registry import STUDIES
 from excite.studies.study import Scale, Study, VariantResult
 from excite.studies.verdicts import Verdict, judge
 from excite.train.from_config import find_device
@@ -46,6 +47,7 @@ class StudyResult:
     folder: Path
     command: str
     versions: dict[str, str]
+    seconds: float | None = None  # what all jobs took, if one call has run them all
 
     @property
     def figure(self) -> Path:
@@ -67,7 +69,7 @@ class StudyResult:
 @renamed_keywords(arms="variants", engine="executor")
 @converted_keywords(progress=("on_progress", count_jobs), show=("on_progress", with_tracker))
 def run(
-    name: str,
+    name: str | os.PathLike[str] | Study,
     scale: str = "quick",
     seeds: int | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -83,7 +85,7 @@ def run(
     """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
 
     Args:
-        name: one of `STUDIES`.
+        name: one of `STUDIES`, a paper and figure such as "persistency:6", the path of a file that defines `STUDY`, or a study.
         scale: "quick" or "paper".
         seeds: how many; the scale's own number by default.
         out: folder for runs, figure, numbers.json and results.md, or a URL such as s3://bucket/study;
@@ -110,10 +112,14 @@ def run(
     with workspace.lock():
         if out is None and workspace.store is None:
             _take_over(jobs, folder.parent.glob(f"*-{size.name}"))
+        complete = not any(job.finished() for job in jobs)
+        start = time.monotonic()
         run_jobs(jobs, workers, on_progress, executor, workspace=workspace, retries=retries)
+        seconds = time.monotonic() - start if complete else _earlier_seconds(folder, len(jobs))
         workspace.download(jobs)
         command = _command(study, size, count, chosen)
         result, details = _gather(study, size, jobs, folder, command)
+        result = dataclasses.replace(result, seconds=seconds)
         _write(result, details, Path(docs) if docs is not None else None)
     return result
 
@@ -142,13 +148,13 @@ def _take_over(jobs: list[Job], studies: Iterable[Path]) -> None:
                     shutil.copytree(found, job.folder)
 
 
-def find_study(name: str) -> Study:
-    """Returns a study by name, or raises an InputError with the nearest name."""
-    if name not in STUDIES:
-        near = difflib.get_close_matches(str(name), STUDIES, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(STUDIES)}"
-        raise InputError(f"unknown study {name!r}: {hint}")
-    return STUDIES[name]
+def _earlier_seconds(folder: Path, jobs: int) -> float | None:
+    """What the same jobs took in an earlier call."""
+    try:
+        stored = json.loads((folder / "numbers.json").read_text())
+        return float(stored["seconds"]) if len(stored["numbers"]) == jobs else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def find_scale(study: Study, scale: str) -> Scale:
@@ -226,12 +232,13 @@ def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None
             "numbers": [found.plain() for found in result.numbers],
             "settings": {"scale": scale.plain(), "seeds": result.seeds, "arms": settings},
             "versions": result.versions,
+            "seconds": None if result.seconds is None else round(result.seconds, 1),
         },
     )
 
 
 def _command(study: Study, scale: Scale, seeds: int, variants: str) -> str:
-    words = ["excite study run", study.name, "--scale", scale.name]
+    words = ["excite study run", shlex.quote(study.origin or study.name), "--scale", scale.name]
     if seeds != scale.seeds:
         words += ["--seeds", str(seeds)]
     if variants != _which(study, scale, None):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from excite._core.compatibility import renamed_attribute
 from excite.jobs.job import Job
+from excite.studies.papers import Place, parse_place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -202,6 +203,10 @@ class Study:
         variants: Function from a scale to the variants.
         claims: Function from a scale to the claims.
         notes: Differences from the paper, for the results page.
+        asks: The question in a few words, for `excite study list`.
+        sources: Figures, statements and sections of the papers that it remakes or tests: "persistency:figure 6".
+        seconds: CPU seconds of a scale on the machine of `excite.studies.overview.REFERENCE`, by name of the scale.
+        origin: Path of the file of a user's own study; empty for one of Excite or of an installed package.
     """
 
     name: str
@@ -213,5 +218,14 @@ class Study:
     variants: Callable[[Any], list[Variant]]
     claims: Callable[[Any], list[Claim]]
     notes: tuple[str, ...] = ()
+    asks: str = ""
+    sources: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    origin: str = ""
 
     arms = renamed_attribute("arms", "variants")
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Its sources as places in papers."""
+        return tuple(parse_place(source) for source in self.sources)

@@ -1,21 +1,29 @@
-"""`excite study list` and `excite study run`"""
+"""`excite study list`, `excite study show` and `excite study run`"""
 
 import pytest
 
 
-def test_the_list_shows_claims_and_scales(excite):
+def test_the_list_is_by_paper_and_figure(excite, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     status, out, _ = excite("study", "list")
     assert status == 0
-    for text in (
-        "margin-losses",
-        "margin-radii",
-        "margin-layers",
-        "quick, paper",
-        "figure 4",
-        "figure 6",
-        "every layer",
-    ):
+    assert len(out.splitlines()) <= 45
+    for text in ("margin-losses", "margin-radii", "margin-layers", "fig 4", "fig 6", "(persistency)", "all layers?"):
         assert text in out
+
+
+def test_a_study_is_shown_by_figure(excite):
+    status, out, _ = excite("study", "show", "persistency:6")
+    assert status == 0
+    assert out.startswith("margin-layers: The input excited alone, or every layer")
+    assert "holds       perturbing the input alone" in out
+
+
+def test_near_misses_are_not_run(refused):
+    refused("did you mean 'margin-layers'", "study", "show", "margin-layer")
+    refused("choose one: frequency", "study", "run", "reveals:2")
+    refused("of which paper?", "study", "run", "6")
+    refused("does not exist", "study", "run", "nowhere/my_study.py")
 
 
 def test_bad_input_is_refused(refused, monkeypatch, tmp_path):

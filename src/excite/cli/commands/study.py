@@ -1,4 +1,4 @@
-"""The commands `excite study list` and `excite study run`."""
+"""The commands `excite study list`, `excite study show` and `excite study run`."""
 
 from __future__ import annotations
 
@@ -9,28 +9,48 @@ import typer
 
 from excite.cli.shared import GpusPerJob, On, Retries, Workers, add_group, console, print_line
 
-study_app = add_group("study", "List and run the experiments of the papers.")
+study_app = add_group("study", "List, show and run the experiments of the papers, or your own.")
+
+
+Reference = Annotated[
+    str,
+    typer.Argument(
+        help="Name of a study from `excite study list`, paper and figure such as persistency:6, or the path of a file that "
+        "defines STUDY."
+    ),
+]
 
 
 @study_app.command("list", epilog="Example: excite study list")
 def study_list() -> None:
-    """List the studies and the claims that each of them tests."""
-    from rich.table import Table
+    """List the studies by paper and figure: what each asks, what it costs here, and its verdicts so far."""
+    from excite.studies.find import all_studies
+    from excite.studies.overview import list_lines
 
-    from excite.studies import STUDIES
+    studies, broken = all_studies()
+    for line in list_lines(studies.values(), console.width):
+        print_line(line)
+    print_line("")
+    print_line("min: about how long scale quick takes on this machine.")
+    print_line("verdict: claims that hold/fail/are undecided, published or (*) in runs/studies.")
+    print_line("More: excite study show NAME. By figure: excite study run persistency:6.")
+    for name, reason in broken.items():
+        print_line(f"not listed: {name}: {reason}")
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0))
-    for heading in ("name", "claims", "scales"):
-        table.add_column(heading, overflow="fold")
-    for name, study in STUDIES.items():
-        claims = [f"• {claim.text}" for claim in study.claims(study.scales["quick"])]
-        table.add_row(name, "\n".join([f"{study.title}: {study.figure}", *claims]), ", ".join(study.scales))
-    console.print(table)
+
+@study_app.command("show", epilog="Example: excite study show persistency:6")
+def study_show(name: Reference) -> None:
+    """Show a study: its claims and verdicts, variants, settings of each scale, and where its results are."""
+    from excite.studies.find import find_study
+    from excite.studies.overview import show_lines
+
+    for line in show_lines(find_study(name), min(console.width, 120)):
+        print_line(line)
 
 
 @study_app.command("run", epilog="Example: excite study run margin-layers --scale quick --workers 2")
 def study_run(
-    name: Annotated[str, typer.Argument(help="Name of a study from `excite study list`.")],
+    name: Reference,
     scale: Annotated[
         str, typer.Option(help="quick (minutes on two cores) or paper (the authors' settings).")
     ] = "quick",
@@ -53,7 +73,7 @@ def study_run(
     gpus_per_job: GpusPerJob = 0.0,
     retries: Retries = 1,
 ) -> None:
-    """Run an experiment of the papers and judge its claims. Finished trainings are not repeated."""
+    """Run an experiment and judge its claims. Finished trainings are not repeated."""
     from excite.jobs.preload import preload
 
     preload(on, workers)

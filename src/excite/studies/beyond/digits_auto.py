@@ -59,4 +59,6 @@ STUDY = Study(
         'Radius "auto": relative to each layer\'s input, grown while the fit holds; see [the rule](../excitation.md).',
         "The constants of the rule were judged on these digits, on the first three seeds among others, so results here are optimistic.",
     ),
+    asks="the same on small digits",
+    sources=("persistency:section 7.2",),
 )

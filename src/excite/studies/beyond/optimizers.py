@@ -391,4 +391,6 @@ STUDY = Study(
         "Functions must have been fitted before trajectories compare them: a steep function has a short trajectory as long as little of "
         "it is learned (SGD after 500 epochs at learning rate 0.01 has the four in the wrong order).",
     ),
+    asks="other optimizers and norms",
+    sources=("reveals:conclusion",),
 )

@@ -148,4 +148,6 @@ STUDY = Study(
         "more slowly with gradient descent at the few rates that were tried; these were judged on test accuracy. The variants of the two "
         "losses therefore differ in more than the loss.",
     ),
+    asks="excitation on all of CIFAR-10",
+    sources=("persistency:section 7.1",),
 )

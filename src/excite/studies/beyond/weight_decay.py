@@ -84,4 +84,5 @@ STUDY = Study(
         f"Weight decay of torch.optim.SGD: {', '.join(f'{decay:g}' for decay in DECAYS)} times each weight is added to its gradient. "
         "Neither these numbers nor the radius were tuned.",
     ),
+    asks="decay or excitation?",
 )

@@ -247,4 +247,6 @@ STUDY = Study(
     variants,
     claims,
     ("Hidden biases start ten times as large as PyTorch's, outputs are divided by 5: the authors' choices.",),
+    asks="boundaries of two losses",
+    sources=("persistency:figure 1",),
 )

@@ -350,4 +350,6 @@ STUDY = Study(
     SCALES,
     variants,
     claims,
+    asks="is the unexcited not learned?",
+    sources=("persistency:section 1.1", "persistency:section 3.1", "persistency:section 5.2",),
 )  # fmt: skip

@@ -284,4 +284,9 @@ STUDY = Study(
         "On the left three support vectors span the plane: no subspace holds them, and the theorem says no more than the support "
         "vector machine does. What makes the margin poor there is the bias, which costs as much as a weight however large the data.",
     ),
+    asks="is the linear margin poor?",
+    sources=(
+        "persistency:figure 2",
+        "persistency:Theorem 2",
+    ),
 )

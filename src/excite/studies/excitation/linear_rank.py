@@ -289,4 +289,9 @@ STUDY = Study(
         "differences of layers, which the flow conserves, drift: the bound is taken at the weights as they are, and counts that.",
         "With strong decay all weights vanish: the rank is 0.",
     ),
+    asks="do linear layers become rank 1?",
+    sources=(
+        "persistency:Theorem 4",
+        "persistency:Theorem 5",
+    ),
 )

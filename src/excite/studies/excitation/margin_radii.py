@@ -57,4 +57,6 @@ STUDY = Study(
     variants,
     claims,
     ("The perturbations are balls in the infinity norm before every affine layer, grown from zero in four stages.",),
+    asks="do larger radii widen margins?",
+    sources=("persistency:figure 5",),
 )

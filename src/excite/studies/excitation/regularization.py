@@ -358,4 +358,13 @@ STUDY = Study(
         "Problem 13 is convex: each pair of terms is a convex function of (w·x, ε‖w‖), even and so increasing in ε‖w‖ ≥ 0.",
         "Weights are bounded by adding 0.1‖w‖² to the loss.",
     ),
+    asks="is a penalty an excitation?",
+    sources=(
+        "persistency:Theorem 6",
+        "persistency:equation 10",
+        "persistency:equation 11",
+        "persistency:equation 12",
+        "persistency:equation 13",
+        "persistency:section 2.1",
+    ),
 )

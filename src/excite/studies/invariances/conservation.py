@@ -321,4 +321,9 @@ STUDY = Study(
         "W₂ of case 5 is (d·l) × c: every place of a channel counts. W₂ of case 6 is [Y; Z].",
         "The residual blocks of case 3 have the identity in the skip; cases 4, 6 and 7 have a free matrix there.",
     ),
+    asks="what does training conserve?",
+    sources=(
+        "invariances:Theorem 1",
+        "invariances:appendix F",
+    ),
 )

@@ -355,4 +355,9 @@ STUDY = Study(
         "is enough. Assumption 1 does hold on the two points.",
         "Two points: unit i starts along point i within a tenth. Its limit is (1 + |cos 100°|)/2 = 0.587.",
     ),
+    asks="do layers become rank 1?",
+    sources=(
+        "invariances:Theorem 2",
+        "invariances:Corollary 1",
+    ),
 )

@@ -244,4 +244,6 @@ STUDY = Study(
         "σ(U σ(Y x) + Z x) of width 6, 6 → 1. Fully connected: 8 → 6 → 6 → 6 → 1.",
         "Steps are 0.001 ‖θ‖ long (a step size of about 1/loss).",
     ),
+    asks="alignment of convolutions",
+    sources=("invariances:Theorem 2",),
 )  # fmt: skip

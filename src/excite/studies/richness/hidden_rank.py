@@ -166,4 +166,6 @@ STUDY = Study(
         "that they make signals richer during training, and of more data that they need not. Epochs stay the same, so twice the "
         "data are also twice the steps.",
     ),
+    asks="how few directions are used?",
+    sources=("richness:figure 1",),
 )

@@ -171,4 +171,6 @@ STUDY = Study(
         "The normalized update of the last bias is 1 for every sample and network, whatever was learned: df/db = 1. That its "
         "trajectory is the same for all frequencies is no finding.",
     ),
+    asks="trajectories of all biases",
+    sources=("reveals:figure 10",),
 )

@@ -257,4 +257,6 @@ STUDY = Study(
         "The paper does not say how long it trained; it sees both networks fit after about 20,000 steps.",
         "The authors' program halves the loss and divides update t by the reciprocal error of step t − 1; here it is as printed.",
     ),
+    asks="trajectory by architecture",
+    sources=("reveals:figure 8",),
 )

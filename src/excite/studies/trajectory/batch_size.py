@@ -197,4 +197,6 @@ STUDY = Study(
         "The authors' program divides the update of a whole batch by the error of its first sample. Here every sample has its own "
         "update and error, so that batches do not average directions away.",
     ),
+    asks="trajectory and batch size",
+    sources=("reveals:figure 9",),
 )

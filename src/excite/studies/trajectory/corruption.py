@@ -236,4 +236,11 @@ STUDY = Study(
         "differences (figure 7b); here both normalizations are of the same step, and lengths of single networks are averaged.",
         "It divides the variance by the squared learning rate; here it is the variance of Corollary 2.",
     ),
+    asks="trajectory with wrong labels",
+    sources=(
+        "reveals:figure 2",
+        "reveals:figure 3c",
+        "reveals:figure 4",
+        "reveals:figure 7b",
+    ),
 )

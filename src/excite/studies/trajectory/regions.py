@@ -511,4 +511,10 @@ STUDY = Study(
         "The paper does not say how long this network was trained; 3000 epochs are those of its first task.",
         "Regions are those that hold the middle of a cell: smaller ones are not found.",
     ),
+    asks="slopes where there are no data",
+    sources=(
+        "reveals:figure 5",
+        "reveals:figure 6",
+        "reveals:Theorem 2",
+    ),
 )

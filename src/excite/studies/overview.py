@@ -1,0 +1,239 @@
+"""What `excite study list` and `excite study show` print: where a study stands in the papers, what it costs, what came out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from excite.jobs.job import single_thread
+from excite.studies.computed import Computed, Jointly
+from excite.studies.papers import PAPERS, Place, describe
+from excite.studies.study import Claim, Study
+
+RUNS = Path("runs/studies")
+REFERENCE = 0.0172  # seconds of `calibrate` on the machine of `Study.seconds`, one core of a server of 2023
+_PUBLISHED = Path(__file__).with_name("published.json")  # written by tools/published.py from the results pages
+_OWN_HEADING = "Not in the papers"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Verdicts on the claims of a study so far.
+
+    Args:
+        scale: The scale at which they were found.
+        seeds: The number of seeds.
+        verdicts: Word and numbers of each, by the text of the claim with its source.
+        folder: The user's results; None for the published ones.
+    """
+
+    scale: str
+    seeds: int
+    verdicts: Mapping[str, tuple[str, str]]
+    folder: Path | None = None
+
+    def __str__(self) -> str:
+        """Holds, fails and the rest: "6/2/1", with an asterisk if they are the user's own."""
+        words = Counter(word for word, _ in self.verdicts.values())
+        holds, fails = words["holds"] + words["exact"], words["fails"]
+        return f"{holds}/{fails}/{words.total() - holds - fails}{'' if self.folder is None else '*'}"
+
+    def of(self, claim: Claim) -> tuple[str, str]:
+        """The verdict on a claim and its numbers."""
+        return self.verdicts.get(claim_key(claim), ("not judged", ""))
+
+
+def claim_key(claim: Claim) -> str:
+    """Identifies a claim in the published results."""
+    return f"{claim.text} ({claim.source})"
+
+
+def verdicts_so_far(study: Study, folder: Path = RUNS) -> Standing | None:
+    """The user's verdicts at the largest scale that was run, else the published ones; None if there are none."""
+    for scale in reversed(list(study.scales)):
+        place = folder / f"{study.name}-{scale}"
+        found = _read_json(place / "numbers.json")
+        if isinstance(found, dict) and found.get("verdicts"):
+            return _standing(found, place)
+    published = published_verdicts().get(study.name) if not study.origin else None
+    if published is None:
+        return None
+    verdicts = {text: (word, numbers) for word, text, numbers in published["verdicts"]}
+    return Standing(published["scale"], published["seeds"], verdicts)
+
+
+def _standing(stored: Mapping[str, Any], folder: Path) -> Standing:
+    verdicts = {}
+    for verdict in stored["verdicts"]:
+        shown = "" if verdict.get("effect") is None else f"{verdict['effect']:+.4g}".replace("-", "−")
+        verdicts[f"{verdict['text']} ({verdict['source']})"] = (str(verdict["verdict"]), shown)
+    return Standing(str(stored["scale"]), len(stored["settings"]["seeds"]), verdicts, folder)
+
+
+@cache
+def published_verdicts() -> dict[str, Any]:
+    """By study: scale, number of seeds and verdicts of the results page in the documentation."""
+    found: dict[str, Any] = _read_json(_PUBLISHED) or {}
+    return found
+
+
+def read_results_page(text: str) -> dict[str, Any]:
+    """Scale, number of seeds and verdicts (word, claim with source, numbers) of a results page."""
+    scale = re.search(r"^\*Study `[^`]+` at scale `([^`]+)`", text, re.MULTILINE)
+    seeds = re.search(r"^- Seeds ([\d, ]+)\.$", text, re.MULTILINE)
+    rows = re.findall(r"^\| \*\*([^*]+)\*\* \| (.*?) \| (.*) \|$", text, re.MULTILINE)
+    if scale is None or seeds is None or not rows:
+        raise ValueError("not a results page: expected its scale, seeds and verdicts")
+    verdicts = [[word, claim, numbers] for word, claim, numbers in rows]
+    return {"scale": scale[1], "seeds": len(seeds[1].split(",")), "verdicts": verdicts}
+
+
+@cache
+def calibrate() -> float:
+    """Seconds of one core for a fixed piece of work: convolutions, products of matrices and many small operations."""
+    generator = torch.Generator().manual_seed(0)
+    images, kernel = torch.randn(64, 16, 16, 16, generator=generator), torch.randn(16, 16, 3, 3, generator=generator)
+    matrix, vector = torch.randn(256, 256, generator=generator), torch.zeros(16)
+    best = float("inf")
+    with single_thread(), torch.no_grad():
+        for _ in range(5):
+            start = time.thread_time()
+            for _ in range(4):
+                torch.nn.functional.conv2d(images, kernel, padding=1).relu_()
+                matrix @ matrix
+            for _ in range(2000):
+                vector = vector + 1
+            best = min(best, time.thread_time() - start)
+    return best
+
+
+def estimate_minutes(study: Study, scale: str = "quick", workers: int = 2, folder: Path = RUNS) -> float | None:
+    """About how many minutes a scale takes on this machine with its own number of seeds; None if that is not known.
+
+    What an earlier run here took, else `study.seconds` times how much slower this machine is than the one they were
+    measured on, divided by the workers that have a core.
+    """
+    stored = _read_json(folder / f"{study.name}-{scale}" / "numbers.json")
+    if isinstance(stored, dict) and isinstance(stored.get("seconds"), int | float):
+        return float(stored["seconds"]) / 60
+    if scale not in study.seconds:
+        return None
+    if isinstance(study.method, Computed) and isinstance(study.method.compute, Jointly):
+        workers = 1  # one ensemble in one process
+    return study.seconds[scale] * calibrate() / REFERENCE / min(workers, os.cpu_count() or 1) / 60
+
+
+def show_minutes(minutes: float | None) -> str:
+    """Minutes in a few characters: "<1", "12", "–" if they are not known."""
+    return "–" if minutes is None else "<1" if minutes < 0.75 else f"{minutes:.0f}"
+
+
+def list_lines(studies: Iterable[Study], width: int = 80, folder: Path = RUNS) -> list[str]:
+    """The list of studies, one line each, by paper and figure."""
+    studies = list(studies)
+    where = max(13, min(40, width - 67))
+    asks = max(10, min(32, width - 48))
+    headings = ("study", "where", "asks", "min", "verdict")
+    lines = [_row(headings, where, asks)[:width]]
+    for heading, rows in _groups(studies).items():
+        lines.append(heading[:width])
+        for study, places in rows:
+            standing = verdicts_so_far(study, folder)
+            cells = (
+                study.name,
+                describe(places, where) if places else "",
+                study.asks if len(study.asks) <= asks else f"{study.asks[: asks - 1]}…",
+                show_minutes(estimate_minutes(study, folder=folder)),
+                "–" if standing is None else str(standing),
+            )
+            lines.append(_row(cells, where, asks))
+    return lines
+
+
+def _row(cells: Sequence[str], where: int, asks: int) -> str:
+    name, place, question, minutes, verdicts = cells
+    return f"{name:<17}  {place:<{where}}  {question:<{asks}} {minutes:>3}  {verdicts}".rstrip()
+
+
+def _groups(studies: Sequence[Study]) -> dict[str, list[tuple[Study, list[Place]]]]:
+    """Studies with their places, by heading: one for each paper, in the order of figures, and one for the others."""
+    groups: dict[str, list[tuple[Study, list[Place]]]] = {}
+    for paper in PAPERS.values():
+        found = [(study, [place for place in study.places if place.paper == paper.key]) for study in studies]
+        rows = [(study, places) for study, places in found if places]
+        groups[f"{paper.title} ({paper.key})"] = sorted(rows, key=lambda row: _position(row[1][0]))
+    groups[_OWN_HEADING] = [(study, []) for study in studies if not study.sources]
+    return {heading: rows for heading, rows in groups.items() if rows}
+
+
+def _position(place: Place) -> tuple[bool, str, list[int]]:
+    return place.kind != "figure", place.kind.lower(), [int(digits) for digits in re.findall(r"\d+", place.number)]
+
+
+def show_lines(study: Study, width: int = 100, folder: Path = RUNS) -> list[str]:
+    """All about a study: places, scales, variants, claims with their verdicts, results."""
+    standing = verdicts_so_far(study, folder)
+    name = standing.scale if standing and standing.scale in study.scales else next(iter(study.scales))
+    items = [("where", study.figure), ("asks", study.asks), ("task", study.task)]
+    items += [("data", f"{name} (excite data fetch {name})") for name in study.method.data]
+    items += [("scale", _describe_scale(study, name, folder)) for name in study.scales]
+    variants = study.variants(study.scales[name])
+    items.append(("variants", "; ".join(variant.name for variant in variants if not variant.extra)))
+    if any(variant.extra for variant in variants):
+        items.append(("extra", f"{'; '.join(v.name for v in variants if v.extra)} (with --variants all)"))
+    items += [("note", note) for note in study.notes]
+    place = f"docs/results/{study.name}.md, docs/results/images/{study.name}.png"
+    if standing is not None:
+        own = standing.folder
+        items.append(("results", place if own is None else f"{own}/results.md, {own}/figure.png"))
+    items.append(("run", f"excite study run {study.origin or study.name}"))
+    lines = [f"{study.name}: {study.title}"]
+    for key, text in items:
+        lines += _wrapped(f"  {key:<9} ", text, width)
+    lines += ["", f"claims{_where_from(standing)}"]
+    for number, claim in enumerate(study.claims(study.scales[name]), 1):
+        word, numbers = standing.of(claim) if standing else ("not judged", "")
+        lines += _wrapped(f"  {number:>2}  {word:<10}  ", claim.text, width)
+        for text in (numbers or claim.measure, claim.source):
+            lines += _wrapped(" " * 18, text, width)
+    return lines
+
+
+def _describe_scale(study: Study, name: str, folder: Path) -> str:
+    scale = study.scales[name]
+    minutes = show_minutes(estimate_minutes(study, name, folder=folder))
+    about = f"about {minutes} min on this machine, " if minutes != "–" else ""
+    return f"{name}: {about}{scale.seeds} seed{'s' if scale.seeds != 1 else ''}; {scale.words}"
+
+
+def _wrapped(prefix: str, text: str, width: int) -> list[str]:
+    indent = " " * len(prefix)
+    return textwrap.wrap(
+        prefix + text, max(width, 40), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _where_from(standing: Standing | None) -> str:
+    if standing is None:
+        return ", not judged yet"
+    seeds = f"{standing.seeds} seed{'s' if standing.seeds != 1 else ''}"
+    whose = "published" if standing.folder is None else f"yours in {standing.folder}"
+    return f", verdicts at scale {standing.scale} with {seeds} ({whose})"
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

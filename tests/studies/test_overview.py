@@ -1,0 +1,135 @@
+"""The list and the page of a study on the terminal."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from excite.studies import STUDIES, overview
+from excite.studies.overview import (
+    REFERENCE,
+    estimate_minutes,
+    list_lines,
+    published_verdicts,
+    read_results_page,
+    show_lines,
+    show_minutes,
+    verdicts_so_far,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def stored(folder: Path, name: str, scale: str, words: list[str], **more: object) -> None:
+    study = STUDIES[name]
+    claims = study.claims(study.scales[scale])
+    verdicts = [
+        {"verdict": word, "text": claim.text, "source": claim.source, "effect": 0.25}
+        for word, claim in zip(words, claims)
+    ]
+    place = folder / f"{name}-{scale}"
+    place.mkdir(parents=True)
+    content = {"scale": scale, "verdicts": verdicts, "settings": {"seeds": [0, 1]}, **more}
+    (place / "numbers.json").write_text(json.dumps(content))
+
+
+def test_every_study_says_where_it_stands_what_it_asks_and_what_it_costs() -> None:
+    for name, study in STUDIES.items():
+        assert study.asks, name
+        assert len(study.asks) <= 32, name
+        assert study.sources or "no figure" in study.figure, name
+        for place in study.places:  # each can be read, and stands in the words of the page
+            assert place.number in study.figure or name in ("margin-layers", "regularization"), name
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_list_fits_one_screen(tmp_path: Path, width: int) -> None:
+    lines = list_lines(STUDIES.values(), width, tmp_path)
+    assert len(lines) + 4 <= 45
+    assert max(map(len, lines)) <= width
+    for name in STUDIES:
+        assert sum(line.startswith(f"{name} ") for line in lines) in (1, 2)
+    row = next(line for line in lines if line.startswith("margin-layers "))
+    assert "fig 6" in row
+    assert "6/2/1" in row  # of the results page
+    heading = next(line for line in lines if "(richness)" in line)
+    below = lines[lines.index(heading) + 1 :]
+    assert next(line for line in below if line.startswith("margin-layers")).split()[1:3] == ["fig", "2"]
+
+
+def test_a_narrow_terminal_shortens_the_question(tmp_path: Path) -> None:
+    lines = list_lines(STUDIES.values(), 60, tmp_path)
+    assert any("…" in line for line in lines)
+    assert max(len(line) for line in lines) <= 66
+
+
+def test_verdicts_of_the_user_come_before_the_published_ones(tmp_path: Path) -> None:
+    study = STUDIES["boundaries"]
+    published = verdicts_so_far(study, tmp_path)
+    assert published is not None
+    assert (str(published), published.scale, published.folder) == ("3/1/0", "paper", None)
+    stored(tmp_path, "boundaries", "quick", ["holds", "undecided", "fails", "exact"])
+    own = verdicts_so_far(study, tmp_path)
+    assert own is not None
+    assert (str(own), own.scale, own.seeds) == ("2/1/1*", "quick", 2)
+    assert own.of(study.claims(study.scales["quick"])[2]) == ("fails", "+0.25")
+    stored(tmp_path, "boundaries", "paper", ["holds"])
+    assert str(verdicts_so_far(study, tmp_path)) == "1/0/0*"  # the larger scale
+    (tmp_path / "boundaries-paper/numbers.json").write_text("{")
+    assert str(verdicts_so_far(study, tmp_path)) == "2/1/1*"
+    assert verdicts_so_far(replace(study, origin="mine.py", name="mine"), tmp_path) is None
+
+
+def test_the_published_verdicts_are_those_of_the_results_pages() -> None:
+    spec = importlib.util.spec_from_file_location("published", ROOT / "tools/published.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.FILE.read_text(encoding="utf-8") == tool.published(), "run python tools/published.py"
+    assert set(published_verdicts()) == set(STUDIES)
+
+
+def test_a_page_that_is_no_results_page_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a results page"):
+        read_results_page("# Something else\n")
+
+
+def test_minutes_follow_the_machine_and_earlier_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = replace(STUDIES["boundaries"], seconds={"quick": 240.0})
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(overview, "calibrate", lambda: REFERENCE)
+    assert estimate_minutes(study, folder=tmp_path) == pytest.approx(2.0)  # two workers
+    monkeypatch.setattr(overview, "calibrate", lambda: 3 * REFERENCE)
+    assert estimate_minutes(study, folder=tmp_path) == pytest.approx(6.0)  # a slower machine
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert estimate_minutes(study, folder=tmp_path) == pytest.approx(12.0)
+    assert estimate_minutes(study, "paper", folder=tmp_path) is None
+    stored(tmp_path, "boundaries", "quick", ["holds"], seconds=90.0)
+    assert estimate_minutes(study, folder=tmp_path) == pytest.approx(1.5)
+    assert [show_minutes(value) for value in (None, 0.2, 1.4, 99.6)] == ["–", "<1", "1", "100"]
+
+
+def test_calibration_measures_this_machine() -> None:
+    assert 0.001 < overview.calibrate() < 1.0
+
+
+def test_a_study_is_shown_with_claims_and_verdicts(tmp_path: Path) -> None:
+    for study in STUDIES.values():
+        lines = show_lines(study, 100, tmp_path)
+        assert max(map(len, lines)) <= 100
+        text = " ".join(" ".join(lines).split())
+        for claim in study.claims(study.scales[published_verdicts()[study.name]["scale"]]):
+            assert " ".join(claim.text.split()) in text
+        assert "not judged" not in text  # every claim stands on the results page with these words
+        assert f"docs/results/images/{study.name}.png" in text
+        assert "published" in text
+    stored(tmp_path, "boundaries", "quick", ["holds", "fails"])
+    lines = show_lines(STUDIES["boundaries"], 100, tmp_path)
+    assert any("not judged" in line for line in lines)
+    assert f"{tmp_path}/boundaries-quick/figure.png" in " ".join(lines)
