@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site dist try-wheel architecture lock clean
+.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site gallery dist try-wheel architecture lock clean
 
 venv: $(READY)
 
@@ -62,6 +62,11 @@ studies: venv
 	for name in $$($(BIN)/python -c 'from excite.studies import STUDIES; print(*STUDIES)'); do \
 		$(BIN)/excite study run $$name --scale $(SCALE) --workers $(WORKERS) --docs docs/results || exit 1; \
 	done
+	$(BIN)/python tools/gallery.py
+
+# docs/gallery.md, from the results pages.
+gallery: venv
+	$(BIN)/python tools/gallery.py
 
 # The documentation as a site, in build/site.
 site: venv

@@ -168,7 +168,7 @@ def draw(study: Study, scale: Any, details: Details, numbers: Sequence[VariantRe
     """Draws the figures of the study."""
     centred = {loss: details[f"{loss}, centred data"] for loss in _LINES if f"{loss}, centred data" in details}
     found = {
-        "figure": (f"{study.title}: a panel a seed", panels({loss: details[loss] for loss in _LINES}, study.title))
+        "figure": (f"{study.title}: one panel per seed", panels({loss: details[loss] for loss in _LINES}, study.title))
     }
     if len(centred) == len(_LINES):
         found["centred"] = ("The same with the mean of the data removed", panels(centred, "Centred data"))
