@@ -15,6 +15,7 @@ from excite.train.dynamics.trajectories import BiasTrajectory
 from excite.train.losses import squared_error
 from excite.train.models.architectures import ARCHITECTURES, build
 from excite.train.models.factories import import_factory, make_model
+from excite.train.momentum import zero_momentum
 from excite.train.predictions import accuracy
 from excite.train.trainer import TrainingResult, fit
 from excite.train.vectorized.ensembles import Ensemble, ensemble
@@ -63,4 +64,5 @@ __all__ = [
     "train_across",
     "train_together",
     "train_with_dropout",
+    "zero_momentum",
 ]

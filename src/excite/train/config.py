@@ -114,6 +114,14 @@ class SGDConfig(_Section):
     dampening: Number = 0.0
     weight_decay: NotNegative = 0.0
     nesterov: bool = False
+    # What the momentum buffer starts from: the first gradient, as in PyTorch, or zero, as in Algorithm 1.
+    momentum_start: Literal["gradient", "zero"] = "gradient"
+
+    @model_validator(mode="after")
+    def _momentum_to_start(self) -> SGDConfig:
+        if self.momentum_start == "zero" and not self.momentum:
+            raise ValueError("momentum > 0 together with momentum_start = 'zero'")
+        return self
 
 
 class AdamConfig(_Section):

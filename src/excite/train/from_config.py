@@ -32,9 +32,10 @@ from excite.runs.folder import check_folder_name, check_marker
 from excite.runs.lock import Lock
 from excite.train import make_model, squared_error
 from excite.train.augment import augmented
-from excite.train.config import DataConfig, TrainConfig, parse_config
+from excite.train.config import DataConfig, SGDConfig, TrainConfig, parse_config
 from excite.train.distributed.processes import Processes, alone, many_processes, these_processes
 from excite.train.models.architectures import ARCHITECTURES, options_for
+from excite.train.momentum import zero_momentum
 from excite.train.schedule import OneCycle
 from excite.train.trainer import Trainer, TrainerSettings, make_trainer
 from excite.train.vectorized.trainer import fit_together
@@ -486,7 +487,7 @@ def build_optimizer(config: TrainConfig, model: nn.Module, captured: bool = True
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError(f"model {config.model.name!r} has no parameters to train")
-    options = config.optimizer.model_dump(exclude={"name"})
+    options = config.optimizer.model_dump(exclude={"name", "momentum_start"})
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
     captured = captured and parameters[0].is_cuda
@@ -498,6 +499,9 @@ def build_optimizer(config: TrainConfig, model: nn.Module, captured: bool = True
         "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW
     }  # fmt: skip
     try:
-        return kinds[config.optimizer.name](parameters, **options)
+        optimizer = kinds[config.optimizer.name](parameters, **options)
     except ValueError as error:
         raise InputError(f"optimizer: {error}") from error
+    if isinstance(config.optimizer, SGDConfig) and config.optimizer.momentum_start == "zero":
+        zero_momentum(optimizer)
+    return optimizer
