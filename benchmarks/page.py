@@ -5,7 +5,7 @@
 Half of the points are the losses of every step, the others five quantities of twenty layers. Every repeat starts a new
 server and a new browser, which has shown another page but has nothing of this one cached; then the same page is opened
 again in a new context. "First curves" are drawn from a few values of every series, "everything read" when the smallest and
-largest of every stretch are drawn for all panels in sight, "ready" when one can zoom and point at curves. Memory is measured while a writer goes on for some seconds and the page keeps up: the largest of the JavaScript heap, and of what
+largest of every stretch are drawn for all panels in sight. Memory is measured while a writer goes on for some seconds and the page keeps up: the largest of the JavaScript heap, and of what
 the page's process holds for itself. Needs Linux, playwright and a Chromium, and a machine with nothing else to do: the
 load is printed.
 """
@@ -57,16 +57,16 @@ def serve(root: Path) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().split()[1]
 
 
-def opened(browser: Any, url: str) -> tuple[Any, float, float, float]:
-    """A page in a new context, and the seconds until its first curves, until everything was read, and until it is ready."""
+def opened(browser: Any, url: str) -> tuple[Any, float, float]:
+    """A page in a new context, and the seconds until its first curves and until everything was read."""
     page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
     start = time.perf_counter()
     page.goto(url, wait_until="commit")
     times = []
-    for wanted in ("#chart-losses path", "body[data-drawn=full]", "#chart-losses .scatterlayer path.js-line"):
+    for wanted in ("#chart-losses canvas", "body[data-drawn=full]"):
         page.wait_for_selector(wanted, timeout=120_000, state="attached")
         times.append(time.perf_counter() - start)
-    return page, times[0], times[1], times[2]
+    return page, times[0], times[1]
 
 
 def seconds_used(browser: Any, server: int) -> float:
@@ -122,7 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
-    times: dict[str, list[float]] = {"first": [], "all": [], "ready": [], "used": [], "again": []}
+    times: dict[str, list[float]] = {"first": [], "all": [], "used": [], "again": []}
     memories: dict[str, list[float]] = {"heap": [], "private": []}
     updates = 0
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
@@ -140,7 +140,7 @@ def main() -> None:
                     used = seconds_used(browser, process.pid) - before
                     heap, private, updates = kept_up(page, browser, run, options.seconds)
                     page.context.close()
-                    again = opened(browser, url)[3]
+                    again = opened(browser, url)[2]
                 finally:
                     browser.close()
                     process.terminate()
@@ -157,9 +157,8 @@ def main() -> None:
     print("| opening | seconds |\n|---|---|")
     print(f"| first curves on the screen | {spread(times['first'])} |")
     print(f"| everything read | {spread(times['all'])} |")
-    print(f"| ready to zoom and to point at curves | {spread(times['ready'])} |")
     print(f"| processor time until then, server and all processes of the browser | {spread(times['used'])} |")
-    print(f"| opened again, until ready (server warm, browser not) | {spread(times['again'])} |")
+    print(f"| opened again, until everything is read (server warm, browser not) | {spread(times['again'])} |")
     print(f"\n| browser memory over {options.seconds:g} s, {updates} updates | MB |\n|---|---|")
     print(f"| JavaScript heap, largest | {spread(memories['heap'], '.0f')} |")
     print(f"| private memory of the page's process, largest | {spread(memories['private'], '.0f')} |")

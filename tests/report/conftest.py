@@ -7,6 +7,15 @@ import torch
 from excite.margin import Margins
 from excite.runs import Run
 
+# What the charts in a place draw: one entry per curve.
+CURVES = """(id) => {
+    const place = document.getElementById(id);
+    const charts = place ? [place, ...place.children].filter((one) => one.chart).map((one) => one.chart) : [];
+    return charts.flatMap((chart) => chart.series.map(({ name, x, y }) => ({ name, x, y })));
+}"""
+# The rows of the heat maps in a place, as shown.
+ROWS = "(id) => [...document.querySelectorAll(`#${id} .row`)].map((row) => row.textContent)"
+
 WIRING = {
     "layers": [{"name": "0", "kind": "linear", "in": "3", "out": "2", "parameters": 8}],
     "groups": [{"producers": ["0"], "consumers": ["2"], "channels": 2, "width": 2, "law": "channel", "why": "relu"}],

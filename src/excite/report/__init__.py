@@ -11,7 +11,7 @@ __all__ = ["Report", "make_report"]
 
 
 def __getattr__(name: str) -> Any:
-    # Only the page needs plotly; curves and their distances are also used without it.
+    # Only the page needs jinja2; curves and their distances are also used without it.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from excite.report import page

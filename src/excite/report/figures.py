@@ -1,83 +1,86 @@
-"""The figure of margins, as a Plotly figure. Curves over steps are drawn in the browser (`static/view.js`)."""
+"""Charts of margins as data; `static/charts.js` draws them.
+
+A chart is {"x": axis, "y": axis, "series": [...]}. An axis has a `label` and may have `log`, `percent`, `zero` (starts at
+0), `whole` (integers), `min` and `max`. A series has `name`, `x`, `y`, `colour` (an index into the palette) and may have
+`dash`, `width`, `step` (constant between points), `fill` and `vertical`.
+"""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
+import numpy.typing as npt
 
 from excite.report.collect import VariantRuns
-from excite.report.curves import curve, widest_gap
+from excite.report.curves import curve, thin, widest_gap
+from excite.report.subsample import plain
 
-# Colours that people with colour-blindness tell apart (Okabe and Ito).
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-_GREY = "#555"
-
-
-def as_text(text: str) -> str:
-    """Escapes text that Plotly would read as markup (tags, entities, %{...}); the same as `safe` in `static/view.js`."""
-    return html.escape(text, quote=False).replace("%{", "%\u200b{")
+Chart = dict[str, Any]
+NAMES = {"train": "training points", "test": "test points"}
+_GREY, _MAX_POINTS = 6, 500
 
 
-def margin_curves(variants: Sequence[VariantRuns]) -> go.Figure | None:
-    """One plot per variant: fraction of points misclassified within ε on training and test data, and their largest distance."""
-    shown = [
-        variant for variant in variants if variant.values("train") is not None or variant.values("test") is not None
-    ]
-    if not shown:
-        return None
-    figure = make_subplots(
-        1,
-        len(shown),
-        shared_yaxes=True,
-        subplot_titles=[as_text(variant.name) for variant in shown],
-        horizontal_spacing=0.03,
-    )
-    every = np.concatenate(
-        [v for variant in shown for part in ("train", "test") if (v := variant.values(part)) is not None]
-    )
+def series(name: str, x: npt.NDArray[Any], y: npt.NDArray[Any], colour: int, **options: Any) -> dict[str, Any]:
+    """One line of a chart, with at most about 500 points.
+
+    Args:
+        name: Text of the legend.
+        x: Ascending positions.
+        y: Values; those that are not finite become gaps.
+        colour: Index into the palette.
+        **options: Any of `dash`, `width`, `step`, `fill`, `vertical`.
+
+    Returns:
+        The series as JSON.
+    """
+    return {
+        "name": name,
+        "x": plain(thin(x, _MAX_POINTS)),
+        "y": plain(thin(y, _MAX_POINTS)),
+        "colour": colour,
+        **options,
+    }
+
+
+def vertical(name: str, x: float, low: float, high: float, colour: int, dash: int = 2) -> dict[str, Any]:
+    """A vertical line from `low` to `high`."""
+    return series(name, np.array([x, x]), np.array([low, high]), colour, dash=dash, vertical=True)
+
+
+def largest(values: Sequence[npt.NDArray[np.float64]]) -> float:
+    """The end of the axis of margins: a little beyond the largest finite one; 1 if there is none above 0."""
+    every = np.concatenate(values) if values else np.empty(0)
     finite = every[np.isfinite(every)]
-    widest = float(finite.max()) * 1.05 if finite.size and finite.max() > 0 else 1.0
-    for column, variant in enumerate(shown, 1):
-        curves = {part: values for part in ("train", "test") if (values := variant.values(part)) is not None}
-        for part, values in curves.items():
-            x, y = curve(values, widest)
-            line = {"color": COLOURS[0] if part == "train" else COLOURS[1], "width": 2.5, "shape": "hv"}
-            figure.add_scatter(
-                x=x, y=y, mode="lines", line=line, name=f"{part}ing data" if part == "train" else "test data",
-                legendgroup=part, showlegend=column == 1, row=1, col=column,
-                hovertemplate="within %{x:.3f}: %{y:.1%}<extra>" + part + "</extra>",
-            )  # fmt: skip
-        if len(curves) == 2:
-            at, low, high = widest_gap(curves["train"], curves["test"])
-            figure.add_scatter(
-                x=[at, at], y=[low, high], mode="lines", line={"color": _GREY, "width": 2, "dash": "dot"}, row=1, col=column,
-                name="largest distance", legendgroup="gap", showlegend=column == 1,
-                hovertemplate=f"largest distance {high - low:.3f}<extra></extra>",
-            )  # fmt: skip
-            figure.add_annotation(
-                x=at,
-                y=(low + high) / 2,
-                text=f"{high - low:.3f}",
-                xshift=30,
-                bgcolor="rgba(255,255,255,0.8)",
-                showarrow=False,
-                row=1,
-                col=column,
-            )
-        figure.update_xaxes(title_text="perturbation size ε", range=[0, widest], row=1, col=column)
-    figure.update_yaxes(title_text="fraction misclassified within ε", tickformat=".0%", range=[0, 1.02], row=1, col=1)
-    return _styled(figure, 430)
+    return float(finite.max()) * 1.05 if finite.size and finite.max() > 0 else 1.0
 
 
-def _styled(figure: go.Figure, height: int) -> go.Figure:
-    figure.update_layout(
-        template="plotly_white", height=height, margin={"l": 64, "r": 16, "t": 56, "b": 56},
-        font={"family": "system-ui, sans-serif", "size": 14, "color": "#222"}, hovermode="closest",
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.1, "x": 0},
-    )  # fmt: skip
-    figure.update_annotations(font_size=14)
-    return figure
+def margin_curves(variants: Sequence[VariantRuns]) -> list[Chart]:
+    """One chart per variant: fraction of points misclassified within ε on training and test data, and their largest distance."""
+    found = {
+        variant.name: {part: values for part in NAMES if (values := variant.values(part)) is not None}
+        for variant in variants
+    }
+    shown = {name: curves for name, curves in found.items() if curves}
+    widest = largest([values for curves in shown.values() for values in curves.values()])
+    return [_margins(name if len(variants) > 1 else "", curves, widest) for name, curves in shown.items()]
+
+
+def _margins(title: str, curves: Mapping[str, npt.NDArray[np.float64]], widest: float) -> Chart:
+    lines = [
+        series(NAMES[part], *curve(values, widest), int(part == "test"), step=True) for part, values in curves.items()
+    ]
+    if len(curves) == 2:
+        at, low, high = widest_gap(curves["train"], curves["test"])
+        lines.append(vertical(f"largest distance: {high - low:.3f}", at, low, high, _GREY))
+    return misclassified("perturbation size ε", widest, lines) | {"title": title}
+
+
+def misclassified(label: str, widest: float, lines: list[dict[str, Any]]) -> Chart:
+    """A chart of the fraction of points that are misclassified within ε."""
+    return {
+        "x": {"label": label, "min": 0, "max": widest},
+        "y": {"label": "misclassified within ε", "percent": True, "min": 0, "max": 1.02},
+        "series": lines,
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,19 +12,21 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from plotly.offline import get_plotlyjs
 
 from excite._core.compatibility import renamed_attribute
 from excite._core.files import write_bytes, writing
 from excite._version import __version__
 from excite.report import figures
 from excite.report.collect import VariantRuns, collect, differing, flat
+from excite.report.margin_history import margin_history
 from excite.report.panels import WHOLE
 from excite.report.verdict import verdict
 from excite.report.view import RunView, describe, draw, findings
 from excite.runs.reader import MetricsReader
 
-ASSETS = ("plotly.js", "page.css", "view.js", "list.js", "tasks.js")
+STYLES = ("uplot.css", "page.css")
+SCRIPTS = ("uplot.js", "labels.js", "charts.js", "view.js")  # of a page with charts, in this order
+ASSETS = (*STYLES, *SCRIPTS, "list.js", "tasks.js")
 FROZEN_POINTS, FROZEN_BUDGET = 500, 20_000  # points of a curve, and of all curves of one quantity, in a file
 
 
@@ -95,16 +96,21 @@ def _render(report: Report, title: str) -> str:
         runs = [{"label": one.label, "group": one.group} for one in shown]
         named = [replace(one, label=one.follower.path.name) for one in shown]
         data = draw(shown, keys, FROZEN_POINTS, budget=FROZEN_BUDGET)
-        frozen = {"runs": runs, "panels": panels, "data": data, "findings": findings(named)}
+        frozen = {
+            "runs": runs,
+            "panels": panels,
+            "data": data,
+            "findings": findings(named),
+            "margins": margin_history(shown),
+        }
     finally:
         for one in shown:
             one.follower.close()
     return render(
         "report.html.j2",
         title=title,
-        styles=asset("page.css"),
-        plotly=asset("plotly.js"),
-        script=asset("view.js"),
+        styles=[asset(name) for name in STYLES],
+        scripts=[asset(name) for name in SCRIPTS],
         frozen=frozen | {"figures": _figures(report.variants)},
         count=len(shown),
         **_contents(report),
@@ -115,12 +121,13 @@ def details(paths: Sequence[Path], below: Path | None = None) -> dict[str, Any]:
     """Verdict, tables and figures of whole runs for the live page: HTML from the templates of the report."""
     report = make_report(paths, below)
     contents = _contents(report)
-    top = (
-        render("summary.html.j2", **contents)
-        if any(run.margins for variant in report.variants for run in variant.runs)
-        else ""
-    )
-    return {"top": top, "bottom": render("settings.html.j2", **contents), "figures": _figures(report.variants)}
+    measured = any(run.margins for variant in report.variants for run in variant.runs)
+    return {
+        "verdict": render("verdict.html.j2", **contents) if measured else "",
+        "top": render("summary.html.j2", **contents) if measured else "",
+        "bottom": render("settings.html.j2", **contents),
+        "figures": _figures(report.variants),
+    }
 
 
 def _contents(report: Report) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def _contents(report: Report) -> dict[str, Any]:
 
 def _figures(variants: Sequence[VariantRuns]) -> dict[str, Any]:
     found = figures.margin_curves(variants)
-    return {} if found is None else {"margins": json.loads(str(found.to_json()))}
+    return {"margins": found} if found else {}
 
 
 def render(template: str, **values: Any) -> str:
@@ -163,24 +170,7 @@ def _environment() -> Environment:
 @cache
 def asset(name: str) -> str:
     """Text of a script or style sheet; all of them are part of the installation."""
-    if name == "plotly.js":
-        return unwrapped(str(get_plotlyjs()))
     return (files("excite.report") / "static" / name).read_text(encoding="utf-8")
-
-
-def unwrapped(plotly: str) -> str:
-    """Plotly's script so that a browser starts it in about half the time.
-
-    A function handed to another one, as its wrapper does, is read twice: once to find its end, once to run it. And while it
-    starts it asks whether `eval` is allowed; the pages forbid it, and for the trace of that error five megabytes would be read
-    three times more. A script that looks different is left as it is.
-    """
-    start, end = plotly.find('"use strict";var Plotly=(()=>{'), plotly.rfind("\nwindow.Plotly = Plotly;")
-    if not 0 <= start < end:
-        return plotly
-    license = plotly[: plotly.find("*/") + 2]
-    body = plotly[start + len('"use strict";') : end]
-    return f'{license}\n"use strict";Error.stackTraceLimit=0;{body}\nError.stackTraceLimit=10;\n'
 
 
 def table(variants: Sequence[VariantRuns]) -> list[dict[str, str]]:

@@ -15,10 +15,15 @@ import excite
 from excite.probes import Distance, Every, Loss, Rank
 from excite.runs import Run, load_run
 
+from ..conftest import CURVES, ROWS
+
 pytestmark = pytest.mark.browser
 
-POINTS = "(id) => (document.getElementById(id)?.data || []).map((trace) => trace.x.length)"
-COLUMNS = "() => (document.getElementById('chart-map-ranks')?.data || []).map((map) => map.x.length)"
+COLUMNS = "() => [...document.querySelectorAll('#chart-map-ranks > div')].map((one) => one.chart.spec.x.length)"
+
+
+def lengths(page, chart):
+    return [len(curve["x"]) for curve in page.evaluate(CURVES, chart)]
 
 
 @pytest.fixture
@@ -89,15 +94,14 @@ def test_curves_grow_while_a_training_goes_on_and_the_page_outlives_it(training,
     go.set()
     page.wait_for_selector("#runs .status.running")
     page.get_by_role("link", name="first").press("Enter")
-    page.wait_for_selector("#chart-losses .scatterlayer .trace")
-    before = page.evaluate(POINTS, "chart-losses")
+    page.wait_for_selector("#chart-losses canvas")
+    before = lengths(page, "chart-losses")
     wait(lambda: page.evaluate(COLUMNS))
     columns = page.evaluate(COLUMNS)[0]
-    grown = wait(lambda: (now := page.evaluate(POINTS, "chart-losses"))[-1] > before[-1] + 20 and now)
+    grown = wait(lambda: (now := lengths(page, "chart-losses"))[-1] > before[-1] + 20 and now)
     assert len(grown) == 2  # every step, and calmed
     wait(lambda: page.evaluate(COLUMNS)[0] > columns)  # the heat map grows as well
-    rows = page.evaluate("() => document.getElementById('chart-map-ranks').data[0].y")
-    assert rows == ["0", "2", "4"]
+    assert page.evaluate(ROWS, "chart-map-ranks") == ["0", "2", "4"]
     page.wait_for_selector("#findings li")
     assert "The loss went from" in page.locator("#findings").inner_text()
     keep(page, "live-training")
@@ -106,8 +110,8 @@ def test_curves_grow_while_a_training_goes_on_and_the_page_outlives_it(training,
     process.join()
     page.wait_for_selector("#heads .status.stale", timeout=240_000)
     steps, values = load_run(root / "first").series("loss/step")
-    wait(lambda: page.evaluate("() => document.getElementById('chart-losses').data[0].x.at(-1)") == steps[-1])
-    shown = page.evaluate("() => document.getElementById('chart-losses').data[0].y.at(-1)")
+    wait(lambda: page.evaluate(CURVES, "chart-losses")[0]["x"][-1] == steps[-1])
+    shown = page.evaluate(CURVES, "chart-losses")[0]["y"][-1]
     assert shown == pytest.approx(values[-1], rel=1e-4)  # what the page shows is what was measured
     assert served.ask("/api/runs")[0] == 200
     keep(page, "live-killed")
@@ -137,18 +141,17 @@ def test_two_runs_on_the_same_axes(tmp_path, serve, browser_page, keep):
     for seed in (0, 2):
         page.get_by_label(f"compare run {seed} <b>").press("Space")
     page.get_by_role("button", name="Compare 2 runs").press("Enter")
-    page.wait_for_selector("#chart-losses .scatterlayer .trace")
+    page.wait_for_selector("#chart-losses canvas")
     page.wait_for_selector("body[data-drawn=full]")
-    assert page.locator("#chart-losses .scatterlayer .trace path.js-line").count() == 2
-    names = page.evaluate("() => document.getElementById('chart-losses').data.map((t) => [t.name, t.yaxis])")
-    assert sorted(names) == [["run 0 &lt;b&gt;", "y"], ["run 2 &lt;b&gt;", "y"]]
+    assert page.locator("#chart-losses canvas").count() == 1  # one set of axes
+    assert sorted(curve["name"] for curve in page.evaluate(CURVES, "chart-losses")) == ["run 0 <b>", "run 2 <b>"]
     page.locator("#panel-ranks").scroll_into_view_if_needed()
-    wait(lambda: len(page.evaluate(POINTS, "chart-ranks")) == 6)  # three layers each, side by side
+    wait(lambda: len(lengths(page, "chart-ranks")) == 6)  # three layers each, side by side
     page.locator("#panel-ranks").get_by_label("of").select_option(label="fc2")
-    wait(lambda: len(page.evaluate(POINTS, "chart-ranks")) == 2)  # one layer: both on one set of axes
+    wait(lambda: len(lengths(page, "chart-ranks")) == 2)  # one layer: both on one set of axes
     assert len(page.evaluate(COLUMNS)) == 2  # a heat map each
     page.get_by_text("Other metrics").press("Enter")
-    wait(lambda: len(page.evaluate(POINTS, "chart-other-weights")) == 2)
+    wait(lambda: len(lengths(page, "chart-other-weights")) == 2)
     page.wait_for_selector("#settings tr.differs")
     assert page.locator("#settings tr.differs").first.inner_text().split()[0] == "seed"
     keep(page, "compare-dark")
@@ -165,27 +168,14 @@ def test_zooming_in_asks_for_the_points_between(tmp_path, serve, browser_page):
     page = browser_page
     page.goto(f"{serve(tmp_path).url}/view?run=long")
     page.wait_for_selector("body[data-drawn=full]")
-    steps = page.evaluate("() => document.getElementById('chart-losses').data[0].x")
+    steps = page.evaluate(CURVES, "chart-losses")[0]["x"]
     assert len(steps) <= 1000
     assert 12_345 in steps  # the one high value is not lost
-    page.evaluate("() => Plotly.relayout('chart-losses', {'xaxis.range[0]': 12300, 'xaxis.range[1]': 12400})")
-    wait(lambda: page.evaluate("() => document.getElementById('chart-losses').data[0].x.length") == 103)
-    page.evaluate("() => Plotly.relayout('chart-losses', {'xaxis.autorange': true})")
-    wait(lambda: page.evaluate("() => document.getElementById('chart-losses').data[0].x.at(-1)") == 19_999)
+    page.evaluate("() => document.getElementById('chart-losses').chart.zoomTo([12300, 12400])")
+    wait(lambda: lengths(page, "chart-losses")[0] == 103)
+    page.locator("#chart-losses .plot").press("Escape")
+    wait(lambda: page.evaluate(CURVES, "chart-losses")[0]["x"][-1] == 19_999)
     assert page.problems == []
-
-
-@pytest.mark.slow
-def test_curves_are_drawn_before_plotly_is_there(tmp_path, serve, browser_page):
-    make(tmp_path / "a", 0, steps=200)
-    page = browser_page
-    page.route("**/assets/plotly.js", lambda route: route.abort())
-    page.goto(f"{serve(tmp_path).url}/view?run=a")
-    page.wait_for_selector("body[data-drawn=full]")
-    path = page.locator("#chart-losses svg.preview path").last.get_attribute("d")
-    assert len(path.split("L")) == 200
-    assert "NaN" not in path
-    page.wait_for_selector("#findings li")
 
 
 @pytest.mark.slow
@@ -194,9 +184,8 @@ def test_layers_stand_in_the_order_in_which_they_are_executed(tmp_path, serve, b
     with excite.watch(model, torch.randn(20, 8), tmp_path / "a", probes=[Rank()]) as watch:
         watch.step(1.0)
     browser_page.goto(f"{serve(tmp_path).url}/view?run=a")
-    browser_page.wait_for_selector("#chart-map-ranks .heatmaplayer")
-    rows = browser_page.evaluate("() => document.getElementById('chart-map-ranks').data[0].y")
-    assert rows == ["last_name", "a"]
+    browser_page.wait_for_selector("#chart-map-ranks canvas")
+    assert browser_page.evaluate(ROWS, "chart-map-ranks") == ["last_name", "a"]
     browser_page.wait_for_selector("#wiring")
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from benchmarks.live import make_run, many_clients
 
-from excite.report.live import connections
+from excite.report.live import app, connections
 
 GUARD = 240  # seconds against hanging
 
@@ -96,7 +96,8 @@ def test_a_client_that_does_not_take_its_answer_is_not_waited_for(page, monkeypa
     original = connections.Connection._abort
     monkeypatch.setattr(connections, "WRITE_SECONDS", 0.1)
     monkeypatch.setattr(connections.Connection, "_abort", lambda self: (original(self), gone.set()))
-    connection = connect(page, b"GET /assets/plotly.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    monkeypatch.setattr(app, "_asset_bytes", lambda name: b" " * 5_000_000)
+    connection = connect(page, b"GET /assets/uplot.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     assert gone.wait(GUARD)
     assert len(ended(connection)) < 4_000_000  # not all of it
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from plotly import graph_objects as go
-from plotly.offline import get_plotlyjs
 
 from excite._version import __version__
 from excite.probes import LayerRichness
@@ -14,6 +12,8 @@ from excite.report.audit import figures
 from excite.report.audit.narrative import IS, PART, number, unit_counts
 from excite.report.audit.result import Audit
 from excite.report.audit.target import TheoremResult
+from excite.report.figures import Chart
+from excite.report.page import SCRIPTS, STYLES, asset
 
 _LISTED = 40  # deficient units named in the table; the rest are in the run's artifact
 
@@ -31,20 +31,15 @@ def render(audit: Audit) -> str:
     return environment.get_template("audit.html.j2").render(
         audit=audit,
         version=__version__,
-        plotly=get_plotlyjs(),
+        styles=[asset(name) for name in STYLES],
+        scripts=[asset(name) for name in SCRIPTS[:-1]],
         part=PART,
         number=number,
         is_=IS,
         layers=[_layer(one, last=one is layers[-1]) for one in layers],
         example=_example(layers),
         bounds=[_bound(one) for one in audit.theorems],
-        charts={
-            "explained": _div(figures.explained_variance(audit.layers), "explained"),
-            "constants": _div(figures.lipschitz_constants(audit.lipschitz[0], _upper_bounds(audit)), "constants")
-            if audit.lipschitz[0].local
-            else "",
-            "margins": {n: _div(figures.margin_curves(m, n), f"margins-{n}") for n, m in audit.margins.items()},
-        },
+        charts=_charts(audit),
     )
 
 
@@ -124,7 +119,9 @@ def _upper_bounds(audit: Audit) -> dict[str, float]:
     }
 
 
-def _div(figure: go.Figure, name: str) -> str:
-    config = {"displaylogo": False, "responsive": True}
-    text: str = figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"chart-{name}", config=config)
-    return text
+def _charts(audit: Audit) -> dict[str, list[Chart]]:
+    """Charts by the name of their place on the page."""
+    found = {"explained": [figures.explained_variance(audit.layers)]}
+    if audit.lipschitz[0].local:
+        found["constants"] = [figures.lipschitz_constants(audit.lipschitz[0], _upper_bounds(audit))]
+    return found | {f"margins-{norm}": [figures.margin_curves(m, norm)] for norm, m in audit.margins.items()}

@@ -110,7 +110,7 @@ class Audit:
         Returns:
             The path of the file.
         """
-        from excite.report.audit.page import render  # only the page needs plotly
+        from excite.report.audit.page import render  # only the page needs jinja2
 
         path, html = Path(target), render(self)
         with writing(path):

@@ -22,7 +22,8 @@ from excite.report.live.folder import MAX_RUNS, NotFound, Runs
 from excite.report.live.guard import Guard
 from excite.report.live.sharing import Sharing
 from excite.report.live.tasks import sweeps
-from excite.report.page import ASSETS, asset, details, render
+from excite.report.margin_history import margin_history
+from excite.report.page import ASSETS, SCRIPTS, asset, details, render
 from excite.report.view import MAX_METRICS, POINTS, describe, draw, findings, select
 from excite.runs.reader import read_status
 
@@ -90,7 +91,10 @@ def _view_page(runs: Runs, request: Request) -> Response:
             first: dict[str, Any] | None = _current(runs, chosen, ["*"], rough=True)
     except ExciteError:
         first = None  # the page asks again, and says what is wrong
-    return HTMLResponse(render("live.html.j2", title=" · ".join(labels), folder=runs.name, runs=chosen, first=first))
+    title = " · ".join(labels)
+    return HTMLResponse(
+        render("live.html.j2", title=title, folder=runs.name, runs=chosen, first=first, scripts=SCRIPTS)
+    )
 
 
 def _list_data(runs: Runs, request: Request) -> Response:
@@ -151,7 +155,7 @@ def _current(
         if "*" in keys:  # a page that does not know yet what there is; at once only the first panel
             keys = [*keys, *(panel["quantities"][0]["key"] for panel in panels[: 1 if rough else FIRST_PANELS])]
         data = draw(shown, keys, points, *steps, rough, names=names)
-        answer |= {"panels": panels, "data": data, "left_out": left_out}
+        answer |= {"panels": panels, "data": data, "left_out": left_out, "margins": margin_history(shown)}
     return answer
 
 

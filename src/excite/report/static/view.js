@@ -1,64 +1,23 @@
 // Draws the panels of one page. The data is either inside the page (a frozen report) or asked for every second (live).
-// Texts from runs only ever become text: textContent here, and `safe` for what Plotly would take as markup.
+// Names from runs only become text, never markup.
 "use strict";
 (() => {
-  const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A8A8A"];
-  const DASHES = ["solid", "dash", "dot"];
+  const { Lines, HeatMap, multiples, figures, colour, layerColour, element, finite } = window.ExciteCharts;
+  const { shorten, thousands } = window.ExciteLabels;
   const WAIT = 1000, WORDS_WAIT = 4000; // milliseconds
+  const HEIGHT = 290, STEEP = 1e3; // STEEP: a highest value over the median above which an axis starts as logarithmic
   const byId = (id) => document.getElementById(id);
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const state = { runs: [], panels: new Map(), figures: {}, version: null, paused: false, statuses: "" };
+  const state = { runs: [], panels: new Map(), version: null, paused: false, statuses: "" };
 
-  // -- small helpers ---------------------------------------------------------------------------------------------
-  function element(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  }
-  function safe(text) {
-    return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/%\{/g, "%\u200b{");
-  }
-  const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const shorten = (text) => (text.length > 40 ? text.slice(0, 18) + "…" + text.slice(-20) : text);
-  const thousands = (n) => Number(n).toLocaleString("en-US");
+  // Colour and dashes of a run. Runs of one group, a way of training, look the same.
+  const runLine = (run) => ({ colour: run.group % 7, dash: Math.floor(run.group / 7) % 4 });
+  const runNames = () => shorten(state.runs.map((run) => run.label), 44);
 
-  // Layers of deep networks get colours along their depth, a few layers colours that are easy to tell apart.
-  function colour(i, count) {
-    if (count <= COLOURS.length) return COLOURS[i % COLOURS.length];
-    const t = i / (count - 1);
-    return `hsl(${Math.round(265 - 220 * t)} 70% ${dark.matches ? 62 : 42}%)`;
+  // Whether a few values are so much larger than the others that a linear axis shows nothing but them.
+  function steep(curves) {
+    const values = curves.flatMap(({ y }) => y.filter((v) => finite(v) && v > 0)).sort((a, b) => a - b);
+    return values.length > 2 && values[values.length - 1] > STEEP * values[Math.floor(values.length / 2)];
   }
-  // How many powers of ten the values of these curves span.
-  function decades(curves) {
-    let low = Infinity, high = 0;
-    for (const { y } of curves) for (const v of y) if (v > 0) { low = Math.min(low, v); high = Math.max(high, v); }
-    return high > 0 ? Math.log10(high / low) : 0;
-  }
-  const runLine = (run) => ({
-    color: COLOURS[run.group % COLOURS.length],
-    dash: DASHES[Math.floor(run.group / COLOURS.length) % DASHES.length],
-  });
-
-  function themed(layout, height) {
-    const ink = variable("--ink"), line = variable("--line"), paper = variable("--paper");
-    const made = {
-      height, margin: { l: 60, r: 12, t: 36, b: 44 }, hovermode: "closest",
-      legend: { orientation: "h", yanchor: "bottom", y: 1.04, x: 0 }, ...layout,
-      template: {}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: "system-ui, sans-serif", size: 13, color: ink },
-      hoverlabel: { bgcolor: paper, bordercolor: line, font: { color: ink } },
-    };
-    const axes = Object.keys(made).filter((key) => /^[xy]axis\d*$/.test(key));
-    for (const key of axes)
-      made[key] = { ...made[key], gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true };
-    for (const note of made.annotations || []) {
-      if (note.bgcolor) note.bgcolor = paper;
-      note.font = { ...(note.font || {}), color: ink };
-    }
-    return made;
-  }
-  const CONFIG = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
 
   // -- one panel -------------------------------------------------------------------------------------------------
   class Panel {
@@ -68,8 +27,8 @@
       this.layer = null;
       this.zoom = null;
       this.visible = frozen !== null;
-      this.chart = element("div", { class: "chart", id: `chart-${this.id}`, role: "img" });
-      this.map = element("div", { class: "chart map", id: `chart-map-${this.id}`, role: "img" });
+      this.chart = element("div", { class: "chart", id: `chart-${this.id}` });
+      this.map = element("div", { class: "chart map", id: `chart-map-${this.id}` });
       this.controls = element("div", { class: "controls" });
       const title = element("h2", { id: `title-${this.id}` });
       title.textContent = described.title;
@@ -87,7 +46,7 @@
       this.layers = this.menu("of", (value) => { this.layer = value; this.changed(); });
       this.log = element("input", { type: "checkbox" });
       this.log.checked = described.log;
-      this.log.addEventListener("change", () => this.draw());
+      this.log.addEventListener("change", () => { this.log.dataset.chosen = "yes"; this.draw(); });
       const label = element("label", {}, this.log, " logarithmic");
       this.controls.append(label);
       if (frozen === null) watcher.observe(this.section);
@@ -109,18 +68,19 @@
       const layers = this.current().layers;
       const options = [];
       if (layers.includes("")) options.push(["", "whole network"]);
-      if (layers.some((one) => one !== "")) options.push(["*", layers.includes("") ? "all layers" : "all layers"]);
+      if (layers.some((one) => one !== "")) options.push(["*", layers.every((one) => ["", "train", "test"].includes(one)) ? "training and test points" : "all layers"]);
       options.push(...layers.filter((one) => one !== "").map((one) => [`=${one}`, one]));
       if (!options.some(([value]) => value === this.layer)) this.layer = options[0][0];
       fill(this.layers, options, this.layer);
     }
 
-    share() { return /\/(share|deficient|changed|misclassified|censored)$/.test(this.quantity); }
+    share() { return /\/(share|deficient|changed|misclassified|censored|accuracy)$/.test(this.quantity); }
 
     current() { return this.described.quantities.find((q) => q.key === this.quantity); }
 
     changed() {
       this.zoom = null;
+      for (const one of [this.chart, ...this.chart.children]) if (one.chart) one.chart.unzoom();
       this.describe(this.described);
       if (frozen !== null) { this.take(frozen.data); this.draw(); } else poll({ key: this.quantity });
     }
@@ -131,104 +91,56 @@
 
     draw() {
       if (!this.data || this.data.key !== this.quantity) return;
-      const { traces, layout } = this.lines();
-      if (!window.Plotly) { preview(this.chart, traces, layout); return; }
-      if (!this.bound) this.chart.replaceChildren();
-      layout.uirevision = `${this.quantity} ${this.layer}`;
-      this.apart = layout.annotations !== undefined;
+      const wanted = this.wanted();
+      if (!this.described.log && !this.log.dataset.chosen && !this.share()) this.log.checked = steep(wanted);
+      const specs = this.specs(wanted);
+      this.apart = specs.length > 1;
       arrange();
-      Plotly.react(this.chart, traces, themed(layout, 330), CONFIG);
-      this.chart.setAttribute("aria-label", this.spoken());
-      if (!this.bound) {
-        this.bound = true;
-        this.chart.on("plotly_relayout", (event) => this.moved(event));
-      }
+      multiples(this.chart, specs, HEIGHT);
       this.heat();
     }
 
-    lines() {
-      const wanted = this.data.curves.filter(({ layer }) =>
+    wanted() {
+      return this.data.curves.filter(({ layer }) =>
         this.layer === "" ? layer === "" : this.layer === "*" ? layer !== "" : layer === this.layer.slice(1));
+    }
+
+    // What is drawn: one chart, or one for each run if several runs have several layers each.
+    specs(wanted) {
       const runs = [...new Set(wanted.map((curve) => curve.run))];
       const layers = this.current().layers.filter((one) => wanted.some((curve) => curve.layer === one));
-      const apart = this.layer === "*" && runs.length > 1 && layers.length > 1; // one set of axes for each run, side by side
+      const apart = this.layer === "*" && runs.length > 1 && layers.length > 1;
       const byLayer = this.layer === "*" && (apart || runs.length === 1);
-      const seen = new Set();
-      const traces = [];
-      for (const curve of wanted) {
-        const run = state.runs[curve.run];
-        const name = byLayer ? curve.layer : run.label;
-        const place = apart ? runs.indexOf(curve.run) + 1 : 1;
-        const line = byLayer ? { color: colour(layers.indexOf(curve.layer), layers.length) } : runLine(run);
-        const axes = { xaxis: place > 1 ? `x${place}` : "x", yaxis: place > 1 ? `y${place}` : "y" };
-        const common = {
-          type: "scatter", mode: curve.x.length === 1 ? "markers" : "lines", legendgroup: name, ...axes,
-          hovertemplate: `step %{x:,}: %{y:.4g}<extra>${safe(shorten(name))}</extra>`,
-        };
-        if (curve.raw && wanted.length === 1)
-          traces.push({ ...common, ...curve.raw, name: "every step", line: { ...line, width: 1 }, opacity: 0.3, hoverinfo: "skip", hovertemplate: undefined });
-        traces.push({
-          ...common, x: curve.x, y: curve.y, name: safe(shorten(name)), line: { ...line, width: byLayer ? 1.6 : 2 },
-          showlegend: !seen.has(name), opacity: runs.length > 6 ? 0.8 : 1,
-        });
-        seen.add(name);
-      }
-      const layout = { showlegend: seen.size <= 14 && (seen.size > 1 || byLayer) };
-      const count = apart ? runs.length : 1;
-      const gap = 0.03, width = (1 - gap * (count - 1)) / count;
-      for (let i = 0; i < count; i++) {
-        const n = i ? i + 1 : "", start = i * (width + gap);
-        layout[`xaxis${n}`] = { title: { text: "step" }, domain: [start, start + width], anchor: `y${n}` };
-        layout[`yaxis${n}`] = { type: this.log.checked ? "log" : "linear", anchor: `x${n}`, exponentformat: "power" };
-        if (!this.log.checked && this.described.known) layout[`yaxis${n}`].rangemode = "tozero";
-        if (this.share()) layout[`yaxis${n}`].tickformat = ".0%";
-        if (this.log.checked && decades(wanted) > 2) layout[`yaxis${n}`].dtick = 1;
-        if (i) Object.assign(layout[`yaxis${n}`], { matches: "y", showticklabels: false });
-        else layout.yaxis.title = { text: safe(shorten(this.current().name.split(" (")[0])) };
-      }
-      if (apart) {
-        layout.margin = { l: 64, r: 16, t: 70, b: 48 };
-        layout.legend = { orientation: "h", yanchor: "bottom", y: 1.12, x: 0 };
-        layout.annotations = runs.map((index, i) => ({
-          text: safe(shorten(state.runs[index].label)), showarrow: false, xref: "paper", yref: "paper", yanchor: "bottom",
-          x: i * (width + gap) + width / 2, y: 1,
-        }));
-      }
-      return { traces, layout };
+      const series = (curves) => curves.flatMap((curve) => {
+        const run = state.runs[curve.run], place = layers.indexOf(curve.layer);
+        const line = byLayer ? { colour: layerColour(place, layers.length) } : runLine(run);
+        const every = curve.raw && wanted.length === 1 ? [{ ...line, ...curve.raw, name: "every step", width: 1, faint: true }] : [];
+        return [...every, { ...line, x: curve.x, y: curve.y, name: byLayer ? curve.layer : run.label, width: byLayer ? 1.6 : 2 }];
+      });
+      const common = {
+        x: { label: "step", whole: true },
+        y: { label: this.current().name.split(" (")[0], log: this.log.checked, percent: this.share(), zero: this.described.known },
+        label: this.spoken(), onZoom: (range) => this.zoomed(range), always: byLayer && layers.length > 1,
+      };
+      if (!apart) return [{ ...common, series: series(wanted) }];
+      const names = runNames();
+      return runs.map((index) => ({ ...common, title: names[index], series: series(wanted.filter((curve) => curve.run === index)) }));
     }
 
     heat() {
-      const maps = this.data.maps || [];
+      const maps = (this.data.maps || []).filter((one) => one.x.length);
       this.map.hidden = maps.length === 0;
-      if (!maps.length) return;
-      const share = this.share(), rows = maps.map((one) => one.layers.length);
-      const total = rows.reduce((a, b) => a + b, 0);
-      const values = maps.flatMap((one) => one.z.flat()).filter((v) => v !== null);
-      const [low, high] = share ? [0, 1] : [0, values.reduce((a, b) => Math.max(a, b), 0)];
-      const layout = { margin: { l: 90, r: 16, t: 34, b: 48 }, annotations: [] };
-      const tiles = Math.min(900, Math.max(total * 26, maps.length * 60)), inside = tiles + 30 * (maps.length - 1);
-      const gap = 30 / inside; // room for a title between two maps
-      const traces = [];
-      let top = 1;
+      const share = this.share(), values = maps.flatMap((one) => one.z.flat()).filter(finite);
+      const high = share ? 1 : values.reduce((a, b) => Math.max(a, b), 0), names = runNames();
+      while (this.map.children.length > maps.length) { this.map.lastElementChild.chart.destroy(); this.map.lastElementChild.remove(); }
       maps.forEach((one, i) => {
-        const n = i ? i + 1 : "", height = ((1 - gap * (maps.length - 1)) * rows[i]) / total;
-        traces.push({
-          type: "heatmap", x: one.x, y: one.layers.map((layer) => safe(shorten(layer))), z: one.z, xaxis: `x${n}`, yaxis: `y${n}`,
-          zmin: low, zmax: high, colorscale: "Cividis", showscale: i === 0, hoverongaps: false,
-          colorbar: { tickformat: share ? ".0%" : "", thickness: 14 },
-          hovertemplate: `step %{x:,}, %{y}: %{z:${share ? ".1%" : ".4g"}}<extra>${safe(shorten(state.runs[one.run].label))}</extra>`,
+        if (!this.map.children[i]) { this.map.append(element("div")); new HeatMap(this.map.lastElementChild); }
+        this.map.children[i].chart.set({
+          rows: one.layers, x: one.x, z: one.z, low: 0, high, percent: share,
+          title: maps.length > 1 ? names[one.run] : `${this.current().name} of each layer`,
+          label: `Heat map: ${this.current().name} by layer and step. ${this.spoken()}`,
         });
-        layout[`yaxis${n}`] = { type: "category", autorange: "reversed", domain: [Math.max(top - height, 0), top], anchor: `x${n}` };
-        layout[`xaxis${n}`] = { anchor: `y${n}`, showticklabels: i === maps.length - 1, ...(i ? { matches: "x" } : {}) };
-        if (i === maps.length - 1) layout[`xaxis${n}`].title = { text: "step" };
-        layout.annotations.push({
-          text: safe(maps.length > 1 ? shorten(state.runs[one.run].label) : `${this.current().name} of each layer over time`),
-          showarrow: false, xref: "paper", yref: "paper", x: 0, xanchor: "left", y: top, yanchor: "bottom",
-        });
-        top -= height + gap;
       });
-      Plotly.react(this.map, traces, themed(layout, inside + 82), CONFIG);
-      this.map.setAttribute("aria-label", `Heat map: ${this.current().name} by layer and step. ${this.spoken()}`);
     }
 
     // What a chart shows last, for those who do not see it.
@@ -239,53 +151,40 @@
     }
 
     // Zoomed in: ask for the points in between, and leave this panel as it is until it is reset.
-    moved(event) {
+    zoomed(range) {
       if (frozen !== null) return;
-      const low = event["xaxis.range[0]"], high = event["xaxis.range[1]"];
-      if (low !== undefined) { this.zoom = [Math.max(low, 0), Math.max(high, 0)]; poll({ key: this.quantity, low: this.zoom[0], high: this.zoom[1] }); }
-      else if (event["xaxis.autorange"]) { this.zoom = null; poll({ key: this.quantity }); }
+      this.zoom = range && range.map((step) => Math.max(step, 0));
+      poll(range ? { key: this.quantity, low: this.zoom[0], high: this.zoom[1] } : { key: this.quantity });
     }
   }
 
-  // Curves before Plotly is there: the same lines in the same place, with the ends of the axes.
-  function preview(chart, traces, layout) {
-    const width = chart.clientWidth, height = 330, margin = { l: 60, r: 12, t: 36, b: 44 };
-    const log = layout.yaxis.type === "log";
-    const level = (v) => (v === null || (log && v <= 0) ? null : log ? Math.log10(v) : v);
-    let [left, right, low, high] = [Infinity, -Infinity, log || layout.yaxis.rangemode !== "tozero" ? Infinity : 0, -Infinity];
-    for (const { x, y } of traces)
-      y.forEach((v, i) => {
-        const at = level(v);
-        if (at === null) return;
-        left = Math.min(left, x[i]); right = Math.max(right, x[i]); low = Math.min(low, at); high = Math.max(high, at);
-      });
-    if (!(right >= left) || layout.annotations || !width) return;
-    const across = (v) => margin.l + ((v - left) / (right - left || 1)) * (width - margin.l - margin.r);
-    const down = (v) => height - margin.b - ((v - low) / (high - low || 1)) * (height - margin.t - margin.b);
-    const drawn = (tag, attributes) => {
-      const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-      for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-      return made;
-    };
-    const svg = drawn("svg", { class: "preview", width, height, "aria-hidden": "true" });
-    for (const { x, y, line, opacity } of traces) {
-      let path = "", pen = "M";
-      y.forEach((v, i) => {
-        const at = level(v);
-        if (at === null) { pen = "M"; return; }
-        path += `${pen}${across(x[i]).toFixed(1)} ${down(at).toFixed(1)}`;
-        pen = "L";
-      });
-      svg.append(drawn("path", { d: path, fill: "none", stroke: line.color, "stroke-width": line.width, opacity: opacity || 1 }));
-    }
-    const label = (text, x, y, anchor) => {
-      const made = drawn("text", { x, y, "text-anchor": anchor, "font-size": 13, fill: "currentColor" });
-      made.textContent = text;
-      svg.append(made);
-    };
-    for (const at of [low, high]) label(Number((log ? 10 ** at : at).toPrecision(2)), margin.l - 6, down(at) + 4, "end");
-    for (const [at, anchor] of [[left, "start"], [right, "end"]]) label(thousands(at), across(at), height - margin.b + 18, anchor);
-    chart.replaceChildren(svg);
+  // -- the first chart: margins of training and test points over time, and their gap -----------------------------
+  function marginHistory(found) {
+    const section = byId("margin-history");
+    section.hidden = !found.length;
+    if (!found.length) return;
+    const several = found.length > 1, names = runNames();
+    const words = { train: "training", test: "test" };
+    const medians = found.flatMap((one) => ["train", "test"].filter((part) => one[part]).map((part) => ({
+      ...one[part], name: several ? `${names[one.run]}, ${words[part]}` : `${words[part]} points`,
+      ...(several ? { colour: runLine(state.runs[one.run]).colour, dash: part === "test" ? 1 : 0 } : { colour: part === "train" ? 0 : 1 }),
+    })));
+    const chance = found.filter((one) => one.chance).map((one) => one.chance);
+    const gaps = [
+      ...chance.slice(0, 1).map((one) => ({ ...one, name: "chance level", colour: 6, fill: true })),
+      ...found.filter((one) => one.gap).map((one) => ({ ...one.gap, name: several ? names[one.run] : "gap", ...(several ? runLine(state.runs[one.run]) : { colour: 2 }) })),
+    ];
+    const x = { label: "step", whole: true };
+    const last = (curve) => (curve && curve.y.length && curve.y[curve.y.length - 1] !== null ? curve.y[curve.y.length - 1] : "no value");
+    const spoken = found.map((one) => `${state.runs[one.run].label}: median margin training ${last(one.train)}, test ${last(one.test)}, gap ${last(one.gap)}.`).join(" ");
+    draw("chart-median-margins", medians, { x, y: { label: "median margin", zero: true }, label: spoken });
+    draw("chart-margin-gap", gaps, { x, y: { label: "gap of the curves", zero: true }, label: spoken });
+  }
+
+  function draw(id, series, spec) {
+    const place = byId(id);
+    place.hidden = !series.length;
+    if (series.length) (place.chart || new Lines(place, 230)).set({ ...spec, series, always: true });
   }
 
   function fill({ select, label }, options, chosen) {
@@ -324,6 +223,7 @@
       if (!state.panels.has(described.id)) state.panels.set(described.id, new Panel(described));
       state.panels.get(described.id).describe(described);
     }
+    if (answer.margins) marginHistory(answer.margins);
     if (answer.panels) {
       const there = new Set(answer.panels.map(({ id }) => id));
       for (const panel of state.panels.values()) panel.section.hidden = !there.has(panel.id);
@@ -354,30 +254,12 @@
     byId("findings-list").replaceChildren(...(many ? [many] : lists));
   }
 
-  function drawFigures() {
-    if (!window.Plotly) return;
-    for (const place of document.querySelectorAll("[data-figure]")) {
-      const figure = state.figures[place.dataset.figure];
-      if (figure) {
-        const layout = JSON.parse(JSON.stringify(figure.layout));
-        Plotly.react(place, figure.data, themed(layout, layout.height || 400), CONFIG);
-      }
-    }
-  }
-
-  function redraw() {
-    for (const panel of state.panels.values()) panel.draw();
-    drawFigures();
-  }
-  dark.addEventListener("change", redraw);
-
   const holder = byId("frozen");
   const frozen = holder ? JSON.parse(holder.textContent) : null;
   let watcher = null, poll = () => {};
   if (frozen !== null) {
-    state.figures = frozen.figures;
     update(frozen);
-    drawFigures();
+    figures(frozen.figures);
     showFindings(frozen.findings);
     return;
   }
@@ -429,7 +311,7 @@
       const row = [...document.querySelectorAll("#heads tr")].find((one) => one.dataset.run === run.id);
       const name = row.querySelector(".name");
       const swatch = element("span", { class: "swatch" });
-      swatch.style.background = runLine(run).color;
+      swatch.style.background = colour(runLine(run).colour);
       name.replaceChildren(...(state.runs.length > 1 ? [swatch] : []), run.label);
       const status = row.querySelector(".status");
       status.className = `status ${run.status}`;
@@ -441,9 +323,6 @@
     }
   }
 
-  const ready = new Promise((resolve) => {
-    if (window.Plotly) resolve(); else document.addEventListener("DOMContentLoaded", resolve, { once: true });
-  });
   const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
   let sayAgain = -Infinity, saidVersion = null;
 
@@ -458,17 +337,15 @@
     if (statuses !== state.statuses) {
       state.statuses = statuses;
       const found = await ask("/api/details");
-      byId("top").innerHTML = found.top; // made and escaped by the server's templates
+      byId("verdict-place").innerHTML = found.verdict; // these are made and escaped by the server's templates
+      byId("top").innerHTML = found.top;
       byId("bottom").innerHTML = found.bottom;
-      state.figures = found.figures;
-      drawFigures();
+      figures(found.figures);
     }
   }
 
-  // The page comes with a few values of every series. All of them are asked for while the browser is busy with Plotly,
-  // which takes longer than reading them; until it is there curves are drawn without it.
+  // The page comes with a few values of the first series, which are drawn at once; then all of them are asked for.
   async function live() {
-    ready.then(redraw);
     const first = JSON.parse(byId("first").textContent);
     if (first !== null) {
       update(first);
@@ -497,7 +374,6 @@
         }
         link.textContent = "";
         document.body.dataset.drawn = "full";
-        await ready;
         document.body.dataset.updates = Number(document.body.dataset.updates || 0) + (found.panels ? 1 : 0);
         pause = Math.max(WAIT, 3 * (performance.now() - started)); // a slow machine is asked less often
         await extras();
