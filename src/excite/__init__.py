@@ -1,7 +1,7 @@
 """Excite: see how robust and how complex a network becomes while it trains, and train it to be robust.
 
-The few names a user needs; everything else is one import deeper. Names are loaded when first used, so that
-`import excite` works where only torch, numpy and scipy are installed.
+The few names a user needs, and the packages with the others: `excite.probes`, `excite.bounds`, and so on. Both are loaded when
+first used, so that `import excite` is quick and works where only torch, numpy and scipy are installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,22 @@ from excite._version import __version__
 from excite.errors import DataError, ExciteError, InputError, ModelError, RunError, TrainingStopped
 
 if TYPE_CHECKING:
-    from excite import bounds, lipschitz, studies
+    from excite import (
+        bounds,
+        data,
+        excitation,
+        integrations,
+        jobs,
+        lipschitz,
+        margin,
+        monitor,
+        probes,
+        report,
+        runs,
+        studies,
+        train,
+        wiring,
+    )
     from excite.excitation import AdversarialTraining, Hierarchy, PersistentExcitation, Relative, Stages
     from excite.margin import Margins, margins
     from excite.margin.fixed_radius import robust_accuracy
@@ -31,23 +46,26 @@ _WHERE = {
     "load_run": "excite.runs", "Run": "excite.runs",
     "margins": "excite.margin", "Margins": "excite.margin",
     "robust_accuracy": "excite.margin.fixed_radius", "audit": "excite.report.audit",
-    "bounds": "", "lipschitz": "", "studies": "",
 }  # fmt: skip
+_PACKAGES = frozenset(
+    "bounds data excitation integrations jobs lipschitz margin monitor probes report runs studies train wiring".split()
+)
 
 compatibility.install()
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"excite.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'excite' has no attribute {name!r}")
-    module = importlib.import_module(_WHERE[name] or f"excite.{name}")
-    value = getattr(module, name) if _WHERE[name] else module
+    value = getattr(importlib.import_module(_WHERE[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+    return sorted({*globals(), *_WHERE, *_PACKAGES})
 
 
 __all__ = [
@@ -69,11 +87,22 @@ __all__ = [
     "__version__",
     "audit",
     "bounds",
+    "data",
+    "excitation",
+    "integrations",
+    "jobs",
     "lipschitz",
     "load_run",
+    "margin",
     "margins",
+    "monitor",
+    "probes",
+    "report",
     "robust_accuracy",
+    "runs",
     "studies",
     "trace",
+    "train",
     "watch",
+    "wiring",
 ]

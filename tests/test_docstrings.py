@@ -1,0 +1,147 @@
+"""Public names: what they take and return is documented, and the examples in their docstrings run."""
+
+from __future__ import annotations
+
+import doctest
+import functools
+import importlib
+import inspect
+import re
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import excite
+
+PACKAGES = (
+    "excite", "excite.bounds", "excite.data", "excite.excitation", "excite.lipschitz",
+    "excite.margin", "excite.monitor.alerts", "excite.probes", "excite.report", "excite.report.audit", "excite.runs",
+    "excite.studies", "excite.train", "excite.wiring",
+)  # fmt: skip
+INTEGRATIONS = ("accelerate", "lightning", "transformers")  # where these packages are installed
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def members(package: str) -> dict[str, Any]:
+    """The names of `__all__`; without one, those that the module defines."""
+    module = importlib.import_module(package)
+    own = [name for name, item in vars(module).items() if getattr(item, "__module__", "") == package]
+    chosen = getattr(module, "__all__", [name for name in own if not name.startswith("_")])
+    return {f"{package}.{name}": getattr(module, name) for name in chosen}
+
+
+def public() -> dict[str, Any]:
+    """Functions and classes by their shortest name, each once."""
+    by_identity: dict[int, tuple[str, Any]] = {}
+    installed = [f"excite.integrations.{name}" for name in INTEGRATIONS if find_spec(name)]
+    for package in (*PACKAGES, *installed):
+        for name, item in members(package).items():
+            if inspect.isclass(item) or inspect.isroutine(item):
+                by_identity.setdefault(id(item), (name, item))
+    return dict(sorted(by_identity.values()))
+
+
+def methods(cls: type) -> dict[str, Any]:
+    """Public methods and properties that the class itself defines."""
+    found = {}
+    for name, item in vars(cls).items():
+        function = getattr(item, "__func__", getattr(item, "fget", item))
+        if not name.startswith("_") and inspect.isfunction(function) and "renamed_attribute" not in function.__qualname__:
+            found[name] = function
+    return found
+
+
+PUBLIC = public()
+FUNCTIONS = [name for name, item in PUBLIC.items() if inspect.isroutine(item)]
+CLASSES = [name for name, item in PUBLIC.items() if inspect.isclass(item)]
+
+
+def missing_arguments(function: Any) -> list[str]:
+    """Parameters that the section `Args:` of the docstring does not name."""
+    text = inspect.getdoc(function) or ""
+    parameters = inspect.signature(function).parameters.values()
+    hidden = {p.name for p in parameters if p.name.startswith("_") or p.name in ("self", "cls")}
+    documented = re.findall(r"^    \*{0,2}(\w+(?:, \w+)*)(?: \(.*?\))?:", text.partition("Args:")[2], re.MULTILINE)
+    return [p.name for p in parameters if p.name not in hidden | {n for row in documented for n in row.split(", ")}]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str) -> None:
+    text = inspect.getdoc(PUBLIC[name]) or ""
+    assert text.splitlines()[0].endswith((".", ":"))
+    assert missing_arguments(PUBLIC[name]) == []
+    returned = inspect.signature(PUBLIC[name]).return_annotation
+    assert "\nReturns:" in text or returned in (None, "None")
+    assert ">>> " in text
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes(name: str) -> None:
+    cls = PUBLIC[name]
+    text = inspect.cleandoc(cls.__doc__ or "")
+    assert text.splitlines()[0].endswith((".", ":"))
+    if not issubclass(cls, Exception):
+        assert "\nAttributes:" in text or "\nArgs:" in text
+        assert ">>> " in text
+    assert [method for method, function in methods(cls).items() if not function.__doc__] == []
+
+
+class AnyOutput(doctest.OutputChecker):
+    """Where an example shows no output, any is right."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        return not want or super().check_output(want, got, optionflags)
+
+
+def names(item: Any) -> dict[str, Any]:
+    """What an example may use without defining it: the modules, a small model and data, and the public names beside its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    x, y = torch.randn(6, 4), torch.tensor([0, 1] * 3)
+    beside = importlib.import_module(".".join(item.__module__.split(".")[:2]))
+    context = {name: getattr(beside, name) for name in getattr(beside, "__all__", ())}
+    context |= {name: value for name, value in vars(inspect.getmodule(item)).items() if not name.startswith("_")}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return context | {"torch": torch, "nn": nn, "excite": excite, "model": model, "x": x, "y": y, "optimizer": optimizer}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", [name for name, item in PUBLIC.items() if ">>> " in (item.__doc__ or "")])
+def test_examples(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    item = PUBLIC[name]
+    for owner in [item, *(methods(item).values() if inspect.isclass(item) else ())]:
+        text = inspect.getdoc(owner) or ""
+        if ">>> " not in text:
+            continue
+        test = doctest.DocTestParser().get_doctest(text, names(item), name, None, None)
+        printed: list[str] = []
+        result = doctest.DocTestRunner(AnyOutput(), optionflags=FLAGS).run(test, out=printed.append)
+        assert result.attempted > 0
+        assert not result.failed, "".join(printed)
+
+
+def test_skipped_examples_are_few() -> None:
+    """An example is skipped only where it needs another package, a data set or a cluster."""
+    skipped = {name for name, item in PUBLIC.items() if "+SKIP" in (inspect.getdoc(item) or "")}
+    assert skipped == set()
+
+
+def test_a_wrong_example_is_caught() -> None:
+    test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "planted", None, None)
+    assert doctest.DocTestRunner(AnyOutput(), optionflags=FLAGS).run(test, out=lambda _: None).failed == 1
+
+
+def test_an_undocumented_argument_is_caught() -> None:
+    def planted(first: int, second: int) -> None:
+        """A function.
+
+        Args:
+            first: Documented.
+        """
+
+    assert missing_arguments(planted) == ["second"]
+    assert missing_arguments(functools.partial(planted, 1)) != []
