@@ -27,6 +27,21 @@ def test_modules_at_the_top_level():
     assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py", "_version.py", "errors.py"}
 
 
+def test_packages_load_when_first_used():
+    packages = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+    public = [name for name in packages if name not in ("_core", "cli")]
+    code = (
+        "import sys, excite\n"
+        f"names = {public}\n"
+        "loaded = [name for name in names if f'excite.{name}' in sys.modules]\n"
+        "missing = [name for name in names if name not in dir(excite) or name not in excite.__all__]\n"
+        "wrong = [name for name in names if getattr(excite, name).__name__ != f'excite.{name}']\n"
+        "print(loaded, missing, wrong)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "[] [] []", result.stderr
+
+
 def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
     """Import-linter with the contracts of pyproject.toml on the package below `root`/src."""
     code = "import sys; sys.path.insert(0, 'src'); from importlinter.cli import lint_imports_command; lint_imports_command()"

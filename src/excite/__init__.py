@@ -47,9 +47,10 @@ _WHERE = {
     "margins": "excite.margin", "Margins": "excite.margin",
     "robust_accuracy": "excite.margin.fixed_radius", "audit": "excite.report.audit",
 }  # fmt: skip
-_PACKAGES = frozenset(
-    "bounds data excitation integrations jobs lipschitz margin monitor probes report runs studies train wiring".split()
-)
+_PACKAGES = {
+    "bounds", "data", "excitation", "integrations", "jobs", "lipschitz", "margin", "monitor", "probes", "report", "runs",
+    "studies", "train", "wiring",
+}  # fmt: skip
 
 compatibility.install()
 

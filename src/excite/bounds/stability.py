@@ -98,6 +98,13 @@ class Sharpness:
         gradient: Norm of the gradient.
         products: Number of Hessian-vector products.
         parameters: Number of parameters.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import sharpness
+        >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.eye(2)
+        >>> sharpness(model, lambda m: m(x).square().sum() / 2).parameters
+        2
     """
 
     value: float

@@ -29,6 +29,11 @@ def cache_folder(root: str | os.PathLike[str] | None = None) -> Path:
     Returns:
         `root`, else the folder that the environment variable EXCITE_DATA names, else the platform's cache folder
         (``~/.cache/excite`` on Linux).
+
+    Example:
+        >>> from excite.data import cache_folder
+        >>> cache_folder("data").name
+        'data'
     """
     if root is not None:
         return check_path(root, "root")
@@ -57,6 +62,10 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, progress: Progr
     Raises:
         InputError: If the set is not downloaded but built in.
         DataError: If a file cannot be downloaded or written, or does not have the expected SHA-256.
+
+    Example:
+        >>> from excite.data import fetch
+        >>> fetch("mnist")  # downloads 11 MB  # doctest: +SKIP
     """
     if name not in SOURCES:
         raise InputError(

@@ -92,10 +92,11 @@ class AdversarialTraining:
         InputError: if an argument is of the wrong kind or out of range.
 
     Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
         >>> at = excite.AdversarialTraining(
         ...     model, radius=8 / 255, classes=10, loss="cross-entropy", bounds=(0, 1), hidden_radius=0.003
         ... )
-        >>> at.loss(x, y).backward()
+        >>> at.loss(torch.rand(6, 4), torch.arange(6)).backward()
     """
 
     def __init__(

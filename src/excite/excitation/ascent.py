@@ -53,6 +53,9 @@ class HiddenOptions:
 
     Raises:
         InputError: If a setting is unknown, or a shared budget has another norm than "2".
+
+    Example:
+        >>> excite.AdversarialTraining(model, radius=0.1, hidden_radius=0.01, hidden=HiddenOptions(norm="2"))
     """
 
     norm: str | float = "inf"

@@ -142,6 +142,9 @@ class PersistentlyExcited:
 
     Batches are (x, y). A schedule of radii advances with the epochs. `train_loss` is logged.
 
+    Attributes:
+        excitation: The `excite.PersistentExcitation` that `excite` made.
+
     Example:
         >>> class Robust(PersistentlyExcited, LightningModule):  # doctest: +SKIP
         ...     def __init__(self):
@@ -172,7 +175,18 @@ class PersistentlyExcited:
 
 
 def input_of(batch: Any) -> Batch:
-    """The model's input in a batch: x of (x, y), or a dict unchanged."""
+    """The model's input in a batch: x of (x, y), or a dict unchanged.
+
+    Args:
+        batch: A batch of the training data loader.
+
+    Returns:
+        What the model takes.
+
+    Example:
+        >>> input_of((x, y)) is x
+        True
+    """
     if isinstance(batch, list | tuple):
         if not batch:
             raise InputError("ExciteCallback: the first batch is empty: pass example=")

@@ -33,6 +33,10 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
         run: Folder of the run; by default `excite` in the trainer's output folder.
         **options: Keyword arguments of `excite.watch`. Defaults: `example` is the first training batch, `output`
             "logits", `sinks` those that `report_to` names.
+
+    Example:
+        >>> callback = ExciteCallback("runs/first")
+        >>> Trainer(model, args, train_dataset=data, callbacks=[callback]).train()  # doctest: +SKIP
     """
 
     def __init__(self, run: str | os.PathLike[str] | None = None, **options: Any):

@@ -36,6 +36,11 @@ class Largest:
         value: The local constant at `point`; larger ones may exist.
         point: Where it is reached, one input (...).
         tried: Number of points at which the constant was computed.
+
+    Example:
+        >>> result = excite.lipschitz.largest(model, x, radius=0.1)
+        >>> result.point.shape, result.value > 0
+        (torch.Size([4]), True)
     """
 
     value: float

@@ -28,6 +28,11 @@ class RegionMap:
         ids: Numbers of the linear regions (H, W), in the order in which they occur.
         slopes: Local Lipschitz constants (H, W).
         outputs: Outputs at the centers of the cells (H, W, m).
+
+    Example:
+        >>> regions = region_map(nn.Linear(2, 1), torch.zeros(2), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), size=5)
+        >>> regions.count, regions.ids.shape
+        (1, torch.Size([5, 5]))
     """
 
     across: Tensor

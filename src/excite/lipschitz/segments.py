@@ -28,6 +28,11 @@ class Segments:
         values: The largest local constant on each segment (B,).
         breaks: By segment, the ends of its p linear pieces (p + 1,), from 0 to 1.
         slopes: By segment, the local constant on each piece (p,).
+
+    Example:
+        >>> segments = along(nn.Linear(2, 1), torch.zeros(3, 2), torch.ones(3, 2))
+        >>> segments.values.shape, segments.breaks[0].tolist()
+        (torch.Size([3]), [0.0, 1.0])
     """
 
     values: Tensor

@@ -32,6 +32,11 @@ class LipschitzBound:
         terms: The parts of the model in order of execution, each with the factor by which it multiplies the bound; parts
             with factor one are left out. A sum or a concatenation of branches has the bound from the input up to there.
         why: How the terms combine.
+
+    Example:
+        >>> bound = excite.lipschitz.bound(nn.Linear(2, 1, bias=False), torch.zeros(1, 2), norm="2")
+        >>> len(bound.terms)
+        1
     """
 
     value: float

@@ -35,6 +35,11 @@ class Evidence:
         beaten: points where that found a perturbation more than 1 % smaller; `margins` then counts the smaller one.
         misled: the gradient at the point puts the boundary more than 10 times farther away than it is. Not a failure by
             itself, since the search does not stop there, but attacks that take small steps from the point do fail so.
+
+    Example:
+        >>> evidence = excite.margins(model, x, y, options=SearchOptions(steps=20)).evidence
+        >>> evidence.attacked >= evidence.unbroken
+        True
     """
 
     attacked: int

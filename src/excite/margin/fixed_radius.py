@@ -131,7 +131,8 @@ def robust_accuracy(model: nn.Module, x: Tensor, y: Tensor, radii: Sequence[floa
         InputError: if an argument is of the wrong kind, or the radii are not ascending.
 
     Example:
-        >>> excite.robust_accuracy(model, x, y, [0, 2 / 255, 8 / 255], classes=10, bounds=(0, 1))
+        >>> model, x = torch.nn.Linear(4, 10), torch.rand(6, 4)
+        >>> excite.robust_accuracy(model, x, model(x).argmax(1), [0, 8 / 255], classes=10, bounds=(0, 1))
     """
     radii = check_numbers(radii, "radii", 0)
     smallest = broken_at(model, x, y, radii, **options)

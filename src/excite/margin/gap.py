@@ -22,6 +22,13 @@ class Gap:
         low: lower end of the interval.
         high: upper end of the interval.
         level: probability, at least, that [low, high] holds the distance of the two distributions that were sampled.
+
+    Example:
+        >>> quick = SearchOptions(steps=20, restarts=1, evidence=False, certify=False)
+        >>> train, test = (excite.margins(model, x[i : i + 3], y[i : i + 3], options=quick) for i in (0, 3))
+        >>> gap = train.gap(test)
+        >>> 0 <= gap.low <= float(gap) <= gap.high
+        True
     """
 
     value: float

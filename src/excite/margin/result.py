@@ -37,9 +37,10 @@ class Margins:
         relative: whether each layer's perturbation was measured by the size of that layer's input.
 
     Example:
-        >>> m = excite.margins(model, x, y, norm="inf", bounds=(-1, 1))
+        >>> m = excite.margins(model, x, y, norm="inf", bounds=(-3, 3), options=SearchOptions(steps=20))
         >>> m.within(0.02)  # fraction of points misclassified within 0.02
-        >>> m.gap(other)  # largest distance between two margin curves
+        >>> float(m.gap(m))  # largest distance between two margin curves
+        0.0
     """
 
     values: Tensor

@@ -37,6 +37,11 @@ class Alert:
         name: The metric it is about.
         value: Value of the metric at that step.
         message: The reason, as a sentence.
+
+    Example:
+        >>> [(_, alert)] = Alerts([NotFinite()]).update(3, {"loss/step": float("nan")})
+        >>> alert.step, alert.name
+        (3, 'loss/step')
     """
 
     step: int
@@ -65,7 +70,20 @@ Action = Literal["log", "raise"] | Callable[[Alert], object]
 
 
 class Series:
-    """The measurements of one metric: the newest values, and the largest of all."""
+    """The measurements of one metric: the newest values, and the largest of all.
+
+    Attributes:
+        steps: Steps of the newest values.
+        values: The newest values.
+        largest: Largest finite value so far.
+
+    Example:
+        >>> series = Series()
+        >>> series.add(1, 0.5), series.add(2, 0.25)
+        (None, None)
+        >>> series.newest(2), series.largest
+        ([0.5, 0.25], 0.5)
+    """
 
     def __init__(self) -> None:
         self.steps: deque[int] = deque(maxlen=_KEPT)
@@ -114,6 +132,15 @@ class Rule:
 
     Raises:
         InputError: If an argument is not what is expected.
+
+    Example:
+        >>> class Doubled(Rule):
+        ...     def judge(self, history, name):
+        ...         last = history[name].newest(2)
+        ...         return f"{name} doubled" if len(last) == 2 and last[1] > 2 * last[0] else None
+        >>> alerts = Alerts([Doubled("loss/step")])
+        >>> alerts.update(1, {"loss/step": 1.0}), len(alerts.update(2, {"loss/step": 3.0}))
+        ([], 1)
     """
 
     names: str = "*"
@@ -182,6 +209,10 @@ class Below(Rule):
         limit: The limit.
         looks: Number of measurements in a row that have to be below it.
         then: See `Rule`.
+
+    Example:
+        >>> from excite.monitor.alerts import Below
+        >>> rule = Below("rank/effective/*", limit=2)
     """
 
     limit: float = 0.0
@@ -202,6 +233,10 @@ class NotFinite(Rule):
     Args:
         names: Pattern of metric names.
         then: See `Rule`.
+
+    Example:
+        >>> from excite.monitor.alerts import NotFinite
+        >>> rule = NotFinite("loss/*", then="raise")
     """
 
     names: str = "loss/*"
@@ -226,6 +261,10 @@ class Fell(Rule):
         looks: Number of measurements in a row that have to be below it.
         least: The largest value has to have been at least this.
         then: See `Rule`.
+
+    Example:
+        >>> from excite.monitor.alerts import Fell
+        >>> rule = Fell("rank/effective/*", then="raise")
     """
 
     names: str = "rank/effective/*"
@@ -259,6 +298,10 @@ class SteeperWhileFlat(Rule):
         loss: Name of the loss metric.
         looks: Measurements of each that a window has to hold.
         then: See `Rule`.
+
+    Example:
+        >>> from excite.monitor.alerts import SteeperWhileFlat
+        >>> rule = SteeperWhileFlat(factor=3, window=1000)
     """
 
     names: str = "trajectory/mean/*"
@@ -295,13 +338,30 @@ def default_alerts() -> list[Rule]:
     Returns:
         Rules for a loss that is not finite, an effective rank that collapsed, a function that gets steeper while the loss stands
         still, and drift of a conserved quantity that nothing explains.
+
+    Example:
+        >>> watch = excite.watch(model, example=x, alerts=[*default_alerts(), Above("loss/step", limit=10)])
     """
     drift = Above("conservation/rest/*", limit=0.05, looks=3)
     return [NotFinite(), Fell(), SteeperWhileFlat(), drift]
 
 
 class Alerts:
-    """Applies rules to new measurements and remembers of which metrics they are true."""
+    """Applies rules to new measurements and remembers of which metrics they are true.
+
+    Args:
+        rules: The rules.
+
+    Raises:
+        InputError: If one of them is not a rule.
+
+    Example:
+        >>> alerts = Alerts([Below("rank/effective/*", limit=2)])
+        >>> [alert.message for _, alert in alerts.update(100, {"rank/effective/fc": 1.5})]
+        ['rank/effective/fc is 1.5, below 2']
+        >>> alerts.update(200, {"rank/effective/fc": 1.4})  # still true: reported once
+        []
+    """
 
     def __init__(self, rules: Iterable[Rule]):
         self.rules = list(rules)
@@ -364,6 +424,16 @@ def act(begun: Sequence[tuple[Rule, Alert]], *, speak: bool = True) -> None:
     Args:
         begun: Rules that became true, with their alerts.
         speak: Whether to log and call; with several processes only the first one does.
+
+    Raises:
+        AlertRaised: If a rule has ``then="raise"``.
+
+    Example:
+        >>> told = []
+        >>> alerts = Alerts([Above("loss/step", limit=10, then=told.append)])
+        >>> act(alerts.update(1, {"loss/step": 12.0}))
+        >>> told[0].message
+        'loss/step is 12, above 10'
     """
     raised = None
     for rule, alert in begun:

@@ -73,10 +73,13 @@ def watch(
         RunError: If `run` is a folder that already holds a run.
 
     Example:
-        >>> with excite.watch(model, example=x, run="runs/first", optimizer=optimizer) as watch:  # doctest: +SKIP
-        ...     for x, y in loader:
-        ...         ...                      # the usual training step
-        ...         watch.step(loss)         # once per optimizer step
+        >>> with excite.watch(model, example=x, run="runs/first", optimizer=optimizer) as watch:
+        ...     for _ in range(3):
+        ...         optimizer.zero_grad()
+        ...         loss = (model(x)[:, 0] - y).square().mean()
+        ...         loss.backward()
+        ...         optimizer.step()
+        ...         watch.step(loss)  # once per optimizer step
     """
     _check(model, example, run, strict)
     chosen = chosen_probes(probes, every, example, optimizer, output, margin_batch)

@@ -70,6 +70,12 @@ class Watch:
         probes: The probes that are attached; one that raised is removed.
         run: The run, or None.
         share: Fraction of the time since training began that was spent inside `step`.
+
+    Example:
+        >>> with excite.watch(model, example=x) as watch:
+        ...     watch.step(loss=0.7)
+        >>> watch.steps
+        1
     """
 
     def __init__(self, model: nn.Module, settings: WatchSettings):

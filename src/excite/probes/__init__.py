@@ -94,6 +94,11 @@ def default_probes(output: Pick = None) -> list[Probe]:
 
     Returns:
         New probes, in the order of their panels.
+
+    Example:
+        >>> from excite.probes import default_probes
+        >>> [probe.name for probe in default_probes()]
+        ['loss', ...]
     """
     probes = [probe.default(output) for probe in built_in_probes()]
     return [probe for probe in probes if probe is not None]

@@ -67,6 +67,11 @@ class StepContext:
         optimizer: The optimizer passed to `excite.watch`, if any.
         loss_node: The node of the loss in the autograd graph.
         wirings: Results of `wiring`, by the output picked.
+
+    Example:
+        >>> ctx = StepContext(model, step=0, example=x)
+        >>> [layer.name for layer in ctx.wiring().layers]
+        ['0', '2']
     """
 
     model: nn.Module

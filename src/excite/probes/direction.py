@@ -28,6 +28,11 @@ def angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
 
     Raises:
         InputError: If the shapes differ.
+
+    Example:
+        >>> from excite.probes import angle
+        >>> round(float(angle([torch.tensor([1.0, 0.0])], [torch.tensor([1.0, 1.0])])), 4)  # π/4
+        0.7854
     """
     one, other = same_shapes(one, other, "tensors")
     found = _angle(one, other)
@@ -59,6 +64,10 @@ class Direction(Probe):
     Args:
         schedule: When to measure.
         window: Number of steps between the weights that are compared.
+
+    Example:
+        >>> from excite.probes import Direction, Every
+        >>> watch = excite.watch(model, probes=[Direction(Every(50), window=500)])
     """
 
     name = "direction"

@@ -27,6 +27,12 @@ def distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[T
 
     Raises:
         InputError: If the shapes differ.
+
+    Example:
+        >>> from excite.probes import distance
+        >>> absolute, relative = distance([torch.tensor([3.0, 4.0])], [torch.tensor([3.0, 0.0])])
+        >>> float(absolute), round(float(relative), 4)
+        (4.0, 1.3333)
     """
     return _distance(*same_shapes(parameters, initial, "parameters"))
 
@@ -82,6 +88,10 @@ class Distance(Probe):
 
     Args:
         schedule: When to measure. Default: every 10 steps.
+
+    Example:
+        >>> from excite.probes import Distance, Every
+        >>> watch = excite.watch(model, probes=[Distance(Every(10))])
     """
 
     name = "distance"

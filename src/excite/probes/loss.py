@@ -15,6 +15,13 @@ class Loss(Probe):
 
     Args:
         schedule: When to record it. Default: every step.
+
+    Example:
+        >>> from excite.probes import Loss
+        >>> with excite.watch(model, run="runs/loss", probes=[Loss()]) as watch:
+        ...     watch.step(0.5)
+        >>> excite.load_run("runs/loss").series("loss/step")[1].tolist()
+        [0.5]
     """
 
     name = "loss"

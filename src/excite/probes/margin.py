@@ -33,6 +33,10 @@ class Margin(Probe):
 
     Raises:
         InputError: If there is not one label for each point.
+
+    Example:
+        >>> from excite.probes import Every, Margin
+        >>> watch = excite.watch(model, example=x, probes=[Margin(x, y, Every(500))])
     """
 
     name = "margin"

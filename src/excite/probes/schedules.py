@@ -39,6 +39,11 @@ class Every:
 
     Args:
         n: Number of steps.
+
+    Example:
+        >>> from excite.probes import Every
+        >>> [step for step in range(10) if Every(4).due(step)]
+        [0, 4, 8]
     """
 
     n: int = 1
@@ -78,6 +83,10 @@ class Budget:
 
     Raises:
         InputError: If `share` is not between 0 and 1.
+
+    Example:
+        >>> from excite.probes import Budget
+        >>> watch = excite.watch(model, example=x, every=Budget(0.03))  # at most 3 % of the training time
     """
 
     def __init__(self, share: float = 0.03, most: int = 1000):

@@ -34,6 +34,11 @@ def sign_changes(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
 
     Raises:
         InputError: If the shapes differ.
+
+    Example:
+        >>> from excite.probes import sign_changes
+        >>> float(sign_changes([torch.tensor([1.0, -1.0, 0.0, 2.0])], [torch.tensor([-1.0, -2.0, 0.5, 2.0])]))
+        0.25
     """
     return _changed(*same_shapes(before, after, "tensors"))
 
@@ -58,6 +63,10 @@ class Signs(Probe):
     Args:
         schedule: When to measure. Default: every 10 steps.
         window: Number of steps without a change that counts as stable.
+
+    Example:
+        >>> from excite.probes import Every, Signs
+        >>> watch = excite.watch(model, probes=[Signs(Every(1), window=1000)])
     """
 
     name = "signs"

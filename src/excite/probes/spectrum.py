@@ -18,6 +18,11 @@ class Between:
     Attributes:
         low: Lower end.
         high: Upper end; equal to `low` if the number is exact.
+
+    Example:
+        >>> from excite.probes import Between
+        >>> float(Between(2.0, 3.0)), Between(2.0, 3.0).exact
+        (2.5, False)
     """
 
     low: float
@@ -51,6 +56,11 @@ class Spectrum:
         slack: 0 if the matrix was summed exactly; the error bound of the sketch otherwise.
         total: Sum of the eigenvalues.
         tolerance: Eigenvalues up to tolerance · largest count as zero.
+
+    Example:
+        >>> spectrum = excite.probes.richness(model, x)["0"].covariance
+        >>> spectrum.width, spectrum.rank.exact
+        (4, True)
     """
 
     values: Array

@@ -32,7 +32,20 @@ FROZEN_POINTS, FROZEN_BUDGET = 500, 20_000  # points of a curve, and of all curv
 
 @dataclass(frozen=True)
 class Report:
-    """Runs grouped by variant, the summary table and the verdict."""
+    """Runs grouped by variant, the summary table and the verdict.
+
+    Attributes:
+        variants: The runs of each variant.
+        rows: Rows of the summary table, by column.
+        sentences: The verdict, sentence by sentence.
+
+    Example:
+        >>> with excite.watch(model, example=x, run="runs/first") as watch:
+        ...     watch.step(0.7)
+        >>> report = make_report(["runs/first"])
+        >>> len(report.variants)
+        1
+    """
 
     variants: tuple[VariantRuns, ...]
     rows: tuple[dict[str, str], ...]  # one per variant: accuracy, median margins, gap
@@ -72,7 +85,9 @@ def make_report(paths: Iterable[str | Path], below: Path | None = None) -> Repor
         RunError: If a run folder is damaged.
 
     Example:
-        >>> make_report(["runs/first"]).write("report.html")  # doctest: +SKIP
+        >>> with excite.watch(model, example=x, run="runs/first") as watch:
+        ...     watch.step(0.7)
+        >>> make_report(["runs/first"]).write("report.html")
     """
     variants = collect(paths, below)
     return Report(tuple(variants), tuple(table(variants)), tuple(verdict(variants)))

@@ -35,6 +35,12 @@ class Checkpoint:
         step: Number of optimizer steps done.
         path: The safetensors file.
         final: Whether it is the end of the training.
+
+    Example:
+        >>> with Run.create("runs/first", {}) as run:
+        ...     checkpoint = run.save_checkpoint(10, {"model": model.state_dict()})
+        >>> checkpoint.step, checkpoint.path.name
+        (10, 'step-00000010.safetensors')
     """
 
     step: int
@@ -93,6 +99,13 @@ def read(path: Path) -> tuple[int, Any]:
 
     Raises:
         RunError: If the file is missing, damaged or not a checkpoint of Excite.
+
+    Example:
+        >>> with Run.create("runs/first", {}) as run:
+        ...     checkpoint = run.save_checkpoint(10, {"model": model.state_dict()})
+        >>> step, state = read_checkpoint(checkpoint.path)
+        >>> step, list(state)
+        (10, ['model'])
     """
     step, state, _ = read_with_commits(path)
     return step, state

@@ -34,6 +34,10 @@ class Problem:
     Attributes:
         what: Description.
         remedy: What repairs it; None if it cannot be repaired.
+
+    Example:
+        >>> Problem("metrics.db is missing", remedy="a new table is started").remedy
+        'a new table is started'
     """
 
     what: str
@@ -53,6 +57,12 @@ class Repair:
         step: Step of the checkpoint from which the run resumes.
         mended: Whether repairs were made; False if it was only checked.
         backup: Folder of the files that were replaced.
+
+    Example:
+        >>> with Run.create("runs/first", {}) as run:
+        ...     run.log(1, {"loss/step": 0.7})
+        >>> repair("runs/first").problems
+        ()
     """
 
     path: Path
@@ -90,6 +100,11 @@ def repair(path: str | os.PathLike[str], *, dry_run: bool = False) -> Repair:
 
     Raises:
         RunError: If this is no run folder, or another process is writing to it.
+
+    Example:
+        >>> with Run.create("runs/first", {}) as run:
+        ...     run.log(1, {"loss/step": 0.7})
+        >>> print(repair("runs/first", dry_run=True))
     """
     run = check_folder_name(path)
     if not run.is_dir() or not any((run / name).is_file() for name in ("run.json", "config.json")):

@@ -524,6 +524,8 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         RunError: If there is no run folder, or it is damaged.
 
     Example:
+        >>> with Run.create("runs/first", {"lr": 0.1}) as run:
+        ...     run.log(1, {"loss/step": 0.7})
         >>> run = load_run("runs/first")
         >>> run.frame()  # columns step, name, value
     """

@@ -37,7 +37,22 @@ _VERSIONS = ("excite", "python", "torch", "numpy")
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study found. Its files are in `folder`: runs, figure.png and .svg, numbers.json, results.md."""
+    """What a study found. Its files are in `folder`: runs, figure.png and .svg, numbers.json, results.md.
+
+    Attributes:
+        study: The study.
+        scale: Name of the scale.
+        seeds: The seeds.
+        numbers: Results of each variant and seed.
+        verdicts: One verdict per claim.
+        folder: Folder of the files.
+        command: Command that runs the study again.
+        versions: Versions of Excite and of the packages it uses.
+
+    Example:
+        >>> result = excite.studies.run("margin-losses")  # trains for minutes, on CIFAR-10  # doctest: +SKIP
+        >>> print(result.verdicts[0])  # doctest: +SKIP
+    """
 
     study: Study
     scale: str
@@ -97,6 +112,16 @@ def run(
         docs: also write the results page and its images into this folder.
         executor: runs the jobs, from `excite.jobs.executors.find_executor`; by default this process and its workers.
         retries: without an executor, how often a job is started again after an error that may be transient.
+
+    Returns:
+        Numbers, verdicts and the folder of the files.
+
+    Raises:
+        InputError: If there is no such study or scale, or an argument is not what is expected.
+        DataError: If a data set is not downloaded.
+
+    Example:
+        >>> excite.studies.run("margin-losses", scale="quick", seeds=2)  # trains for minutes, on CIFAR-10  # doctest: +SKIP
     """
     study = find_study(name)
     size = find_scale(study, scale)

@@ -26,6 +26,10 @@ class Variant:
         name: As it stands in tables and figures.
         config: Its settings; for a training those of a `TrainConfig` without seed and device.
         extra: Whether it is left out unless all variants are requested: not a curve of the paper's figure.
+
+    Example:
+        >>> Variant("radius 0.02", {"excitation": {"radius": 0.02}}).extra
+        False
     """
 
     name: str
@@ -48,6 +52,10 @@ class VariantResult:
         values: Numbers by name, also readable as attributes: ``result.gap``.
         flags: Reasons not to trust the numbers; empty if there are none.
         by_chance: Whether the network decides hardly better than by chance, so that its other numbers mean little.
+
+    Example:
+        >>> VariantResult("plain", 0, {"gap": 0.3}).gap
+        0.3
     """
 
     variant: str
@@ -83,6 +91,13 @@ class Claim:
             initial weights and the same order of the data wherever they agree in shape.
         above: The claim holds if the effect lies above this number.
         below: The claim holds if the effect lies below this number.
+
+    Example:
+        >>> claim = Claim("excitation shrinks the gap", "figure 1", "gap", ("plain", "excited"),
+        ...               lambda n: n["excited"].gap - n["plain"].gap, below=0.0)
+        >>> plain, excited = VariantResult("plain", 0, {"gap": 0.5}), VariantResult("excited", 0, {"gap": 0.25})
+        >>> claim.effect({"plain": plain, "excited": excited})
+        -0.25
     """
 
     text: str
@@ -139,6 +154,10 @@ class Scale:
         seeds: Number of seeds.
         words: What distinguishes the scale, for the results page.
         every_variant: Whether extra variants belong to it without being requested.
+
+    Example:
+        >>> Scale(name="quick", seeds=3, words="fewer images").seeds
+        3
     """
 
     name: str
@@ -207,6 +226,11 @@ class Study:
         sources: Figures, statements and sections of the papers that it remakes or tests: "persistency:figure 6".
         seconds: CPU seconds of a scale on the machine of `excite.studies.overview.REFERENCE`, by name of the scale.
         origin: Path of the file of a user's own study; empty for one of Excite or of an installed package.
+
+    Example:
+        >>> study = excite.studies.STUDIES["margin-losses"]
+        >>> list(study.scales), len(study.claims(study.scales["quick"])) > 0
+        (['quick', 'paper'], True)
     """
 
     name: str

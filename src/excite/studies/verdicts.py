@@ -18,7 +18,22 @@ Word = Literal["holds", "fails", "undecided"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The mean effect over seeds with its 95 % t-interval, and what follows from it."""
+    """The mean effect over seeds with its 95 % t-interval, and what follows from it.
+
+    Attributes:
+        claim: The claim.
+        word: The verdict: "holds", "fails" or "undecided".
+        effect: Mean effect over seeds.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        seeds: Number of seeds.
+        notes: Reservations about the numbers.
+
+    Example:
+        >>> claim = Claim("a is larger", "not in the papers", "a − b", ("a", "b"), lambda n: n["a"].v - n["b"].v, above=0.0)
+        >>> Verdict(claim, "undecided", 0.5, -0.1, 1.1, seeds=3).wanted
+        'above 0'
+    """
 
     claim: Claim
     word: Word

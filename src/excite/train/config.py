@@ -190,8 +190,16 @@ def load_config(path: str | os.PathLike[str]) -> TrainConfig:
         InputError: If the file cannot be read or parsed, or a key is unknown or has an invalid value.
 
     Example:
-        >>> config = load_config("config.toml")
-        >>> run = train(config, "runs/first")
+        >>> text = '''
+        ... epochs = 1
+        ... batch = 100
+        ... data = {name = "moons"}
+        ... model = {name = "mlp"}
+        ... optimizer = {name = "sgd", lr = 0.1}
+        ... '''
+        >>> _ = Path("config.toml").write_text(text)
+        >>> load_config("config.toml").data.name
+        'moons'
     """
     return parse_config(read_config(path), str(Path(path)))
 

@@ -66,7 +66,8 @@ def train(
         TrainingStopped: If the loss or the weights are not finite, or the run cannot be written.
 
     Example:
-        >>> run = train({"data": {"name": "moons"}, "model": {"name": "mlp"}, "epochs": 5, "batch": 20}, "runs/moons")
+        >>> config = {"data": {"name": "moons"}, "model": {"name": "mlp"}, "optimizer": {"name": "sgd", "lr": 0.1}}
+        >>> run = train({**config, "epochs": 5, "batch": 20}, "runs/moons")
         >>> run.status
         'done'
     """
@@ -97,6 +98,11 @@ def train_across(
         InputError: If the config is invalid or differs between ranks.
         RunError: If the folder holds a run of another config, or another process is writing to it.
         TrainingStopped: If the loss or the weights are not finite, a rank is lost, or the run cannot be written.
+
+    Example:
+        >>> config = {"data": {"name": "moons"}, "model": {"name": "mlp"}, "optimizer": {"name": "sgd", "lr": 0.1}}
+        >>> train_across({**config, "epochs": 1, "batch": 100}, "runs/moons").status  # torchrun --nproc-per-node 4 script.py
+        'done'
     """
     settings = config if isinstance(config, TrainConfig) else parse_config(config)
     with many_processes(settings.device) as processes:
@@ -142,6 +148,13 @@ def train_together(
     Raises:
         InputError: If the configs differ in anything else, or the numbers of configs and folders differ.
         TrainingStopped: If networks could not continue; the others are done.
+
+    Example:
+        >>> from excite.train.config import TrainConfig
+        >>> settings = {"data": {"name": "moons"}, "model": {"name": "mlp"}, "optimizer": {"name": "sgd", "lr": 0.1}}
+        >>> configs = [TrainConfig(**settings, epochs=1, batch=100, seed=seed) for seed in range(2)]
+        >>> [run.status for run in train_together(configs, ["runs/seed0", "runs/seed1"])]
+        ['done', 'done']
     """
     folders = [Path(path) for path in paths]
     if len(configs) != len(folders):
@@ -357,6 +370,12 @@ def load_trained(run: Run, step: int | None = None, *, trust: bool = False) -> t
     Raises:
         InputError: If the run's model is a "module:factory" and `trust` is False.
         RunError: If the run has no such checkpoint.
+
+    Example:
+        >>> config = {"data": {"name": "moons"}, "model": {"name": "mlp"}, "optimizer": {"name": "sgd", "lr": 0.1}}
+        >>> model, config, data = load_trained(train({**config, "epochs": 1, "batch": 100}, "runs/moons"))
+        >>> model(data.x_test).shape
+        torch.Size([..., 1])
     """
     settings = stored_config(run, trust=trust)
     data = load_data(settings.data)

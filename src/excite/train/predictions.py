@@ -43,6 +43,9 @@ def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, most: int
 
     Raises:
         InputError: If points and labels do not match, or `predict` does not return one label per point.
+
+    Example:
+        >>> accuracy(model, lambda x: (model(x)[:, 0] > 0.5).long(), x, y)
     """
     check_model(model)
     check_tensor(x, "points", floating=False), check_tensor(y, "labels", 1, 2, floating=False)

@@ -115,6 +115,14 @@ class TrainingResult:
         test_accuracy: Accuracy on the test points; None for regression and for sets without test points.
         resumed_from: Step of the checkpoint that training was resumed from; None if it started from the beginning.
         why_not_captured: Why steps were not run as a CUDA graph; None if they were.
+
+    Example:
+        >>> data = excite.data.load("moons")
+        >>> model = build("mlp", inputs=2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> result = fit(model, data, squared_error(model), optimizer, epochs=1, batch=100)
+        >>> result.steps > 0, result.resumed_from
+        (True, None)
     """
 
     steps: int
@@ -220,8 +228,10 @@ def fit(
 
     Example:
         >>> data = excite.data.load("digits", classes=(8, 9))
+        >>> model = build("small-cnn")
         >>> pe = excite.PersistentExcitation(model, radius=0.02)
-        >>> result = fit(model, data, pe.loss, optimizer, epochs=10, batch=50, excitation=pe)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        >>> result = fit(model, data, pe.loss, optimizer, epochs=1, batch=50, excitation=pe)
         >>> result.test_accuracy
     """
     settings = TrainerSettings(

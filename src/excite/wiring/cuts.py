@@ -30,6 +30,10 @@ class Cut:
         groups: Numbers of the groups behind the cut in `wiring.groups`.
         enters: Paths of the parameters that enter the set; those of which only some entries do are followed by "[part]".
         leaves: Paths of the parameters that leave it, likewise.
+
+    Example:
+        >>> wiring = excite.trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), torch.zeros(2, 4))
+        >>> [cut.enters for cut in excite.wiring.cuts(wiring.groups)][0]
     """
 
     groups: tuple[int, ...]

@@ -75,6 +75,11 @@ class Decomposition:
     Attributes:
         graph: The network ν.
         paths: Its paths, in the order of the entries of h.
+
+    Example:
+        >>> parts = decompose(fully_connected([[[1.0, -2.0]], [[3.0]]]))
+        >>> len(parts.paths)
+        2
     """
 
     graph: Graph

@@ -39,6 +39,12 @@ class Site:
             one number each; several where a convolution is flattened into a linear layer.
         slot: The layout of the parameter, for `rows`.
         times: How often it counts: 2 for a consumer of the square of a channel, which scales by a².
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> site = excite.trace(model, torch.zeros(2, 4)).groups[0].producers[0]
+        >>> site.parameter, site.side, site.rows(model[0].weight).shape
+        ('0.weight', 'out', torch.Size([8, 4]))
     """
 
     layer: str
@@ -123,6 +129,12 @@ class Group:
         norm_sites: Which parts of the inputs of these belong to the group.
         product: Whether a product of activations is involved: it has a law for each of its factors, and its consumers
             belong to all of them.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> group = excite.trace(model, torch.zeros(2, 4)).groups[0]
+        >>> group.channels, group.law, [site.parameter for site in group.consumers]
+        (8, 'channel', ['2.weight'])
     """
 
     channels: int

@@ -31,6 +31,11 @@ class Layer:
         bias: The bias likewise, if there is one.
         weight_name: Path of the weight; None if it is computed in the forward pass.
         bias_name: Path of the bias; None if there is none or it is computed.
+
+    Example:
+        >>> layer = excite.trace(nn.Conv2d(1, 4, 3), torch.zeros(2, 1, 8, 8)).layers[0]
+        >>> layer.kind, layer.in_shape, layer.out_shape
+        ('conv', (1, 8, 8), (4, 6, 6))
     """
 
     name: str

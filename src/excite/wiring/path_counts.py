@@ -32,6 +32,11 @@ class PathCount:
     Attributes:
         log10: Logarithm of the number of paths to all outputs together.
         log10_by_output: Logarithm of the number of paths to each output.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> round(10 ** excite.wiring.path_count(model, torch.zeros(2, 5)).log10)
+        40
     """
 
     log10: float

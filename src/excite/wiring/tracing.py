@@ -34,6 +34,11 @@ class Wiring:
         notes: What is not known, such as parameters that are part of no layer that Excite recognizes.
         parameters: By path, the role of each parameter: "weight of NAME", "bias of NAME", "normalization", "embedding",
             "scaling", …
+
+    Example:
+        >>> wiring = excite.trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), torch.zeros(2, 4))
+        >>> [(layer.name, layer.in_shape, layer.out_shape) for layer in wiring.layers]
+        [('0', (4,), (8,)), ('2', (8,), (1,))]
     """
 
     layers: tuple[Layer, ...]

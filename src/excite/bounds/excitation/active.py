@@ -24,6 +24,12 @@ class MostActive:
         exact: Whether the two agree.
         units: The units that are active at ``point``.
         point: An input at which they are.
+
+    Example:
+        >>> import numpy as np
+        >>> from excite.bounds import most_active
+        >>> most_active(np.array([[1.0], [-1.0]]), np.zeros(2)).value  # the two units exclude each other
+        1.0
     """
 
     value: float

@@ -38,6 +38,12 @@ class Equivalence(Statement):
         excited: Solution of the problem with excited inputs.
         difference: The larger of ‖Xw − Xw'‖/‖y‖ and |‖w‖ − ‖w'‖| / ‖w‖ of the two solutions.
         assumptions: The conditions of the theorem.
+
+    Example:
+        >>> from excite.bounds import radius_of_penalty
+        >>> both = radius_of_penalty([[1.0, 0.0], [0.0, 2.0]], [1.0, 1.0], penalty=2.0)
+        >>> both.difference < 1e-6
+        True
     """
 
     name: str

@@ -24,6 +24,12 @@ class Covering:
             number of axes along which it extends; true for every 𝒳 inside that box.
         points: Size of the sample.
         dimension: k.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import covering_number
+        >>> covering_number(torch.tensor([[0.0], [1.0], [5.0]]), 1.0).at_least
+        2
     """
 
     radius: float

@@ -58,6 +58,15 @@ class DropoutRun:
         p_avg: Mean of that fraction over units and measurements.
         changed: Number of points whose activation pattern was not always the same.
         gamma: Largest ratio of the local Lipschitz constants of one point, minus 1.
+
+    Example:
+        >>> import torch
+        >>> from excite.train import train_with_dropout
+        >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        >>> run = train_with_dropout(model, x, torch.tensor([0, 0, 1, 1]), steps=50, lr=0.1, tail=20)
+        >>> run.tau, run.phi.shape
+        (30, torch.Size([20]))
     """
 
     pairs: tuple[tuple[Tensor, Tensor], ...]
@@ -116,6 +125,17 @@ class DropoutStatement(Statement):
         lemma4: The generalization bound with each of the three constants.
         terms: The numbers these are made of.
         assumptions: The conditions of the theorem.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import dropout_generalization
+        >>> from excite.train import train_with_dropout
+        >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        >>> run = train_with_dropout(model, x, torch.tensor([0, 0, 1, 1]), steps=50, lr=0.1, tail=20)
+        >>> statement = dropout_generalization(run, x, x)
+        >>> statement.found <= statement.product
+        True
     """
 
     name: str

@@ -47,6 +47,14 @@ class EmptyRegions(Statement):
         empty: Mask (M,) of the points whose region has no training point.
         terms: The numbers the bounds are made of.
         assumptions: The conditions of the theorem.
+
+    Example:
+        >>> import torch
+        >>> from excite.bounds import empty_region
+        >>> layers = [(torch.tensor([[1.0], [-1.0]]), None), (torch.tensor([[1.0, 2.0]]), None)]
+        >>> regions = empty_region(layers, torch.tensor([[1.0]]), None, torch.tensor([[3.0], [-3.0]]))
+        >>> regions.empty.tolist()
+        [False, True]
     """
 
     name: str

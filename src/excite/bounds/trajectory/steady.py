@@ -39,6 +39,12 @@ class Steadiness:
         tau: τ of the chosen pair.
         phi: φ of the chosen pair.
         tails: ``tails[t]`` is the largest update from t on, so that every (t, tails[t]) is such a pair.
+
+    Example:
+        >>> from excite.bounds import steadiness
+        >>> run = steadiness([5.0, 3.0, 1.0, 2.0])
+        >>> run.tau, run.phi, run.tails.tolist()
+        (2, 2.0, [5.0, 3.0, 2.0, 2.0])
     """
 
     tau: int

@@ -101,6 +101,10 @@ class Rank(Probe):
 
     Raises:
         InputError: If an argument is not what is expected.
+
+    Example:
+        >>> from excite.probes import Every, Rank
+        >>> watch = excite.watch(model, example=x, probes=[Rank(Every(100))])
     """
 
     name = "rank"

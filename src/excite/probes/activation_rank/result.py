@@ -41,6 +41,11 @@ class LayerRichness:
         units: Excitation of the layer's units, if requested.
         units_why: Why there are no units although they were requested.
         units_note: A restriction of what `units` says.
+
+    Example:
+        >>> layer = excite.probes.richness(model, x)["0"]
+        >>> layer.width, layer.points, float(layer.covariance.rank)
+        (4, 6, 4.0)
     """
 
     layer: str
@@ -88,6 +93,11 @@ class Richness:
 
     Attributes:
         layers: One `LayerRichness` per affine layer, in order of execution.
+
+    Example:
+        >>> result = excite.probes.richness(model, x)
+        >>> [layer.layer for layer in result.layers]
+        ['0', '2']
     """
 
     layers: tuple[LayerRichness, ...]

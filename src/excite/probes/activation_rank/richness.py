@@ -72,6 +72,11 @@ def richness(
     Raises:
         InputError: If the data is empty or not finite, or an argument is not what is expected.
         ModelError: If the model has no affine layer.
+
+    Example:
+        >>> result = excite.probes.richness(model, x)
+        >>> float(result["0"].covariance.rank)  # of the 4 inputs
+        4.0
     """
     _check(model, patches, exact=exact, sketch=sketch, memory=memory)
     _check_tolerance(tolerance)

@@ -49,6 +49,11 @@ class Smallest:
         rank: Number of eigenvalues above tolerance · largest.
         width: Size of the matrix.
         sure: False if an eigenvalue is so close to the tolerance that rounding may have decided.
+
+    Example:
+        >>> result = excite.probes.smallest_eigenvalue(torch.diag(torch.tensor([2.0, 1.0, 0.0])))
+        >>> result.rank, result.width, result.excited
+        (2, 3, False)
     """
 
     value: float
@@ -81,6 +86,12 @@ def smallest_eigenvalues(
 
     Returns:
         One `Smallest` per matrix.
+
+    Example:
+        >>> from excite.probes import smallest_eigenvalues
+        >>> results = smallest_eigenvalues([torch.eye(2), torch.ones(2, 2)])
+        >>> [result.rank for result in results]
+        [2, 1]
     """
     found: list[Smallest] = []
     ratio, excited = 0.0, True  # the smallest ratio of eigenvalues so far; how the last one turned out
@@ -120,6 +131,11 @@ def smallest_eigenvalue(
 
     Raises:
         InputError: If the matrix is not square or not finite.
+
+    Example:
+        >>> from excite.probes import smallest_eigenvalue
+        >>> round(smallest_eigenvalue(torch.diag(torch.tensor([4.0, 1.0]))).value, 3)
+        1.0
     """
     if check_tensor(matrix, "a square matrix", 2).shape[0] != matrix.shape[1] or not matrix.numel():
         raise InputError(f"smallest_eigenvalue: expected a square matrix; got shape {tuple(matrix.shape)}")

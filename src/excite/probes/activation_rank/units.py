@@ -34,6 +34,11 @@ class Units:
         largest: (U,), a close lower bound of the largest eigenvalue.
         width: Size of the matrices.
         tolerance: Eigenvalues up to tolerance · largest count as zero.
+
+    Example:
+        >>> units = excite.probes.richness(model, x, units=True)["0"].units
+        >>> units.excited.shape, units.width
+        ((8,), 4)
     """
 
     points: npt.NDArray[np.int64]  # (U,) rows that activate the unit

@@ -28,6 +28,11 @@ class Consistent:
         gamma: Smallest γ with λ_t(x) ≤ (1 + γ) λ_t'(x) for all points and measurements; infinite if a slope was 0 and then not.
         changed: Fraction of the points whose activation pattern was not the same at all measurements.
         looks: Number of measurements.
+
+    Example:
+        >>> result = excite.probes.consistency(torch.zeros(2, 3), torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.5, 1.0]]))
+        >>> result.gamma, result.changed
+        (0.5, 0.0)
     """
 
     gamma: float
@@ -52,6 +57,12 @@ def consistency(patterns: Tensor, slopes: Tensor) -> Consistent:
 
     Raises:
         InputError: If the shapes do not fit.
+
+    Example:
+        >>> from excite.probes import consistency
+        >>> result = consistency(torch.tensor([[1, 2], [1, 3]]), torch.ones(2, 2))
+        >>> result.changed, result.gamma
+        (0.5, 0.0)
     """
     check_tensor(patterns, "patterns", floating=False)
     check_values([check_tensor(slopes, "slopes")], "slopes")
@@ -160,6 +171,14 @@ class Consistency(Probe):
     Args:
         schedule: When to measure. Default: every 100 steps.
         output: Which part of the model's return value is the output, if it returns several.
+
+    Example:
+        >>> from excite.probes import Consistency, Every
+        >>> probe = Consistency(Every(1))
+        >>> with excite.watch(model, example=x, probes=[probe]) as watch:
+        ...     watch.step()
+        >>> probe.since(0).changed
+        0.0
     """
 
     name = "consistency"

@@ -69,6 +69,10 @@ class Trajectory(Probe):
             these passes.
         output: which part of what the model returns is f, where it does not return a tensor.
         link: "sigmoid" if the model returns one logit and its probability is meant.
+
+    Example:
+        >>> from excite.probes import Every, Trajectory
+        >>> watch = excite.watch(model, example=x, probes=[Trajectory(Every(50))])
     """
 
     name = "trajectory"

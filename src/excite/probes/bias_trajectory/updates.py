@@ -52,6 +52,11 @@ class Updates:
         active: (N,), smallest singular value of the active rows of A; None where the layer is too large.
         zero: Number of samples without a loss gradient.
         labels: Names of the reservations about these values.
+
+    Example:
+        >>> updates = excite.probes.trajectory(model, x)["0"]
+        >>> bool((updates.lipschitz <= updates.upper * 1.0001).all())
+        True
     """
 
     layer: str
@@ -143,6 +148,11 @@ def trajectory(
     Raises:
         InputError: If an argument is not what is expected, or a layer has no such name.
         ModelError: If no gradient reaches a layer.
+
+    Example:
+        >>> updates = excite.probes.trajectory(model, x)
+        >>> list(updates), updates["0"].values.shape
+        (['0'], torch.Size([6]))
     """
     check_weights(check_model(model))
     batch, tolerance = check_count(batch, "batch"), check_number(tolerance, "tolerance", 0)

@@ -71,6 +71,14 @@ class Ledger:
 
     Raises:
         InputError: If the optimizer holds no parameter of the model, or the groups are those of another model.
+
+    Example:
+        >>> with excite.probes.conservation(model, optimizer, x) as ledger:
+        ...     loss = model(x).square().mean()
+        ...     loss.backward()
+        ...     optimizer.step()
+        >>> ledger.read().steps
+        1
     """
 
     def __init__(
@@ -362,8 +370,11 @@ def conservation(
         InputError: If there is neither an example nor a wiring, or the optimizer holds no parameter of the model.
 
     Example:
-        >>> with excite.probes.conservation(model, optimizer, x) as ledger:  # doctest: +SKIP
-        ...     ...                              # the usual training loop
+        >>> with excite.probes.conservation(model, optimizer, x) as ledger:
+        ...     for _ in range(3):  # the usual training loop
+        ...         optimizer.zero_grad()
+        ...         model(x).square().mean().backward()
+        ...         optimizer.step()
         ...     print(ledger.read())
     """
     check_norms(check_weights(check_model(model)).named_parameters())

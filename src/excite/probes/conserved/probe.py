@@ -47,6 +47,10 @@ class Conservation(Probe):
 
     Raises:
         InputError: If an argument is not what is expected.
+
+    Example:
+        >>> from excite.probes import Conservation, Every
+        >>> watch = excite.watch(model, example=x, optimizer=optimizer, probes=[Conservation(Every(100))])
     """
 
     name = "conservation"

@@ -44,6 +44,14 @@ class LedgerEntry:
         off_diagonal: The law's matrix off its diagonal, if requested.
         tolerance: Largest residual of a step, over the scale, that counts as rounding.
         why: Why the law is not checked, or None. Where an update is not predicted from the gradient, nothing can be flagged.
+
+    Example:
+        >>> with excite.probes.conservation(model, optimizer, x) as ledger:
+        ...     model(x).square().mean().backward()
+        ...     optimizer.step()
+        >>> entry = ledger.read()["0"]
+        >>> entry.law, tuple(entry.drift.shape), sorted(entry.parts)
+        ('channel', (8,), [...'step'...])
     """
 
     name: str
@@ -116,6 +124,14 @@ class LedgerReport:
         precision: Lowest precision of the weights, whose rounding limits what can be detected.
         tolerance: Largest residual of a step, over the squared weights, that counts as rounding.
         rule: Name of the optimizer's update formula; "measured" if there is none, so that its updates are not checked.
+
+    Example:
+        >>> with excite.probes.conservation(model, optimizer, x) as ledger:
+        ...     model(x).square().mean().backward()
+        ...     optimizer.step()
+        >>> report = ledger.read()
+        >>> [entry.name for entry in report.entries], report.rule
+        (['0'], 'sgd')
     """
 
     steps: int

@@ -154,6 +154,11 @@ def alignment(
     Raises:
         InputError: If an argument is not what is expected.
         ModelError: If weights are not finite.
+
+    Example:
+        >>> result = excite.probes.alignment(model, x)
+        >>> round(result["2"].ratio, 6)  # one output: rank one
+        1.0
     """
     exact, iterations = check_count(exact, "exact"), check_count(iterations, "iterations")
     check_norms(check_weights(check_model(model)).named_parameters())
@@ -231,6 +236,10 @@ class Alignment(Probe):
 
     Raises:
         InputError: If there is no example batch.
+
+    Example:
+        >>> from excite.probes import Alignment, Every
+        >>> watch = excite.watch(model, example=x, probes=[Alignment(Every(100))])
     """
 
     name = "alignment"

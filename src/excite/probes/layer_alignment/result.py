@@ -24,6 +24,11 @@ class LayerAlignment:
         distance: ‖W/‖W‖_F − u v'‖_F = √(2 − 2σ₁/‖W‖_F), the distance to the rank-one part (equation 15).
         gap: 1 − σ₂²/σ₁². Where it is 0, the leading vectors, and so the alignment, are not determined.
         residual: Residual of the leading vector, relative to σ₁²; 0 where the whole spectrum was computed.
+
+    Example:
+        >>> layer = excite.probes.alignment(model, x)["2"]  # one output: a matrix of rank one
+        >>> round(layer.ratio, 6), round(layer.stable_rank, 6)
+        (1.0, 1.0)
     """
 
     layer: str
@@ -48,6 +53,11 @@ class JunctionAlignment:
         law: Kind of the conservation law between them.
         value: |⟨u, v⟩| of the leading singular vectors of producers and consumers.
         ratio: ‖·‖₂²/‖·‖²_F of all producers together, [U Z] for a residual block.
+
+    Example:
+        >>> junction = excite.probes.alignment(model, x).junctions[0]
+        >>> junction.junction, 0 <= junction.value <= 1
+        ('0>2', True)
     """
 
     junction: str
@@ -63,6 +73,11 @@ class Alignments:
     Attributes:
         layers: One `LayerAlignment` per layer.
         junctions: One `JunctionAlignment` per pair of neighbouring layers.
+
+    Example:
+        >>> result = excite.probes.alignment(model, x)
+        >>> [layer.layer for layer in result.layers], [junction.junction for junction in result.junctions]
+        (['0', '2'], ['0>2'])
     """
 
     layers: tuple[LayerAlignment, ...]

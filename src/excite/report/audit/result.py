@@ -42,6 +42,11 @@ class Audit:
         lipschitz: Lipschitz constants in the 2-norm and in the inf-norm.
         margins: Margins by norm and part.
         margins_why: Why there are no margins, or which were taken from the run.
+
+    Example:
+        >>> result = excite.audit(model, train=(x, y), with_margins=False)
+        >>> result.points["train"], [layer.layer for layer in result.layers.layers]
+        ((6, 6), ['0', '2'])
     """
 
     name: str

@@ -98,8 +98,8 @@ def audit(
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
         >>> x = torch.randn(20, 2)
         >>> result = excite.audit(model, train=(x, (x[:, 0] > 0).long()), with_margins=False)
-        >>> result.accuracy["train"]  # doctest: +SKIP
-        0.55
+        >>> 0 <= result.accuracy["train"] <= 1
+        True
     """
     report = progress or (lambda stage, done, total: None)
     if data is not None and train is not None:

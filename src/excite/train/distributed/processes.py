@@ -50,6 +50,11 @@ class Processes:
         size: Number of processes (world size).
         device: Device of this process.
         first_of_machine: Whether this is the first process on its machine.
+
+    Example:
+        >>> with many_processes("cpu") as here:  # without torchrun: one process
+        ...     here.rank, here.size
+        (0, 1)
     """
 
     def __init__(self, rank: int, size: int, device: torch.device, store: Any = None):
@@ -233,8 +238,8 @@ def many_processes(device: str = "auto", wait: float = 300.0) -> Iterator[Proces
             fewer GPUs than processes.
 
     Example:
-        >>> with many_processes() as here:
-        ...     model = here.wrap(Net().to(here.device))
+        >>> with many_processes("cpu") as here:
+        ...     wrapped = here.wrap(model.to(here.device))
     """
     global _current
     initialized = dist.is_available() and dist.is_initialized()

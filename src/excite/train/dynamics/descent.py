@@ -49,6 +49,12 @@ def descent(
     Raises:
         InputError: If an argument is invalid.
         TrainingStopped: If the loss is not finite, or no step reduces it.
+
+    Example:
+        >>> x, y = x.double(), y[:, None].double()
+        >>> result = descent(model, lambda m: (m(x) - y).square().mean(), steps=5)
+        >>> result.steps, result.loss < float(result.values["loss"][0])
+        (5, True)
     """
     steps, refresh, every = check_count(steps, "steps"), check_count(refresh, "refresh"), check_count(every, "every")
     fixed = None if step is None else positive("step", step)

@@ -63,6 +63,11 @@ def train_with_dropout(
     Raises:
         InputError: If an argument is invalid or the model is not such a network.
         TrainingStopped: If the output is not finite.
+
+    Example:
+        >>> run = train_with_dropout(model, x, y, steps=50, lr=0.1, tail=20)
+        >>> run.phi.shape
+        torch.Size([20])
     """
     learner = _Learner(relu_network(model, x, sigmoid=None), where)
     labels = _labels(y, len(x))

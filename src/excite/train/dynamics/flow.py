@@ -86,7 +86,8 @@ def gradient_flow(
         TrainingStopped: If the loss or its gradient is not finite.
 
     Example:
-        >>> flow = gradient_flow(model, lambda m: (m(x) - y).square().mean(), time=10.0)
+        >>> x, y = x.double(), y[:, None].double()
+        >>> flow = gradient_flow(model, lambda m: (m(x) - y).square().mean(), time=0.1)
         >>> flow.values["loss"]
     """
     end, most = positive("time", time), check_count(most, "most")

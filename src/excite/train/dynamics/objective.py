@@ -44,6 +44,12 @@ class FlowResult:
         slides: Number of descent steps that a flow took because it slid along kinks that it could not follow.
         crossings: Number of kinks that a flow crossed.
         sliding: Flow time spent sliding along kinks.
+
+    Example:
+        >>> x, y = x.double(), y[:, None].double()
+        >>> flow = gradient_flow(model, lambda m: (m(x) - y).square().mean(), time=0.1)
+        >>> flow.status, flow.loss < float(flow.values["loss"][0])
+        ('finished', True)
     """
 
     times: Array

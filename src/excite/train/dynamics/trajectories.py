@@ -31,6 +31,12 @@ class BiasTrajectory:
         middle: Mean of b over the window, each step's b before its update, (S, T, n).
         spread: Mean of ‖b − middle‖² over the window, (S, T).
         counts: Number of steps of each window, (T,).
+
+    Example:
+        >>> models = [build("mlp", inputs=4, seed=seed) for seed in range(2)]
+        >>> trajectory = ensemble(models, x, y, epochs=2, lr=0.01).trajectories[0]
+        >>> trajectory.mean.shape
+        torch.Size([2, 2])
     """
 
     mean: Tensor

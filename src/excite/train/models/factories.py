@@ -59,6 +59,10 @@ def import_factory(name: str) -> Any:
 
     Raises:
         InputError: If the module cannot be imported, or has no such callable.
+
+    Example:
+        >>> import_factory("torch.nn:Linear") is torch.nn.Linear
+        True
     """
     module_name, _, path = check_text(name, "model").partition(":")
     if not module_name or not path:
