@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
-from excite._core.background import _thread, submit
+from excite._core.background import DeferredChecks, _thread, submit
+from excite.errors import InputError
 
 
 def test_it_takes_one_core_and_leaves_the_others_to_the_training() -> None:
@@ -29,3 +35,66 @@ def test_it_is_one_thread_with_a_name() -> None:
     here = [submit(threading.current_thread).result() for _ in range(3)]
     assert len(set(here)) == 1
     assert here[0].name.startswith("excite")
+
+
+class Slow:
+    """A copy from a device that the test lets arrive."""
+
+    here = False
+
+    def __init__(self, numbers: Tensor):
+        self._numbers = numbers
+
+    def arrived(self) -> bool:
+        return Slow.here
+
+    def read(self) -> list[Any]:
+        return self._numbers.tolist()  # type: ignore[no-any-return]
+
+
+def negative(numbers: list[float]) -> str | None:
+    return "expected positive numbers" if min(numbers) < 0 else None
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> DeferredChecks:
+    monkeypatch.setattr(Slow, "here", False)
+    return DeferredChecks("loss", defers=lambda tensor: True, copy=Slow)  # type: ignore[arg-type]
+
+
+def test_a_check_on_the_cpu_raises_at_once() -> None:
+    checks = DeferredChecks("loss")
+    checks.begin()
+    checks.add(torch.tensor([1.0]), negative)
+    with pytest.raises(InputError, match=r"^expected positive numbers$"):
+        checks.add(torch.tensor([-1.0]), negative)
+    checks.finish()
+
+
+def test_what_has_not_arrived_is_not_waited_for(later: DeferredChecks, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1.0, -1.0, 1.0):
+        later.begin()
+        later.add(torch.tensor([number]), negative)
+    later.begin()
+    monkeypatch.setattr(Slow, "here", True)
+    with pytest.raises(InputError, match=r"^expected positive numbers \(in call 2 of loss, 3 calls ago.*checkpoint"):
+        later.begin()
+    later.begin()  # said once
+    later.finish()
+
+
+def test_finish_waits(later: DeferredChecks) -> None:
+    later.begin()
+    later.add(torch.tensor([-1.0]), negative)
+    with pytest.raises(InputError, match="in call 1 of loss, 0 calls ago"):
+        later.finish()
+    later.finish()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda checks: pickle.loads(pickle.dumps(checks))])
+def test_a_copy_has_no_calls_to_judge(later: DeferredChecks, copied: Any) -> None:
+    later.begin()
+    later.add(torch.tensor([-1.0]), negative)
+    copied(later).finish()
+    with pytest.raises(InputError):
+        later.finish()

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from excitation.literal import direction, extreme, fixed, layers_of, two_nearest
 from excitation.refusing import refusing
@@ -276,31 +275,3 @@ BAD = {
 
 
 test_bad_input_is_refused_with_the_reason = refusing(BAD)
-
-
-class Reads(TorchDispatchMode):
-    """Notes operations that make the host wait for the device, such as `.item()`, `bool(tensor)` and `torch.equal`."""
-
-    WAITING = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "masked_select")
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.overloadpacket.__name__ in self.WAITING:
-            self.found.append(function)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("options", [{"classes": 4}, {"classes": 4, "loss": "cross-entropy", "kind": "multiplicative"}])
-def test_the_search_and_the_loss_never_wait_for_the_device(options):
-    model, x = classifier("convolutional")
-    pe = PersistentExcitation(model, 0.1, **options)
-    pe.loss(x, Y)  # finds the layouts, once for every shape
-    with Reads() as reads:
-        low, high = pe._extremes(*pe.target.searches(x, Y))
-        pe.target.losses(low, high, Y)  # what remains after the labels and inputs are checked
-    # The one comparison is of the host's random state before and after the clean pass.
-    assert [f for f in reads.found if f.overloadpacket.__name__ != "equal"] == []
-    assert len(reads.found) <= 1

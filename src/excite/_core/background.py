@@ -1,19 +1,23 @@
-"""One background thread for work that the training loop does not wait for."""
+"""Work that the training loop does not wait for: one background thread, and checks of values on a GPU."""
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from threading import Lock, current_thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from excite.errors import InputError
+
 T = TypeVar("T")
+Judge = Callable[[list[Any]], str | None]  # numbers -> what is wrong with them in one line; None if nothing is
 _NAME = "excite"
 
 
@@ -139,3 +143,84 @@ def memoize(work: Callable[[], T]) -> Callable[[], T]:
 def drain() -> None:
     """Waits for all submitted work. A CUDA graph cannot be captured while another thread waits for the device."""
     submit(lambda: None).result()
+
+
+def runs_ahead(tensor: Tensor) -> bool:
+    """Whether the host runs ahead of the device of this tensor, so that reading a value would make it wait."""
+    return tensor.is_cuda and not torch.compiler.is_compiling()
+
+
+class HostCopy:
+    """A few numbers on their way from a GPU to pinned memory, behind what has been launched so far."""
+
+    def __init__(self, numbers: Tensor):
+        self._numbers = numbers.detach().to("cpu", non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(numbers.device))
+
+    def arrived(self) -> bool:
+        """Whether the numbers can be read without waiting."""
+        return bool(self._event.query())
+
+    def read(self) -> list[Any]:
+        """The numbers; waits for them."""
+        self._event.synchronize()
+        numbers: list[Any] = self._numbers.tolist()
+        return numbers
+
+
+class DeferredChecks:
+    """Checks of the inputs of a function that is called at every training step, without waiting for a GPU.
+
+    On the CPU a check raises at once. On a GPU the numbers that it judges are copied asynchronously, and are judged in the
+    first later call by which they have arrived: the error then names the call it belongs to.
+
+    Args:
+        name: Name of the function, for the error.
+        defers: Whether numbers on the device of a tensor are judged later.
+        copy: Begins the copy of the numbers to the host.
+    """
+
+    def __init__(
+        self, name: str, defers: Callable[[Tensor], bool] = runs_ahead, copy: Callable[[Tensor], HostCopy] = HostCopy
+    ):
+        self.defers = defers
+        self._name, self._copy, self._calls = name, copy, 0
+        self._pending: deque[tuple[int, HostCopy, Judge]] = deque()
+
+    def begin(self) -> None:
+        """Counts a call, and raises what was found wrong with earlier ones. Never waits."""
+        self._calls += 1
+        while self._pending and self._pending[0][1].arrived():
+            self._judge_first()
+
+    def add(self, numbers: Tensor, judge: Judge) -> None:
+        """Judges numbers of the current call: now where they can be read, otherwise when they have arrived.
+
+        Args:
+            numbers: Tensor of one axis.
+            judge: Returns what is wrong with them, or None.
+
+        Raises:
+            InputError: If the numbers can be read, and something is wrong with them.
+        """
+        if self.defers(numbers):
+            self._pending.append((self._calls, self._copy(numbers), judge))
+        elif (problem := judge(numbers.tolist())) is not None:
+            raise InputError(problem)
+
+    def finish(self) -> None:
+        """Waits for all numbers, and raises what was found wrong."""
+        while self._pending:
+            self._judge_first()
+
+    def _judge_first(self) -> None:
+        call, numbers, judge = self._pending.popleft()
+        if (problem := judge(numbers.read())) is not None:
+            raise InputError(
+                f"{problem} (in call {call} of {self._name}, {self._calls - call} calls ago: a GPU is not waited for); "
+                "load a checkpoint from before it, since weights may have been updated with this batch"
+            )
+
+    def __reduce__(self) -> tuple[type[DeferredChecks], tuple[str]]:
+        return DeferredChecks, (self._name,)  # copies have calls of their own

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from excite._core.background import DeferredChecks
 from excite._core.calls import Pick, batch_size, call, pick_output
 from excite._core.checks import (
     Bounds,
@@ -32,7 +33,7 @@ from excite._core.preserve import capturing, eval_mode, preserve_state
 from excite._core.wrappers import eagerly, is_shared, unwrap
 from excite.errors import InputError
 from excite.excitation.ascent import AscentSettings, HiddenOptions, ascend
-from excite.excitation.checks import check_fraction, check_input, possible_layers
+from excite.excitation.checks import check_fraction, check_input, place_bounds, possible_layers
 from excite.excitation.gap_control import GapController
 from excite.excitation.perturbations import random_point
 from excite.excitation.radius import (
@@ -156,6 +157,8 @@ class AdversarialTraining:
             perturbed_weights(model)  # refuses sharded ones
         self.progress = 0.0
         self._known_layouts: dict[object, list[Layout | None]] = {}
+        self._placed_bounds: dict[object, tuple[Bounds, Bounds]] = {}
+        self._checks = DeferredChecks("loss")
 
     @model_errors
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -169,12 +172,15 @@ class AdversarialTraining:
             Scalar tensor; call `.backward()` on it.
 
         Raises:
-            InputError: if inputs or labels do not fit the settings.
+            InputError: if inputs or labels do not fit the settings. Values on a GPU are judged without waiting for it: an error
+                comes from a later call, or from `state_dict`, and names the call it belongs to.
         """
-        check_input(x, True, self.bounds)
+        if not capturing():
+            self._checks.begin()
+        self._check_input(x, self._checks)
+        labels = self.target.labels(y, batch_size(x), self._checks)
         if torch.is_grad_enabled() and not capturing():
-            self.adapt(x, y)
-        labels = self.target.labels(y, batch_size(x))
+            self.adapt(x, labels)
         worst = self._search(x, labels, self._start(x)) if self._perturbs() else None
         if not self.awp or not torch.is_grad_enabled():
             return self._loss_at(x, labels, worst)
@@ -224,7 +230,7 @@ class AdversarialTraining:
         Returns:
             By layer name, shaped like the layer's input; the model's own input is "".
         """
-        check_input(x, True, self.bounds)
+        self._check_input(x)
         labels = self.target.labels(y, batch_size(x))
         if not self._perturbs():
             return {INPUT: torch.zeros_like(x)}
@@ -243,7 +249,7 @@ class AdversarialTraining:
         Returns:
             Integer tensor (B,).
         """
-        check_input(x, True, self.bounds)
+        self._check_input(x)
         check_weights(unwrap(self.model))
         return self.decide(x, check_output)
 
@@ -274,7 +280,12 @@ class AdversarialTraining:
         return self.hidden_radius.measured() if isinstance(self.hidden_radius, GapController) else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint."""
+        """The state for a checkpoint.
+
+        Raises:
+            InputError: if inputs or labels of an earlier `loss` did not fit the settings, which was not known yet (on a GPU).
+        """
+        self._checks.finish()
         state: dict[str, Any] = {"progress": self.progress}
         control = self.hidden_radius
         return {**state, "auto": control.state_dict()} if isinstance(control, GapController) else state
@@ -293,6 +304,9 @@ class AdversarialTraining:
         )
 
     # -- inside --------------------------------------------------------------------------------------------------
+    def _check_input(self, x: Tensor, later: DeferredChecks | None = None) -> None:
+        check_input(x, True, place_bounds(self.bounds, x, self._placed_bounds), later)
+
     def _radius(self) -> float:
         return float(radius_of(self.radius, INPUT, self.progress)[0])
 
@@ -351,7 +365,7 @@ class AdversarialTraining:
 
     def _robust_accuracy(self, x: Tensor, y: Tensor) -> Tensor:
         """Fraction right at the perturbations of the input alone, in evaluation mode, over all processes."""
-        labels, model = self.target.labels(y, batch_size(x)), unwrap(self.model)
+        labels, model = self.target.labels(y, batch_size(x), self._checks), unwrap(self.model)
         with eval_mode(model):
             worst = self._search(x, labels, self._start(x), hidden=False)
             right = self.target.decide(evaluate(model, x, worst, self._read, copies=1)) == labels
@@ -366,7 +380,7 @@ class AdversarialTraining:
             norm=self.norm,
             steps=self.steps,
             step_size=self._length(self._radius()),
-            bounds=self.bounds,
+            bounds=place_bounds(self.bounds, x, self._placed_bounds),
             read=self._read,
             hidden_radius=self._hidden_radius_of if hidden else lambda layer: 0.0,
             hidden=self.hidden if hidden else HiddenOptions(),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
+from excite._core.background import DeferredChecks
 from excite._core.calls import Batch, check_finite, tensors
-from excite._core.checks import Bounds, check_number
+from excite._core.checks import Bounds, check_number, shown
 from excite._core.intercept.affine import clean_path, layer_name
 from excite._core.preserve import capturing
 from excite._core.wrappers import refuse_lazy
@@ -18,31 +23,78 @@ def check_fraction(fraction: object) -> float:
     return check_number(fraction, "advance: the fraction of training done", 0, 1)
 
 
-def check_input(x: Batch, at_input: bool, bounds: Bounds | None) -> None:
-    """Finite values within the bounds; a tensor of floating-point numbers where the input itself is perturbed."""
+def check_input(x: Batch, at_input: bool, bounds: Bounds | None, later: DeferredChecks | None = None) -> None:
+    """Finite values within the bounds; a tensor of floating-point numbers where the input itself is perturbed.
+
+    With `later`, values on a GPU are judged without waiting for it; tensors among the bounds must be on the device of x.
+    """
     if capturing():  # the same call was checked before it was captured
         return
-    check_finite(x)
+    deferred = later is not None and later.defers(tensors(x)[0])
+    if not deferred:
+        check_finite(x)
     if at_input and not (isinstance(x, Tensor) and x.is_floating_point()):
         kind = f"{x.dtype} values" if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise InputError(
             f"layers='input' needs a tensor of floating-point numbers to perturb; got {kind}: choose layers='all'"
         )
-    if bounds is None:
-        return
+    if later is not None and deferred:
+        _check_later(x, bounds, later)
+    elif bounds is not None:
+        _check_bounds(tensors(x)[0], bounds)
+
+
+def place_bounds(bounds: Bounds | None, x: Batch, placed: dict[object, tuple[Bounds, Bounds]]) -> Bounds | None:
+    """The bounds where x is and in its precision; `placed` remembers them, so that no step copies them to a GPU."""
+    if bounds is None or not any(isinstance(b, Tensor) for b in bounds):
+        return bounds
     first = tensors(x)[0]
-    low, high = (torch.as_tensor(b, dtype=first.dtype, device=first.device) for b in bounds)
+    key = (first.device, first.dtype)
+    if key not in placed or placed[key][0] is not bounds:
+        low, high = (b.to(first) if isinstance(b, Tensor) else b for b in bounds)
+        placed[key] = bounds, (low, high)
+    return placed[key][1]
+
+
+def _check_bounds(first: Tensor, bounds: Bounds) -> None:
+    """Waits for the device."""
+    if bool(_outside(first, bounds)):
+        raise InputError(_out_of_bounds(bounds, float(first.min()), float(first.max())))
+
+
+def _check_later(x: Batch, bounds: Bounds | None, later: DeferredChecks) -> None:
+    """Judges the smallest and the largest value of each tensor, which are NaN where any value is."""
+    for number, leaf in enumerate(tensors(x)):
+        within = bounds if number == 0 else None
+        if leaf.numel() and (leaf.is_floating_point() or within is not None):
+            values = leaf.detach()
+            outside = values.new_zeros((), dtype=torch.bool) if within is None else _outside(values, within)
+            extremes = torch.stack(torch.aminmax(values.float() if values.itemsize == 1 else values))
+            later.add(torch.cat([extremes, outside.to(extremes)[None]]), partial(_judge, bounds=within))
+
+
+def _judge(numbers: Sequence[float], bounds: Bounds | None) -> str | None:
+    """What is wrong with a tensor: (smallest value, largest value, whether any value is out of the bounds)."""
+    low, high, outside = numbers
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "expected finite inputs; some values are NaN or infinite: clean the data"
+    return _out_of_bounds(bounds, low, high) if bounds is not None and outside else None
+
+
+def _outside(values: Tensor, bounds: Bounds) -> Tensor:
+    """Whether any value is out of the bounds."""
+    # Numbers in the precision of the values, which are rounded to it; filled in on the device, not copied there.
+    low, high = (b.to(values) if isinstance(b, Tensor) else values.new_full((), b) for b in bounds)
     try:
-        outside = bool((first < low).any()) or bool((first > high).any())
+        return ((values < low) | (values > high)).any()
     except RuntimeError as error:
         raise InputError(
-            f"bounds: shapes {tuple(low.shape)} and {tuple(high.shape)} do not broadcast to inputs of shape {tuple(first.shape)}"
+            f"bounds: shapes {tuple(low.shape)} and {tuple(high.shape)} do not broadcast to inputs of shape {tuple(values.shape)}"
         ) from error
-    if outside:
-        raise InputError(
-            f"expected inputs within bounds {bounds}; got values from {float(first.min()):g} to "
-            f"{float(first.max()):g}: scale the data or change the bounds"
-        )
+
+
+def _out_of_bounds(bounds: Bounds, low: float, high: float) -> str:
+    return f"expected inputs within bounds {shown(bounds)}; got values from {low:g} to {high:g}: scale the data or change the bounds"
 
 
 def possible_layers(model: nn.Module) -> list[str]:

@@ -74,9 +74,8 @@ class GapController:
 
     def batch(self, size: int) -> tuple[Tensor, Tensor]:
         """The next held-out points, at most `size`, beginning again at the end."""
-        indices = torch.arange(self._next, self._next + min(size, len(self.x))) % len(self.x)
+        indices = torch.arange(self._next, self._next + min(size, len(self.x)), device=self.x.device) % len(self.x)
         self._next = int((self._next + len(indices)) % len(self.x))
-        indices = indices.to(self.x.device)
         return self.x[indices], self.y[indices]
 
     @torch.no_grad()

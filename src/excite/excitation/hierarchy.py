@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excite._core.background import DeferredChecks
 from excite._core.calls import Batch, batch_size, check_finite, repeated
 from excite._core.checks import check_count, check_tensor, is_whole, shown
 from excite.errors import InputError, ModelError
@@ -197,9 +198,9 @@ class Nodes(Target):
             f"the model returned {tuple(returned.shape)} for {batch} inputs: give it {nodes} outputs, or pick them with output="
         )
 
-    def labels(self, y: object, batch: int) -> Tensor:
+    def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
         """Returns the labels as class indices (B,)."""
-        return class_labels(y, batch, self.hierarchy.classes)
+        return class_labels(y, batch, self.hierarchy.classes, later)
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
         """Loss per sample, (B,): the sum over the nodes on the way to the sample's class."""

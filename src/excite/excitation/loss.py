@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from excite._core.background import DeferredChecks
 from excite._core.calls import Batch, Pick, batch_size, call, pick_output
 from excite._core.checks import (
     Bounds,
@@ -25,11 +26,11 @@ from excite._core.checks import (
 from excite._core.distributed import gathered
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
-from excite._core.preserve import device_of, eval_mode, preserve_state
+from excite._core.preserve import capturing, device_of, eval_mode, preserve_state
 from excite._core.wrappers import eagerly, is_shared, unwrap
 from excite.errors import InputError
 from excite.excitation.auto_radius import Auto
-from excite.excitation.checks import check_fraction, check_input, possible_layers
+from excite.excitation.checks import check_fraction, check_input, place_bounds, possible_layers
 from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
 from excite.excitation.perturbations import check_mode
 from excite.excitation.radius import (
@@ -119,6 +120,8 @@ class PersistentExcitation:
         self.output = output
         self.progress = 0.0
         self._known_layouts: dict[object, list[Layout | None]] = {}
+        self._placed_bounds: dict[object, tuple[Bounds, Bounds]] = {}
+        self._checks = DeferredChecks("loss")
         self._radii: dict[str, float | Tensor] = {}
         if self.layers == "input" and radius_names(self.radius):
             raise InputError("layers='input' perturbs the model's input: give one radius instead of one per layer")
@@ -137,7 +140,8 @@ class PersistentExcitation:
             Scalar tensor; call `.backward()` on it.
 
         Raises:
-            InputError: if inputs or labels do not fit the settings.
+            InputError: if inputs or labels do not fit the settings. Values on a GPU are judged without waiting for it: an error
+                comes from a later call, or from `state_dict`, and names the call it belongs to.
             ModelError: if the model cannot be excited: its outputs have another shape, or no gradient path leads to them.
         """
         return self.losses(x, y).mean()
@@ -153,8 +157,9 @@ class PersistentExcitation:
         Returns:
             Tensor (B,).
         """
-        self._check_input(x)
-        labels = self.target.labels(y, batch_size(x))
+        later = self._begin()
+        self._check_input(x, later)
+        labels = self.target.labels(y, batch_size(x), later)
         if not self._perturbs():
             return self.target.errors(self._forward(x), labels)
         # Algorithm 1 for the whole batch: d1 = argmax f(x; d), d2 = argmin f(x; d), then the loss at both.
@@ -177,13 +182,14 @@ class PersistentExcitation:
             v; with a hierarchy, each node's own extremes, (B, m − 1). Differentiable in the weights where gradients are
             enabled, for losses of your own.
         """
-        self._check_input(x)
+        # With gradients it is part of a training step, which does not wait.
+        self._check_input(x, self._begin() if torch.is_grad_enabled() else None)
         with preserve_state(unwrap(self.model)):
             if not self._perturbs():
                 low = high = self._read(call(self.model, x), batch_size(x))
             else:
                 low, high = self.target.extremes(*self._extremes(*self.target.searches(x, None)))
-        if not torch.is_grad_enabled():  # with gradients it is part of a training step, which does not wait
+        if not torch.is_grad_enabled():
             check_output(low), check_output(high)
         return low, high
 
@@ -249,11 +255,16 @@ class PersistentExcitation:
     def of(self, model: nn.Module) -> PersistentExcitation:
         """The same excitation, as far advanced, of another model."""
         other = copy.copy(self)
-        other.model, other._known_layouts = model, {}
+        other.model, other._known_layouts, other._checks = model, {}, DeferredChecks("loss")
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint: progress, and with radius "auto" the controller's state."""
+        """The state for a checkpoint: progress, and with radius "auto" the controller's state.
+
+        Raises:
+            InputError: if inputs or labels of an earlier `loss` did not fit the settings, which was not known yet (on a GPU).
+        """
+        self._checks.finish()
         state: dict[str, Any] = {"progress": self.progress}
         return {**state, "auto": self.radius.state_dict()} if isinstance(self.radius, Auto) else state
 
@@ -316,7 +327,7 @@ class PersistentExcitation:
             ),
             everything=layers == "all",
             at_input=layers == "input",
-            bounds=self.bounds,
+            bounds=place_bounds(self.bounds, x, self._placed_bounds),
             mode=self.kind,
             read=self._read,
             start=self.target.start,
@@ -335,8 +346,14 @@ class PersistentExcitation:
             torch.promote_types(output.dtype, torch.float32)
         )  # errors of outputs in half precision would be rounded to three digits
 
-    def _check_input(self, x: Batch) -> None:
-        check_input(x, self.layers == "input", self.bounds)
+    def _begin(self) -> DeferredChecks:
+        """Begins a training step: raises what was found wrong with the inputs of earlier ones."""
+        if not capturing():
+            self._checks.begin()
+        return self._checks
+
+    def _check_input(self, x: Batch, later: DeferredChecks | None = None) -> None:
+        check_input(x, self.layers == "input", place_bounds(self.bounds, x, self._placed_bounds), later)
 
     def _check_names(self, known: list[str]) -> None:
         wanted = [] if isinstance(self.layers, str) else list(self.layers)

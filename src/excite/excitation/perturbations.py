@@ -7,7 +7,7 @@ Along it a linear function grows by the dual norm of g.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -102,6 +102,7 @@ class PerturbedInput:
     """The perturbations that the input of one layer may have: those of norm at most `radius` that keep it within `bounds`.
 
     `layout` says where the batch lies in the signal. The clean signal is kept only where there are bounds, which need it.
+    `bounded` is a tensor where only the device knows whether the bounds hold for this signal; where not, they are infinite.
     """
 
     layout: Layout
@@ -109,6 +110,15 @@ class PerturbedInput:
     bounds: Bounds | None
     clean: Tensor | None
     mode: PerturbationMode = MODES["additive"]
+    bounded: Tensor | None = None
+
+    def where(self, bounded: Tensor | None) -> PerturbedInput:
+        """The same, with bounds only if `bounded` is true; None: they hold."""
+        if bounded is None or self.bounds is None or self.clean is None:
+            return self
+        low, high = (b if isinstance(b, Tensor) else self.clean.new_full((), b) for b in self.bounds)
+        bounds = torch.where(bounded, low, -torch.inf), torch.where(bounded, high, torch.inf)
+        return replace(self, bounds=bounds, bounded=bounded)
 
     def moved(self, signal: Tensor, perturbation: Tensor) -> Tensor:
         """The signal under the perturbation, in its own precision."""
@@ -157,7 +167,8 @@ class PerturbedInput:
             return perturbation
         if perturbation.shape != signal.shape:
             signal = self.layout.join(signal, signal)
-        return self.mode.between(signal, self.mode.moved(signal, perturbation).clamp(*self.bounds))  # type: ignore[arg-type]
+        within = self.mode.between(signal, self.mode.moved(signal, perturbation).clamp(*self.bounds))  # type: ignore[arg-type]
+        return within if self.bounded is None else torch.where(self.bounded, within, perturbation)
 
 
 def steepest(gradient: Tensor, norm: Norm, layout: Layout, samples: int) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from excite._core.background import runs_ahead
 from excite._core.calibration import resolve_layouts
 from excite._core.calls import Batch, batch_size, call, own_copy, repeated, tensors
 from excite._core.checks import Bounds, Norm
@@ -96,7 +97,7 @@ class CleanPass(Pass):
         self.seen: list[str] = []
         self.inputs: dict[str, Tensor] = {}
         self.site_number: dict[str, int] = {}
-        self.on_x: set[str] = set()
+        self.on_x: dict[str, Tensor | None] = {}  # layers on the model's own input; a tensor says whether they are
 
     def affine(self, call: AffineCall) -> Tensor:
         """Runs an affine call; the input of a chosen layer becomes a site of the search."""
@@ -106,12 +107,27 @@ class CleanPass(Pass):
         if self._chosen(call) and input.is_floating_point() and torch.is_grad_enabled():
             self.site_number[call.name] = len(self.tape.shapes)
             self.site(input, call.name)
-            if self._settings.bounds is not None and is_model_input(input, self._x):
-                self.on_x.add(call.name)
+            if self._settings.bounds is not None:
+                self._find_input(call.name, input)
             # A node of its own, because other users of this signal (a skip connection) must not be counted.
             input = input.view_as(input) if input.requires_grad else input.detach().requires_grad_()
             self.inputs[call.name] = input
         return call.run(input, frozen=True)
+
+    def _find_input(self, layer: str, input: Tensor) -> None:
+        """Notes whether this layer reads the model's own input, which bounds hold for. A GPU is not waited for."""
+        first = tensors(self._x)[0]
+        comparable = input.dtype == first.dtype and input.numel() == first.numel()
+        # Bounds that are tensors need the batch in front, which can only be refused once it is known to be the input.
+        if (
+            comparable
+            and runs_ahead(input)
+            and input.shape[:1] == first.shape[:1]
+            and not shares_memory(input, self._x)
+        ):
+            self.on_x[layer] = (input.detach().reshape(-1) == first.detach().reshape(-1)).all()
+        elif is_model_input(input, self._x):
+            self.on_x[layer] = None
 
     def _chosen(self, call: AffineCall) -> bool:
         if not self._settings.chosen(call.name):
@@ -261,7 +277,7 @@ def _first_gradients(
         bounds = _shaped(settings.bounds, signal, x) if name == INPUT or name in clean.made_by.on_x else None
         layers[name] = PerturbedInput(
             layout, radius, bounds, signal.detach() if bounds is not None else None, settings.mode
-        )
+        ).where(clean.made_by.on_x.get(name))
         signal_gradients[name] = gradient
     if not layers:
         raise InputError(

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from excite._core.background import DeferredChecks
 from excite._core.calls import Batch
 from excite._core.checks import check_count, check_dense, check_number, shown
 from excite._core.preserve import capturing
@@ -32,8 +35,8 @@ class Target(ABC):
         """What the model returned for `batch` samples as (B,) or (B, k); any other shape is refused."""
 
     @abstractmethod
-    def labels(self, y: object, batch: int) -> Tensor:
-        """The labels as (B,); others than this target knows are refused."""
+    def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
+        """The labels as (B,); others than this target knows are refused, with `later` without waiting for a GPU."""
 
     @abstractmethod
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
@@ -79,15 +82,10 @@ class Binary(Target):
         """Returns the model's outputs as (B,)."""
         return scalar(returned, batch)
 
-    def labels(self, y: object, batch: int) -> Tensor:
+    def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
         """Returns the labels (B,), each 0 or 1."""
         y = label_tensor(y, batch, "0 and 1")
-        if not capturing() and not bool(((y == 0) | (y == 1)).all()):
-            odd = y[(y != 0) & (y != 1)][0].item()
-            raise InputError(
-                f"labels: expected 0 and 1; got {odd}: map the two classes to 0 and 1, or give classes= for more"
-            )
-        return y
+        return y if capturing() or y.dtype == torch.bool else accepted(y, (y == 0) | (y == 1), _not_binary, later)
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
         """Loss per sample, (B,)."""
@@ -140,9 +138,9 @@ class Codes(Target):
             f"{tuple(returned.shape)}: give it {m} outputs, or pick them with output="
         )
 
-    def labels(self, y: object, batch: int) -> Tensor:
+    def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
         """Returns the labels as class indices (B,)."""
-        return class_labels(y, batch, self.classes)
+        return class_labels(y, batch, self.classes, later)
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
         """Loss per sample, (B,): cross-entropy, or the squared distance from the code of its class."""
@@ -229,19 +227,38 @@ def label_tensor(y: object, batch: int, expected: str) -> Tensor:
     return check_dense(y, "labels").reshape(batch).detach()
 
 
-def class_labels(y: object, batch: int, classes: int) -> Tensor:
+def class_labels(y: object, batch: int, classes: int, later: DeferredChecks | None = None) -> Tensor:
     """Integer labels 0 … m − 1, (B,)."""
     y = label_tensor(y, batch, f"whole numbers from 0 to {classes - 1}")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InputError(f"labels: expected whole numbers from 0 to {classes - 1}; got {y.dtype}: use y.long()")
     y = y.long()
-    outside = (y < 0) | (y >= classes)
-    if not capturing() and bool(outside.any()):
-        raise InputError(
-            f"labels: classes={classes} expects 0 to {classes - 1}; got {y[outside][0].item()}: "
-            "change classes=, or number the classes from 0"
+    return y if capturing() else accepted(y, (y >= 0) & (y < classes), partial(_not_a_class, classes=classes), later)
+
+
+def accepted(y: Tensor, good: Tensor, problem: Callable[[Any], str], later: DeferredChecks | None) -> Tensor:
+    """The labels, if all are good; otherwise `problem(label)` of the first that is not is raised.
+
+    With `later`, labels on a GPU are judged without waiting for it. Those that are not good become 0 until then: a label out of
+    range would be an index out of range, after which no kernel runs in this process any more.
+    """
+    if later is not None and later.defers(y):
+        first = (~good).to(torch.uint8).argmax()  # 0 if all are good
+        later.add(
+            torch.stack([good.all().to(y.dtype), y.take(first)]), lambda seen: None if seen[0] else problem(seen[1])
         )
+        return torch.where(good, y, 0)
+    if not bool(good.all()):
+        raise InputError(problem(y[~good][0].item()))
     return y
+
+
+def _not_binary(label: float) -> str:
+    return f"labels: expected 0 and 1; got {label}: map the two classes to 0 and 1, or give classes= for more"
+
+
+def _not_a_class(label: int, classes: int) -> str:
+    return f"labels: classes={classes} expects 0 to {classes - 1}; got {label}: change classes=, or number the classes from 0"
 
 
 def check_loss(loss: object) -> Loss:
