@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import excite
 from excite import bounds, data, lipschitz, probes, report, runs, studies, wiring
 from excite import train as fit
+from excite.excitation import HiddenOptions
 from excite.margin import SearchOptions
 from excite.margin.fixed_radius import broken_at, robust_accuracy
 from excite.monitor import alerts
@@ -236,7 +237,9 @@ SETTING: dict[str, tuple[str, Callable[[], Any]]] = {
 }  # fmt: skip
 ATTACK = {
     **{key: SETTING[key] for key in ("radius", "norm", "steps", "threshold", "bounds", "output", "classes", "loss")},
-    "step_size": ("number", lambda: None), "random_start": ("flag", lambda: False),
+    "step_size": ("number", lambda: None), "random_start": ("flag", lambda: False), "layers": ("layers", lambda: "all"),
+    "hidden_radius": ("rates", lambda: 0.01), "hidden": ("number", lambda: None), "awp": ("number", lambda: 0.0), "trades": ("number", lambda: 0.0),
+    "keep_best": ("flag", lambda: False), "held_out": ("pairs of tensors", lambda: None),
 }  # fmt: skip
 
 
@@ -389,6 +392,8 @@ CALLS: dict[str, Call] = {
     "SearchOptions": Call(SearchOptions, {
         "steps": ("count", lambda: 3), "restarts": ("count", lambda: 1), "evidence": ("flag", lambda: False), "certify": ("flag", lambda: False),
         "lipschitz": ("number", lambda: None), "seed": ("seed", lambda: 0)}),
+    "HiddenOptions": Call(HiddenOptions, {"norm": NORM, "budget": ("choice", lambda: "layer"), "random_start": ("flag", lambda: False)}),
+    "studies.find_study": Call(studies.find_study, {"reference": ("text", lambda: "margin-losses")}),
     "robust_accuracy": Call(robust_accuracy, {
         "model": MODEL, "x": X, "y": Y, "radii": ("radii", lambda: [0.0, 0.1]), "norm": NORM, "bounds": ("bounds", lambda: None), "classes": ("classes", lambda: None),
         "threshold": ("number", lambda: 0.5), "steps": ("count", lambda: 2), "restarts": ("count", lambda: 1), "batch": ("count", lambda: 8), "seed": ("seed", lambda: 0)}),
