@@ -38,7 +38,9 @@ REASONS = {
     **dict.fromkeys(("bounds", "lipschitz", "studies"), "a module"),
     **dict.fromkeys(("ARCHITECTURES", "BUILT_IN", "DOWNLOADED", "NAMES", "STUDIES", "__version__"), "a constant"),
     **dict.fromkeys(("StepContext", "Probe", "Schedule"), "what probes of one's own build on"),
-    **dict.fromkeys(("Arm", "Claim", "Scale", "Study", "Variant", "VariantResult", "experiment"), "what studies are written with"),
+    **dict.fromkeys(
+        ("Arm", "Claim", "Scale", "Study", "Variant", "VariantResult", "experiment"), "what studies are written with"
+    ),
     **dict.fromkeys(
         ("load_config", "load_trained", "train", "train_across", "train_together"),
         "takes a config or a run, which tests/train/test_config.py and tests/runs damage",
