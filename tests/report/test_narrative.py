@@ -138,6 +138,8 @@ def test_which_statistics_normalizations_used():
         "note",
         "Statistics of the normalizations when layers were measured: 20 with those of the example, as in training; 3 with "
         "running statistics, because they are in evaluation mode.",
+        panel="ranks",
+        docs=one.docs,
     )
     (few,) = texts({"rank/statistics/few": 1}, "warning")
     assert "one value per channel" in few

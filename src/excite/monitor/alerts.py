@@ -24,6 +24,7 @@ from excite.errors import ExciteError, InputError
 
 log = logging.getLogger("excite")
 _COUNTS, _NUMBERS = ("looks", "window"), ("limit", "share", "least", "factor", "flat")  # fields of the rules below
+_NAMED = 3  # metrics named in one line
 _KEPT = 1024  # values of a metric that rules can refer to
 
 
@@ -332,6 +333,31 @@ class SteeperWhileFlat(Rule):
         )
 
 
+_ADVICE = {  # what to do: by rule, or by rule and quantity
+    "NotFinite": "Lower the learning rate or the radius, or clip gradients; continue from a checkpoint before.",
+    "Fell rank/effective": "Lower the learning rate or the weight decay, or excite these layers: their weights along the lost "
+    "directions are no longer trained.",
+    "SteeperWhileFlat": "Stop here or regularize: the network fits details, which costs margin.",
+    "Above conservation/rest": "Find what else changes these weights: clipping, weight averaging, or an optimizer that is not "
+    "accounted for.",
+}
+
+
+def advice(rule: str, name: str) -> str:
+    """What to do about an alert.
+
+    Args:
+        rule: Name of the rule's class.
+        name: The metric, or its quantity such as "rank/effective".
+
+    Returns:
+        A sentence; for a rule of your own, which chart to look at.
+    """
+    quantity = "/".join(name.split("/")[:2])
+    found = _ADVICE.get(f"{rule} {quantity}") or _ADVICE.get(rule)
+    return found or f"See the chart of {quantity} for when it began."
+
+
 def default_alerts() -> list[Rule]:
     """The rules that `excite.watch` applies by default.
 
@@ -421,6 +447,8 @@ class Alerts:
 def act(begun: Sequence[tuple[Rule, Alert]], *, speak: bool = True) -> None:
     """Logs alerts, calls the functions of their rules, and raises the first with ``then="raise"``.
 
+    Alerts of one rule about one quantity, such as the rank of twelve layers, are logged as one line.
+
     Args:
         begun: Rules that became true, with their alerts.
         speak: Whether to log and call; with several processes only the first one does.
@@ -435,13 +463,36 @@ def act(begun: Sequence[tuple[Rule, Alert]], *, speak: bool = True) -> None:
         >>> told[0].message
         'loss/step is 12, above 10'
     """
-    raised = None
-    for rule, alert in begun:
-        if speak:
-            log.warning("%s", alert)
+    if speak:
+        for line in lines([alert for _, alert in begun]):
+            log.warning("%s", line)
+        for rule, alert in begun:
             if callable(rule.then):
                 rule.then(alert)
-        if rule.then == "raise":
-            raised = raised or AlertRaised(alert)
+    raised = next((alert for rule, alert in begun if rule.then == "raise"), None)
     if raised is not None:
-        raise raised
+        raise AlertRaised(raised)
+
+
+def lines(alerts: Iterable[Alert]) -> list[str]:
+    """One line per rule and quantity, with what to do.
+
+    Args:
+        alerts: Alerts, in the order in which they began.
+
+    Returns:
+        The message of the first alert of each group, the other metrics by name, and the advice.
+    """
+    groups: dict[tuple[str, str], list[Alert]] = {}
+    for alert in alerts:
+        groups.setdefault((alert.rule, "/".join(alert.name.split("/")[:2])), []).append(alert)
+    found = []
+    for (rule, quantity), members in groups.items():
+        names = list(dict.fromkeys(alert.name for alert in members))[1:]
+        others = ""
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            layers = ", ".join(name.removeprefix(f"{quantity}/") for name in names[:_NAMED])
+            others = f"; likewise {len(names)} other{'s' if len(names) > 1 else ''}: {layers}{more}"
+        found.append(f"{members[0]}{others}. {advice(rule, quantity)}")
+    return found

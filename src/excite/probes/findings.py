@@ -29,6 +29,7 @@ class Panel:
         heatmap: Draw also as a heat map over layers and steps.
         hidden: Quantities that are not drawn.
         probes: Names of the probes whose metrics are drawn, besides the one that has this panel.
+        docs: Section of the documentation that explains it, such as "richness.md#quantities-of-a-layer".
     """
 
     id: str
@@ -40,6 +41,7 @@ class Panel:
     heatmap: bool = False
     hidden: tuple[str, ...] = ()
     probes: tuple[str, ...] = ()
+    docs: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,16 @@ class Finding:
     Args:
         kind: "warning" for what needs attention, "good" or "note" otherwise.
         text: The sentence, ending in a full stop.
+        action: What to do about it, as a sentence; may be empty.
+        panel: Id of the panel that shows it; by default that of the probe.
+        docs: Section of the documentation; by default that of the panel.
     """
 
     kind: Literal["warning", "good", "note"]
     text: str
+    action: str = ""
+    panel: str = ""
+    docs: str = ""
 
 
 class MetricSeries(Protocol):

@@ -130,9 +130,7 @@ def collect(paths: Iterable[str | Path], below: Path | None = None) -> list[Vari
     if not runs:
         raise InputError("report: expected at least one run folder")
     variants: dict[str, list[RunData]] = {}
-    norm = (
-        "inf" if any((path / f"artifacts/margins-inf-{part}.json").exists() for path in runs for part in PARTS) else "2"
-    )
+    norm = stored_norm(runs)
     for path in dict.fromkeys(runs):
         run = _read_run(path, norm, below)
         variants.setdefault(run.variant, []).append(run)
@@ -143,40 +141,74 @@ def _read_run(path: Path, norm: str, below: Path | None) -> RunData:
     if below is None:
         load_run(path).close()  # raises if the metrics are damaged
 
-    def read(name: str, max_bytes: int = _MAX_SETTINGS) -> dict[str, Any]:
-        value = read_json(path / name, below, None if below is None else max_bytes)
-        if not isinstance(value, dict):
-            raise RunError(f"{path / name} is damaged: expected a JSON object")
-        return value
-
     def artifact(name: str) -> dict[str, Any] | None:
-        name = f"artifacts/{name}.json"
-        return read(name, _MAX_ARTIFACT) if os.path.lexists(path / name) else None
+        file = path / "artifacts" / f"{name}.json"
+        return _object(file, below, _MAX_ARTIFACT) if os.path.lexists(file) else None
 
     summary = artifact("summary") or {}
-    accuracy = summary.get("accuracy") or {}
-    if not isinstance(accuracy, dict) or not all(isinstance(v, int | float) for v in accuracy.values()):
-        raise RunError(f"{path}/artifacts/summary.json is damaged: delete it and measure again")
+    accuracy = _accuracy(summary, path)
     wiring = artifact("wiring")
     if wiring is not None and not _is_wiring(wiring):
         raise RunError(f"{path}/artifacts/wiring.json is damaged: delete it and measure again")
-    margins = {}
-    for part in PARTS:
-        stored = artifact(f"margins-{norm}-{part}")
-        if stored is not None:
-            margins[part] = _margins(stored, f"{path}/artifacts/margins-{norm}-{part}.json")
     status, reason = read_status(path, below)
     return RunData(
         path=path,
         variant=str(summary.get("variant") or summary.get("arm") or path.name),
-        config=read("config.json"),
-        environment=read("environment.json"),
+        config=_object(path / "config.json", below, _MAX_SETTINGS),
+        environment=_object(path / "environment.json", below, _MAX_SETTINGS),
         status="stopped" if status == "stale" else status,
         reason=reason,
-        margins=margins,
-        accuracy={part: float(value) for part, value in accuracy.items()},
+        margins=stored_margins(path, below, _MAX_ARTIFACT, norm),
+        accuracy=accuracy,
         wiring=wiring,
     )
+
+
+def stored_norm(paths: Iterable[Path]) -> str:
+    """The norm of stored margins: "inf" if any of the runs has such margins, else "2"."""
+    files = (path / "artifacts" / f"margins-inf-{part}.json" for path in paths for part in PARTS)
+    return "inf" if any(file.exists() for file in files) else "2"
+
+
+def stored_margins(path: Path, below: Path | None, max_bytes: int, norm: str | None = None) -> dict[str, Margins]:
+    """Margins among a run's artifacts, by part.
+
+    Args:
+        path: The run folder.
+        below: See `collect`.
+        max_bytes: Larger files are refused, if `below` is given.
+        norm: The norm; by default "inf" if the run has such margins.
+
+    Raises:
+        RunError: If a file is damaged or too large.
+    """
+    norm = norm or stored_norm([path])
+    found = {}
+    for part in PARTS:
+        file = path / "artifacts" / f"margins-{norm}-{part}.json"
+        if os.path.lexists(file):
+            found[part] = _margins(_object(file, below, max_bytes), str(file))
+    return found
+
+
+def stored_accuracy(path: Path, below: Path | None) -> dict[str, float]:
+    """Accuracy by part, from a run's summary; empty if it has none."""
+    file = path / "artifacts" / "summary.json"
+    return _accuracy(_object(file, below, _MAX_ARTIFACT), path) if os.path.lexists(file) else {}
+
+
+def _object(file: Path, below: Path | None, max_bytes: int) -> dict[str, Any]:
+    value = read_json(file, below, None if below is None else max_bytes)
+    if not isinstance(value, dict):
+        raise RunError(f"{file} is damaged: expected a JSON object")
+    return value
+
+
+def _accuracy(summary: dict[str, Any], path: Path) -> dict[str, float]:
+    accuracy = summary.get("accuracy") or {}
+    if not isinstance(accuracy, dict) or not all(isinstance(v, int | float) for v in accuracy.values()):
+        raise RunError(f"{path}/artifacts/summary.json is damaged: delete it and measure again")
+    return {part: float(value) for part, value in accuracy.items()}
 
 
 def _is_wiring(wiring: dict[str, Any]) -> bool:

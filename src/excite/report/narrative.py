@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from excite.probes import built_in_probes
 from excite.probes.findings import Finding, number
 from excite.report.history import MetricHistory
@@ -16,8 +18,14 @@ def findings(history: MetricHistory) -> list[Finding]:
         history: The metrics of the run.
 
     Returns:
-        Findings of all built-in probes: warnings, then what went well, then notes.
+        Findings of all built-in probes, each with the panel that shows it: warnings, then what went well, then notes.
     """
-    found = [finding for probe in built_in_probes() for finding in probe.findings(history)]
+    found = [
+        finding
+        if probe.panel is None
+        else replace(finding, panel=finding.panel or probe.panel.id, docs=finding.docs or probe.panel.docs)
+        for probe in built_in_probes()
+        for finding in probe.findings(history)
+    ]
     rank = {"warning": 0, "good": 1, "note": 2}
     return sorted(found, key=lambda finding: rank[finding.kind])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from excite.report import figures
 from excite.report.collect import VariantRuns, collect, differing, flat
 from excite.report.margin_history import margin_history
 from excite.report.panels import WHOLE
-from excite.report.verdict import verdict
-from excite.report.view import RunView, describe, draw, findings
+from excite.report.verdict import Headline, verdict
+from excite.report.verdict.contents import first_line, to_json
+from excite.report.verdict.runs import overviews
+from excite.report.view import RunView, alerts, describe, draw, findings, run_findings
 from excite.runs.reader import MetricsReader
 
 STYLES = ("uplot.css", "page.css")
@@ -51,6 +54,23 @@ class Report:
     rows: tuple[dict[str, str], ...]  # one per variant: accuracy, median margins, gap
     sentences: tuple[str, ...]
     arms = renamed_attribute("arms", "variants")
+
+    @cached_property
+    def contents(self) -> dict[str, Any]:
+        """The first line, the ranking of several runs and the settings that differ, as JSON."""
+        worst = None
+        if len(self.variants) == 1 and len(self.variants[0].runs) == 1:
+            (run,) = self.variants[0].runs
+            with closing(MetricsReader(run.path)) as follower:
+                follower.refresh()
+                worst = next(iter(run_findings(RunView(follower, "", 0, order=tuple(run.layers())))), None)
+        line, outcomes = first_line(self.variants, overviews(self.variants), worst)
+        return to_json(line, outcomes, self.variants)
+
+    @property
+    def headline(self) -> Headline:
+        """The first line: how robust, whether training tells the truth about test, how sure, what to do next."""
+        return Headline(**self.contents["verdict"])
 
     def write(self, target: str | os.PathLike[str], title: str = "Excite report") -> Path:
         """Writes the report as one self-contained HTML file.
@@ -116,6 +136,7 @@ def _render(report: Report, title: str) -> str:
             "panels": panels,
             "data": data,
             "findings": findings(named),
+            "alerts": alerts(named),
             "margins": margin_history(shown),
         }
     finally:
@@ -126,8 +147,9 @@ def _render(report: Report, title: str) -> str:
         title=title,
         styles=[asset(name) for name in STYLES],
         scripts=[asset(name) for name in SCRIPTS],
-        frozen=frozen | {"figures": _figures(report.variants)},
+        frozen=frozen | report.contents | {"figures": _figures(report.variants)},
         count=len(shown),
+        **report.contents,
         **_contents(report),
     )
 
@@ -138,7 +160,6 @@ def details(paths: Sequence[Path], below: Path | None = None) -> dict[str, Any]:
     contents = _contents(report)
     measured = any(run.margins for variant in report.variants for run in variant.runs)
     return {
-        "verdict": render("verdict.html.j2", **contents) if measured else "",
         "top": render("summary.html.j2", **contents) if measured else "",
         "bottom": render("settings.html.j2", **contents),
         "figures": _figures(report.variants),
@@ -155,7 +176,7 @@ def _contents(report: Report) -> dict[str, Any]:
             run.margins or run.accuracy for variant in variants for run in variant.runs
         ),  # by `excite margins` or a training
         "wiring": next((run.wiring for variant in variants for run in variant.runs if run.wiring), None),
-        "settings": _settings(variants),
+        "all_settings": _settings(variants),
         "environment": flat(variants[0].runs[0].environment),
         "evidence": _evidence(variants),
     }

@@ -74,6 +74,13 @@ def _panel_of(probe: str, quantity: str) -> Panel:
     return Panel(f"other-{probe}", probe, probes=(probe,)) if quantity else LOGGED
 
 
+def panel_of(key: str) -> tuple[str, str]:
+    """Id of the panel that draws a quantity "probe/quantity", and the quantity's label."""
+    probe, quantity, _ = split(key)
+    panel = _panel_of(probe, quantity)
+    return panel.id, dict(panel.labels).get(quantity, key)
+
+
 def make_panels(names: Iterable[str], order: Sequence[str] = ()) -> list[PanelView]:
     """The panels for these metrics; `order` are the layers in the order of execution, as far as it is known."""
     found: dict[str, dict[str, set[str]]] = {}

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from excite.report.alerts import grouped
 from excite.report.curves import smooth
 from excite.report.history import MetricHistory
 from excite.report.narrative import Finding
-from excite.report.narrative import findings as run_findings
+from excite.report.narrative import findings as history_findings
 from excite.report.panels import PANELS, WHOLE, PanelView, Quantity, make_panels
 from excite.report.panels import select as select_names
 from excite.report.subsample import Series, between, extremes, grid, plain, within
+from excite.report.verdict.links import docs_url
 from excite.runs.reader import MetricsReader
 
 POINTS, COLUMNS = 1000, 240  # at most, of a curve and of a heat map
@@ -173,20 +175,42 @@ def _smooth(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np
 
 
 def findings(runs: Sequence[RunView], limit: int | None = None) -> list[dict[str, str]]:
-    """What changed in each run, in words. With `limit`, from at most so many metrics of a run: a last sentence says so."""
-    return [
-        {"run": run.label, "kind": finding.kind, "text": finding.text}
-        for run in runs
-        for finding in _findings(run, limit)
+    """What changed in each run, in words. With `limit`, from at most so many metrics of a run: a last sentence says so.
+
+    Alerts come first, one line per rule and quantity, unless a finding warns of the same panel.
+    """
+    return [one for run in runs for one in _words(run, limit)]
+
+
+def _words(run: RunView, limit: int | None) -> list[dict[str, str]]:
+    found = [
+        {
+            "run": run.label, "kind": finding.kind, "text": finding.text, "action": finding.action,
+            "link": f"#panel-{finding.panel}" if finding.panel else "", "docs": docs_url(finding.docs),
+        }
+        for finding in run_findings(run, limit)
+    ]  # fmt: skip
+    warned = {one["link"] for one in found if one["kind"] == "warning"}
+    raised = [
+        {key: one[key] for key in ("run", "kind", "text", "action", "link", "docs")}
+        for one in alerts([run])
+        if one["link"] not in warned
     ]
+    return [*raised, *found]
 
 
-def _findings(run: RunView, limit: int | None) -> list[Finding]:
+def alerts(runs: Sequence[RunView]) -> list[dict[str, Any]]:
+    """Alerts of each run, one entry per rule and quantity."""
+    return [group.to_dict(run.label) for run in runs for group in grouped(run.follower.names(), run.follower.series)]
+
+
+def run_findings(run: RunView, limit: int | None = None) -> list[Finding]:
+    """The findings about one run, warnings first."""
     names: Collection[str] = run.follower.names()
     count, left_out = len(names), 0
     if limit is not None and count > limit:
         names, left_out = select_names(names, limit, run.order)
-    stated = run_findings(MetricHistory(sorted(names), run.follower.series, run.order))
+    stated = history_findings(MetricHistory(sorted(names), run.follower.series, run.order))
     if left_out:
         stated.append(
             Finding("note", f"This is from {count - left_out:,} of {count:,} metrics, a share of every quantity.")

@@ -110,8 +110,8 @@ def test_runs_that_did_not_change_are_not_read_again(tmp_path, monkeypatch):
     for name in "abc":
         make_run(tmp_path / name, 3)
     reads = []
-    original = folder.read_last
-    monkeypatch.setattr(folder, "read_last", lambda path, *more: reads.append(path.name) or original(path, *more))
+    original = folder.read_overview
+    monkeypatch.setattr(folder, "read_overview", lambda path, *more: reads.append(path.name) or original(path, *more))
 
     def settle():  # as if nobody had written for a while
         for path in tmp_path.rglob("*"):

@@ -10,7 +10,7 @@ import pytest
 from excite import RunError, load_run
 from excite._core.files import read_json
 from excite.runs import Run
-from excite.runs.reader import MetricsReader, read_last, read_status
+from excite.runs.reader import MetricsReader, read_overview, read_status
 
 
 def same(follower, path):
@@ -221,7 +221,7 @@ def test_damaged_metrics_are_an_error_in_one_line(kind, tmp_path):
     if kind in ("bytes for a name", "a name that is no text"):  # it reads no names
         return
     with pytest.raises(RunError, match=r"metrics\.db"):
-        read_last(path, "loss/step", tmp_path)
+        read_overview(path, ["loss/step"], below=tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
@@ -234,7 +234,7 @@ def test_only_regular_files_are_opened(file, kind, tmp_path):
         read()
     if file == "metrics.db":
         with pytest.raises(RunError, match="not a regular file"):
-            read_last(path, "loss/step", tmp_path)
+            read_overview(path, ["loss/step"], below=tmp_path)
 
 
 @pytest.mark.parametrize("file", ["metrics.db-wal", "metrics.db-shm", "metrics.db-journal"])
@@ -245,7 +245,7 @@ def test_what_lies_beside_the_database_is_a_regular_file(file, tmp_path):
     with pytest.raises(RunError, match="not a regular file"):
         MetricsReader(path, tmp_path)
     with pytest.raises(RunError, match="not a regular file"):
-        read_last(path, "loss/step", tmp_path)
+        read_overview(path, ["loss/step"], below=tmp_path)
 
 
 def test_nobody_waits_for_a_fifo_in_place_of_a_lock(tmp_path):
@@ -280,7 +280,11 @@ def test_queries_have_a_time_limit(tmp_path):
         with pytest.raises(RunError, match="took longer than"):
             slow.refresh()
     with pytest.raises(RunError, match="took longer than"):
-        read_last(path, "loss/step", seconds=-1.0)
+        read_overview(path, ["loss/step"], seconds=-1.0)
+
+
+def _found(overview):
+    return overview.step, overview.updated, overview.latest.get("loss/step")
 
 
 def read_names(follower):
@@ -293,7 +297,7 @@ def test_the_last_values_read_at_once_are_those_of_a_follower(tmp_path):
         follower = MetricsReader(path)
         follower.refresh()
         last = follower.last() or (None, None)
-        assert read_last(path, "loss/step", tmp_path) == (*last, follower.latest("loss/step"))
+        assert _found(read_overview(path, ["loss/step"], below=tmp_path)) == (*last, follower.latest("loss/step"))
         with load_run(path) as run:
             rows = run.frame()
         assert last[0] == (None if rows.empty else rows["step"].max())

@@ -10,7 +10,7 @@ import pytest
 
 from excite import RunError
 from excite.runs import Run
-from excite.runs.reader import MetricsReader, read_last
+from excite.runs.reader import MetricsReader, read_overview
 from excite.runs.reader import processes as readers
 from excite.runs.reader.processes import Crashed, ReadElsewhere, Reader
 
@@ -47,7 +47,7 @@ def test_the_numbers_are_those_read_in_this_process(run):
     fresh = MetricsReader(run.path, reader=Reader())
     for one, other in zip(MetricsReader(run.path).subsample("loss/step", 20), fresh.subsample("loss/step", 20)):
         np.testing.assert_array_equal(one, other)
-    assert read_last(run.path, "loss/step", reader=Reader()) == read_last(run.path, "loss/step")
+    assert read_overview(run.path, ["loss/step"], reader=Reader()) == read_overview(run.path, ["loss/step"])
 
 
 def test_long_series_come_in_parts(run):

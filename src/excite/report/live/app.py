@@ -7,6 +7,8 @@ import logging
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,17 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from excite.errors import ExciteError, InputError
-from excite.report.live.folder import MAX_RUNS, NotFound, Runs
+from excite.report.collect import collect
+from excite.report.live.folder import MAX_RUNS, NotFound, RunRow, Runs
 from excite.report.live.guard import Guard
 from excite.report.live.sharing import Sharing
 from excite.report.live.tasks import sweeps
 from excite.report.margin_history import margin_history
 from excite.report.page import ASSETS, SCRIPTS, asset, details, render
-from excite.report.view import MAX_METRICS, POINTS, describe, draw, findings, select
-from excite.runs.reader import read_status
+from excite.report.verdict.contents import first_line, to_json
+from excite.report.verdict.outcome import standing
+from excite.report.view import MAX_METRICS, POINTS, alerts, describe, draw, findings, run_findings, select
+from excite.runs.reader import loss_ends, read_status
 
 MAX_COMPARED, MAX_KEYS, FIRST_PANELS = 12, 64, 3
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -70,6 +75,7 @@ def make_app(root: str | os.PathLike[str], token: str | None = None, host: str =
             route("/api/tasks", _tasks_data),
             route("/api/view", _view_data),
             route("/api/findings", _findings_data),
+            route("/api/verdict", _verdict_data),
             route("/api/details", _details_data),
             route("/assets/{name}", _asset),
         ],
@@ -91,10 +97,12 @@ def _view_page(runs: Runs, request: Request) -> Response:
             first: dict[str, Any] | None = _current(runs, chosen, ["*"], rough=True)
     except ExciteError:
         first = None  # the page asks again, and says what is wrong
-    title = " · ".join(labels)
-    return HTMLResponse(
-        render("live.html.j2", title=title, folder=runs.name, runs=chosen, first=first, scripts=SCRIPTS)
-    )
+    said: dict[str, Any] = {"verdict": None, "ranking": []}
+    with suppress(ExciteError), runs.reading(*chosen):
+        said = _verdict(runs, chosen, words=False)
+        first = first and first | said
+    texts = {"title": " · ".join(labels), "folder": runs.name, "runs": chosen, "scripts": SCRIPTS}
+    return HTMLResponse(render("live.html.j2", first=first, verdict=said["verdict"], ranking=said["ranking"], **texts))
 
 
 def _list_data(runs: Runs, request: Request) -> Response:
@@ -102,11 +110,21 @@ def _list_data(runs: Runs, request: Request) -> Response:
     listed = [
         {
             "id": row.id, "label": runs.label(row.id), "status": row.status, "reason": row.reason, "step": row.step,
-            "loss": _number(row.loss), "updated": row.updated,
+            "loss": _number(row.loss), "updated": row.updated, **_summary(row),
         }
         for row in rows
     ]  # fmt: skip
     return _json({"runs": listed, "cut": len(rows) == MAX_RUNS})
+
+
+def _summary(row: RunRow) -> dict[str, Any]:
+    """Robustness of one run of the list."""
+    one = row.outcome
+    spark = row.spark and {"name": row.spark[0], "values": [_number(value) for value in row.spark[1]]}
+    return {
+        "margin": _number(one.margin), "margin_text": one.margin_text, "gap": None if one.gap is None else _number(one.gap.value),
+        "chance": _number(one.chance), "accuracy": _number(one.accuracy.get("test")), "alerts": row.alerts, "spark": spark,
+    }  # fmt: skip
 
 
 def _tasks_data(runs: Runs, request: Request) -> Response:
@@ -139,7 +157,7 @@ def _current(
     shown = runs.shown(chosen)
     heads = []
     for name, run in zip(chosen, shown):
-        status, reason = read_status(runs.path(name), runs.real)
+        status, reason = standing(*read_status(runs.path(name), runs.real), *loss_ends(run.follower))
         last = run.follower.last()
         heads.append(
             {
@@ -163,6 +181,26 @@ def _findings_data(runs: Runs, request: Request) -> Response:
     chosen = _chosen(runs, request)
     with runs.reading(*chosen):
         return _json({"findings": findings(runs.shown(chosen), MAX_METRICS)})
+
+
+def _verdict_data(runs: Runs, request: Request) -> Response:
+    chosen = _chosen(runs, request)
+    with runs.reading(*chosen):
+        return _json(_verdict(runs, chosen))
+
+
+def _verdict(runs: Runs, chosen: list[str], words: bool = True) -> dict[str, Any]:
+    """The first line, the ranking of several runs, the settings that differ; with `words` also alerts and findings."""
+    shown = runs.shown(chosen)
+    variants = [
+        replace(variant, name=runs.label(name)) for name in chosen for variant in collect([runs.path(name)], runs.real)
+    ]
+    worst = next(iter(run_findings(shown[0], MAX_METRICS)), None) if len(shown) == 1 and words else None
+    line, outcomes = first_line(variants, runs.overviews(chosen), worst)
+    found = to_json(line, outcomes, variants)
+    if words:
+        found |= {"alerts": alerts(shown), "html": render("verdict.html.j2", **found)}
+    return found
 
 
 def _details_data(runs: Runs, request: Request) -> Response:

@@ -10,14 +10,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from excite._core.files import read_json
 from excite.errors import ExciteError, InputError, RunError
+from excite.report.alerts import group_keys
+from excite.report.collect import stored_accuracy, stored_margins
+from excite.report.verdict.outcome import Outcome, from_latest, from_margins, standing
+from excite.report.verdict.runs import NAMES, SPARKS
 from excite.report.view import RunView
-from excite.runs.reader import MetricsReader, read_last, read_status
+from excite.runs.reader import MetricsReader, Overview, overview, read_overview, read_status
 from excite.runs.reader.processes import Readers
 
 MAX_RUNS, _DEPTH, _MAX_NAME = 2000, 6, 1000
@@ -30,6 +34,7 @@ LIST_SECONDS = 0.5  # for reading rows of one list
 ROW_SECONDS, QUERY_SECONDS = 1.0, 5.0  # for the queries of one row, and of one call for a page
 _SETTLED = 2_000_000_000  # nanoseconds: a file written later than this ago may change without another time
 _MAX_WIRING = 64_000_000  # bytes
+_MAX_STORED = 2_000_000  # bytes of stored margins that the list reads
 _MAX_REASON, _MAX_LOGGED = 500, 1000
 _READERS = Readers()  # for runs that others can write
 _log = logging.getLogger("excite.serve")
@@ -50,6 +55,9 @@ class RunRow:
     step: int | None = None
     loss: float | None = None
     updated: float | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    alerts: int = 0  # rules and quantities
+    spark: tuple[str, tuple[float, ...]] | None = None
 
 
 class Runs:
@@ -126,7 +134,7 @@ class Runs:
                 status, reason = read_status(self.path(name), self._real)
             except ExciteError:
                 return None
-            return replace(row, status=status, reason=reason)
+            return row if status == row.status else replace(row, status=status, reason=reason)
         return row
 
     def _row(self, name: str, before: Stamp) -> RunRow:
@@ -135,11 +143,10 @@ class Runs:
             with self.reading(name):
                 path = self.path(name)
                 status, reason = read_status(path, self._real)
-                step, updated, loss = read_last(path, "loss/step", self._real, ROW_SECONDS, _READERS.assign())
+                seen = read_overview(path, NAMES, SPARKS, self._real, ROW_SECONDS, _READERS.assign())
                 if self._stamp(name)[-2:] != before[-2:]:  # somebody writes: again, with all of SQLite's locks
-                    follower = self.follower(name)
-                    (step, updated), loss = follower.last() or (None, None), follower.latest("loss/step")
-                row = RunRow(name, status, reason, step, loss, updated)
+                    seen = overview(self.follower(name), NAMES, SPARKS)
+                row = self._shown(name, status, reason, seen)
         except ExciteError as error:
             row = RunRow(name, "unreadable", self.within(error))
             self._log(name, str(row.reason))
@@ -148,6 +155,21 @@ class Runs:
         with self._lock:
             self._rows[name] = before if settled else None, row
         return row
+
+    def _shown(self, name: str, status: str, reason: str | None, seen: Overview) -> RunRow:
+        """The row of a run with these last values; margins that were stored at the end are read from its folder."""
+        status, reason = standing(status, reason, seen.loss_first, seen.loss_last)
+        outcome = stored_outcome(self.path(name), self._real)
+        if not outcome.medians:
+            latest = from_latest(seen.latest)
+            outcome = replace(latest, accuracy={**latest.accuracy, **outcome.accuracy})
+        groups = len(group_keys(seen.alerts))
+        loss = seen.latest.get("loss/step")
+        return RunRow(name, status, reason, seen.step, loss, seen.updated, outcome, groups, seen.spark)
+
+    def overviews(self, names: list[str]) -> dict[Path, Overview]:
+        """The last values of runs, by their folder."""
+        return {self.path(name): overview(self.follower(name), NAMES, SPARKS) for name in names}
 
     def _stamp(self, name: str) -> Stamp:
         """Times, sizes and identities of a run's files: what has to change if the run changes."""
@@ -249,6 +271,14 @@ def layers(path: Path, below: Path) -> tuple[str, ...]:
         return tuple(str(row["name"]) for row in wiring["layers"])
     except (ExciteError, KeyError, TypeError):
         return ()
+
+
+def stored_outcome(path: Path, below: Path) -> Outcome:
+    """Margins and accuracy that were stored at the end of a run; empty if there are none, or they are damaged or large."""
+    try:
+        return from_margins(stored_margins(path, below, _MAX_STORED), stored_accuracy(path, below))
+    except (ExciteError, KeyError, TypeError, ValueError, OverflowError):
+        return Outcome()  # the page of the run says what is wrong
 
 
 def folders_in(folder: Path) -> list[str]:

@@ -238,10 +238,13 @@
     const runs = [...new Set(findings.map((one) => one.run))];
     const lists = runs.map((run) => {
       const list = element("ul");
-      for (const { kind, text } of findings.filter((one) => one.run === run)) {
+      for (const { kind, text, action, link, docs } of findings.filter((one) => one.run === run)) {
         const item = element("li", { class: kind });
         if (marks[kind]) item.append(element("b", {}, marks[kind]));
-        item.append(text);
+        item.append(text, action ? ` ${action}` : "");
+        if (link) item.append(" ", element("a", { href: link }, "chart"));
+        if (/^https?:/.test(docs)) item.append(" ", element("a", { href: docs }, "documentation"));
+        else if (docs) item.title = docs;
         list.append(item);
       }
       if (runs.length === 1 && state.runs.length === 1) return list;
@@ -250,8 +253,7 @@
       return element("div", {}, head, list);
     });
     byId("findings").hidden = findings.length === 0;
-    const many = lists.length > 3 && element("details", {}, element("summary", {}, `Show the findings of ${lists.length} runs`), ...lists);
-    byId("findings-list").replaceChildren(...(many ? [many] : lists));
+    byId("findings-list").replaceChildren(...lists);
   }
 
   const holder = byId("frozen");
@@ -331,14 +333,15 @@
     const started = performance.now();
     if (state.version !== saidVersion && started > sayAgain) {
       saidVersion = state.version;
-      showFindings((await ask("/api/findings")).findings);
+      const [said, found] = [await ask("/api/findings"), await ask("/api/verdict")];
+      showFindings(said.findings);
+      byId("verdict-place").innerHTML = found.html; // made and escaped by the server's templates
       sayAgain = performance.now() + Math.max(WORDS_WAIT, 5 * (performance.now() - started));
     }
     if (statuses !== state.statuses) {
       state.statuses = statuses;
       const found = await ask("/api/details");
-      byId("verdict-place").innerHTML = found.verdict; // these are made and escaped by the server's templates
-      byId("top").innerHTML = found.top;
+      byId("top").innerHTML = found.top; // made and escaped by the server's templates
       byId("bottom").innerHTML = found.bottom;
       figures(found.figures);
     }

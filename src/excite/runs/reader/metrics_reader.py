@@ -7,11 +7,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ from excite.runs.reader.processes import AVAILABLE, MAX_TEXT, ROW, Crashed, Read
 
 Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
+Ask = Callable[..., Any]  # (SQL, values) to a cursor
+Result = TypeVar("Result")
 
 # All names by one search each in the primary key (name, step), instead of a walk over every row.
 MAX_NAMES = 200_000
@@ -37,7 +39,7 @@ WITH RECURSIVE every(name) AS (
 )"""
 _NAMES = f"{_SKIP_SCAN} SELECT name FROM every WHERE name IS NOT NULL"
 # The last step and the last time of any name, by two more searches per name.
-_LAST = f"""
+LAST = f"""
 {_SKIP_SCAN}, ends(name, step) AS (
     SELECT name, (SELECT max(step) FROM metrics WHERE name = every.name) FROM every WHERE name IS NOT NULL
 ) SELECT max(step), max((SELECT time FROM metrics AS row WHERE row.name = ends.name AND row.step = ends.step)) FROM ends
@@ -210,7 +212,7 @@ class MetricsReader:
         """The last step at which anything was measured and when that was written (seconds since 1970)."""
         with self._guard():
             if self._last is None:
-                self._last = _last(self._one(_LAST))
+                self._last = checked_last(self._one(LAST))
             return self._last
 
     def latest(self, name: str) -> float | None:
@@ -218,6 +220,11 @@ class MetricsReader:
         with self._guard():
             row = self._ask(_LATEST, (name,)).fetchone()
             return None if row is None or row[0] is None else float(row[0])
+
+    def read_together(self, query: Callable[[Ask], Result]) -> Result:
+        """What `query` returns, given a function that runs SQL on the database of one moment."""
+        with self._guard(), self._snapshot():
+            return query(self._ask)
 
     def close(self) -> None:
         """Closes the database."""
@@ -322,22 +329,22 @@ def read_status(path: Path, below: Path | None = None) -> tuple[str, str | None]
     return str(status), None if reason is None else str(reason)[:1000]
 
 
-def read_last(
-    path: Path, name: str, below: Path | None = None, seconds: float = _QUERY_SECONDS, reader: Reader | None = None
-) -> tuple[int | None, float | None, float | None]:
-    """The last step, when it was written, and the last value of one metric, read once: faster than a `MetricsReader`.
+def read_immutable(path: Path, query: Callable[[Ask], Result], below: Path | None, deadline: float) -> Result | None:
+    """What `query` returns, given a function that runs SQL, while nobody writes the database; None if somebody does.
 
-    While nobody writes, the database is opened as immutable, without the shared memory that WAL needs. Whoever calls this
-    must make sure that the files are the same before and after, and read again if they are not.
+    Args:
+        path: The run folder.
+        query: Called with a function of an SQL query and its values.
+        below: See `MetricsReader`.
+        deadline: When to give up, of `time.monotonic`.
+
+    Raises:
+        RunError: If the database is damaged or took too long.
     """
     database = path / "metrics.db"
-    written = any(_size(path / f"metrics.db{suffix}") for suffix in ("-wal", "-journal"))
-    if written:
-        with closing(MetricsReader(path, below, seconds, reader)) as follower:
-            follower.refresh()
-            step, when = follower.last() or (None, None)
-            return step, when, follower.latest(name)
-    deadline = time.monotonic() + seconds
+    if any(_size(path / f"metrics.db{suffix}") for suffix in ("-wal", "-journal")):
+        return None
+    seconds = deadline - time.monotonic()
     try:
         _regular(database, below)
         address = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
@@ -345,9 +352,7 @@ def read_last(
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_TEXT)
             connection.set_progress_handler(lambda: time.monotonic() > deadline, _CHECK_EVERY)
             _check(connection, database)
-            step, when = _last(connection.execute(_LAST).fetchone()) or (None, None)
-            row = connection.execute(_LATEST, (name,)).fetchone()
-            return step, when, None if row is None or row[0] is None else float(row[0])
+            return query(connection.execute)
     except (sqlite3.Error, OSError) as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
             raise RunError(f"{database} took longer than {seconds:g} s to read") from error
@@ -394,7 +399,7 @@ def _step(value: Any) -> int:
     return value
 
 
-def _last(row: tuple[Any, Any]) -> tuple[int, float] | None:
+def checked_last(row: tuple[Any, Any]) -> tuple[int, float] | None:
     if row == (None, None):
         return None
     step, when = _step(row[0]), row[1]

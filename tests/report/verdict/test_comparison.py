@@ -10,7 +10,7 @@ from excite.report.collect import collect
 from excite.report.verdict import compare, verdict
 from excite.runs import Run
 
-from .conftest import make_run
+from ..conftest import make_run
 
 
 def test_a_real_difference_is_found_with_its_sign(runs):

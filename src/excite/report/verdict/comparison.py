@@ -48,7 +48,7 @@ def compare(variant: VariantRuns, against: VariantRuns, resamples: int = 1000, s
     A bootstrap on two levels: pairs of runs are drawn with replacement, then the points of each. Resampling adds to a gap,
     and more to a small one than to a large one; the basic interval, 2·estimate − quantiles, takes that off again. On
     synthetic variants with equal gaps it decides for a difference in 3 to 5 % of cases, while plain quantiles do in 0 to 2 %
-    and miss twice as many real differences (`tests/report/test_verdict.py`, slow tier).
+    and miss twice as many real differences (`tests/report/verdict/test_comparison.py`, slow tier).
     """
     first, second = variant.pairs(), against.pairs()
     common = [key for key in first if key in second]

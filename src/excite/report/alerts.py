@@ -1,0 +1,99 @@
+"""Alerts of a run, grouped: one line for all layers with the same finding, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from excite.monitor.alerts import advice
+from excite.probes.findings import MAX_NAMED
+from excite.report.panels import panel_of, split
+from excite.report.subsample import Series
+from excite.report.verdict.links import docs_url
+
+_TEXTS = {
+    "NotFinite": "{what} was not finite",
+    "Fell": "{what} collapsed",
+    "SteeperWhileFlat": "{what} grew while the loss stood still",
+    "Above": "{what} was above its limit",
+    "Below": "{what} was below its limit",
+}
+PREFIX = "alert/"
+
+
+@dataclass(frozen=True)
+class AlertGroup:
+    """Alerts of one rule about one quantity.
+
+    Attributes:
+        rule: Name of the rule's class.
+        key: The quantity, such as "rank/effective".
+        names: The metrics it became true of, by the step at which it did.
+        steps: The first of these steps for each.
+    """
+
+    rule: str
+    key: str
+    names: tuple[str, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        label = panel_of(self.key)[1]
+        layers = [name.removeprefix(f"{self.key}/") for name in self.names if name != self.key]
+        what = label[0].upper() + label[1:]
+        said = _TEXTS.get(self.rule, f"{self.rule}: {{what}}").format(what=what)
+        if layers:
+            more = f" and {len(layers) - MAX_NAMED} more" if len(layers) > MAX_NAMED else ""
+            count = f" in {len(layers)} layers" if len(layers) > 1 else " in layer"
+            said += f"{count}{':' if len(layers) > 1 else ''} {', '.join(layers[:MAX_NAMED])}{more}"
+        first, last = min(self.steps), max(self.steps)
+        return f"{said} ({f'steps {first:,} to {last:,}' if last > first else f'step {first:,}'})."
+
+    def to_dict(self, run: str) -> dict[str, Any]:
+        """Fields for JSON; `run` is the label of the run."""
+        panel, _ = panel_of(self.key)
+        return {
+            "run": run, "kind": "warning", "text": self.text, "action": advice(self.rule, self.key), "link": f"#panel-{panel}",
+            "docs": docs_url("alerts.md#what-to-do"), "count": len(self.names), "names": list(self.names), "step": min(self.steps),
+        }  # fmt: skip
+
+
+def group_keys(names: Iterable[str]) -> list[tuple[str, str]]:
+    """(rule, quantity) of each group, from the names of the metrics `alert/RULE/METRIC`."""
+    found = dict.fromkeys(_parts(name)[:2] for name in names if name.startswith(PREFIX))
+    return [one for one in found if one[1]]
+
+
+def grouped(names: Iterable[str], series: Callable[[str], Series]) -> list[AlertGroup]:
+    """Alerts of a run in the order of their first step.
+
+    Args:
+        names: Names of all metrics of the run.
+        series: Steps and values of a metric.
+
+    Returns:
+        One entry per rule and quantity.
+    """
+    groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for name in names:
+        if not name.startswith(PREFIX):
+            continue
+        rule, key, metric = _parts(name)
+        steps = series(name)[0]
+        if key and len(steps):
+            groups.setdefault((rule, key), []).append((int(steps[0]), metric))
+    found = []
+    for (rule, key), members in groups.items():
+        members.sort()
+        found.append(AlertGroup(rule, key, tuple(name for _, name in members), tuple(step for step, _ in members)))
+    return sorted(found, key=lambda group: min(group.steps))
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """(rule, quantity, metric) of an alert's name."""
+    rule, _, metric = name.removeprefix(PREFIX).partition("/")
+    probe, quantity, _ = split(metric)
+    return rule, f"{probe}/{quantity}" if quantity else probe, metric

@@ -1,0 +1,265 @@
+"""The first line of every page: how robust, whether training tells the truth about test, how sure, what to do next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from excite.probes.findings import Finding
+from excite.report.verdict.links import docs_url
+from excite.report.verdict.outcome import Outcome
+from excite.report.verdict.ranking import Ranked, rank
+from excite.report.verdict.units import describe, fraction, short
+
+Kind = Literal["good", "note", "warning", "bad", "diverged"]
+ROBUST, FRAGILE = 8 / 255, 2 / 255  # of the inputs' range, in the sup norm
+EXCLUDED = 0.2  # a gap above this has to be excluded before training is said to agree with test
+MIN_POINTS = 100  # per part; below, the first line asks for more
+_CHART, _PANEL = "#chart-margins", "#margin-history"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One line about a run, or about several.
+
+    Attributes:
+        kind: "good", "note", "warning", "bad" or "diverged".
+        text: The line.
+        action: What to do next.
+        link: Anchor of the chart that shows it, or empty.
+        docs: Address of the section of the documentation.
+    """
+
+    kind: Kind
+    text: str
+    action: str
+    link: str = ""
+    docs: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """Fields by name, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.text} Next: {self.action}"
+
+
+def headline(outcomes: Sequence[Outcome], worst: Finding | None = None, name: str = "RUN") -> Headline:
+    """The first line about one run, or about several that are compared.
+
+    Args:
+        outcomes: What each run, or each variant, achieved.
+        worst: The most important finding, which is mentioned if margins were not measured.
+        name: The run in commands, such as its path.
+
+    Returns:
+        The line.
+    """
+    if len(outcomes) == 1:
+        return _one(outcomes[0], worst, name)
+    return _several(outcomes, name)
+
+
+def _one(outcome: Outcome, worst: Finding | None, name: str) -> Headline:
+    if outcome.status == "diverged":
+        return Headline(
+            "diverged",
+            f"Diverged: {outcome.reason}. What was measured after that says nothing about robustness.",
+            "Lower the learning rate or the radius, or clip gradients, and start again from a checkpoint before.",
+            "#panel-losses",
+            docs_url("serve.md#diverged-runs"),
+        )
+    if not outcome.medians:
+        return _unmeasured(outcome, worst, name)
+    kind, robust = _robustness(outcome)
+    agrees, gap = _gap(outcome)
+    sure = _certainty(outcome)
+    doubtful = outcome.verified is False or (outcome.points and min(outcome.points.values()) < MIN_POINTS)
+    if kind in ("good", "note") and (agrees is False or doubtful):
+        kind = "warning"
+    so_far = "" if outcome.final else f"So far{f', at step {outcome.step:,}' if outcome.step else ''}: "
+    text = f"{so_far}{robust}; {gap}. {sure}" if gap else f"{so_far}{robust}. {sure}"
+    action, page = _action(outcome, kind, agrees, name)
+    return Headline(kind, text, action, _CHART if outcome.final else _PANEL, docs_url(page))
+
+
+def _unmeasured(outcome: Outcome, worst: Finding | None, name: str) -> Headline:
+    how = (
+        f"Measure it: excite margins {name}."
+        if outcome.measurable
+        else "Measure it: pass train=(x, y) and test=(x, y) to excite.watch."
+    )
+    if outcome.status == "running":
+        how = "Margins appear here while the network trains if excite.watch gets train=(x, y) and test=(x, y)."
+    text = "Robustness was not measured."
+    if outcome.status == "failed":
+        text = f"The run failed: {outcome.reason or 'no reason is known'}. {text}"
+    if worst is not None:
+        text += f" Most important otherwise: {worst.text}"
+    warned = outcome.status == "failed" or (worst is not None and worst.kind == "warning")
+    link = f"#panel-{worst.panel}" if worst is not None and worst.panel else ""
+    return Headline("warning" if warned else "note", text, how, link, docs_url("margins.md"))
+
+
+def _robustness(outcome: Outcome) -> tuple[Kind, str]:
+    """How robust, by the median margin on test data, or on the only data that was measured."""
+    part = next(part for part in ("test", "train", "batch") if part in outcome.medians)
+    where = {"test": "test data", "train": "training data", "batch": "a fixed batch of training data"}[part]
+    value = outcome.medians[part].value
+    accuracy = outcome.accuracy.get(part)
+    if value == 0:
+        wrong = "more than half" if accuracy is None else f"{1 - accuracy:.0%}"
+        return "bad", f"Not accurate: {wrong} of the {where} is misclassified, so that the median margin is 0"
+    if accuracy is not None and outcome.classes and accuracy < hardly(outcome.classes):
+        return "bad", (
+            f"Hardly better than chance: {accuracy:.0%} of the {where} is classified correctly, so that margins say nothing "
+            "about robustness"
+        )
+    if math.isinf(value):
+        return (
+            "warning",
+            f"No adversarial example was found for most of the {where}, which may be a failure of the search",
+        )
+    size = fraction(value, outcome.norm, outcome.unit)
+    perhaps = ", perhaps much less," if outcome.verified is False else ""
+    text = f"a change of {describe(value, outcome.norm, outcome.unit)}{perhaps} is enough to change half of the decisions on {where}"
+    if size is None or outcome.verified is False:
+        return "note", text[0].upper() + text[1:]
+    if size >= ROBUST:
+        return "good", f"Robust: {text}"
+    return ("bad", f"Not robust: {text}") if size < FRAGILE else ("note", f"Somewhat robust: {text}")
+
+
+def hardly(classes: int) -> float:
+    """Accuracy below which a network is hardly better than chance: a fifth of the way from chance to 1."""
+    return 1 / classes + 0.2 * (1 - 1 / classes)
+
+
+def _gap(outcome: Outcome) -> tuple[bool | None, str]:
+    """Whether training agrees with test (None: undecided or not measured), in words."""
+    if outcome.gap is None or outcome.chance is None:
+        return None, "" if "batch" in outcome.medians else "training and test data were not both measured"
+    gap, chance = outcome.gap, f"{outcome.chance:.2f}"
+    if gap.low > 0:
+        train, test = (outcome.medians[part].value for part in ("train", "test"))
+        size = short(train, outcome.norm, outcome.unit)
+        over = "overstates" if train > test else "understates"
+        return False, f"training {over} it, {size} on training data (gap {gap.value:.2f}, by chance {chance})"
+    if gap.high <= EXCLUDED:
+        return True, f"training tells the truth about test (gap {gap.value:.2f}, by chance {chance})"
+    return None, f"too few points to tell whether training agrees with test (gap {gap.value:.2f}, by chance {chance})"
+
+
+def _certainty(outcome: Outcome) -> str:
+    counts = [
+        f"{outcome.points[part]:,} {word}"
+        for part, word in (("train", "training"), ("test", "test"))
+        if part in outcome.points
+    ]
+    measured = f"Measured on {' and '.join(counts)} points" if counts else "Measured"
+    if outcome.flags:
+        more = f" (and {len(outcome.flags) - 1} more signs)" if len(outcome.flags) > 1 else ""
+        return f"{measured}; the search shows signs of failure: {outcome.flags[0]}{more}."
+    if outcome.verified:
+        return f"{measured}; the search was verified."
+    return (
+        f"{measured}, with a quick search that was not verified."
+        if not outcome.final
+        else f"{measured}; the search was not verified."
+    )
+
+
+def _action(outcome: Outcome, kind: Kind, agrees: bool | None, name: str) -> tuple[str, str]:
+    """One action, and the section of the documentation on it: the first of these that applies."""
+    command = f"excite margins {name}" if outcome.measurable else "excite.margins(model, x, y)"
+    if kind == "bad" and (outcome.medians.get("test") or next(iter(outcome.medians.values()))).value == 0:
+        return "Train longer, or find out why it does not learn, before looking at margins.", "margins.md"
+    if kind == "bad" and outcome.classes and outcome.accuracy.get("test", 1.0) < hardly(outcome.classes):
+        return "Find out why it does not learn before looking at margins.", "margins.md"
+    if outcome.verified is False or math.isinf(outcome.margin or 0.0):
+        steps = (
+            f"{command} --steps 500"
+            if outcome.measurable
+            else "excite.margins with SearchOptions(steps=500, restarts=5)"
+        )
+        return f"Search longer, {steps}, and look for masked gradients.", "margins.md#reliability-of-the-search"
+    if not outcome.final and outcome.status == "running":
+        return "Wait for the end: margins are then measured on more points.", "watch.md"
+    if "test" not in outcome.medians or outcome.gap is None:
+        return f"Measure both training and test data: {command}.", "margins.md"
+    if (outcome.points and min(outcome.points.values()) < MIN_POINTS) or agrees is None:
+        points = f"{command} --points 500" if outcome.measurable else "500 points of training and of test data"
+        return f"Measure more points: {points}.", "margins.md#comparing-curves"
+    if kind == "bad":
+        return "Train with perturbations: persistent excitation or adversarial training.", "excitation.md"
+    if agrees is False:
+        return "Choose models by test margins; excitation of the layers makes the gap smaller.", "excitation.md"
+    if outcome.verified is None:
+        return f"Verify the search: {command}.", "margins.md#reliability-of-the-search"
+    if kind == "good":
+        return (
+            f"Try another norm: {command} --norm 2." if outcome.measurable else "Try another norm: norm='2'.",
+            "margins.md",
+        )
+    return "Train with perturbations if it has to be more robust.", "excitation.md"
+
+
+def _several(outcomes: Sequence[Outcome], name: str) -> Headline:
+    rows = rank(outcomes)
+    diverged = [row.outcome.label for row in rows if row.outcome.status == "diverged"]
+    lost = f" Diverged: {', '.join(diverged)}." if diverged else ""
+    measured = [row for row in rows if row.outcome.margin is not None and row.outcome.status != "diverged"]
+    if len(diverged) == len(rows):
+        return Headline(
+            "diverged", f"All {len(rows)} runs diverged.", "Lower the learning rate or the radius, or clip gradients.",
+            "#panel-losses", docs_url("serve.md#diverged-runs"),
+        )  # fmt: skip
+    if not measured:
+        how = f"excite margins {name}" if any(one.measurable for one in outcomes) else "excite.watch(train=, test=)"
+        kind: Kind = "warning" if diverged else "note"
+        text = f"Robustness was not measured in these {len(rows)} runs.{lost}"
+        return Headline(kind, text, f"Measure it: {how}.", "", docs_url("margins.md"))
+    return Headline(
+        "warning" if diverged else "note",
+        f"{_order(measured, len(rows))}{lost}",
+        _next(measured),
+        _CHART if measured[0].outcome.final else _PANEL,
+        docs_url("serve.md#comparing-runs"),
+    )
+
+
+def _order(rows: Sequence[Ranked], total: int) -> str:
+    """Who is first, who shares its place, who follows."""
+
+    def named(row: Ranked) -> str:
+        return f"{row.outcome.label} ({row.outcome.margin_text})"
+
+    first = [row for row in rows if row.rank == 1]
+    later = [row for row in rows if row.rank is not None and row.rank > 1]
+    apart = [row for row in rows if row.rank is None]
+    if len(first) > 1:
+        text = f"Undecided which of {total} is most robust: {', '.join(map(named, first))} are within noise"
+    elif len(rows) == 1:
+        text = f"Only {named(first[0])} was measured"
+    else:
+        size = describe(first[0].outcome.margin or 0.0, first[0].outcome.norm, first[0].outcome.unit)
+        text = (
+            f"Most robust of {total}: {first[0].outcome.label}, where a change of {size} is enough to change half of the "
+            "decisions on test data"
+        )
+    if later:
+        text += f"; then {', '.join(map(named, later))}"
+    if apart:
+        text += f"; not comparable, since less accurate: {', '.join(map(named, apart))}"
+    return f"{text}."
+
+
+def _next(rows: Sequence[Ranked]) -> str:
+    best = [row for row in rows if row.rank == 1]
+    if any(row.outcome.verified is False for row in best):
+        return "Search longer where the search shows signs of failure (--steps 500): its margins may be smaller."
+    if len(best) > 1:
+        return "Measure more points (--points 500), or train more seeds, to tell them apart."
+    return f"Continue with {best[0].outcome.label}, and verify it in another norm (--norm 2)."

@@ -1,0 +1,227 @@
+"""What a run achieved: margins on training and test data, their gap, accuracy, and whether it diverged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from excite.margin import Margins
+from excite.margin.gap import Gap
+from excite.report.curves import chance_gap, widest_gap
+from excite.report.verdict.units import InputUnit, short, unit_of
+
+Array = npt.NDArray[np.float64]
+PROBE = "margin_gap"  # name of the probe that measures both parts while a network trains
+SUMMARY = tuple(
+    f"{PROBE}/{name}"
+    for name in ("median/train", "median/test", "low/train", "low/test", "accuracy/train", "accuracy/test", "gap", "chance")
+)  # fmt: skip
+EXPLODED = 10.0  # times the loss at the start, above which a training has diverged
+_LEVEL = 0.95
+_CRITICAL = math.sqrt(-math.log((1 - _LEVEL) / 2) / 2)  # of Kolmogorov's distribution: 1.358 at 95 %
+_PER_CHANCE = _CRITICAL / (math.sqrt(math.pi / 2) * math.log(2))  # the same in units of its mean
+
+
+@dataclass(frozen=True)
+class Median:
+    """A median margin with a 95 % interval over the choice of points (and of runs, if there are several)."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def error(self) -> float:
+        """Standard error; infinite if it is not known."""
+        width = (self.high - self.low) / (2 * NormalDist().inv_cdf((1 + _LEVEL) / 2))
+        return width if math.isfinite(width) else math.inf
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known about the robustness of one run, or of the runs of one variant.
+
+    Attributes:
+        label: Name on the page.
+        status: "running", "done", "failed", "stopped", "stale" or "diverged".
+        reason: Why it failed, or how it diverged.
+        step: The last step.
+        medians: Median margins by part, "train" and "test"; "batch" for a fixed batch of the probe `Margin`.
+        points: Number of points by part, where it is known.
+        accuracy: Accuracy by part.
+        gap: Distance between the margin curves of both parts, with a 95 % interval; None without both.
+        chance: The gap that two samples of these sizes from one distribution show on average.
+        norm: "inf" or "2".
+        unit: Range of the inputs, or None.
+        verified: Whether the search for margins was verified; None if that was not requested.
+        flags: Reasons not to trust the margins.
+        final: Margins are those of the trained network, not of the last measurement while it trains.
+        measurable: The run has a checkpoint, so that `excite margins` can measure it.
+        classes: Number of classes, or None if it is not known.
+    """
+
+    label: str = ""
+    status: str = "done"
+    reason: str | None = None
+    step: int | None = None
+    medians: Mapping[str, Median] = field(default_factory=dict)
+    points: Mapping[str, int] = field(default_factory=dict)
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    gap: Gap | None = None
+    chance: float | None = None
+    norm: str = "inf"
+    unit: InputUnit | None = None
+    verified: bool | None = None
+    flags: tuple[str, ...] = ()
+    final: bool = False
+    measurable: bool = False
+    classes: int | None = None
+
+    @property
+    def margin(self) -> float | None:
+        """Median margin on test data, or None."""
+        return self.medians["test"].value if "test" in self.medians else None
+
+    @property
+    def margin_text(self) -> str:
+        """The same in the unit of the data; empty if it was not measured."""
+        return "" if self.margin is None else short(self.margin, self.norm, self.unit)
+
+
+def from_margins(
+    margins: Mapping[str, Margins | Sequence[Margins]], accuracy: Mapping[str, float] | None = None, **more: Any
+) -> Outcome:
+    """The outcome that measured margins show.
+
+    Args:
+        margins: By part, "train" and "test": margins, or those of several runs of one variant.
+        accuracy: Accuracy by part; by default the fraction of points with a margin above 0.
+        **more: Further fields of `Outcome`.
+
+    Returns:
+        The outcome.
+    """
+    by_part = {part: [one] if isinstance(one, Margins) else list(one) for part, one in margins.items()}
+    by_part = {part: found for part, found in by_part.items() if found}
+    values = {part: [np.asarray(one.values, dtype=np.float64) for one in found] for part, found in by_part.items()}
+    every = [one for found in by_part.values() for one in found]
+    if not every:
+        return Outcome(accuracy=dict(accuracy or {}), **more)
+    pooled = {part: np.concatenate(found) for part, found in values.items()}
+    points = {part: min(map(len, found)) for part, found in values.items()}  # runs share their data: of one run
+    gap = chance = None
+    if {"train", "test"} <= pooled.keys():
+        _, low, high = widest_gap(pooled["train"], pooled["test"])
+        chance = chance_gap(points["train"], points["test"])
+        gap = gap_interval(high - low, chance)
+    flags = tuple(dict.fromkeys(flag for one in every for flag in one.flags))
+    known = {part: float((found > 0).mean()) for part, found in pooled.items()} | dict(accuracy or {})
+    return Outcome(
+        medians={part: median_of(found) for part, found in values.items()}, points=points, accuracy=known, gap=gap,
+        chance=chance, norm=every[0].norm, unit=unit_of(every[0]), flags=flags, final=True,
+        verified=None if any(one.evidence is None for one in every) else not flags, **more,
+    )  # fmt: skip
+
+
+def from_latest(latest: Mapping[str, float], **more: Any) -> Outcome:
+    """The outcome that the last values of the metrics show, for a run that still trains or has no stored margins."""
+    found = {name: value for name, value in latest.items() if not math.isnan(value)}
+    gap, chance = found.get(f"{PROBE}/gap"), found.get(f"{PROBE}/chance")
+    medians, points = {}, {}
+    for part in ("train", "test"):
+        if f"{PROBE}/median/{part}" in found:
+            medians[part] = _median_of_quantiles(
+                found[f"{PROBE}/median/{part}"], found.get(f"{PROBE}/low/{part}"), chance
+            )
+            if chance:
+                points[part] = round(2 * (chance_gap(1, 1) / math.sqrt(2) / chance) ** 2)
+    if not medians and "margin/median" in found:
+        medians["batch"] = Median(found["margin/median"])
+    accuracy = {part: found[key] for part in ("train", "test") if (key := f"{PROBE}/accuracy/{part}") in found}
+    return replace(
+        Outcome(medians=medians, points=points, accuracy=accuracy, chance=chance),
+        gap=None if gap is None or not chance else gap_interval(gap, chance),
+        **more,
+    )
+
+
+def gap_interval(value: float, chance: float) -> Gap:
+    """The gap with a 95 % interval, from the gap that chance shows on average.
+
+    The whole difference of two empirical curves errs by at most the critical value of Kolmogorov's distribution, 1.56 times
+    its mean, in 95 % of cases; so does its largest absolute value. Conservative where margins are tied.
+    """
+    error = _PER_CHANCE * chance
+    return Gap(value, max(0.0, value - error), min(1.0, value + error), _LEVEL)
+
+
+def median_of(samples: Sequence[Array]) -> Median:
+    """Median of all samples together; the interval from order statistics of the points, and from the spread of the runs.
+
+    The number of points below the true median is binomial, so that two order statistics enclose it with probability 0.95.
+    Runs of one variant share their points: the interval is that of one run, or of the medians of the runs if that is wider.
+    """
+    value = float(np.median(np.concatenate(samples)))
+    ordered = np.sort(samples[0])
+    n, z = len(ordered), NormalDist().inv_cdf((1 + _LEVEL) / 2)
+    half = z * math.sqrt(n) / 2
+    below, above = math.floor(n / 2 - half) - 1, math.ceil(n / 2 + half)
+    low = float(ordered[below]) if below >= 0 else 0.0
+    high = float(ordered[above]) if above < n else math.inf
+    if len(samples) > 1:
+        medians = np.array([np.median(one) for one in samples])
+        if not np.isfinite(medians).all():
+            return Median(value, low, high)
+        spread = 1.25 * z * float(medians.std(ddof=1)) / math.sqrt(len(medians))  # 1.25: few runs
+        middle = float(np.median(samples[0]))
+        low, high = value - max(middle - low, spread), value + max(high - middle, spread)
+    return Median(value, max(0.0, low), high)
+
+
+def _median_of_quantiles(median: float, low: float | None, chance: float | None) -> Median:
+    """With the interval of a normal sample that has this median and this lowest tenth; its size from the chance level."""
+    if low is None or not chance or not math.isfinite(median):
+        return Median(median)
+    deviation = max(median - low, 0.0) / NormalDist().inv_cdf(0.9)
+    n = 2 * (chance_gap(1, 1) / math.sqrt(2) / chance) ** 2
+    half = NormalDist().inv_cdf((1 + _LEVEL) / 2) * 1.2533 * deviation / math.sqrt(max(n, 1.0))
+    return Median(median, max(0.0, median - half), median + half)
+
+
+def divergence(first: Sequence[float], last: Sequence[float], running: bool = False) -> str:
+    """How a training diverged, from the first and the last values of its loss; empty if it did not.
+
+    It did if the last value is not finite (three in a row while it runs: mixed precision skips single steps), or if the
+    median of the last values is more than ten times that of the first.
+    """
+    begun, ended = (np.asarray(values, dtype=np.float64) for values in (first, last))
+    if not len(ended):
+        return ""
+    fine = np.flatnonzero(np.isfinite(ended))
+    broken = len(ended) - 1 - int(fine[-1]) if len(fine) else len(ended)
+    if broken >= (min(3, len(ended)) if running else 1):
+        return "the loss is not a finite number"
+    few = max(1, len(begun) // 4) if len(begun) == len(ended) < 20 else len(begun)  # short: the same values in both
+    start, end = (
+        float(np.median(v[np.isfinite(v)])) if np.isfinite(v).any() else 0.0 for v in (begun[:few], ended[-few:])
+    )
+    return f"the loss rose from {start:.3g} to {end:.3g}" if start > 0 and end > EXPLODED * start else ""
+
+
+def standing(status: str, reason: str | None, first: Sequence[float], last: Sequence[float]) -> tuple[str, str | None]:
+    """Status and reason of a run on a page: "diverged" replaces any other status of a run that did.
+
+    Args:
+        status: Status in run.json.
+        reason: Reason in run.json.
+        first: The first values of the loss.
+        last: The last values of the loss.
+    """
+    how = divergence(first, last, running=status == "running")
+    return (status, reason) if not how else ("diverged", how)

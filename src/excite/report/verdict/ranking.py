@@ -1,0 +1,116 @@
+"""Order of runs by robustness, where their accuracy is comparable and the difference exceeds its noise.
+
+1. Runs that diverged, and runs without margins, have no rank.
+2. Runs whose test accuracy is within 2 points of the most accurate one, or within the noise of both, are comparable. They are
+   ordered by the median margin on test data. The others follow without a rank: more robust and less accurate is a trade-off.
+3. A run shares the place of the one before it unless their medians differ by more than the noise, at the 5 % level over all
+   pairs that are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from excite.report.verdict.outcome import Outcome
+
+POINTS_APART = 0.02  # of accuracy, that count as comparable
+_LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One run of a comparison.
+
+    Attributes:
+        outcome: What it achieved.
+        rank: Its place, 1 for the most robust; the same for runs that cannot be told apart; None if it has none.
+        text: Why it has this place.
+    """
+
+    outcome: Outcome
+    rank: int | None
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields for JSON; what is not finite is None."""
+        one = self.outcome
+        median = one.medians.get("test")
+        values = {
+            "margin": one.margin, "low": None if median is None else median.low, "high": None if median is None else median.high,
+            "accuracy": one.accuracy.get("test"), "gap": None if one.gap is None else one.gap.value, "chance": one.chance,
+        }  # fmt: skip
+        plain = {key: value if value is not None and math.isfinite(value) else None for key, value in values.items()}
+        return {
+            "run": one.label,
+            "rank": self.rank,
+            "margin_text": one.margin_text,
+            "status": one.status,
+            "text": self.text,
+        } | plain
+
+
+def rank(outcomes: Sequence[Outcome]) -> list[Ranked]:
+    """Runs from the most to the least robust, then those that have no rank.
+
+    Args:
+        outcomes: What each run achieved.
+
+    Returns:
+        One entry per run.
+    """
+    diverged = [Ranked(one, None, one.reason or "diverged") for one in outcomes if one.status == "diverged"]
+    sound = [one for one in outcomes if one.status != "diverged"]
+    measured = sorted((one for one in sound if one.margin is not None), key=lambda one: -(one.margin or 0.0))
+    silent = [Ranked(one, None, "margins were not measured") for one in sound if one.margin is None]
+    best = max(measured, key=lambda one: one.accuracy.get("test", 0.0), default=None)
+    comparable = [one for one in measured if best is not None and _as_accurate(one, best)]
+    ranked = _places(comparable)
+    others = [Ranked(one, None, _behind(one, best)) for one in measured if one not in comparable and best is not None]
+    return [*ranked, *others, *silent, *diverged]
+
+
+def _places(comparable: Sequence[Outcome]) -> list[Ranked]:
+    count = len(comparable)
+    pairs = max(1, count * (count - 1) // 2)
+    limit = NormalDist().inv_cdf(1 - _LEVEL / (2 * pairs))
+    found: list[Ranked] = []
+    for i, one in enumerate(comparable):
+        if i == 0:
+            found.append(Ranked(one, 1, "largest margin on test data"))
+            continue
+        head = next(row for row in found if row.rank == found[-1].rank)  # the largest margin of the place before
+        if _apart(head.outcome, one, limit):
+            found.append(Ranked(one, i + 1, f"smaller margin than {head.outcome.label}"))
+        else:
+            found.append(Ranked(one, head.rank, f"undecided: within noise of {head.outcome.label}"))
+    return found
+
+
+def _apart(first: Outcome, second: Outcome, limit: float) -> bool:
+    if first.norm != second.norm:
+        return False
+    a, b = first.medians["test"], second.medians["test"]
+    error = math.hypot(a.error, b.error)
+    return math.isfinite(error) and abs(a.value - b.value) > limit * error
+
+
+def _as_accurate(one: Outcome, best: Outcome) -> bool:
+    mine, other = one.accuracy.get("test"), best.accuracy.get("test")
+    if mine is None or other is None:
+        return True
+    return other - mine <= max(POINTS_APART, 1.96 * math.hypot(_error(one, mine), _error(best, other)))
+
+
+def _error(one: Outcome, accuracy: float) -> float:
+    """Standard error of an accuracy; 0 if the number of points is not known."""
+    n = one.points.get("test", 0)
+    return math.sqrt(accuracy * (1 - accuracy) / n) if n else 0.0
+
+
+def _behind(one: Outcome, best: Outcome) -> str:
+    points = 100 * (best.accuracy.get("test", 0.0) - one.accuracy.get("test", 0.0))
+    return f"not comparable: {points:.0f} points less accurate than {best.label}"

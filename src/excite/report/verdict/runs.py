@@ -1,0 +1,75 @@
+"""What runs achieved, from their folders and the last values of their metrics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from excite.report.collect import RunData, VariantRuns
+from excite.report.verdict.outcome import SUMMARY, Outcome, from_latest, from_margins, standing
+from excite.runs.reader import Overview, read_overview
+
+NAMES = (*SUMMARY, "margin/median", "loss/step")
+SPARKS = ("margin_gap/median/test", "loss/step")  # the first that was measured
+_MAX_CLASSES = 100_000
+
+
+def overviews(variants: list[VariantRuns] | tuple[VariantRuns, ...]) -> dict[Path, Overview]:
+    """The last values of all runs, by path."""
+    return {run.path: read_overview(run.path, NAMES, SPARKS) for variant in variants for run in variant.runs}
+
+
+def outcome_of(variant: VariantRuns, found: Mapping[Path, Overview]) -> Outcome:
+    """What the runs of one variant achieved together.
+
+    Args:
+        variant: The runs; those that diverged are left out unless all did.
+        found: The last values of each run, by its path.
+
+    Returns:
+        Margins that are stored in the runs, or the last that were measured while they trained.
+    """
+    standings = {run.path: run_standing(run, found[run.path]) for run in variant.runs}
+    sound = [run for run in variant.runs if standings[run.path][0] != "diverged"]
+    runs = sound or list(variant.runs)
+    status, reason = standings[runs[0].path]
+    known: dict[str, Any] = {
+        "label": variant.name, "status": status, "reason": reason, "step": found[runs[0].path].step,
+        "classes": classes(runs[0].wiring), "measurable": any(has_checkpoint(run.path) for run in runs),
+    }  # fmt: skip
+    means = {part: [run.accuracy[part] for run in runs if part in run.accuracy] for part in ("train", "test")}
+    accuracy = {part: float(np.mean(values)) for part, values in means.items() if values}
+    margins = {part: [run.margins[part] for run in runs if part in run.margins] for part in ("train", "test")}
+    if any(margins.values()):
+        return from_margins(margins, accuracy, **known)
+    latest = from_latest(found[runs[0].path].latest, **known)
+    return replace(latest, accuracy={**latest.accuracy, **accuracy})
+
+
+def run_standing(run: RunData, found: Overview) -> tuple[str, str | None]:
+    """Status and reason of a run: "diverged" if it did."""
+    return standing(run.status, run.reason, found.loss_first, found.loss_last)
+
+
+def classes(wiring: Mapping[str, Any] | None) -> int | None:
+    """Number of classes, from the outputs of the last layer; None if it is not known."""
+    layers: Any = wiring["layers"] if wiring else ()
+    try:
+        outputs = int(str(layers[-1]["out"]))
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
+    return max(2, outputs) if outputs < _MAX_CLASSES else None
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether a run has a checkpoint that can be measured."""
+    try:
+        with os.scandir(path / "checkpoints") as entries:
+            return any(not entry.name.startswith(".") for entry in entries)
+    except OSError:
+        return False

@@ -1,0 +1,77 @@
+"""Sizes of perturbations in words, in the unit of the data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+_LEVELS = 255  # steps of a pixel between its smallest and its largest value
+
+
+class InputUnit(Protocol):
+    """The range of one element of an input, and whether inputs are images (`excite.margin.normalize.Unit`)."""
+
+    @property
+    def low(self) -> float:
+        """Smallest value of an element."""
+
+    @property
+    def high(self) -> float:
+        """Largest value of an element."""
+
+    @property
+    def pixels(self) -> bool:
+        """Whether an element is a pixel."""
+
+
+def unit_of(margins: Any) -> InputUnit | None:
+    """The unit of `Margins`; None for results without one, such as those of earlier versions."""
+    unit: InputUnit | None = getattr(margins, "unit", None)
+    return unit
+
+
+def describe(value: float, norm: str, unit: InputUnit | None = None) -> str:
+    """A perturbation size as a phrase.
+
+    Args:
+        value: The size.
+        norm: "inf" or "2".
+        unit: Range of the inputs, or None if it is not known.
+
+    Returns:
+        "a change of 9/255 per pixel" for images in the sup norm, else "0.12 in the sup norm, 4 % of the inputs' range".
+    """
+    if not math.isfinite(value):
+        return "no change that was tried"
+    if norm == "inf" and unit is not None and unit.pixels:
+        return f"a change of {short(value, norm, unit)}"
+    if norm != "inf":
+        return f"{_digits(value)} in the {norm}-norm"
+    part = fraction(value, norm, unit)
+    return f"{_digits(value)} in the sup norm" + ("" if part is None else f", {_percent(part)} of the inputs' range")
+
+
+def short(value: float, norm: str, unit: InputUnit | None = None) -> str:
+    """The same in a few characters, for a table: "9/255 per pixel" or "0.12"."""
+    if not math.isfinite(value):
+        return "not reached"
+    part = fraction(value, norm, unit)
+    if part is not None and unit is not None and unit.pixels:
+        return f"{_digits(part * _LEVELS, whole=3)}/{_LEVELS} per pixel"
+    return _digits(value)
+
+
+def fraction(value: float, norm: str, unit: InputUnit | None) -> float | None:
+    """Size in the sup norm over the range of the inputs; None in other norms or if the range is not known."""
+    if norm != "inf" or unit is None or not unit.high > unit.low:
+        return None
+    return value / (unit.high - unit.low)
+
+
+def _digits(value: float, whole: float = 100) -> str:
+    """Two significant digits; a whole number from `whole` on."""
+    return f"{value:.0f}" if abs(value) >= whole else f"{value:.2g}"
+
+
+def _percent(part: float) -> str:
+    return f"{_digits(100 * part, whole=1)} %"
