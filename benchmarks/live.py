@@ -33,7 +33,7 @@ from excite.runs import Run
 
 MARKUP = "<img src=x onerror=alert(1)><b>&\"'%{x}</script>"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n)"
-TARGETS = ("/view", "/api/view", "/api/findings", "/api/details")
+TARGETS = ("/view", "/api/view", "/api/findings", "/api/verdict", "/api/details")
 Damage = Callable[[Path], object]
 
 

@@ -400,6 +400,7 @@ def _step(value: Any) -> int:
 
 
 def checked_last(row: tuple[Any, Any]) -> tuple[int, float] | None:
+    """The last step and its time, of a row of the query `LAST`; None if nothing was measured."""
     if row == (None, None):
         return None
     step, when = _step(row[0]), row[1]
