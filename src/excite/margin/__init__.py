@@ -4,6 +4,7 @@ from excite.margin.evidence import Evidence
 from excite.margin.gap import Gap
 from excite.margin.inputs import SearchOptions
 from excite.margin.measure import margins
+from excite.margin.normalize import Unit
 from excite.margin.result import Margins
 
-__all__ = ["Evidence", "Gap", "Margins", "SearchOptions", "margins"]
+__all__ = ["Evidence", "Gap", "Margins", "SearchOptions", "Unit", "margins"]

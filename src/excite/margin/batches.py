@@ -66,6 +66,25 @@ class BatchedSearch:
         self._polish(found)
         return found
 
+    def track(self, d: Tensor) -> AdversarialPerturbations:
+        """One search from the clean points, and one of half as many steps from the perturbations d (N, ...) of an earlier model.
+
+        d is zero where there is none. A search from d alone stays in the local minimum of the earlier model: margins 5 to 10 %
+        too large on small networks for digits, against 1 to 2 % of both together in fewer steps.
+        """
+        found = no_perturbations(self.problem.x)
+        found.radius[~self.correct] = 0
+        for index in self._batches(self.correct):
+            result = self._search(0, index, *_clean(self.problem.rows(index)))
+            found.update(index, result.radius, result.d)
+        d = self.problem.constraint.clip(torch.nan_to_num(d))
+        radius = self.problem.constraint.length(d)
+        self.start = AdversarialPerturbations(torch.where(radius > 0, radius, math.inf), d)
+        self._continue(found, self.steps // 2)
+        self._recover(found)
+        self._polish(found)
+        return found
+
     def _search(self, k: int, index: Tensor, problem: MarginProblem, clean: CleanPoints) -> AdversarialPerturbations:
         """The k-th independent search: the plans in turn, every fourth from the way to a point decided otherwise.
 
@@ -82,7 +101,7 @@ class BatchedSearch:
         plan = replace(plan, random_start=1.0) if k >= len(plans) else plan
         return search(problem, plan, self.steps, clean, self.noise)
 
-    def _continue(self, found: AdversarialPerturbations) -> None:
+    def _continue(self, found: AdversarialPerturbations, steps: int | None = None) -> None:
         """Search on from perturbations that were known beforehand."""
         if self.start is None:
             return
@@ -90,7 +109,7 @@ class BatchedSearch:
             problem, start = self.problem.rows(index), self.start.rows(index)
             adversarial = problem.decision.evaluate(problem.x + start.d)[1]
             found.update(index[adversarial], start.radius[adversarial], start.d[adversarial])
-            result = search(problem, PLANS[problem.constraint.norm][1], self.steps, start.d, self.noise)
+            result = search(problem, PLANS[problem.constraint.norm][1], steps or self.steps, start.d, self.noise)
             found.update(index, result.radius, result.d)
 
     def _recover(self, found: AdversarialPerturbations) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -65,6 +66,22 @@ def ks_distance(a: Array, b: Array) -> float:
     distances on one grid.
     """
     return float(np.abs(curve_difference(a, b)).max(initial=0.0))
+
+
+def ks_of_samples(a: Array, b: Array) -> float:
+    """The two-sample Kolmogorov–Smirnov distance of the margins a (n,) and b (m,); a censored margin is +inf."""
+    grid = common_grid((a, b))
+    return ks_distance(*(frequencies(np.searchsorted(grid, sample), len(grid)) for sample in (a, b)))
+
+
+def chance_gap(n: int, m: int, level: float = 0.95) -> float:
+    """The Kolmogorov–Smirnov distance that samples of n and m points from one distribution exceed with probability 1 − level.
+
+        √(−ln((1 − level)/2)/2) · √((n + m)/(n m))
+
+    The limit for many points; at most 1. Two samples of 64 differ by up to 0.24, two of 500 by up to 0.086.
+    """
+    return min(1.0, math.sqrt(-math.log((1 - level) / 2) / 2) * math.sqrt((n + m) / (n * m)))
 
 
 def ks_gap(a: Array, b: Array, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> Gap:

@@ -37,6 +37,7 @@ from excite.margin.inputs import (
     points_within,
 )
 from excite.margin.layerwise import layer_search
+from excite.margin.normalize import Normalize, in_pixels, unit_of
 from excite.margin.problem import AdversarialPerturbations, Decision, MarginProblem, make_constraint
 from excite.margin.result import Margins
 from excite.margin.sites import find_sites
@@ -53,6 +54,7 @@ def margins(
     *,
     norm: object = "inf",
     bounds: Bounds | None = None,
+    normalize: Normalize | None = None,
     threshold: float = 0.5,
     output: Pick = None,
     layers: str | Sequence[str] = "input",
@@ -73,6 +75,8 @@ def margins(
         y: labels (N,), 0 and 1 or 0 to m − 1.
         norm: "inf" or "2", over all elements of one input.
         bounds: (lowest, highest) of the inputs, numbers or tensors that broadcast to x. They restrict x only.
+        normalize: (mean, std), numbers or one per channel, if x is (pixel − mean)/std: margins, perturbations and bounds, by
+            default (0, 1), are then those of the pixels.
         threshold: class 1 where a scalar output is larger.
         output: which part of what the model returns is the output: a key, an index or a function.
         layers: "input"; "all": perturbations d_k at the input of every affine call k; a list of names: of these layers. The
@@ -98,11 +102,48 @@ def margins(
     layers = check_margin_layers(layers, relative, options)
     check_flag(perturbations, "perturbations"), check_weights(check_model(model))
     with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
+        model, x, bounds = in_pixels(model, x, normalize, bounds, layers)
         decision = Decision(model, output, check_number(threshold, "threshold"), y, classes=1)
         search, limits = _prepare(decision, x, parse_norm(norm, ("inf", "2")), bounds, layers, batch, options)
         if layers == "input":
-            return _input_margins(search, options, perturbations, progress)
+            found = _input_margins(search, options, perturbations, progress)
+            return replace(found, unit=unit_of(x, bounds))
         return _layer_margins(search, layers, limits, relative, batch, options, perturbations, progress)
+
+
+@model_errors
+def tracked_margins(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    start: Tensor | None = None,
+    *,
+    norm: object = "inf",
+    bounds: Bounds | None = None,
+    normalize: Normalize | None = None,
+    threshold: float = 0.5,
+    output: Pick = None,
+    batch: int | None = None,
+    steps: int = 20,
+) -> Margins:
+    """Margins of a model that has changed a little: the search continues from the perturbations found before.
+
+    Args:
+        start: perturbations (N, ...), such as those of the last call; zero where there is none.
+        steps: gradient steps of a search without a start; with one half as many, and a quarter from the start.
+
+    Returns:
+        `Margins` with perturbations; nothing is certified, and there is no evidence. Other arguments as for `excite.margins`.
+    """
+    steps = steps if start is None else max(4, steps // 2)
+    options = SearchOptions(steps=steps, restarts=1, evidence=False, certify=False)
+    with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
+        model, x, bounds = in_pixels(model, x, normalize, bounds, "input")
+        decision = Decision(model, output, check_number(threshold, "threshold"), y, classes=1)
+        search, _ = _prepare(decision, x, parse_norm(norm, ("inf", "2")), bounds, "input", batch, options)
+        found = search.run(1) if start is None else search.track(start.to(x))
+        search.verify(found)
+        return replace(_result(search, found, None, True), unit=unit_of(x, bounds))
 
 
 def _prepare(

@@ -15,6 +15,7 @@ from excite._core.checks import Norm, check_count, check_number, check_seed, fir
 from excite.errors import InputError
 from excite.margin.evidence import Evidence
 from excite.margin.gap import Gap, ks_gap
+from excite.margin.normalize import Unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +36,7 @@ class Margins:
             requested.
         layers: "input", or the layers whose inputs were perturbed (`perturbations` is then a dict by layer; "" is x itself).
         relative: whether each layer's perturbation was measured by the size of that layer's input.
+        unit: range of one element of an input, as `bounds` gave it; None if there were none.
 
     Example:
         >>> m = excite.margins(model, x, y, norm="inf", bounds=(-3, 3), options=SearchOptions(steps=20))
@@ -52,6 +54,7 @@ class Margins:
     perturbations: Tensor | dict[str, Tensor] | None = None
     layers: str | tuple[str, ...] = "input"
     relative: bool = False
+    unit: Unit | None = None
 
     @property
     def censored(self) -> Tensor:
@@ -190,6 +193,7 @@ class Margins:
             "suspect": None if self.suspect is None else self.suspect.tolist(),
             "layers": self.layers if isinstance(self.layers, str) else list(self.layers),
             "relative": self.relative,
+            "unit": None if self.unit is None else self.unit.to_dict(),
         }
 
     @classmethod
@@ -227,6 +231,7 @@ class Margins:
             suspect=None if stored["suspect"] is None else torch.tensor(stored["suspect"], dtype=torch.bool),
             layers=layers if isinstance(layers, str) else tuple(layers),
             relative=stored.get("relative", False),
+            unit=None if stored.get("unit") is None else Unit(**stored["unit"]),
         )
 
     def __len__(self) -> int:

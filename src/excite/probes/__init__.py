@@ -24,7 +24,8 @@ from excite.probes.layer_alignment.probe import Alignment, alignment
 from excite.probes.layer_alignment.result import Alignments, JunctionAlignment, LayerAlignment
 from excite.probes.loss import Loss
 from excite.probes.margin import Margin
-from excite.probes.schedules import Budget, Every, PowersOfTwo, Schedule
+from excite.probes.margin_gap import MarginGap
+from excite.probes.schedules import Budget, Every, PaidSchedule, PowersOfTwo, Schedule
 from excite.probes.signs import Signs, sign_changes
 from excite.probes.spectrum import Between, Spectrum
 from excite.probes.update_ratio import UpdateRatio
@@ -49,7 +50,9 @@ __all__ = [
     "LedgerReport",
     "Loss",
     "Margin",
+    "MarginGap",
     "Moments",
+    "PaidSchedule",
     "PowersOfTwo",
     "Probe",
     "Rank",

@@ -67,6 +67,9 @@ class StepContext:
         optimizer: The optimizer passed to `excite.watch`, if any.
         loss_node: The node of the loss in the autograd graph.
         wirings: Results of `wiring`, by the output picked.
+        final: Whether this is the measurement at the end of the training.
+        messages: Lines for the user; a probe may append some.
+        artifacts: Results that the watch stores in the run as JSON, by name; a probe may add some.
 
     Example:
         >>> ctx = StepContext(model, step=0, example=x)
@@ -81,6 +84,9 @@ class StepContext:
     optimizer: torch.optim.Optimizer | None = None
     loss_node: Any = None
     wirings: dict[str, Wiring] = field(default_factory=dict, repr=False)
+    final: bool = False
+    messages: list[str] = field(default_factory=list, repr=False)
+    artifacts: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     def wiring(self, output: Pick = None) -> Wiring:
         """What the model is made of (`excite.trace` on the example), for all probes that ask at this moment."""

@@ -43,7 +43,7 @@ from excite.probes.findings import (
     since,
 )
 from excite.probes.layer_inputs import LayerInputs, layer_inputs
-from excite.probes.samples import Live, Rows
+from excite.probes.activation_rank.samples import Live, Rows
 from excite.wiring.normalization import Source, as_trained
 
 _MOST_NAMED = 64  # units of one layer, over a whole training

@@ -1,0 +1,288 @@
+"""A small fixed sample of the user's training and test data, drawn without disturbing anything that belongs to the training.
+
+Sources are tensors (x, y), data sets, loaders, and other objects that can be iterated more than once. Random numbers are drawn
+from generators of our own; those of the user, global ones and those of loaders, samplers and data sets, are put back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)
+
+from excite._core.checks import check_dense, first_line, shown
+from excite._core.randomness import own_randomness
+from excite.errors import ExciteError, InputError
+
+MOST = 500  # points per part
+_MAX_BYTES = 512_000_000  # of the points of one part
+_MAX_INDICES = 10_000_000  # read from a sampler
+_LABELS = ("labels", "label", "y", "target", "targets", "class", "classes")
+_INPUTS = ("x", "input", "inputs", "image", "images", "img", "pixel_values", "input_values", "input_features", "data", "features")
+_TOKENS = ("input_ids", "tokens", "token_ids")
+_FORMS = "a pair of tensors (x, y), a data set or a loader"
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Points x (N, ...) and labels y (N,) on the CPU; `key` is the keyword under which they came, if in a dict."""
+
+    x: Tensor
+    y: Tensor
+    key: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def draw(source: Any, part: str, most: int = MOST, seed: int = 0) -> Points:
+    """At most `most` points of a source, chosen at random by `seed`; the same in every process.
+
+    Args:
+        source: Pair of tensors, data set, loader, or another object that can be iterated more than once.
+        part: "train" or "test", for messages.
+        most: Largest number of points.
+        seed: Seed of the choice.
+
+    Returns:
+        The points, on the CPU.
+
+    Raises:
+        InputError: If the source cannot be sampled, or has no labels.
+    """
+    if isinstance(source, Points):
+        return source
+    for name in (f"x_{part}", f"y_{part}"):
+        if not hasattr(source, name):
+            break
+    else:  # a data set of excite.data, of which each part is known
+        source = (getattr(source, f"x_{part}"), getattr(source, f"y_{part}"))
+    generator = np.random.default_rng([seed, part == "test"])
+    try:
+        with own_randomness(seed, _CPU), _generators_kept(source):
+            found = _draw(source, part, most, generator)
+    except ExciteError:
+        raise
+    except Exception as error:
+        raise InputError(f"{part}: no points could be drawn: {type(source).__name__} raised {first_line(error)}") from error
+    if not len(found):
+        raise InputError(f"{part}: expected at least one point; {type(source).__name__} is empty")
+    return found
+
+
+def _draw(source: Any, part: str, most: int, generator: np.random.Generator) -> Points:
+    if isinstance(source, tuple | list) and len(source) == 2 and all(_is_array(one) for one in source):
+        x, y = (check_dense(torch.as_tensor(one), part) for one in source)
+        _check_pair(x, y, part)
+        chosen = torch.from_numpy(_choose(len(x), _affordable(x, most), generator)).to(x.device)
+        return Points(_own(x[chosen]), _own(y.to(x.device)[chosen]).reshape(-1))
+    if isinstance(source, DataLoader):
+        return _from_loader(source, part, most, generator)
+    if isinstance(source, Iterator):
+        raise InputError(
+            f"{part}: {shown(source)} can be read only once, and drawing points would take them from the training: give {_FORMS}"
+        )
+    if not isinstance(source, IterableDataset) and hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        if isinstance(source, Mapping | str | Tensor):
+            raise InputError(f"{part}: expected {_FORMS}; got {shown(source)}")
+        return _from_loader(DataLoader(source), part, most, generator)
+    if isinstance(source, Iterable):
+        samples = isinstance(source, IterableDataset)
+        return _from_batches(DataLoader(source, batch_size=64) if samples else source, part, most)  # type: ignore[arg-type]
+    raise InputError(f"{part}: expected {_FORMS}; got {shown(source)}")
+
+
+def _from_loader(loader: DataLoader[Any], part: str, most: int, generator: np.random.Generator) -> Points:
+    """From the data set behind a loader, in the loader's way: its workers, its collation, the indices of its sampler."""
+    data: Any = loader.dataset
+    if isinstance(data, IterableDataset):
+        if isinstance(iter(data), type(data)) and iter(data) is data:
+            raise InputError(
+                f"{part}: {type(data).__name__} can be read only once, and drawing points would take them from the training: "
+                f"give {_FORMS}"
+            )
+        return _from_batches(loader, part, most)
+    indices = _indices(loader, part)
+    chosen = [indices[i] for i in _choose(len(indices), most, generator)]
+    size = getattr(loader, "batch_size", None)
+    whole = size is None and loader.batch_sampler is None  # each item of the data set is a batch
+    reader = DataLoader(
+        Subset(data, chosen),
+        batch_size=None if whole else min(64, max(1, len(chosen))),
+        num_workers=min(loader.num_workers, 2),
+        collate_fn=loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
+        generator=torch.Generator().manual_seed(0),
+    )
+    return _from_batches(reader, part, most)
+
+
+def _indices(loader: DataLoader[Any], part: str) -> Sequence[Any]:
+    """What the loader's sampler can draw."""
+    batches: Any = loader.batch_sampler
+    while hasattr(batches, "batch_sampler"):  # wrapped, as by Accelerate
+        batches = batches.batch_sampler
+    sampler: Any = getattr(batches, "sampler", None) if batches is not None else loader.sampler
+    while not isinstance(sampler, DistributedSampler) and hasattr(sampler, "sampler"):
+        sampler = sampler.sampler
+    if isinstance(sampler, SubsetRandomSampler):
+        return list(sampler.indices)
+    whole = isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler)
+    if whole or type(sampler).__name__ == "UnrepeatedDistributedSampler":
+        return range(len(loader.dataset))  # type: ignore[arg-type]
+    given = sampler if sampler is not None else batches
+    order = iter(given)
+    if order is given:
+        raise InputError(f"{part}: the sampler {type(given).__name__} can be read only once: give {_FORMS}")
+    read = islice(order, _MAX_INDICES)
+    return list(dict.fromkeys(i for batch in read for i in batch)) if sampler is None else list(dict.fromkeys(read))
+
+
+def _from_batches(batches: Iterable[Any], part: str, most: int) -> Points:
+    """The first points of an object that gives batches."""
+    iterator = iter(batches)
+    if iterator is batches:
+        raise InputError(
+            f"{part}: {type(batches).__name__} can be read only once, and drawing points would take them from the training: "
+            f"give {_FORMS}"
+        )
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    key, count = None, 0
+    for batch in iterator:
+        x, y, key = split_batch(batch, part)
+        _check_pair(x, y, part)
+        most = _affordable(x, most) if len(x) else most
+        xs.append(_own(x[: most - count]))
+        ys.append(_own(y[: most - count]).reshape(-1))
+        count += len(xs[-1])
+        if count >= most:
+            break
+    if not xs:
+        raise InputError(f"{part}: expected at least one batch; {type(batches).__name__} gives none")
+    return Points(torch.cat(xs), torch.cat(ys), key)
+
+
+def split_batch(batch: Any, part: str) -> tuple[Tensor, Tensor, str | None]:
+    """Points, labels, and the key of the points if the batch is a dict.
+
+    Raises:
+        InputError: If the batch has no points or no labels that can be told.
+    """
+    if isinstance(batch, Mapping):
+        return _split_dict(dict(batch), part)
+    if isinstance(batch, tuple | list) and len(batch) >= 2 and all(_is_array(one) for one in batch[:2]):
+        x, y = (torch.as_tensor(one) for one in batch[:2])
+        # What follows is an index or a weight, unless the second item is another input.
+        if len(batch) == 2 or (y.dim() <= 2 and y.numel() == len(x) and x.dim() >= 1):
+            return x, y, None
+    hint = "pairs (x, y), or dicts such as {'x': ..., 'label': ...}"
+    if isinstance(batch, Tensor):
+        raise InputError(f"{part}: the data have no labels, batches are tensors of shape {tuple(batch.shape)}: expected {hint}")
+    raise InputError(f"{part}: expected batches that are {hint}; got {_described(batch)}")
+
+
+def _split_dict(batch: dict[str, Any], part: str) -> tuple[Tensor, Tensor, str]:
+    arrays = {key: torch.as_tensor(value) for key, value in batch.items() if _is_array(value)}
+    label = next((name for name in _LABELS if name in arrays), None)
+    if label is None:
+        raise InputError(
+            f"{part}: no labels in batches with keys {', '.join(map(repr, batch))}: expected one of {', '.join(_LABELS)}"
+        )
+    others = [name for name in arrays if name != label and arrays[name].dim() > 0]
+    found = next((name for name in (*_INPUTS, *_TOKENS) if name in others), others[0] if len(others) == 1 else None)
+    if found is None:
+        raise InputError(
+            f"{part}: which of {', '.join(map(repr, others)) or 'no tensors'} is the input cannot be told: name it 'x', or give "
+            "pairs (x, y)"
+        )
+    return arrays[found], arrays[label], found
+
+
+def _check_pair(x: Tensor, y: Tensor, part: str) -> None:
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+        raise InputError(f"{part}: expected one label per point; got shapes {tuple(x.shape)} and {tuple(y.shape)}")
+    if y.numel() != len(y):
+        raise InputError(
+            f"{part}: expected one label per point, of shape ({len(x)},); got {tuple(y.shape)}: one class index each, not one-hot "
+            "codes or masks"
+        )
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
+
+
+def _own(value: Tensor) -> Tensor:
+    return value.detach().to("cpu", copy=True)
+
+
+def _affordable(x: Tensor, most: int) -> int:
+    """At most `most` points, and not more than fit in memory."""
+    return min(most, max(2, _MAX_BYTES // max(1, x[0].numel() * x.element_size())))
+
+
+def _choose(total: int, most: int, generator: np.random.Generator) -> Any:
+    return generator.permutation(total)[:most]
+
+
+def _described(batch: Any) -> str:
+    if isinstance(batch, tuple | list):
+        return f"{type(batch).__name__}s of {len(batch)}: {', '.join(shown(one) for one in batch[:4])}"
+    return shown(batch)
+
+
+@contextmanager
+def _generators_kept(source: Any) -> Iterator[None]:
+    """Puts back the state of the random generators that a loader, its sampler, its data set and their transforms hold."""
+    found: dict[int, Any] = {}
+    _collect(source, found, set(), 4)
+    states = [
+        (one, one.get_state() if isinstance(one, torch.Generator) else one.bit_generator.state
+         if isinstance(one, np.random.Generator) else one.getstate() if isinstance(one, random.Random) else one.get_state())
+        for one in found.values()
+    ]  # fmt: skip
+    try:
+        yield
+    finally:
+        for one, state in states:
+            if isinstance(one, torch.Generator | np.random.RandomState):
+                one.set_state(state)
+            elif isinstance(one, np.random.Generator):
+                one.bit_generator.state = state
+            else:
+                one.setstate(state)
+
+
+def _collect(value: Any, found: dict[int, Any], seen: set[int], depth: int) -> None:
+    if isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
+        found[id(value)] = value
+        return
+    if depth == 0 or id(value) in seen or isinstance(value, Tensor | np.ndarray | str | bytes | int | float | type):
+        return
+    seen.add(id(value))
+    if isinstance(value, list | tuple):
+        if len(value) <= 64:
+            for one in value:
+                _collect(one, found, seen, depth - 1)
+        return
+    for one in list(getattr(value, "__dict__", {}).values()):
+        _collect(one, found, seen, depth - 1)

@@ -1,0 +1,422 @@
+"""Margins of training and test points while a network trains, and the gap between them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from excite._core.calls import pick_output
+from excite._core.checks import check_count, check_dense, check_number, parse_norm
+from excite._core.distributed import rank_and_size
+from excite._core.preserve import device_of, eval_mode
+from excite._core.wrappers import is_sharded
+from excite.errors import InputError, ModelError, one_line
+from excite.probes.base import Probe, StepContext, Values
+from excite.probes.findings import Finding, MetricSeries, Panel, number
+from excite.probes.schedules import PaidSchedule, Schedule
+
+if TYPE_CHECKING:
+    from excite.margin import Margins
+
+PARTS = ("train", "test")
+_FIRST = 16  # points per part that are timed before it is decided how many are measured
+_NAMES = {"train": "training", "test": "test"}
+_CLEAR = 0.1  # chance level up to which a gap below it is worth a sentence: some 370 points per part
+
+Pair = tuple[Tensor, Tensor]
+
+
+class MarginGap(Probe):
+    """Distances of training and of test points to the decision boundary, found by attack, and the gap between them.
+
+    Records, for each part that was given:
+        ``margin_gap/median/PART``: median over the points.
+        ``margin_gap/low/PART``: a tenth of the points are closer than this.
+        ``margin_gap/accuracy/PART``: fraction of the points that are classified correctly.
+        ``margin_gap/censored/PART``: fraction for which no adversarial example was found; they count as infinitely far.
+        ``margin_gap/points/PART``: number of points.
+    and of the two together:
+        ``margin_gap/gap``: largest vertical distance between the two margin curves (Kolmogorov–Smirnov).
+        ``margin_gap/chance``: distance that two samples of this size from one distribution exceed once in 20.
+
+    During training a few points are searched, each from the perturbation found last; at the start and at the end, which no budget
+    covers, as many as `seconds` allow, at the end with the search of `excite.margins` and its evidence. With several processes each
+    measures its share of the points.
+
+    Args:
+        train: Points (N, ...) and labels (N,) of the training data, or None.
+        test: The same of the test data.
+        schedule: When to measure during training. Default: as often as 3 % of the training time pays for.
+        points: Largest number of points per part during training.
+        final_points: The same at the end.
+        seconds: Largest time of the measurement at the start, and of the one at the end.
+        key: Keyword under which the model takes its input, such as "pixel_values". Default: the first argument.
+        **options: `norm`, `bounds`, `normalize`, `threshold` and `output` of `excite.margins`.
+
+    Raises:
+        InputError: If there is not one label for each point, or neither part.
+
+    Example:
+        >>> from excite.probes import Loss, MarginGap
+        >>> probes = [Loss(), MarginGap((x, y), (x_test, y_test), norm="2")]  # doctest: +SKIP
+    """
+
+    name = "margin_gap"
+    reduction = "first"
+    panel = Panel(
+        "margin_gap",
+        "Margins of training and test data",
+        "How far an input has to be changed before the decision changes, for fixed samples of the training and the test data. The "
+        "gap is the largest distance between the two margin curves; up to the chance level, two samples of one distribution "
+        "differ as much.",
+        (
+            ("median", "median margin"),
+            ("gap", "largest distance between the two margin curves"),
+            ("chance", "distance explained by chance"),
+            ("low", "margin that a tenth of the points do not reach"),
+            ("accuracy", "fraction classified correctly"),
+            ("censored", "fraction without an adversarial example"),
+        ),
+        order=5,
+        hidden=("points",),
+    )
+
+    def __init__(
+        self,
+        train: Pair | None = None,
+        test: Pair | None = None,
+        schedule: Schedule | None = None,
+        *,
+        points: int = 64,
+        final_points: int = 500,
+        seconds: float = 60.0,
+        key: str | None = None,
+        **options: Any,
+    ):
+        super().__init__(PaidSchedule(0.03) if schedule is None else schedule)
+        given = {part: pair for part, pair in (("train", train), ("test", test)) if pair is not None}
+        if not given:
+            raise InputError("MarginGap: expected points and labels, train=(x, y), test=(x, y) or both; got neither")
+        self.data = {part: _checked(pair, part) for part, pair in given.items()}
+        self.points, self.final_points = check_count(points, "points"), check_count(final_points, "final_points")
+        self.seconds = check_number(seconds, "seconds", 0)
+        self.options = _checked_options(options)
+        self.key = key
+        self._sizes = {part: min(self.points, len(y)) for part, (_, y) in self.data.items()}  # during training
+        self._found: dict[str, Tensor] = {}  # perturbations found last
+        self._batch: int | None = None
+
+    def attach(self, ctx: StepContext) -> None:
+        if is_sharded(ctx.model):
+            raise ModelError("margins of a model whose weights are sharded (FSDP) are not measured: leave train and test out")
+        for part, (x, y) in self.data.items():
+            self._try(ctx.model, part, x[:2], y)
+
+    def measure(self, ctx: StepContext) -> Values:
+        if ctx.final:
+            return self._measure_end(ctx)
+        if ctx.step == 0:
+            return self._measure_start(ctx)
+        shares = {part: self._share(n) for part, n in self._sizes.items()}
+        found = self._together(
+            ctx, lambda: {part: self._track(ctx.model, part, slice(0, n)) for part, n in shares.items()}
+        )
+        return {} if found is None else _values(found)
+
+    # -- the measurements ----------------------------------------------------------------------------------------
+    def _measure_start(self, ctx: StepContext) -> Values:
+        began = time.monotonic()
+        shares = {part: self._share(n) for part, n in self._sizes.items()}
+
+        def measure() -> dict[str, Margins]:
+            found = self._within(shares, lambda part, rows: self._track(ctx.model, part, rows))
+            self._sizes = {part: len(margins) * rank_and_size()[1] for part, margins in found.items()}
+            return found
+
+        found = self._together(ctx, measure)
+        if found is None:
+            return {}
+        ctx.messages.append(self._line("at the start", found, time.monotonic() - began))
+        return _values(found)
+
+    def _measure_end(self, ctx: StepContext) -> Values:
+        began = time.monotonic()
+        shares = {part: self._share(min(self.final_points, len(y))) for part, (_, y) in self.data.items()}
+        found = self._together(
+            ctx, lambda: self._within(shares, lambda part, rows: self._search(ctx.model, part, rows))
+        )
+        if found is None:
+            ctx.messages.append("margins at the end: none, since the model returns NaN or infinite values")
+            return {}
+        ctx.messages.append(self._line("at the end", found, time.monotonic() - began))
+        for part, margins in found.items():
+            ctx.artifacts[f"margins-{margins.norm}-{part}"] = {**margins.to_dict(), "step": ctx.step}
+        ctx.artifacts["summary"] = {
+            "step": ctx.step,
+            "accuracy": {part: _accuracy(margins) for part, margins in found.items()},
+            "points": {part: len(margins) for part, margins in found.items()},
+        }
+        return _values(found)
+
+    def _together(self, ctx: StepContext, measure: Callable[[], dict[str, Margins]]) -> dict[str, Margins] | None:
+        """The margins of all processes, each of which measures its share of the points; None if the model has diverged."""
+        error: Exception | None = None
+        found: dict[str, Margins] | None = None
+        try:
+            found = measure()
+        except Exception as raised:
+            error = raised
+            if isinstance(raised, ModelError) and not self._finite(ctx.model):
+                error = None
+        if rank_and_size()[1] > 1:  # also after an exception: the others wait here
+            everyone: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, found if error is None else f"{type(error).__name__}: {one_line(error)}")
+            failed = [theirs for theirs in everyone if isinstance(theirs, str)]
+            if failed and error is None:
+                error = ModelError(f"another process raised {failed[0]}")
+            elif not failed:
+                found = None if None in everyone else {
+                    part: _joined([theirs[part] for theirs in everyone]) for part in self.data
+                }
+        if error is not None:
+            raise error
+        return found
+
+    def _finite(self, model: nn.Module) -> bool:
+        """Whether the outputs at the points are finite numbers."""
+        with eval_mode(model), torch.no_grad():
+            for part, n in self._sizes.items():
+                x, _ = self._points(part, slice(0, self._share(n)), model)
+                f = pick_output(self._called(model)(x), self.options.get("output"))
+                if not bool(torch.isfinite(f).all()):
+                    return False
+        return True
+
+    def _track(self, model: nn.Module, part: str, rows: slice) -> Margins:
+        """The quick search, from the perturbations found last; these are replaced."""
+        from excite.margin.measure import tracked_margins
+
+        x, y = self._points(part, rows, model)
+        before = self._found.get(part)
+        start = None if before is None or rows.stop > len(before) else before[rows]
+        found = self._with_memory(
+            lambda batch: tracked_margins(self._called(model), x, y, start, batch=batch, **self.options)
+        )
+        d = found.perturbations
+        assert isinstance(d, Tensor)
+        self._found[part] = d.cpu() if rows.start == 0 or before is None else torch.cat([before[: rows.start], d.cpu()])
+        return replace(found, perturbations=None)
+
+    def _search(self, model: nn.Module, part: str, rows: slice) -> Margins:
+        """The search of `excite.margins`, with evidence."""
+        from excite.margin import SearchOptions, margins
+
+        x, y = self._points(part, rows, model)
+        options = SearchOptions(certify=False)
+        return self._with_memory(
+            lambda batch: margins(self._called(model), x, y, batch=batch, options=options, **self.options)
+        )
+
+    # -- points and time -----------------------------------------------------------------------------------------
+    def _points(self, part: str, rows: slice, model: nn.Module) -> Pair:
+        """Points `rows` of this process's share, on the device of the model."""
+        rank, size = rank_and_size()
+        x, y = self.data[part]
+        device = device_of(model)
+        return x[rank::size][rows].to(device), y[rank::size][rows].to(device)
+
+    def _share(self, count: int) -> int:
+        """How many of the first `count` points this process measures; at least one."""
+        rank, size = rank_and_size()
+        return max(1, len(range(rank, count, size)))
+
+    def _within(self, wanted: dict[str, int], measure: Callable[[str, slice], Margins]) -> dict[str, Margins]:
+        """Measures as many of the points as `self.seconds` allow: a few of each part, which are timed, then more."""
+        began, most = time.monotonic(), max(wanted.values())
+        done, count = 0, min(_FIRST, most)
+        found: dict[str, list[Margins]] = {part: [] for part in wanted}
+        while True:
+            start = time.monotonic()
+            for part, n in wanted.items():
+                if done < n:
+                    found[part].append(measure(part, slice(done, min(done + count, n))))
+            done, each = done + count, (time.monotonic() - start) / count
+            left = self.seconds - (time.monotonic() - began)
+            count = min(most - done, int(0.8 * left / max(each, 1e-9)))
+            if count < min(8, most - done) or count < 1:
+                return {part: _joined(pieces) for part, pieces in found.items()}
+
+    def _with_memory(self, measure: Callable[[int | None], Margins]) -> Margins:
+        """With smaller batches where a GPU has not enough memory left beside the training."""
+        while True:
+            try:
+                return measure(self._batch)
+            except torch.OutOfMemoryError:
+                if self._batch == 1:
+                    raise
+                self._batch = 64 if self._batch is None else max(1, self._batch // 4)
+            torch.cuda.empty_cache()
+
+    # -- checks and words ----------------------------------------------------------------------------------------
+    def _try(self, model: nn.Module, part: str, x: Tensor, y: Tensor) -> None:
+        """Whether points and labels suit the model: raises if not."""
+        from excite.margin.inputs import check_labels, check_outputs, check_points
+
+        if not x.is_floating_point():
+            raise InputError(
+                f"{part}: inputs of type {x.dtype} such as token ids have no margin, since they cannot be changed a little: "
+                "margins are not measured"
+            )
+        check_points(x)
+        device = device_of(model)
+        with eval_mode(model), torch.no_grad():
+            f = pick_output(self._called(model)(x.to(device)), self.options.get("output"))
+        if not bool(torch.isfinite(f).all()):
+            return
+        classes = check_outputs(f, x)
+        strange = y[(y != 0) & (y != 1)] if classes == 1 else y[y != y.round()]
+        if len(strange) and y.is_floating_point():
+            raise InputError(
+                f"{part}: expected class labels, {'0 or 1' if classes == 1 else f'0 to {classes - 1}'}; got {float(strange[0]):.4g}: "
+                "regression targets have no margin, leave train and test out"
+            )
+        y = y.long() if classes > 1 else y
+        check_labels(y, self.data[part][0], classes)
+
+    def _called(self, model: nn.Module) -> nn.Module:
+        """The model as a function of the points."""
+        from excite.margin.normalize import NormalizedInput
+
+        return model if self.key is None else NormalizedInput(model, None, None, self.key)
+
+    def _line(self, when: str, found: Mapping[str, Margins], seconds: float) -> str:
+        parts = [
+            f"{len(margins)} {_NAMES[part]} points, median {_short(margins.median)}, accuracy {_accuracy(margins):.1%}"
+            for part, margins in found.items()
+        ]
+        text = f"margins {when}: {'; '.join(parts)}"
+        values = _values(found)
+        if "gap" in values:
+            text += f"; gap {values['gap']:.3f}, by chance up to {values['chance']:.3f}"
+        asked = self.final_points if when == "at the end" else self.points
+        if any(len(margins) < min(asked, len(self.data[part][1])) for part, margins in found.items()):
+            text += f"; fewer points than {asked}, for want of time"
+        return f"{text} ({seconds:.1f} s)"
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"found": dict(self._found), "sizes": dict(self._sizes)}
+        if isinstance(self.schedule, PaidSchedule):
+            state["cost"] = self.schedule.cost
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for part, d in state.get("found", {}).items():
+            # A start is only a hint: perturbations are checked against the model and these points.
+            if part in self.data and d.shape[1:] == self.data[part][0].shape[1:]:
+                self._found[part] = d.cpu()
+        for part, n in state.get("sizes", {}).items():
+            if part in self._sizes:
+                self._sizes[part] = min(int(n), len(self.data[part][1]))
+        if isinstance(self.schedule, PaidSchedule):
+            self.schedule.cost = float(state.get("cost", self.schedule.cost))
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        gaps, chances = history["margin_gap/gap"], history["margin_gap/chance"]
+        medians = [history[f"margin_gap/median/{part}"] for part in PARTS]
+        if not len(gaps[0]) or not all(len(series[0]) for series in (chances, *medians)):
+            return []
+        gap, chance = float(gaps[1][-1]), float(chances[1][-1])
+        train, test = (float(series[1][-1]) for series in medians)
+        both = f"the median is {number(train)} on training and {number(test)} on test data"
+        if gap > chance:
+            more = "larger" if train > test else "smaller" if train < test else "distributed otherwise"
+            text = f"Training margins are {more} than test margins" if more != "distributed otherwise" else (
+                "Training margins are distributed otherwise than test margins"
+            )
+            text += f": the curves differ by {gap:.2f}, chance explains {chance:.2f}; {both}."
+            return [Finding("warning" if train > test else "note", text)]
+        if chance <= _CLEAR:
+            return [
+                Finding(
+                    "good",
+                    f"Training and test margins do not differ beyond chance: their curves by {gap:.2f}, two samples of one "
+                    f"distribution by up to {chance:.2f}; {both}.",
+                )
+            ]
+        return []
+
+
+def _checked(pair: Any, part: str) -> Pair:
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(one, Tensor) for one in pair):
+        raise InputError(f"{part}: expected points and labels, two tensors (x, y); got {type(pair).__name__}")
+    x, y = (check_dense(one, part).detach() for one in pair)
+    if not x.dim() or len(x) == 0 or len(x) != y.numel():
+        raise InputError(
+            f"{part}: expected points (N, ...) and one label each; got shapes {tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    return x.clone(), y.reshape(-1).clone()
+
+
+def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    known = ("norm", "bounds", "normalize", "threshold", "output")
+    for name in options:
+        if name not in known:
+            raise InputError(f"MarginGap: unknown option {name!r}; expected one of {', '.join(known)}")
+    parse_norm(options.get("norm", "inf"), ("inf", "2"))
+    check_number(options.get("threshold", 0.5), "threshold")
+    return options
+
+
+def _joined(pieces: list[Margins]) -> Margins:
+    """Margins of several sets of points as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    evidence = [piece.evidence for piece in pieces if piece.evidence is not None]
+    suspect = [piece.suspect for piece in pieces if piece.suspect is not None]
+    summed = None
+    if len(evidence) == len(pieces):
+        counts = {
+            field.name: [getattr(one, field.name) for one in evidence] for field in fields(evidence[0])
+        }  # None where there was one search only
+        summed = type(evidence[0])(**{key: None if None in v else sum(v) for key, v in counts.items()})  # type: ignore[arg-type]
+    return replace(
+        pieces[0],
+        values=torch.cat([piece.values for piece in pieces]),
+        evidence=summed,
+        suspect=torch.cat(suspect) if len(suspect) == len(pieces) else None,
+    )
+
+
+def _accuracy(margins: Margins) -> float:
+    return float((margins.values > 0).double().mean())
+
+
+def _values(found: Mapping[str, Margins]) -> dict[str, float]:
+    from excite.margin.gap import chance_gap, ks_of_samples
+
+    values: dict[str, float] = {}
+    for part, margins in found.items():
+        values |= {
+            f"median/{part}": margins.median,
+            f"low/{part}": margins.quantile(0.1),
+            f"accuracy/{part}": _accuracy(margins),
+            f"censored/{part}": float(margins.censored.double().mean()),
+            f"points/{part}": float(len(margins)),
+        }
+    if len(found) == 2:
+        train, test = (np.asarray(found[part].values) for part in PARTS)
+        values |= {"gap": ks_of_samples(train, test), "chance": chance_gap(len(train), len(test))}
+    return values
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "beyond reach"
