@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -19,3 +20,15 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level + 1)
+
+
+def say(message: str) -> None:
+    """One line for the user: to the logger "excite" if it takes such lines, else to standard error.
+
+    ``logging.getLogger("excite").setLevel("WARNING")`` silences it.
+    """
+    log = logging.getLogger("excite")
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", message)
+    elif log.level == logging.NOTSET:  # nobody has chosen a level
+        print(f"excite: {message}", file=sys.stderr)

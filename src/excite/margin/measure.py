@@ -128,12 +128,23 @@ def tracked_margins(
 ) -> Margins:
     """Margins of a model that has changed a little: the search continues from the perturbations found before.
 
+    Other arguments are those of `excite.margins`.
+
     Args:
+        model: the classifier.
+        x: points (N, ...).
+        y: labels (N,).
         start: perturbations (N, ...), such as those of the last call; zero where there is none.
+        norm: "inf" or "2".
+        bounds: (lowest, highest) of the inputs.
+        normalize: (mean, std) if x is (pixel − mean)/std.
+        threshold: class 1 where a scalar output is larger.
+        output: which part of what the model returns is the output.
+        batch: points that are searched at a time.
         steps: gradient steps of a search without a start; with one half as many, and a quarter from the start.
 
     Returns:
-        `Margins` with perturbations; nothing is certified, and there is no evidence. Other arguments as for `excite.margins`.
+        `Margins` with perturbations; nothing is certified, and there is no evidence.
     """
     steps = steps if start is None else max(4, steps // 2)
     options = SearchOptions(steps=steps, restarts=1, evidence=False, certify=False)

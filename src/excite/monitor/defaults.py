@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from excite._core.calls import Batch, Pick
 from excite.errors import InputError
 from excite.probes import Probe, default_probes
-from excite.probes.margin import Margin
 from excite.probes.schedules import Schedule, as_schedule
 
 Every = int | Schedule | Mapping[str, int | Schedule]
@@ -23,7 +20,7 @@ def chosen_probes(
     example: Batch | None,
     optimizer: torch.optim.Optimizer | None,
     output: Pick,
-    margin_batch: tuple[Tensor, Tensor] | Margin | None,
+    further: Sequence[Probe],
 ) -> list[Probe]:
     """The probes to attach. Of the defaults those are left out that need an example or an optimizer that is not there."""
     given = {"example": example, "optimizer": optimizer}
@@ -35,8 +32,7 @@ def chosen_probes(
     for probe in chosen:
         if not isinstance(probe, Probe):
             raise InputError(f"watch: expected probes such as excite.probes.Rank(); got {probe!r}")
-    if margin_batch is not None:
-        chosen.append(_margin(margin_batch, output))
+    chosen += further
     names = [probe.name for probe in chosen]
     for name in names:
         if names.count(name) > 1:
@@ -46,20 +42,12 @@ def chosen_probes(
     return chosen
 
 
-def _margin(given: Any, output: Pick) -> Margin:
-    if isinstance(given, Margin):
-        return given
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise InputError(f"margin_batch: expected (x, y) or a Margin probe; got {type(given).__name__}")
-    return Margin(given[0], given[1], output=output)
-
-
 def _schedule(probes: Sequence[Probe], every: Every) -> None:
     """A dict by name for those it names; anything else for all but the loss, which costs nothing, and the margins."""
     if not isinstance(every, Mapping):
         schedule = as_schedule(every)
         for probe in probes:
-            if probe.name not in ("loss", "margin"):
+            if probe.name not in ("loss", "margin", "margin_gap"):
                 probe.schedule = schedule
         return
     by_name = {probe.name: probe for probe in probes}

@@ -34,7 +34,19 @@ MOST = 500  # points per part
 _MAX_BYTES = 512_000_000  # of the points of one part
 _MAX_INDICES = 10_000_000  # read from a sampler
 _LABELS = ("labels", "label", "y", "target", "targets", "class", "classes")
-_INPUTS = ("x", "input", "inputs", "image", "images", "img", "pixel_values", "input_values", "input_features", "data", "features")
+_INPUTS = (
+    "x",
+    "input",
+    "inputs",
+    "image",
+    "images",
+    "img",
+    "pixel_values",
+    "input_values",
+    "input_features",
+    "data",
+    "features",
+)
 _TOKENS = ("input_ids", "tokens", "token_ids")
 _FORMS = "a pair of tensors (x, y), a data set or a loader"
 _CPU = torch.device("cpu")
@@ -81,7 +93,9 @@ def draw(source: Any, part: str, most: int = MOST, seed: int = 0) -> Points:
     except ExciteError:
         raise
     except Exception as error:
-        raise InputError(f"{part}: no points could be drawn: {type(source).__name__} raised {first_line(error)}") from error
+        raise InputError(
+            f"{part}: no points could be drawn: {type(source).__name__} raised {first_line(error)}"
+        ) from error
     if not len(found):
         raise InputError(f"{part}: expected at least one point; {type(source).__name__} is empty")
     return found
@@ -103,9 +117,10 @@ def _draw(source: Any, part: str, most: int, generator: np.random.Generator) -> 
         if isinstance(source, Mapping | str | Tensor):
             raise InputError(f"{part}: expected {_FORMS}; got {shown(source)}")
         return _from_loader(DataLoader(source), part, most, generator)
+    if isinstance(source, IterableDataset):
+        return _from_loader(DataLoader(source, batch_size=64), part, most, generator)
     if isinstance(source, Iterable):
-        samples = isinstance(source, IterableDataset)
-        return _from_batches(DataLoader(source, batch_size=64) if samples else source, part, most)  # type: ignore[arg-type]
+        return _from_batches(source, part, most)
     raise InputError(f"{part}: expected {_FORMS}; got {shown(source)}")
 
 
@@ -113,7 +128,7 @@ def _from_loader(loader: DataLoader[Any], part: str, most: int, generator: np.ra
     """From the data set behind a loader, in the loader's way: its workers, its collation, the indices of its sampler."""
     data: Any = loader.dataset
     if isinstance(data, IterableDataset):
-        if isinstance(iter(data), type(data)) and iter(data) is data:
+        if iter(data) is data:
             raise InputError(
                 f"{part}: {type(data).__name__} can be read only once, and drawing points would take them from the training: "
                 f"give {_FORMS}"
@@ -181,6 +196,18 @@ def _from_batches(batches: Iterable[Any], part: str, most: int) -> Points:
     return Points(torch.cat(xs), torch.cat(ys), key)
 
 
+def draw_parts(train: Any, test: Any) -> dict[str, Points]:
+    """Points of the parts that were given; a data set of `excite.data` as `train` also has the test points."""
+    if test is None and hasattr(train, "x_test") and len(train.x_test):
+        test = train
+    drawn = {part: draw(source, part) for part, source in (("train", train), ("test", test)) if source is not None}
+    shapes = {tuple(points.x.shape[1:]) for points in drawn.values()}
+    if len(shapes) > 1:
+        found = " and ".join(map(str, (tuple(points.x.shape[1:]) for points in drawn.values())))
+        raise InputError(f"train and test: expected points of one shape; got {found}")
+    return drawn
+
+
 def split_batch(batch: Any, part: str) -> tuple[Tensor, Tensor, str | None]:
     """Points, labels, and the key of the points if the batch is a dict.
 
@@ -196,7 +223,9 @@ def split_batch(batch: Any, part: str) -> tuple[Tensor, Tensor, str | None]:
             return x, y, None
     hint = "pairs (x, y), or dicts such as {'x': ..., 'label': ...}"
     if isinstance(batch, Tensor):
-        raise InputError(f"{part}: the data have no labels, batches are tensors of shape {tuple(batch.shape)}: expected {hint}")
+        raise InputError(
+            f"{part}: the data have no labels, batches are tensors of shape {tuple(batch.shape)}: expected {hint}"
+        )
     raise InputError(f"{part}: expected batches that are {hint}; got {_described(batch)}")
 
 
@@ -255,21 +284,21 @@ def _generators_kept(source: Any) -> Iterator[None]:
     """Puts back the state of the random generators that a loader, its sampler, its data set and their transforms hold."""
     found: dict[int, Any] = {}
     _collect(source, found, set(), 4)
-    states = [
-        (one, one.get_state() if isinstance(one, torch.Generator) else one.bit_generator.state
-         if isinstance(one, np.random.Generator) else one.getstate() if isinstance(one, random.Random) else one.get_state())
-        for one in found.values()
-    ]  # fmt: skip
+    states = [(one, _state(one)) for one in found.values()]
     try:
         yield
     finally:
         for one, state in states:
-            if isinstance(one, torch.Generator | np.random.RandomState):
-                one.set_state(state)
-            elif isinstance(one, np.random.Generator):
+            if isinstance(one, np.random.Generator):
                 one.bit_generator.state = state
             else:
-                one.setstate(state)
+                (one.setstate if isinstance(one, random.Random) else one.set_state)(state)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return (generator.getstate if isinstance(generator, random.Random) else generator.get_state)()
 
 
 def _collect(value: Any, found: dict[int, Any], seen: set[int], depth: int) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, tensors
-from excite._core.checks import check_dense, check_flag, check_model, check_placed
+from excite._core.checks import Bounds, check_dense, check_flag, check_model, check_placed
 from excite._core.distributed import rank_and_size
 from excite._core.wrappers import refuse_compiled, refuse_lazy, unwrap
 from excite.errors import InputError, RunError
+from excite.margin.normalize import Normalize
 from excite.monitor.alerts import Alerts, Rule, default_alerts
 from excite.monitor.defaults import Every, chosen_probes
+from excite.monitor.live_margins import LiveMargins
+from excite.monitor.results import plain_settings
 from excite.monitor.settings import as_settings
 from excite.monitor.watcher import Watch, WatchSettings
 from excite.monitor.writer import Sink
@@ -28,35 +32,32 @@ __all__ = ["Watch", "watch"]
 
 
 def watch(
-    model: nn.Module,
-    example: Batch | None = None,
-    run: str | os.PathLike[str] | Run | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    probes: Sequence[Probe] | None = None,
-    every: Every | None = None,
-    *,
-    margin_batch: tuple[Tensor, Tensor] | Margin | None = None,
-    output: Pick = None,
-    alerts: Sequence[Rule] | None = None,
-    sinks: Sequence[str | Sink] = (),
-    config: object = None,
-    strict: bool = False,
-) -> Watch:
+    model: nn.Module, example: Batch | None = None, run: str | os.PathLike[str] | Run | None = None,
+    optimizer: torch.optim.Optimizer | None = None, probes: Sequence[Probe] | None = None, every: Every | None = None, *,
+    train: Any = None, test: Any = None, normalize: Normalize | None = None, bounds: Bounds | None = None, threshold: float = 0.5,
+    margin_batch: tuple[Tensor, Tensor] | Margin | None = None, output: Pick = None, alerts: Sequence[Rule] | None = None,
+    sinks: Sequence[str | Sink] = (), config: object = None, strict: bool = False,
+) -> Watch:  # fmt: skip
     """Monitors a model while it trains.
 
-    Probes measure the model on their schedules, restore all state, and write to a run: a monitored training produces the same
-    weights, bit by bit, as one that is not monitored. Nothing in the training loop waits for a device. With several processes
-    every one calls `watch` and `step`; values are reduced and the first process writes.
+    Probes measure the model at the start, on their schedules and at the end, restore all state, and write to a run: a monitored
+    training produces the same weights, bit by bit, as one that is not monitored. Nothing in the training loop waits for a device.
+    With several processes every one calls `watch` and `step`; values are reduced and the first process writes.
 
     Args:
         model: The model that is trained, also wrapped by DistributedDataParallel or torch.compile.
-        example: A fixed batch on which layers are measured. Probes that need one are left out without it.
+        example: A fixed batch on which layers are measured. Default: some of `train`. Probes that need one are left out without it.
         run: Folder for a new run, or an open `Run` (to continue one, with `load_state_dict` from its checkpoint). None writes
             to sinks only.
         optimizer: The optimizer that trains the model; needed for conserved quantities and gradient norms.
         probes: What to measure. Default: `excite.probes.default_probes()`.
         every: When to measure, instead of each probe's own schedule: a number of steps, a schedule such as `PowersOfTwo()` or
             `Budget(0.03)`, or a dict of these by probe name.
+        train: Training data, of which a fixed sample is drawn and its margins are measured: tensors (x, y), a data set or a loader.
+        test: Test data, likewise.
+        normalize: (mean, std) per channel, if these data are (pixel − mean)/std: margins are then in pixels from 0 to 1.
+        bounds: (lowest, highest) value of an input. Default: (0, 1) with `normalize`, or the range of images within [0, 1] or [−1, 1].
+        threshold: For a model with one output, class 1 is where it is larger; 0 for logits.
         margin_batch: Points and labels (x, y) whose margins are measured every 500 steps, or a `Margin` probe.
         output: Which part of the model's return value is the output, if it returns several.
         alerts: Rules (`excite.monitor.alerts`). Default: `default_alerts()`; [] for none.
@@ -69,11 +70,11 @@ def watch(
         The open `Watch`. Use it as a context manager, or call `close` at the end.
 
     Raises:
-        InputError: If an argument is not what is expected, such as two probes with one name.
+        InputError: If an argument is not what is expected, such as data that can be read only once.
         RunError: If `run` is a folder that already holds a run.
 
     Example:
-        >>> with excite.watch(model, example=x, run="runs/first", optimizer=optimizer) as watch:
+        >>> with excite.watch(model, run="runs/first", optimizer=optimizer, train=(x, y), test=(x_test, y_test)) as watch:
         ...     for _ in range(3):
         ...         optimizer.zero_grad()
         ...         loss = (model(x)[:, 0] - y).square().mean()
@@ -82,20 +83,43 @@ def watch(
         ...         watch.step(loss)  # once per optimizer step
     """
     _check(model, example, run, strict)
-    chosen = chosen_probes(probes, every, example, optimizer, output, margin_batch)
-    rules = _checked_rules(alerts)
     refuse_compiled(model)
-    owns = not isinstance(run, Run)
-    stored = _settings(config, run)
-    opened = run if isinstance(run, Run) else _create_run(run, model, chosen, stored)
+    margins = LiveMargins.draw(train, test, normalize=normalize, bounds=bounds, threshold=threshold)
+    example = margins.example(model) if example is None else example
+    chosen = chosen_probes(probes, every, example, optimizer, output, margins.probes(margin_batch, output))
+    stored = {**_settings(config, run), "watch": _described(model, chosen, margins)}
+    settings = WatchSettings(
+        example,
+        None,
+        optimizer,
+        chosen,
+        strict,
+        not isinstance(run, Run),
+        (),
+        _checked_rules(alerts),
+        probes is None,
+        output,
+    )
+    return _attached(model, run, stored, sinks, settings, margins)
+
+
+def _attached(
+    model: nn.Module,
+    run: str | os.PathLike[str] | Run | None,
+    stored: dict[str, Any],
+    sinks: Sequence[str | Sink],
+    settings: WatchSettings,
+    margins: LiveMargins,
+) -> Watch:
+    """Opens the run and attaches the watch; if that fails the run says so."""
+    opened = run if isinstance(run, Run) else _create_run(run, stored)
     try:
         made = _make_sinks(sinks, opened)
-        settings = WatchSettings(
-            example, opened, optimizer, chosen, strict, owns, made, rules, optional=probes is None, output=output
-        )
-        return Watch(model, settings)
+        watching = Watch(model, replace(settings, run=opened, sinks=made))
+        margins.store(watching)
+        return watching
     except BaseException:
-        if owns and opened is not None:
+        if settings.owns_run and opened is not None:
             opened.close("failed", "the watch could not be attached")
         raise
 
@@ -131,16 +155,19 @@ def _settings(config: object, run: object) -> dict[str, Any]:
     return settings
 
 
-def _create_run(
-    folder: str | os.PathLike[str] | None, model: nn.Module, probes: Sequence[Probe], settings: dict[str, Any]
-) -> Run | None:
+def _described(model: nn.Module, probes: Sequence[Probe], margins: LiveMargins) -> dict[str, Any]:
+    """What the run says about the watch."""
+    described = {"probes": [probe.name for probe in probes], "model": type(unwrap(model)).__name__}
+    return {**described, "margins": plain_settings(margins.settings)} if margins.drawn else described
+
+
+def _create_run(folder: str | os.PathLike[str] | None, config: dict[str, Any]) -> Run | None:
     """Creates the run on the first process, the only one that writes; None on the others and without a folder."""
     if folder is None or rank_and_size()[0] != 0:
         return None
     if (check_folder_name(folder) / "run.json").exists():
         raise RunError(f"{folder} holds a run already: choose another folder, or give an open Run to continue it")
-    own = {"watch": {"probes": [probe.name for probe in probes], "model": type(unwrap(model)).__name__}}
-    return Run.create(folder, {**settings, **own})
+    return Run.create(folder, config)
 
 
 def _make_sinks(sinks: Sequence[str | Sink], run: Run | None) -> list[Sink]:

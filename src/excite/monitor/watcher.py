@@ -18,16 +18,18 @@ from excite._core.calls import Batch, Pick
 from excite._core.checks import as_scalar, is_number, shown
 from excite._core.distributed import let_go, rank_and_size
 from excite._core.preserve import device_of
+from excite._core.warn import say
 from excite._core.wrappers import eagerly, is_sharded, resharded, unwrap
-from excite.errors import ExciteError, InputError, RunError
+from excite.errors import ExciteError, InputError, RunError, one_line
 from excite.monitor.alerts import Alerts, Rule, act
 from excite.monitor.buffer import DeviceScalars, MetricBuffer
 from excite.monitor.logged import LOGGED, LOGGED_BY_FRAMEWORK, check_logged
 from excite.monitor.reduce import reduce_rows
+from excite.monitor.results import store_results
 from excite.monitor.writer import MetricWriter, Sink, StepValues
 from excite.probes import Probe
 from excite.probes.base import StepContext
-from excite.probes.schedules import budgets
+from excite.probes.schedules import Budget, PaidSchedule, budgets
 from excite.runs import Run
 from excite.wiring.layers import record
 from excite.wiring.tracing import Wiring
@@ -93,8 +95,10 @@ class Watch:
         self._device = device_of(self.model)
         self._modules = list(self.model.modules())
         self._sharded = is_sharded(self.model)
-        began = time.monotonic()
-        self._spent, self._counted = 0.0, 0
+        began = self._began = time.monotonic()
+        self._spent, self._apart, self._counted = 0.0, 0.0, 0  # seconds; those of a PaidSchedule; steps
+        self._measured_at: dict[str, int] = {}  # last step by probe
+        self._loss: Tensor | None = None  # of the last step
         try:
             self._describe(self._attach(settings.optional), settings.output)
             self._measure(self._context(None))
@@ -103,7 +107,8 @@ class Watch:
             raise
         self._buffer.start()
         self._began = time.monotonic()
-        self._spent = self._began - began
+        self._spent = self._began - began - self._apart
+        self._apart = 0.0  # what is measured at the start counts for no budget
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """Reports one optimizer step and measures what is due.
@@ -128,6 +133,7 @@ class Watch:
             if not is_number(number := as_scalar(loss)):
                 raise InputError(f"watch.step: expected the loss as a number or a tensor; got {shown(loss)}")
             loss = torch.as_tensor(float(number))
+        self._loss = loss
         self._measure(self._context(loss, node))
 
     def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
@@ -167,18 +173,8 @@ class Watch:
         self._writer.drain()
 
     def close(self) -> None:
-        """Detaches every probe and writes what is buffered. Closing twice does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        failed = self._detach()
-        try:
-            self.flush()
-        finally:
-            self._writer.close()
-            let_go()
-        if failed is not None:
-            raise failed
+        """Measures a last time, detaches every probe and writes what is buffered. Closing twice does nothing."""
+        self._close(measure=True)
 
     def state_dict(self) -> dict[str, Any]:
         """The state to store in a checkpoint, so that a resumed training is measured as if it had not been interrupted.
@@ -215,7 +211,7 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.close()
+            self._close(measure=error is None)
         except BaseException as own:
             kind, error, trace = kind or type(own), error or own, trace or own.__traceback__
             raise
@@ -230,6 +226,24 @@ class Watch:
         scalars = DeviceScalars(values)
         if len(scalars) and rank_and_size()[0] == 0:
             self._buffer.add_scalars(self.steps, owner, scalars)
+
+    def _close(self, *, measure: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        failed: Exception | None = None
+        try:
+            if measure:
+                self._measure_last()
+        finally:
+            failed = self._detach()
+            try:
+                self.flush()
+            finally:
+                self._writer.close()
+                let_go()
+        if failed is not None:
+            raise failed
 
     def _close_run(self, kind: Any, error: Any, trace: Any) -> None:
         try:
@@ -282,20 +296,14 @@ class Watch:
                 first = first or error
         return first
 
-    def _context(self, loss: Tensor | None, node: object = None) -> StepContext:
-        return StepContext(self.model, self.steps, loss, self.example, self.optimizer, node)
+    def _context(self, loss: Tensor | None, node: object = None, final: bool = False) -> StepContext:
+        return StepContext(self.model, self.steps, loss, self.example, self.optimizer, node, final=final)
 
     def _measure(self, ctx: StepContext) -> None:
-        due = [probe for probe in self.probes if probe.schedule.due(ctx.step)]
+        due = self._due(ctx.step)
         paid = budgets([probe.schedule for probe in due])
         began = self._settled() if paid else time.monotonic()
-        cost = 0.0
-        with eagerly(self._modules) if any(probe.runs_model for probe in due) else nullcontext():
-            for probe in due:
-                start = time.monotonic()
-                self._measure_probe(probe, ctx)
-                if any(probe.schedule is budget for budget in paid):
-                    cost += (self._settled() if self._device.type == "cuda" else time.monotonic()) - start
+        costs = self._measure_probes(due, ctx, paid)
         if self._buffer.ready(ctx.step):
             self._write()
         if self._buffer.due(ctx.step):
@@ -304,10 +312,61 @@ class Watch:
             if self._buffer.ready(ctx.step):
                 self._write()
         self._spent += time.monotonic() - began
+        self._apart += sum(costs[id(budget)] for budget in paid if isinstance(budget, PaidSchedule))
+        shared = sum(costs[id(budget)] for budget in paid if not isinstance(budget, PaidSchedule))
         for budget in paid:
-            trained = 0.0 if self._counted == 0 else time.monotonic() - self._began - self._spent
-            budget.next = self._agreed(budget.plan(ctx.step, self._counted, cost, self._spent, trained))
+            cost = costs[id(budget)] if isinstance(budget, PaidSchedule) else shared
+            spent = self._spent - self._apart
+            budget.next = self._agreed(budget.plan(ctx.step, self._counted, cost, spent, self._trained()))
         self._announce()
+
+    def _due(self, step: int) -> list[Probe]:
+        """The probes to measure now. What has a `PaidSchedule` waits until it is paid for, which takes no look at the device."""
+        due = [probe for probe in self.probes if probe.schedule.due(step)]
+        if step == 0:
+            return due
+        for budget in budgets([probe.schedule for probe in due]):
+            if isinstance(budget, PaidSchedule):
+                budget.next = self._agreed(budget.postpone(step, self._counted, self._trained()))
+        return [probe for probe in due if not isinstance(probe.schedule, PaidSchedule) or probe.schedule.due(step)]
+
+    def _trained(self) -> float:
+        """Seconds since training began that were not spent here."""
+        return 0.0 if self._counted == 0 else time.monotonic() - self._began - self._spent
+
+    def _measure_probes(self, due: Sequence[Probe], ctx: StepContext, paid: Sequence[Budget]) -> dict[int, float]:
+        """Measures probes; the seconds that those of each budget took, by the budget's id."""
+        costs = {id(budget): 0.0 for budget in paid}
+        with eagerly(self._modules) if any(probe.runs_model for probe in due) else nullcontext():
+            for probe in due:
+                start = time.monotonic()
+                self._measure_probe(probe, ctx)
+                self._measured_at[probe.name] = ctx.step
+                if id(probe.schedule) in costs:
+                    end = self._settled() if self._device.type == "cuda" else time.monotonic()
+                    costs[id(probe.schedule)] += end - start
+        if rank_and_size()[0] == 0:
+            for message in ctx.messages:
+                say(message)
+            self._store(ctx)
+        return costs
+
+    def _measure_last(self) -> None:
+        """Measures the probes that were not measured at the last step, and those that measure more at the end."""
+        if not self._counted:
+            return
+        due = [one for one in self.probes if one.at_end or self._measured_at.get(one.name) != self.steps]
+        self._measure_probes(due, self._context(self._loss, final=True), ())
+
+    def _store(self, ctx: StepContext) -> None:
+        if self.run is None or not ctx.artifacts:
+            return
+        try:
+            store_results(self.run, ctx.artifacts)
+        except RunError as error:
+            if self.strict:
+                raise
+            warnings.warn(f"results could not be stored: {one_line(error)}", stacklevel=4)
 
     def _announce(self) -> None:
         for probe in list(self.probes):

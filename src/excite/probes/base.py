@@ -236,6 +236,8 @@ class Probe:
         reductions: The same by quantity, where some need another reduction.
         requires: What `excite.watch` has to be given: "example", "optimizer".
         runs_model: False if `measure` does not run the model, which saves the preparations for that.
+        at_end: Whether to measure at the end of the training even if that step was measured; other probes are measured at the end
+            if it was not.
         panel: How its metrics are drawn.
 
     Args:
@@ -253,6 +255,7 @@ class Probe:
     runs_model: ClassVar[bool] = True  # False spares the preparations for that
     reductions: ClassVar[Mapping[str, Reduction]] = {}
     requires: ClassVar[tuple[str, ...]] = ()  # of "example" and "optimizer"
+    at_end: ClassVar[bool] = False
     panel: ClassVar[Panel | None] = None
 
     def __init__(self, schedule: Schedule | None = None):

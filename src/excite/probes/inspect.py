@@ -16,8 +16,8 @@ from excite._core.intercept.affine import AffineCall, Names
 from excite._core.preserve import device_of, eval_mode
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.errors import ExciteError, InputError, ModelError
-from excite.probes.layer_inputs import LayerInputs, Patches, layer_inputs, unit_rows
 from excite.probes.activation_rank.samples import Live
+from excite.probes.layer_inputs import LayerInputs, Patches, layer_inputs, unit_rows
 from excite.wiring.activations import UnitMode
 
 Inputs = Callable[[Any], Batch]

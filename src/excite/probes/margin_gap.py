@@ -71,6 +71,7 @@ class MarginGap(Probe):
 
     name = "margin_gap"
     reduction = "first"
+    at_end = True
     panel = Panel(
         "margin_gap",
         "Margins of training and test data",
@@ -115,12 +116,16 @@ class MarginGap(Probe):
         self._batch: int | None = None
 
     def attach(self, ctx: StepContext) -> None:
+        """Checks that points and labels suit the model."""
         if is_sharded(ctx.model):
-            raise ModelError("margins of a model whose weights are sharded (FSDP) are not measured: leave train and test out")
+            raise ModelError(
+                "margins of a model whose weights are sharded (FSDP) are not measured: leave train and test out"
+            )
         for part, (x, y) in self.data.items():
             self._try(ctx.model, part, x[:2], y)
 
     def measure(self, ctx: StepContext) -> Values:
+        """Margins of a few points, or of many at the end; see the class."""
         if ctx.final:
             return self._measure_end(ctx)
         if ctx.step == 0:
@@ -183,9 +188,11 @@ class MarginGap(Probe):
             if failed and error is None:
                 error = ModelError(f"another process raised {failed[0]}")
             elif not failed:
-                found = None if None in everyone else {
-                    part: _joined([theirs[part] for theirs in everyone]) for part in self.data
-                }
+                found = (
+                    None
+                    if None in everyone
+                    else {part: _joined([theirs[part] for theirs in everyone]) for part in self.data}
+                )
         if error is not None:
             raise error
         return found
@@ -312,12 +319,14 @@ class MarginGap(Probe):
         return f"{text} ({seconds:.1f} s)"
 
     def state_dict(self) -> dict[str, Any]:
+        """The perturbations found last, the number of points, and what a measurement costs."""
         state: dict[str, Any] = {"found": dict(self._found), "sizes": dict(self._sizes)}
         if isinstance(self.schedule, PaidSchedule):
             state["cost"] = self.schedule.cost
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from the perturbations of a checkpoint."""
         for part, d in state.get("found", {}).items():
             # A start is only a hint: perturbations are checked against the model and these points.
             if part in self.data and d.shape[1:] == self.data[part][0].shape[1:]:
@@ -330,6 +339,7 @@ class MarginGap(Probe):
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Whether training and test margins differ beyond chance."""
         gaps, chances = history["margin_gap/gap"], history["margin_gap/chance"]
         medians = [history[f"margin_gap/median/{part}"] for part in PARTS]
         if not len(gaps[0]) or not all(len(series[0]) for series in (chances, *medians)):
@@ -339,8 +349,10 @@ class MarginGap(Probe):
         both = f"the median is {number(train)} on training and {number(test)} on test data"
         if gap > chance:
             more = "larger" if train > test else "smaller" if train < test else "distributed otherwise"
-            text = f"Training margins are {more} than test margins" if more != "distributed otherwise" else (
-                "Training margins are distributed otherwise than test margins"
+            text = (
+                f"Training margins are {more} than test margins"
+                if more != "distributed otherwise"
+                else ("Training margins are distributed otherwise than test margins")
             )
             text += f": the curves differ by {gap:.2f}, chance explains {chance:.2f}; {both}."
             return [Finding("warning" if train > test else "note", text)]

@@ -136,10 +136,10 @@ class Budget:
 
 
 class PaidSchedule(Budget):
-    """As often as a fraction of the training time pays for the measurements of its own probes: first before training, which does not
-    count, then each time once what they cost so far and the next one are paid for.
+    """As often as a fraction of the training time pays for the measurements of its own probes.
 
-    Unlike with `Budget` other probes do not count, and nothing is measured that is not paid for, however many steps pass.
+    First before training, which does not count, then each time once what they have cost so far and the next one are paid for. Unlike
+    with `Budget` other probes do not count, and nothing is measured that is not paid for, however many steps pass.
 
     Args:
         share: Fraction of the training time, between 0 and 1.

@@ -16,6 +16,7 @@ from excite._core.checks import check_count, check_flag, check_tensor, check_val
 from excite._core.wrappers import is_sharded
 from excite.errors import InputError
 from excite.probes.activation_rank.covariance import Covariances
+from excite.probes.activation_rank.samples import Live, Rows
 from excite.probes.activation_rank.smallest import default_tolerance
 from excite.probes.activation_rank.units import UnitSums, live_rows
 from excite.probes.base import (
@@ -43,7 +44,6 @@ from excite.probes.findings import (
     since,
 )
 from excite.probes.layer_inputs import LayerInputs, layer_inputs
-from excite.probes.activation_rank.samples import Live, Rows
 from excite.wiring.normalization import Source, as_trained
 
 _MOST_NAMED = 64  # units of one layer, over a whole training

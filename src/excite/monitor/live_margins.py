@@ -1,0 +1,100 @@
+"""Margins of training and test data in a watch: the points, how they are measured, and what is stored of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from excite._core.calls import Pick
+from excite._core.distributed import rank_and_size
+from excite._core.preserve import device_of
+from excite.errors import InputError
+from excite.margin.normalize import is_images
+from excite.monitor.points import Points, draw_parts
+from excite.monitor.results import MAX_BYTES, store_points
+from excite.probes import Probe
+from excite.probes.margin import Margin
+from excite.probes.margin_gap import MarginGap
+
+if TYPE_CHECKING:
+    from excite.monitor.watcher import Watch
+
+_EXAMPLE = 128  # points on which layers are measured
+
+
+@dataclass(frozen=True, eq=False)
+class LiveMargins:
+    """Points drawn from the training and test data, by part, and the settings of `excite.margins` for them."""
+
+    drawn: Mapping[str, Points]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def draw(cls, train: Any, test: Any, *, normalize: Any, bounds: Any, threshold: float) -> LiveMargins:
+        """Draws the points, and chooses the bounds if they are not given."""
+        drawn = draw_parts(train, test)
+        if not drawn and (normalize is not None or bounds is not None):
+            raise InputError("normalize and bounds are for margins: give train=, test= or both, or leave them out")
+        if bounds is None:
+            bounds = getattr(train, "bounds", None) if hasattr(train, "x_train") else None
+        settings = {"normalize": normalize, "bounds": pixel_bounds(drawn, bounds, normalize), "threshold": threshold}
+        return cls(drawn, settings)
+
+    def example(self, model: nn.Module) -> Any:
+        """Points of the training data, or of the test data without these, as a batch for the model; None without points."""
+        points = self.drawn.get("train") or self.drawn.get("test")
+        if points is None:
+            return None
+        x = points.x[:_EXAMPLE].to(device_of(model))
+        return x if points.key is None else {points.key: x}
+
+    def probes(self, margin_batch: Any, output: Pick) -> list[Probe]:
+        """The probes of margins: of `margin_batch`, and of the points drawn."""
+        probes: list[Probe] = [] if margin_batch is None else [_margin(margin_batch, output)]
+        if self.drawn:
+            pairs = {part: (points.x, points.y) for part, points in self.drawn.items()}
+            key = next(iter(self.drawn.values())).key
+            probes.append(MarginGap(pairs.get("train"), pairs.get("test"), key=key, output=output, **self.settings))
+        return probes
+
+    def store(self, watch: Watch) -> None:
+        """Writes the points into the run of the watch; if they are too large, a warning says so."""
+        probe = next((one for one in watch.probes if isinstance(one, MarginGap)), None)
+        if watch.run is None or probe is None or rank_and_size()[0] != 0:
+            return
+        if not store_points(watch.run, probe.data, {**probe.options, "key": probe.key}):
+            warnings.warn(
+                f"the points whose margins are measured are not stored, they take more than {MAX_BYTES // 10**6} MB: later commands "
+                "need --data",
+                stacklevel=4,
+            )
+
+
+def pixel_bounds(drawn: Mapping[str, Points], given: Any, normalize: Any) -> Any:
+    """The bounds of the inputs, if they were not given: (0, 1) for data that are normalized or images within it.
+
+    Images within [−1, 1] that have negative values are taken as scaled to it. Anything else has no bounds.
+    """
+    if given is not None or not drawn:
+        return given
+    if normalize is not None:
+        return (0.0, 1.0)
+    parts = [points.x for points in drawn.values()]
+    if not all(x.is_floating_point() and is_images(x) for x in parts):
+        return None
+    low, high = min(float(x.min()) for x in parts), max(float(x.max()) for x in parts)
+    if low >= 0 and 0.5 < high <= 1:
+        return (0.0, 1.0)
+    return (-1.0, 1.0) if -1 <= low < -0.5 and 0.5 < high <= 1 else None
+
+
+def _margin(given: Any, output: Pick) -> Margin:
+    if isinstance(given, Margin):
+        return given
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InputError(f"margin_batch: expected (x, y) or a Margin probe; got {type(given).__name__}")
+    return Margin(given[0], given[1], output=output)
