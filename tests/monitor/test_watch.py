@@ -108,8 +108,8 @@ def test_a_probe_of_ones_own_takes_ten_lines(tmp_path):
         for _ in range(10):
             watch.step()
     frame = excite.load_run(tmp_path / "run").frame()
-    assert frame[frame.name == "weights/norm"].step.tolist() == [0, 1, 2, 4, 8]
-    assert frame[frame.name == "weights/norm/0"].value.tolist() == [2.0] * 5
+    assert frame[frame.name == "weights/norm"].step.tolist() == [0, 1, 2, 4, 8, 10]  # also at the end
+    assert frame[frame.name == "weights/norm/0"].value.tolist() == [2.0] * 6
 
 
 def test_a_broken_probe_is_switched_off_and_training_goes_on(tmp_path):
@@ -178,6 +178,8 @@ def test_training_does_not_wait_for_what_was_promised(tmp_path, monkeypatch):
 
         def measure(self, ctx):
             promises[ctx.step] = Future()
+            if ctx.final:
+                promises[ctx.step].set_result({"x": float(ctx.step)})
             return promises[ctx.step]
 
     model, _ = build("mlp")

@@ -116,6 +116,8 @@ def _draw(source: Any, part: str, most: int, generator: np.random.Generator) -> 
     if not isinstance(source, IterableDataset) and hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         if isinstance(source, Mapping | str | Tensor):
             raise InputError(f"{part}: expected {_FORMS}; got {shown(source)}")
+        if isinstance(source, list | tuple) and source and _is_batch(source[0]):
+            return _from_batches(source, part, most)
         return _from_loader(DataLoader(source), part, most, generator)
     if isinstance(source, IterableDataset):
         return _from_loader(DataLoader(source, batch_size=64), part, most, generator)
@@ -185,7 +187,7 @@ def _from_batches(batches: Iterable[Any], part: str, most: int) -> Points:
     for batch in iterator:
         x, y, key = split_batch(batch, part)
         _check_pair(x, y, part)
-        most = _affordable(x, most) if len(x) else most
+        most = _affordable(x, most)
         xs.append(_own(x[: most - count]))
         ys.append(_own(y[: most - count]).reshape(-1))
         count += len(xs[-1])
@@ -264,8 +266,18 @@ def _own(value: Tensor) -> Tensor:
     return value.detach().to("cpu", copy=True)
 
 
+def _is_batch(item: Any) -> bool:
+    """Whether an item of a list is a batch (x, y), not a single sample."""
+    pair = (
+        isinstance(item, tuple | list) and len(item) >= 2 and all(_is_array(one) and one.ndim > 0 for one in item[:2])
+    )
+    return pair and len(item[0]) == len(item[1])
+
+
 def _affordable(x: Tensor, most: int) -> int:
     """At most `most` points, and not more than fit in memory."""
+    if not len(x):
+        return most
     return min(most, max(2, _MAX_BYTES // max(1, x[0].numel() * x.element_size())))
 
 

@@ -227,7 +227,7 @@ class MarginGap(Probe):
         from excite.margin import SearchOptions, margins
 
         x, y = self._points(part, rows, model)
-        options = SearchOptions(certify=False)
+        options = SearchOptions(restarts=3, certify=False)
         return self._with_memory(
             lambda batch: margins(self._called(model), x, y, batch=batch, options=options, **self.options)
         )
