@@ -33,5 +33,5 @@ def test_a_gap_is_compared_in_the_claimed_direction() -> None:
 def test_a_ladder_grows_from_each_to_the_next() -> None:
     results = {str(i): VariantResult(str(i), 0, {"length": length}) for i, length in enumerate((1.0, 10.0, 5.0))}
     ladder = Ladder(("0", "1", "2"), "rung")
-    assert ladder.each("grows", "source", "length", "length").effect(results) == pytest.approx(math.log10(0.5))
+    assert ladder.each("grows", "source", "length", "length").effect(results) == pytest.approx([1.0, math.log10(0.5)])
     assert ladder.ends("grows", "source", "length", "length").effect(results) == pytest.approx(math.log10(5.0))

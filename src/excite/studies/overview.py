@@ -95,7 +95,7 @@ def read_results_page(text: str) -> dict[str, Any]:
     rows = re.findall(r"^\| \*\*([^*]+)\*\* \| (.*?) \| (.*) \|$", text, re.MULTILINE)
     if scale is None or seeds is None or not rows:
         raise ValueError("not a results page: expected its scale, seeds and verdicts")
-    verdicts = [[word, claim, numbers] for word, claim, numbers in rows]
+    verdicts = [[word, claim.partition("<br>")[0], numbers] for word, claim, numbers in rows]
     return {"scale": scale[1], "seeds": len(seeds[1].split(",")), "verdicts": verdicts}
 
 
@@ -205,8 +205,9 @@ def show_lines(study: Study, width: int = 100, folder: Path = RUNS) -> list[str]
     for number, claim in enumerate(study.claims(study.scales[name]), 1):
         word, numbers = standing.of(claim) if standing else ("not judged", "")
         lines += _wrapped(f"  {number:>2}  {word:<10}  ", claim.text, width)
-        for text in (numbers or claim.measure, claim.source):
-            lines += _wrapped(" " * 18, text, width)
+        said = f"the paper: “{claim.quote}”" if claim.quote else ""
+        for text in (numbers or claim.measure, claim.source, said):
+            lines += _wrapped(" " * 18, text, width) if text else []
     return lines
 
 

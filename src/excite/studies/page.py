@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from excite.studies.study import VariantResult
+from excite.studies.study import Claim, VariantResult
+from excite.studies.verdicts import Verdict
 
 if TYPE_CHECKING:
     from excite.studies.runner import StudyResult
@@ -44,12 +45,11 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
         "| verdict | claim | effect, 95 % interval over seeds |",
         "| --- | --- | --- |",
         *(
-            f"| **{v.word}** | {v.claim.text} ({v.claim.source}) | {v.claim.measure}: {v.numbers}; claimed {v.wanted} |"
+            f"| **{v.word}** | {_claim_cell(v.claim)} | {v.claim.measure}: {v.numbers}; claimed {v.wanted} |"
             for v in result.verdicts
         ),
         "",
-        "A claim holds if the whole interval lies on the claimed side of its threshold, fails if it lies on the other side, and is",
-        "undecided otherwise, or if the accuracy of a network is close to chance. Effects are paired by seed; intervals are Student's t.",
+        *_rules(result.verdicts),
         *(
             ["Scale `quick` is preliminary: with so few images and seeds only large effects can be decided."]
             * (scale.name == "quick")
@@ -74,6 +74,38 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     text = "\n".join(lines)
     # Outside the documentation the other pages do not exist.
     return text if in_docs else text.replace("; see [Margins](../margins.md)", "").replace("](../", "](")
+
+
+def _claim_cell(claim: Claim) -> str:
+    quote = f"<br>*“{claim.quote}”*" if claim.quote else ""
+    return f"{claim.text} ({claim.source}){quote}"
+
+
+def _rules(verdicts: Sequence[Verdict]) -> list[str]:
+    """How the verdicts were reached, as far as the page needs it."""
+    lines = [
+        "A claim holds if the whole interval lies on the claimed side of its threshold, fails if it lies on the other side, and is",
+        "undecided otherwise, if the accuracy of a network is close to chance, or if the numbers of half of the networks of a variant",
+        "are unreliable. Effects are paired by seed; intervals are Student's t.",
+    ]
+    counted = sum(verdict.adjusted is not None for verdict in verdicts)
+    if counted > 1:
+        lines += [
+            f"*Holm p* is the p-value with Holm's correction for the {counted} claims that are judged by an interval: a claim is decided",
+            "where it is at most 0.05. Intervals are those of single claims.",
+        ]
+    if any(verdict.claim.within is not None for verdict in verdicts):
+        lines.append(
+            "A claim of no difference holds if the whole interval lies within the margin, which was chosen in advance."
+        )
+    kinds = {verdict.claim.kind for verdict in verdicts}
+    if "exact" in kinds:
+        lines.append("An identity is *exact* if every seed satisfies it up to rounding; it has no interval.")
+    if "universal" in kinds:
+        lines.append("A theorem or bound, claimed on every seed, fails on one counterexample; it has no interval.")
+    if any(verdict.word == "not tested" for verdict in verdicts):
+        lines.append("A claim is *not tested* where its premise is met on no seed.")
+    return lines
 
 
 def _mean(values: Sequence[float | None], form: str) -> str:

@@ -29,7 +29,7 @@ from excite.studies.figures import save
 from excite.studies.find import find_study
 from excite.studies.page import page, table
 from excite.studies.study import Scale, Study, VariantResult
-from excite.studies.verdicts import Verdict, judge
+from excite.studies.verdicts import Verdict, judge_all
 from excite.train.from_config import find_device
 
 _VERSIONS = ("excite", "python", "torch", "numpy")
@@ -210,7 +210,7 @@ def _gather(
         found, detail = study.method.read(job)
         numbers.append(found)
         details.setdefault(job.variant, []).append(detail)
-    verdicts = [verdict for claim in study.claims(scale) if (verdict := judge(claim, numbers)) is not None]
+    verdicts = judge_all(study.claims(scale), numbers)
     seeds = tuple(dict.fromkeys(job.seed for job in jobs))
     versions = _versions(jobs)
     return StudyResult(study, scale.name, seeds, tuple(numbers), tuple(verdicts), folder, command, versions), details

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from excite._core.compatibility import renamed_attribute
+from excite.errors import InputError
 from excite.jobs.job import Job
 from excite.studies.papers import Place, parse_place
 
@@ -80,7 +81,7 @@ class VariantResult:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence, and a number per seed that has to lie above `above`, or below `below`, for it to hold.
+    """A sentence, and a number per seed that has to lie above `above`, below `below`, or within ±`within`, for it to hold.
 
     Args:
         text: The sentence.
@@ -88,9 +89,16 @@ class Claim:
         measure: What the effect is, in words.
         variants: Names of the variants that are compared.
         effect: Maps the results of one seed, by variant, to the number. Variants are so compared in pairs: the same
-            initial weights and the same order of the data wherever they agree in shape.
+            initial weights and the same order of the data wherever they agree in shape. Several numbers are rungs of a
+            ladder: each has to lie on the claimed side.
         above: The claim holds if the effect lies above this number.
         below: The claim holds if the effect lies below this number.
+        within: The claim is one of no difference: it holds if the whole interval of the effect lies within ± this number, which has
+            to be chosen before the result is known.
+        kind: "effect" for a claim on the mean over seeds, judged by its interval; "universal" for a theorem or bound, which fails on
+            one counterexample; "exact" for an identity, which holds up to rounding on every seed.
+        premise: What the claim assumes, on the results of one seed; seeds on which it is not met are left out.
+        quote: The sentence of the paper, word by word; empty where the paper does not say it, and the claim is ours.
 
     Example:
         >>> claim = Claim("excitation shrinks the gap", "figure 1", "gap", ("plain", "excited"),
@@ -104,16 +112,31 @@ class Claim:
     source: str
     measure: str
     variants: tuple[str, ...]
-    effect: Callable[[Mapping[str, VariantResult]], float]
+    effect: Callable[[Mapping[str, VariantResult]], float | Sequence[float]]
     above: float | None = None
     below: float | None = None
+    within: float | None = None
+    kind: Literal["effect", "exact", "universal"] = "effect"
+    premise: Callable[[Mapping[str, VariantResult]], bool] | None = None
+    quote: str = ""
 
     arms = renamed_attribute("arms", "variants")
+
+    def __post_init__(self) -> None:
+        limits = [name for name in ("above", "below", "within") if getattr(self, name) is not None]
+        if len(limits) != 1:
+            got = " and ".join(limits) or "none of them"
+            raise InputError(f"claim {self.text!r}: expected one of above, below and within; got {got}")
+        if self.kind not in ("effect", "exact", "universal") or (self.kind != "effect" and limits == ["within"]):
+            raise InputError(
+                f"claim {self.text!r}: expected kind 'effect', 'exact' or 'universal', the latter two with above or below; "
+                f"got {self.kind!r} with {limits[0]}"
+            )
 
 
 def gap_claim(text: str, source: str, variant: str, than: str, *, wider: bool = False) -> Claim:
     """The claim that the gap between training and test curves is smaller in `variant` than in the variant `than`, or `wider`."""
-    bounds = {"above": 0.0} if wider else {"below": 0.0}
+    bounds: dict[str, Any] = {"above": 0.0} if wider else {"below": 0.0}
     measure = f"gap of the curves, {variant} minus {than}"
     return Claim(text, source, measure, (than, variant), lambda n: n[variant].gap - n[than].gap, **bounds)
 
@@ -126,11 +149,11 @@ class Ladder:
     rung: str  # what distinguishes one from the next, in words
 
     def each(self, text: str, source: str, name: str, words: str) -> Claim:
-        """The number `name` grows from every variant to the next."""
+        """The number `name` grows from every variant to the next: rung by rung, each has to grow."""
 
-        def effect(n: Mapping[str, VariantResult]) -> float:
+        def effect(n: Mapping[str, VariantResult]) -> list[float]:
             logs = [math.log10(getattr(n[variant], name)) for variant in self.variants]
-            return min(after - before for before, after in pairwise(logs))
+            return [after - before for before, after in pairwise(logs)]
 
         measure = f"{words}, log10 of the smallest ratio of a {self.rung} to the next lower one"
         return Claim(text, source, measure, self.variants, effect, above=0.0)

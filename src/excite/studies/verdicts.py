@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,21 +13,25 @@ from scipy import stats
 
 from excite.studies.study import Claim, VariantResult
 
-Word = Literal["holds", "fails", "undecided"]
+Word = Literal["holds", "fails", "undecided", "exact", "not tested"]
+Array = npt.NDArray[np.float64]
+LEVEL = 0.95  # of intervals; claims are decided at 1 − LEVEL
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The mean effect over seeds with its 95 % t-interval, and what follows from it.
+    """What follows for a claim from the effects of several seeds.
 
-    Attributes:
+    Args:
         claim: The claim.
-        word: The verdict: "holds", "fails" or "undecided".
-        effect: Mean effect over seeds.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
-        seeds: Number of seeds.
-        notes: Reservations about the numbers.
+        word: "holds", "fails" or "undecided"; "exact" for an identity that holds; "not tested" where its premise is never met.
+        effect: The mean effect over seeds; of an identity or a universal claim, the effect nearest to a violation.
+        low: Lower end of the 95 % interval of the mean effect; minus infinity where there is none.
+        high: Upper end of that interval.
+        seeds: The number of seeds.
+        notes: What speaks against the numbers, and why a verdict is not what its interval says.
+        p: Two-sided p-value of the effect against the threshold; None where the claim is not judged by an interval.
+        adjusted: p after Holm's correction for the claims of the page.
 
     Example:
         >>> claim = Claim("a is larger", "not in the papers", "a − b", ("a", "b"), lambda n: n["a"].v - n["b"].v, above=0.0)
@@ -42,19 +46,31 @@ class Verdict:
     high: float
     seeds: int
     notes: tuple[str, ...] = ()
+    p: float | None = None
+    adjusted: float | None = None
 
     @property
     def wanted(self) -> str:
         """Which effect the claim asks for, such as "above 0"."""
-        return f"above {self.claim.above:.3g}" if self.claim.above is not None else f"below {self.claim.below:.3g}"
+        claim = self.claim
+        if claim.within is not None:
+            return f"within ±{claim.within:.3g}"
+        every = "" if claim.kind == "effect" else " on every seed"
+        return (f"above {claim.above:.3g}" if claim.above is not None else f"below {claim.below:.3g}") + every
 
     @property
     def numbers(self) -> str:
         """Effect, confidence interval and number of seeds in words."""
+        seeds = f"{self.seeds} seed{'s' if self.seeds != 1 else ''}"
+        if self.word == "not tested":
+            return f"premise not met on {seeds}"
         if not math.isfinite(self.effect):
-            return f"no finite effect, {self.seeds} seeds"
+            return f"no finite effect, {seeds}"
+        if self.claim.kind != "effect":
+            return f"{'smallest' if self.claim.above is not None else 'largest'} {_signed(self.effect)}, {seeds}"
         interval = f"95 % interval {_signed(self.low)} to {_signed(self.high)}, " if self.seeds > 1 else ""
-        return f"{_signed(self.effect)} ({interval}{self.seeds} seed{'s' if self.seeds != 1 else ''})"
+        corrected = "" if self.adjusted is None or self.seeds < 2 else f", {_probability('Holm p', self.adjusted)}"
+        return f"{_signed(self.effect)} ({interval}{seeds}{corrected})"
 
     def __str__(self) -> str:
         notes = f" {' '.join(self.notes)}" if self.notes else ""
@@ -66,16 +82,36 @@ class Verdict:
         numbers = {k: v if math.isfinite(v) else None for k in ("effect", "low", "high") for v in [getattr(self, k)]}
         return {
             "verdict": self.word, "text": claim.text, "source": claim.source, "measure": claim.measure, "arms": claim.variants,
-            "above": claim.above, "below": claim.below, **numbers, "seeds": self.seeds, "notes": self.notes,
+            "kind": claim.kind, "above": claim.above, "below": claim.below, "within": claim.within, **numbers,
+            "p": self.p, "holm": self.adjusted, "seeds": self.seeds, "notes": self.notes,
         }  # fmt: skip
 
 
-def judge(claim: Claim, numbers: Sequence[VariantResult]) -> Verdict | None:
-    """The verdict on a claim; None if one of its variants was not trained.
+def judge_all(claims: Sequence[Claim], numbers: Sequence[VariantResult]) -> list[Verdict]:
+    """The verdicts on the claims of a page, with Holm's correction; claims on variants that were not trained are left out.
 
-    Effects are paired by seed. With the interval [low, high] wholly on the claimed side of the threshold the claim
-    holds, wholly on the other side it fails, else it is undecided. It is also undecided where a variant decides by chance:
-    the margins of such a network say nothing.
+    p-values of the claims that are judged by an interval are corrected for their number, so that with probability 95 %
+    none of the decided ones is decided wrongly. A claim that only its own interval would decide becomes undecided.
+    """
+    verdicts = [verdict for claim in claims if (verdict := judge(claim, numbers)) is not None]
+    counted = [at for at, verdict in enumerate(verdicts) if verdict.p is not None]
+    for at, adjusted in zip(counted, holm([verdicts[at].p or 0.0 for at in counted])):
+        verdict = verdicts[at]
+        if verdict.word in ("holds", "fails") and adjusted > 1 - LEVEL:
+            note = f"Alone this claim {verdict.word}; with Holm's correction for {len(counted)} claims it is undecided."
+            verdict = replace(verdict, word="undecided", notes=(*verdict.notes, note))
+        verdicts[at] = replace(verdict, adjusted=adjusted)
+    return verdicts
+
+
+def judge(claim: Claim, numbers: Sequence[VariantResult]) -> Verdict | None:
+    """The verdict on one claim, without correction; None if one of its variants was not trained.
+
+    Effects are paired by seed. With the interval [low, high] wholly on the claimed side of the threshold the claim holds,
+    wholly on the other side it fails, else it is undecided; a claim of equivalence holds with the interval inside of ±`within`.
+    An identity is exact and a universal claim holds if every seed is on the claimed side; one that is not makes them fail. Whatever
+    the effects, a claim is undecided if the accuracy of a network is close to chance, or if the numbers of half of the networks of
+    a variant are unreliable. Seeds that do not meet the claim's premise are left out.
     """
     by_seed: dict[int, dict[str, VariantResult]] = {}
     for found in numbers:
@@ -83,15 +119,55 @@ def judge(claim: Claim, numbers: Sequence[VariantResult]) -> Verdict | None:
     pairs = [variants for variants in by_seed.values() if set(claim.variants) <= variants.keys()]
     if not pairs:
         return None
-    effects = np.array([claim.effect(variants) for variants in pairs])
+    tested = pairs if claim.premise is None else [variants for variants in pairs if claim.premise(variants)]
+    if not tested:
+        note = "Not tested: its premise is met on none of the seeds."
+        return Verdict(claim, "not tested", math.nan, -math.inf, math.inf, len(pairs), (note,))
+    effects = np.array([np.atleast_1d(claim.effect(variants)) for variants in tested], dtype=float)  # (seeds, rungs)
+    verdict = _on_every_seed(claim, effects) if claim.kind != "effect" else _by_interval(claim, effects)
+    notes = [] if len(tested) == len(pairs) else [f"Its premise is met on {len(tested)} of {len(pairs)} seeds; the others are left out."]  # fmt: skip
+    reasons = _reasons(claim, tested)
+    if reasons and verdict.word != "undecided":
+        notes.append(f"Undecided, whatever the effect ({verdict.word}): {reasons[0]}")
+    word: Word = "undecided" if reasons else verdict.word
+    return replace(verdict, word=word, notes=(*notes, *_notes(claim, tested)))
+
+
+def _on_every_seed(claim: Claim, effects: Array) -> Verdict:
+    """Identities and universal claims: one counterexample is enough."""
+    upwards = claim.above is not None
+    threshold = claim.above if claim.above is not None else claim.below or 0.0
+    finite = effects[np.isfinite(effects)]
+    broken = bool((finite <= threshold).any() if upwards else (finite >= threshold).any())
+    word: Word = "fails" if broken else "undecided" if finite.size < effects.size else "holds"
+    if word == "holds" and claim.kind == "exact":
+        word = "exact"
+    worst = math.nan if not finite.size else float(finite.min() if upwards else finite.max())
+    return Verdict(claim, word, worst, -math.inf, math.inf, len(effects))
+
+
+def _by_interval(claim: Claim, effects: Array) -> Verdict:
+    """Claims on means. With several rungs each has to lie on the claimed side; the least certain one is reported."""
+    found = [_rung(claim, rung) for rung in effects.T]
+    holding = [verdict for verdict in found if verdict.word == "holds"]
+    if len(holding) < len(found):
+        # One rung that fails is enough; with several to choose from its p-value is corrected.
+        corrected = holm([verdict.p or 0.0 if verdict.word == "fails" else 1.0 for verdict in found])
+        at = int(np.argmin(corrected))
+        if corrected[at] <= 1 - LEVEL:
+            return replace(found[at], p=corrected[at])
+        weakest = max((v for v in found if v.word != "holds"), key=lambda verdict: verdict.p or 0.0)
+        return replace(weakest, word="undecided")
+    return max(found, key=lambda verdict: verdict.p or 0.0)
+
+
+def _rung(claim: Claim, effects: Array) -> Verdict:
     low, high = t_interval(effects)
-    notes = _notes(claim, pairs)
-    by_chance = any(variants[name].by_chance for variants in pairs for name in claim.variants)
-    word: Word = "undecided" if by_chance else _word(claim, low, high)
-    return Verdict(claim, word, float(effects.mean()), low, high, len(pairs), notes)
+    p, word = _p_value(claim, effects), _word(claim, low, high)
+    return Verdict(claim, word, float(effects.mean()), low, high, len(effects), p=p)
 
 
-def t_interval(effects: npt.NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
+def t_interval(effects: Array, level: float = LEVEL) -> tuple[float, float]:
     """mean ± t · s / √n with n − 1 degrees of freedom; unbounded for a single value or one that is not finite."""
     n = len(effects)
     if n < 2 or not np.isfinite(effects).all():
@@ -100,11 +176,58 @@ def t_interval(effects: npt.NDArray[np.float64], level: float = 0.95) -> tuple[f
     return float(effects.mean()) - reach, float(effects.mean()) + reach
 
 
+def t_test(effects: Array, threshold: float) -> float:
+    """Two-sided p-value of the mean against a threshold: at most 5 % where the 95 % `t_interval` leaves the threshold out."""
+    n = len(effects)
+    if n < 2 or not np.isfinite(effects).all():
+        return 1.0
+    error = float(effects.std(ddof=1)) / math.sqrt(n)
+    distance = abs(float(effects.mean()) - threshold)
+    if error == 0:
+        return 0.0 if distance > 0 else 1.0
+    return float(2 * stats.t.sf(distance / error, n - 1))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: the k-th smallest of m p-values times m − k + 1, not below the one before, at most 1."""
+    order = np.argsort(p, kind="stable")
+    adjusted, largest = [0.0] * len(p), 0.0
+    for rank, at in enumerate(order):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[at]))
+        adjusted[at] = largest
+    return adjusted
+
+
+def _p_value(claim: Claim, effects: Array) -> float:
+    if claim.within is None:
+        return t_test(effects, claim.above if claim.above is not None else claim.below or 0.0)
+    nearest = min((claim.within, -claim.within), key=lambda end: abs(float(effects.mean()) - end))
+    return t_test(effects, nearest)  # of two one-sided tests, inside or outside, the less certain one
+
+
 def _word(claim: Claim, low: float, high: float) -> Word:
+    if claim.within is not None:
+        inside, outside = -claim.within < low and high < claim.within, high < -claim.within or low > claim.within
+        return "holds" if inside else "fails" if outside else "undecided"
     if claim.above is not None:
         return "holds" if low > claim.above else "fails" if high < claim.above else "undecided"
     below = claim.below if claim.below is not None else 0.0
     return "holds" if high < below else "fails" if low > below else "undecided"
+
+
+def _reasons(claim: Claim, pairs: Sequence[Mapping[str, VariantResult]]) -> list[str]:
+    """Why a claim cannot be decided, whatever its effects."""
+    reasons = []
+    for name in claim.variants:
+        runs = [variants[name] for variants in pairs]
+        if any(run.by_chance for run in runs):
+            reasons.append(f"the accuracy of a network of {name} is close to chance.")
+        doubtful = sum(bool(run.flags) for run in runs)
+        if 2 * doubtful >= len(runs):
+            reasons.append(
+                f"the numbers of half or more of the networks of {name} are unreliable ({doubtful} of {len(runs)})."
+            )
+    return reasons
 
 
 def _notes(claim: Claim, pairs: Sequence[Mapping[str, VariantResult]]) -> tuple[str, ...]:
@@ -118,6 +241,10 @@ def _notes(claim: Claim, pairs: Sequence[Mapping[str, VariantResult]]) -> tuple[
         if doubtful:
             notes.append(f"{name}: the numbers of {doubtful} of {len(runs)} networks are unreliable.")
     return tuple(notes)
+
+
+def _probability(name: str, p: float) -> str:
+    return f"{name} < 0.001" if p < 0.001 else f"{name} = {p:.3f}" if p < 0.995 else f"{name} = 1"
 
 
 def _signed(value: float) -> str:

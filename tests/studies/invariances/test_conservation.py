@@ -57,8 +57,8 @@ def test_claims_are_judged_as_they_should() -> None:
                 }
                 numbers.append(VariantResult(name(number, kind), seed, values))
     words = [verdict.word for claim in claims(tiny) if (verdict := judge(claim, numbers)) is not None]
-    assert words[:3] == ["holds"] * 3
-    assert words[4:7] == ["holds"] * 3
+    assert words[:3] == ["exact"] * 3
+    assert words[4:7] == ["exact"] * 3
     assert not {words[3], words[7]} & {"holds"}
     assert words[8] == "fails"
 

@@ -191,7 +191,7 @@ WORDS = {
 }
 
 
-def _is(text: str, source: str, variant: str, name: str, **bounds: float) -> Claim:
+def _is(text: str, source: str, variant: str, name: str, **bounds: Any) -> Claim:
     return Claim(
         text, source, f"{WORDS[name]}, {variant}", (variant,), lambda n: float(getattr(n[variant], name)), **bounds
     )

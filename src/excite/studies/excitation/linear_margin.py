@@ -151,6 +151,7 @@ def _bounded(text: str, source: str, variant: str, bound: str) -> Claim:
         (variant,),
         lambda n: n[variant].limit / n[variant].values[bound] - 1,
         below=ROUNDING,
+        kind="universal",
     )
 
 

@@ -190,7 +190,9 @@ def claims(scale: RankScale) -> list[Claim]:
 
     def never_passed(text: str, variant: str) -> Claim:
         measure = f"{variant}: number of times a layer exceeds its bound, of about {LOOKS} measurements of every layer"
-        return Claim(text, "excite.bounds", measure, (variant,), lambda n: n[variant].passed, below=0.5)
+        return Claim(
+            text, "excite.bounds", measure, (variant,), lambda n: n[variant].passed, below=0.5, kind="universal"
+        )
 
     return [
         *(one_direction(f"weight decay makes every layer one direction, {loss}", four, variant) for loss, variant in DECAY.items()),
@@ -201,6 +203,7 @@ def claims(scale: RankScale) -> list[Claim]:
             (STRONG,),
             lambda n: n[STRONG].rank,
             above=0.5,
+            kind="universal",
         ),
         never_passed("on the way σ₂ is at most ‖gradient‖ / 2μ", DECAY["cross-entropy"]),
         one_direction("cross-entropy alone makes every layer one direction, in the limit", five, GROWING),

@@ -216,7 +216,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     return PARTS[settings["part"]](settings, seed, on_progress)
 
 
-def _claim(text: str, where: str, measure: str, variant: str, name: str, **limit: float) -> Claim:
+def _claim(text: str, where: str, measure: str, variant: str, name: str, **limit: Any) -> Claim:
     source = f"{_PAPER}, {where}"
     return Claim(text, source, f"{variant}: {measure}", (variant,), lambda n: n[variant].values[name], **limit)
 
@@ -227,14 +227,14 @@ def claims(scale: RegressionScale) -> list[Claim]:
     return [
         *(
             _claim("where λ does not give zero, an ε gives the same solution", "Theorem 6",
-                   "largest difference of Xw and ‖w‖, relative, over λ and m", variant, "difference", below=1e-6)
+                   "largest difference of Xw and ‖w‖, relative, over λ and m", variant, "difference", below=1e-6, kind="exact")
             for variant in SIX.values()
         ),
-        _claim("every λ has such an ε", "Theorem 6", "values of λ without one, all with m = 1", SIX["2"], "alone", below=0.5),
+        _claim("every λ has such an ε", "Theorem 6", "values of λ without one, all with m = 1", SIX["2"], "alone", below=0.5, kind="universal"),
         _claim("n ghost measurements give the ridge solution", "equation 10", "relative difference", NOISE, "ghosts",
-               below=1e-9),
+               below=1e-9, kind="exact"),
         _claim("2n directions of noise at every point give the ridge solution", "equation 11", "relative difference", NOISE,
-               "directions", below=1e-9),
+               "directions", below=1e-9, kind="exact"),
         _claim("problem 13 is not convex", "section 5.1",
                "pairs of weights, of 2,000, with the loss in their middle above the chord", BELOW, "above", above=0.5),
         _claim("problem 13 has no finite optimum while ε is below the margin", "section 5.1",

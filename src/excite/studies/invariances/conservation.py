@@ -210,7 +210,9 @@ def claims(scale: CasesScale) -> list[Claim]:
     def worst(kind: str, number: str, text: str, source: str, below: float) -> Claim:
         mine = tuple(name(case, kind) for case in CASES)
         measure = f"largest relative change over the seven cases, {kind}"
-        return Claim(text, source, measure, mine, lambda n: max(getattr(n[a], number) for a in mine), below=below)
+        return Claim(
+            text, source, measure, mine, lambda n: max(getattr(n[a], number) for a in mine), below=below, kind="exact"
+        )
 
     def least(kind: str, number: str, text: str, source: str, below: float) -> Claim:
         mine = tuple(name(case, kind) for case in CASES)
@@ -239,6 +241,7 @@ def claims(scale: CasesScale) -> list[Claim]:
             (six,),
             lambda n: math.log10(n[six].printed),
             below=-4.0,
+            kind="universal",
         ),
     ]
 

@@ -112,7 +112,7 @@ def claims(scale: StepsScale) -> list[Claim]:
 
     def exact(kind: str) -> Claim:
         measure = f"{kind}: largest difference of ν and μ∘h, over the sum of absolute products h"
-        return Claim(f"ν = μ ∘ h with weights ±1, {kind}", "Training invariances, Lemma 2", measure, (kind,), lambda n: n[kind].error, below=1e-12)  # fmt: skip
+        return Claim(f"ν = μ ∘ h with weights ±1, {kind}", "Training invariances, Lemma 2", measure, (kind,), lambda n: n[kind].error, below=1e-12, kind="exact")  # fmt: skip
 
     return [
         *(exact(kind) for kind in KINDS),
@@ -123,6 +123,7 @@ def claims(scale: StepsScale) -> list[Claim]:
             ("leaky ReLU",),
             lambda n: n["leaky ReLU"].slope,
             below=1e-6,
+            kind="exact",
         ),
         Claim(
             "the gradient of μ at h(x) is the pattern Z of active paths: equations 2 and 3 say the same",
@@ -131,6 +132,7 @@ def claims(scale: StepsScale) -> list[Claim]:
             ("ReLU",),
             lambda n: n["ReLU"].pattern,
             below=1e-9,
+            kind="exact",
         ),
         Claim(
             "counting by dynamic programming gives width^(depth + 1), fully connected",
@@ -139,6 +141,7 @@ def claims(scale: StepsScale) -> list[Claim]:
             (COUNTS,),
             lambda n: n[COUNTS].values["count error"],
             below=1e-9,
+            kind="exact",
         ),
     ]
 

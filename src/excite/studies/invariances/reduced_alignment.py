@@ -154,7 +154,13 @@ def claims(scale: StepsScale) -> list[Claim]:
     def never(variant: str, words: str) -> Claim:
         measure = f"{variant}: least measured ratio minus 1/K − D/‖W‖²_F, all layers, about {LOOKS} looks"
         return Claim(
-            f"equation 13 with 2 for 8, {words}", source, measure, (variant,), lambda n: n[variant].room, above=-0.005
+            f"equation 13 with 2 for 8, {words}",
+            source,
+            measure,
+            (variant,),
+            lambda n: n[variant].room,
+            above=-0.005,
+            kind="universal",
         )
 
     def limit(variant: str, words: str) -> Claim:

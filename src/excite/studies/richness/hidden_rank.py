@@ -82,7 +82,17 @@ def _of_the_figure() -> list[Claim]:
             ("the rank is lower than the number of units", "numerical rank over units",
              _ratio("rank", "width", name), {"below": 1.0}),
         ):  # fmt: skip
-            found.append(Claim(f"{layer}: {text}", _FIGURE, f"{measure}, {layer}, plain", (PLAIN,), effect, **bounds))
+            found.append(
+                Claim(
+                    f"{layer}: {text}",
+                    _FIGURE,
+                    f"{measure}, {layer}, plain",
+                    (PLAIN,),
+                    effect,
+                    bounds.get("above"),
+                    bounds.get("below"),
+                )
+            )
     return found
 
 

@@ -163,7 +163,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     return Outcome(values, detail)
 
 
-def _compare(text: str, name: str, words: str, images: int, **limit: float) -> Claim:
+def _compare(text: str, name: str, words: str, images: int, **limit: Any) -> Claim:
     """The convolutional network's number over the fully connected one's."""
     plain, conv = (name_of(kind, images) for kind in NETWORKS)
 

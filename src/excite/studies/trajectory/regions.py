@@ -241,6 +241,7 @@ def _claims_of(variant: str) -> list[Claim]:
             (variant,),
             lambda n: float(n[variant].least < 1 - ROUNDING),
             below=0.5,
+            kind="universal",
         ),
         Claim(
             f"the theorem does not explain the global behaviour: most of the empty plane is not covered by it, {variant}",
