@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--data FOLDER] [--epochs 40] [--seeds 10] [--points 12000] [--only PART ...] > docs/benchmarks-gpu.md
 
-Parts: agreement, one, many, margins, resnet, memory. The authors' network and settings on CIFAR-10 planes against
+Parts: agreement, step, one, many, margins, resnet, memory. The authors' network and settings on CIFAR-10 planes against
 horses; needs the data. Prints tables in Markdown. Runs on a CPU too, for a try with small numbers.
 """
 
@@ -84,23 +84,31 @@ def agreement(data: Dataset, **_: Any) -> None:
     torch.backends.cudnn.deterministic = False
 
 
-def one(data: Dataset, epochs: int, **_: Any) -> None:
-    """One seed, one variant, the authors' training."""
-    x, y = data.x_train[:50].to(DEVICE), data.y_train[:50].to(DEVICE)
+def one_step(data: Dataset | None, **_: Any) -> None:
+    """One step of the authors' network, on random images."""
+    x, y = torch.rand(50, 3, 32, 32, device=DEVICE) * 2 - 1, torch.randint(2, (50,), device=DEVICE)
     lines = ["| step, batch of 50 | plain, ms | captured, ms |", "|---|---|---|"]
-    for name, radius in (("without excitation", 0.0), ("4 search steps", 0.02)):
+    for name, radius, bounds in (
+        ("without excitation", 0.0, None),
+        ("4 search steps", 0.02, None),
+        ("4 search steps, bounds", 0.02, (-1, 1)),
+    ):
         times = []
         for kind in (Step, CapturedStep):
             model = build("papers-cnn").to(DEVICE)
-            pe = PersistentExcitation(model, radius)
+            pe = PersistentExcitation(model, radius, bounds=bounds)
             step = kind(pe.loss, optimizer_of(model), pe.setting)
             times.append(seconds_a_step(lambda step=step: step(x, y), 50))  # type: ignore[misc]
         lines.append(f"| {name} | {1000 * times[0]:.2f} | {1000 * times[1]:.2f} |")
     print("\n".join(lines))
+
+
+def one(data: Dataset, epochs: int, **_: Any) -> None:
+    """One seed, one variant, the authors' training."""
     with tempfile.TemporaryDirectory() as folder:
         start = now()
         run = train(config(epochs, 0), Path(folder) / "run")
-        print(f"\n{epochs} epochs of {len(data.x_train)} images: {now() - start:.1f} s, data and checkpoints included")
+        print(f"{epochs} epochs of {len(data.x_train)} images: {now() - start:.1f} s, data and checkpoints included")
         print(f"test accuracy {run.series('accuracy/test')[1][-1]:.3f}")
         run.close()
 
@@ -192,7 +200,7 @@ def memory(data: Dataset | None, **_: Any) -> None:
 
 
 PARTS: dict[str, Callable[..., None]] = {
-    "agreement": agreement, "one": one, "many": many, "margins": margin_speed, "resnet": resnet_speed, "memory": memory
+    "agreement": agreement, "step": one_step, "one": one, "many": many, "margins": margin_speed, "resnet": resnet_speed, "memory": memory
 }  # fmt: skip
 
 
@@ -209,7 +217,7 @@ def main() -> None:
     print(
         f"# Benchmarks on a GPU\n\n{name}, torch {torch.__version__.split('+')[0]}. Command: `python -m benchmarks.gpu`\n"
     )
-    needs_data = bool(set(options.only) - {"memory", "resnet"})
+    needs_data = bool(set(options.only) - {"memory", "resnet", "step"})
     data = load("cifar10", classes=("airplane", "horse"), root=options.data) if needs_data else None
     for part in options.only:
         print(f"\n## {(PARTS[part].__doc__ or part).strip()}\n", flush=True)

@@ -140,6 +140,14 @@ def test_bad_values_are_refused_by_the_next_call_or_the_checkpoint(name: str) ->
         method.loss(x, y[:3])
 
 
+def test_bounds_placed_while_predicting_serve_in_training() -> None:
+    method = PersistentExcitation(network(4).double(), 0.1, classes=4, bounds=(0 * HIGH, HIGH))
+    x, y = batch(4)
+    with torch.inference_mode():
+        method.predict(x.double())
+    method.loss(x.double(), y).backward()
+
+
 @contextmanager
 def no_waiting() -> Iterator[None]:
     torch.cuda.synchronize()

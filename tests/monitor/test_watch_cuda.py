@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import traceback
 import warnings
 from pathlib import Path
 
@@ -117,3 +119,32 @@ def test_deterministic_algorithms_are_no_obstacle(tmp_path: Path) -> None:
     assert [
         one for one in said if "CuBLAS" not in one
     ] == []  # a setting of the environment, as for the model's own products
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_the_training_thread_never_waits_for_the_device(
+    tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where CUDA is told to report waiting, only the background thread does so, once the probes have found their way."""
+    model, x = network(), torch.randn(64, 3, 16, 16, device="cuda")
+    y = torch.randint(10, (64,), device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    waits: list[str] = []
+
+    def note(message: object, *_: object) -> None:
+        if "synchronizing CUDA" in str(message) and threading.current_thread() is threading.main_thread():
+            waits.append("".join(traceback.format_stack(limit=12)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", note)
+        with excite.watch(model, x[:32], tmp_path / "run", optimizer, default_probes(), every, strict=True) as watch:
+            for step in range(60):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                torch.cuda.set_sync_debug_mode("warn" if step >= 30 else "default")
+                watch.step(loss)
+                torch.cuda.set_sync_debug_mode("default")
+    assert not waits, f"{len(waits)} times; first at\n{waits[0]}"

@@ -51,7 +51,8 @@ def place_bounds(bounds: Bounds | None, x: Batch, placed: dict[object, tuple[Bou
     first = tensors(x)[0]
     key = (first.device, first.dtype)
     if key not in placed or placed[key][0] is not bounds:
-        low, high = (b.to(first) if isinstance(b, Tensor) else b for b in bounds)
+        with torch.inference_mode(False):  # autograd will save them
+            low, high = (b.to(first.device, first.dtype) if isinstance(b, Tensor) else b for b in bounds)
         placed[key] = bounds, (low, high)
     return placed[key][1]
 
@@ -68,16 +69,20 @@ def _check_later(x: Batch, bounds: Bounds | None, later: DeferredChecks) -> None
         within = bounds if number == 0 else None
         if leaf.numel() and (leaf.is_floating_point() or within is not None):
             values = leaf.detach()
-            outside = values.new_zeros((), dtype=torch.bool) if within is None else _outside(values, within)
-            extremes = torch.stack(torch.aminmax(values.float() if values.itemsize == 1 else values))
-            later.add(torch.cat([extremes, outside.to(extremes)[None]]), partial(_judge, bounds=within))
+            numbers = torch.stack(torch.aminmax(values.float() if values.itemsize == 1 else values))
+            if within is not None and any(isinstance(b, Tensor) for b in within):
+                numbers = torch.cat([numbers, _outside(values, within).to(numbers)[None]])
+            later.add(numbers, partial(_judge, bounds=within, dtype=values.dtype))
 
 
-def _judge(numbers: Sequence[float], bounds: Bounds | None) -> str | None:
-    """What is wrong with a tensor: (smallest value, largest value, whether any value is out of the bounds)."""
-    low, high, outside = numbers
+def _judge(numbers: Sequence[float], bounds: Bounds | None, dtype: torch.dtype) -> str | None:
+    """What is wrong with a tensor: (smallest value, largest value, whether any value is out of bounds that are tensors)."""
+    low, high = numbers[:2]
     if not (math.isfinite(low) and math.isfinite(high)):
         return "expected finite inputs; some values are NaN or infinite: clean the data"
+    outside = bool(numbers[2:] and numbers[2])
+    if bounds is not None and len(numbers) == 2:  # in the precision of the values
+        outside = bool(_outside(torch.tensor([low, high], dtype=dtype), bounds))
     return _out_of_bounds(bounds, low, high) if bounds is not None and outside else None
 
 

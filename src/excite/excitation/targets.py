@@ -85,7 +85,9 @@ class Binary(Target):
     def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
         """Returns the labels (B,), each 0 or 1."""
         y = label_tensor(y, batch, "0 and 1")
-        return y if capturing() or y.dtype == torch.bool else accepted(y, (y == 0) | (y == 1), _not_binary, later)
+        if y.is_complex():
+            raise InputError(f"labels: expected real numbers, 0 and 1; got {y.dtype}")
+        return y if capturing() or y.dtype == torch.bool else accepted(y, 2, _not_binary, later)
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
         """Loss per sample, (B,)."""
@@ -233,20 +235,24 @@ def class_labels(y: object, batch: int, classes: int, later: DeferredChecks | No
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InputError(f"labels: expected whole numbers from 0 to {classes - 1}; got {y.dtype}: use y.long()")
     y = y.long()
-    return y if capturing() else accepted(y, (y >= 0) & (y < classes), partial(_not_a_class, classes=classes), later)
+    return y if capturing() else accepted(y, classes, partial(_not_a_class, classes=classes), later)
 
 
-def accepted(y: Tensor, good: Tensor, problem: Callable[[Any], str], later: DeferredChecks | None) -> Tensor:
-    """The labels, if all are good; otherwise `problem(label)` of the first that is not is raised.
+def accepted(y: Tensor, classes: int, problem: Callable[[Any], str], later: DeferredChecks | None) -> Tensor:
+    """The labels, if all are whole and from 0 to m − 1; otherwise `problem(label)` of one that is not is raised.
 
-    With `later`, labels on a GPU are judged without waiting for it. Those that are not good become 0 until then: a label out of
+    With `later`, labels on a GPU are judged without waiting for it. Those that are wrong are changed until then: a label out of
     range would be an index out of range, after which no kernel runs in this process any more.
     """
+    if later is not None and later.defers(y) and not y.is_floating_point():
+        extremes = torch.stack(torch.aminmax(y))
+        later.add(extremes, lambda seen: next((problem(n) for n in seen if not 0 <= n < classes), None))
+        return y.clamp(0, classes - 1)
+    good = (y == 0) | (y == 1) if y.is_floating_point() else (y >= 0) & (y < classes)  # floating point: of two classes
     if later is not None and later.defers(y):
         first = (~good).to(torch.uint8).argmax()  # 0 if all are good
-        later.add(
-            torch.stack([good.all().to(y.dtype), y.take(first)]), lambda seen: None if seen[0] else problem(seen[1])
-        )
+        numbers = torch.stack([good.all().to(y.dtype), y.take(first)])
+        later.add(numbers, lambda seen: None if seen[0] else problem(seen[1]))
         return torch.where(good, y, 0)
     if not bool(good.all()):
         raise InputError(problem(y[~good][0].item()))

@@ -54,6 +54,7 @@ class Site:
     index: tuple[tuple[int, ...], ...]
     slot: Slot = field(repr=False, compare=False)
     times: int = 1
+    _placed: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, tensor: Tensor) -> Tensor:
         """Returns the entries that belong to each channel.
@@ -66,7 +67,10 @@ class Site:
             the matrix of the law.
         """
         rows = self.slot.out_rows(tensor) if self.side == "out" else self.slot.in_rows(tensor)
-        return rows[torch.tensor(self.index, device=rows.device)].flatten(1)
+        if rows.device not in self._placed:  # a copy to a GPU waits for it: once
+            with torch.inference_mode(False):
+                self._placed[rows.device] = torch.tensor(self.index, device=rows.device)
+        return rows[self._placed[rows.device]].flatten(1)
 
     def put(self, tensor: Tensor, rows: Tensor) -> Tensor:
         """Returns a copy of the parameter with other entries for the channels of the group: the inverse of `rows`.
