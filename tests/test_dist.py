@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
+    pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "CITATION.cff"):
         shutil.copy(ROOT / name, folder)

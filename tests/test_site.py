@@ -70,6 +70,8 @@ def inventory(file):
 
 @pytest.mark.slow
 def test_the_site_builds_and_its_reference_is_complete(tmp_path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     result = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True)
