@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site gallery dist try-wheel architecture lock clean
+.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site gallery pictures dist try-wheel architecture lock clean
 
 venv: $(READY)
 
@@ -67,6 +67,10 @@ studies: venv
 # docs/gallery.md, from the results pages.
 gallery: venv
 	$(BIN)/python tools/gallery.py
+
+# docs/images/*.png: pictures of pages for the guides, from small trainings.
+pictures: venv
+	$(BIN)/python tools/pictures.py
 
 # The documentation as a site, in build/site.
 site: venv

@@ -1,0 +1,157 @@
+"""Pictures of the guides: trains small networks on digits, and takes them from the live page, a report and an audit.
+
+`make pictures` writes docs/images/*.png (about two minutes on a CPU). It needs Chromium and playwright.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import excite
+from excite.data import load
+
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs/images"
+WIDTH, LARGEST = 1100, 200_000  # pixels, bytes
+
+
+def train(run: Path, lr: float, epochs: int = 12) -> nn.Module:
+    """A small convolutional network on ten classes of digits, monitored."""
+    data = load("digits", scale=(0, 1))
+    points, test = (data.x_train, data.y_train), (data.x_test, data.y_test)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    batches = DataLoader(TensorDataset(*points), batch_size=50, shuffle=True)
+    settings = {"lr": lr, "momentum": 0.9, "epochs": epochs, "batch": 50}
+    with excite.watch(
+        model, train=points, test=test, bounds=(0, 1), run=run, optimizer=optimizer, every=5, config=settings
+    ) as watch:
+        for _ in range(epochs):
+            for x, y in batches:
+                optimizer.zero_grad()
+                loss = cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                watch.step(loss)
+    return model
+
+
+def save(image: bytes, name: str) -> None:
+    """Writes a PNG with at most 256 colours, small enough for the site."""
+    picture = Image.open(io.BytesIO(image)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    target = IMAGES / name
+    picture.save(target, optimize=True)
+    if target.stat().st_size > LARGEST:
+        raise SystemExit(f"{target} has {target.stat().st_size:,} bytes: crop it")
+    print(f"{target.relative_to(ROOT)}: {target.stat().st_size / 1000:.0f} kB")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of the live page of a folder."""
+    command = [sys.executable, "-m", "excite", "serve", str(folder), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            for line in server.stdout:
+                if found := re.search(r"http://[^\s/]+(?:/\S*)?", line):
+                    yield found[0]
+                    return
+            raise SystemExit("excite serve printed no address")
+        finally:
+            server.terminate()
+
+
+def of_pages(folder: Path, model: nn.Module) -> None:
+    """Pictures of the live page, the list, a comparison, the alerts and the audit."""
+    from playwright.sync_api import sync_playwright
+
+    audit = folder / "audit.html"
+    data = load("digits", scale=(0, 1))
+    excite.audit(
+        model,
+        train=(data.x_train[:300], data.y_train[:300]),
+        test=(data.x_test[:300], data.y_test[:300]),
+        bounds=(0, 1),
+    ).write(audit)
+    with sync_playwright() as playwright, served(folder) as address:
+        chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDTH, "height": 900})
+
+        def show(url: str) -> None:
+            page.goto(url)
+            page.wait_for_timeout(4000)
+
+        def shoot(name: str, height: int = 720, part: str | None = None) -> None:
+            if part is None:
+                save(page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": height}), name)
+            else:
+                save(page.locator(part).first.screenshot(), name)
+
+        home = address.rstrip("/")
+        show(home)
+        shoot("list.png", 330)
+        for picture in PAGES:
+            show(home + picture["path"])
+            shoot(picture["name"], picture.get("height", 720), picture.get("part"))
+        show(audit.as_uri())
+        shoot("audit.png", 760)
+        browser.close()
+
+
+PAGES: list[dict[str, Any]] = [
+    {"path": "/view?run=lr-0.05", "name": "live.png", "height": 760},
+    {"path": "/view?run=lr-0.05", "name": "rank.png", "part": "#panel-rank"},
+    {"path": "/view?run=lr-0.01&run=lr-0.05&run=lr-0.1", "name": "compare.png", "height": 760},
+]
+
+
+def of_data() -> None:
+    """Samples of the built-in data sets."""
+    figure = Figure(figsize=(9, 2.4), layout="constrained", dpi=120)
+    axes = figure.subplots(1, 4)
+    digits = load("digits")
+    rows = [torch.cat(list(digits.x_train[10 * row : 10 * row + 10, 0]), dim=1) for row in range(8)]
+    axes[0].imshow(torch.cat(rows), cmap="gray")
+    for axis, name in zip(axes[1:], ("moons", "boundaries", "linear-margins-1")):
+        data = load(name)
+        axis.scatter(*data.x_train.T, c=data.y_train, cmap="coolwarm", s=9)
+    for axis, name in zip(axes, ("digits", "moons", "boundaries", "linear-margins-1")):
+        axis.set(title=name, xticks=[], yticks=[])
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    save(buffer.getvalue(), "data.png")
+
+
+def main() -> None:
+    of_data()
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Path(folder) / "runs"
+        models = [train(runs / f"lr-{lr}", lr) for lr in (0.01, 0.05, 0.1)]
+        of_pages(runs, models[1])
+
+
+if __name__ == "__main__":
+    main()
