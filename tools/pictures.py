@@ -89,12 +89,8 @@ def of_pages(folder: Path, model: nn.Module) -> None:
 
     audit = folder / "audit.html"
     data = load("digits", scale=(0, 1))
-    excite.audit(
-        model,
-        train=(data.x_train[:300], data.y_train[:300]),
-        test=(data.x_test[:300], data.y_test[:300]),
-        bounds=(0, 1),
-    ).write(audit)
+    points = {part: (getattr(data, f"x_{part}")[:300], getattr(data, f"y_{part}")[:300]) for part in ("train", "test")}
+    excite.audit(model, **points).write(audit)
     with sync_playwright() as playwright, served(folder) as address:
         chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -133,7 +129,8 @@ def of_data() -> None:
     figure = Figure(figsize=(9, 2.4), layout="constrained", dpi=120)
     axes = figure.subplots(1, 4)
     digits = load("digits")
-    rows = [torch.cat(list(digits.x_train[10 * row : 10 * row + 10, 0]), dim=1) for row in range(8)]
+    tiles = nn.functional.pad(digits.x_train[:25, 0], (1, 1, 1, 1), value=1.0)
+    rows = [torch.cat(list(tiles[5 * row : 5 * row + 5]), dim=1) for row in range(5)]
     axes[0].imshow(torch.cat(rows), cmap="gray")
     for axis, name in zip(axes[1:], ("moons", "boundaries", "linear-margins-1")):
         data = load(name)
