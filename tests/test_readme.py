@@ -16,23 +16,24 @@ def examples():
     return [(code, shown if marked else None) for marked, code, shown in re.findall(pattern, README.read_text(), re.S)]
 
 
-def differences(shown, printed, relative=0.4, absolute=0.03):
-    """What differs between two texts: other words, or numbers further apart than rounding on another machine explains."""
+def differences(shown, printed):
+    """What differs between two texts: other words, or numbers further apart than another machine explains."""
     shown, printed = (VARYING.sub("", " ".join(text.split())) for text in (shown, printed))
     if NUMBER.sub("#", shown) != NUMBER.sub("#", printed):
         return [f"README shows {shown!r}, printed is {printed!r}"]
-    pairs = [(float(a), float(b)) for a, b in zip(NUMBER.findall(shown), NUMBER.findall(printed))]
-    units = [_unit(shown, match) for match in NUMBER.finditer(shown)]
     return [
-        f"{a} is shown, {b} printed, in {shown!r}"
-        for (a, b), unit in zip(pairs, units)
-        if abs(a - b) > max(absolute * unit, relative * max(abs(a), abs(b)))
+        f"{match[0]} is shown, {found} printed, in {shown!r}"
+        for match, found in zip(NUMBER.finditer(shown), NUMBER.findall(printed))
+        if abs(float(match[0]) - float(found)) > _tolerance(shown, match)
     ]
 
 
-def _unit(text, match):
-    """Percentages are compared as fractions; counts may differ by a few points."""
-    return 100 if text[match.end() : match.end() + 1] == "%" or "." not in match[0] else 1
+def _tolerance(text, match):
+    if text[match.end() : match.end() + 1] == "%":
+        return 4
+    if "." not in match[0]:  # counts of points, fewer where time runs out
+        return max(3, 0.4 * float(match[0]))
+    return max(0.03, 0.3 * float(match[0]))
 
 
 def test_differences_are_found():
