@@ -36,6 +36,10 @@ def find_study(reference: str | os.PathLike[str] | Study) -> Study:
 
     Raises:
         InputError: If there is none, or several for one figure. Near misses are suggested, never run.
+
+    Example:
+        >>> find_study("margin-losses").name
+        'margin-losses'
     """
     if isinstance(reference, Study):
         return check_study(reference, "the study")

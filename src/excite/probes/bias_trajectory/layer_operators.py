@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Lock
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ _LARGEST = 4_000_000  # entries of an operator that is written out as a matrix
 _WORK = 5e8  # multiplications spent on the singular values of active rows
 _SPACE = 20  # dimension of a search for the largest singular value, before it starts anew from what it found
 _NOISE = 0.3  # relative to the vector from which a search goes on
+
+
+Gram: TypeAlias = tuple[Callable[[Tensor], Tensor], Tensor]  # x ↦ A'A x, and a sample of zeros
 
 
 class Estimate:
@@ -97,10 +101,9 @@ class LayerOperator:
         shape = [n for i, n in enumerate(self.site.shape) if i != in_axis]
         return run, weight.new_zeros(count, *shape, dtype=wide)
 
-    def _zeros(self, count: int) -> Tensor:
+    def _zeros(self, weight: Tensor) -> Tensor:
         shape = [n for i, n in enumerate(self.site.shape) if i != self.site.in_axis]
-        weight = self.site.call.weight
-        return weight.new_zeros(count, *shape, dtype=torch.promote_types(weight.dtype, torch.float32))
+        return weight.new_zeros(1, *shape, dtype=torch.promote_types(weight.dtype, torch.float32))
 
     def apply(self, x: Tensor) -> Tensor:
         """A x, (k, inputs...) -> (k, outputs...)."""
@@ -116,7 +119,7 @@ class LayerOperator:
             (found,) = torch.autograd.grad(run(x), x, y.to(x.dtype))
         return found
 
-    def gram(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    def gram(self) -> Gram:
         """x ↦ A'A x with the weight as it is now, by one forward and one backward pass each; and a sample of zeros.
 
         What comes of zero (padding with other numbers) is subtracted. The bias is left out before: beside a large one A x
@@ -160,11 +163,12 @@ class LayerOperator:
             return float(torch.linalg.matrix_norm(matrix, ord=2)), 0.0
         return self._converged(tolerance, most)
 
-    def _converged(self, tolerance: float, most: int = 300) -> tuple[float, float]:
+    def _converged(self, tolerance: float, most: int = 300, gram: Gram | None = None) -> tuple[float, float]:
         value, error = 0.0, math.inf
+        gram = gram or self.gram()
         for turn in range(math.ceil(most / _SPACE)):
             # The weights may have changed since the last call, and with them which direction leads.
-            value, error = self._search(_SPACE, 0.0 if turn else _NOISE).found()
+            value, error = self._search(gram, _SPACE, 0.0 if turn else _NOISE).found()
             if error <= tolerance:
                 break
         return value, error
@@ -177,9 +181,10 @@ class LayerOperator:
         matrix = self.matrix
         if matrix is not None:
             return Estimate(matrix @ matrix.T if len(matrix) < matrix.shape[1] else matrix.T @ matrix)
+        gram = self.gram()
         if not self.started and self.finite:
-            self._converged(1e-3)
-        return self._search(products, _NOISE)
+            self._converged(1e-3, gram=gram)
+        return self._search(gram, products, _NOISE)
 
     @property
     def started(self) -> bool:
@@ -199,9 +204,9 @@ class LayerOperator:
             vector = state["vector"].to(self.site.call.weight.device)
             self.last = Estimate.known(vector)
 
-    def _search(self, products: int, noise: float = 0.0) -> Estimate:
+    def _search(self, gram: Gram, products: int, noise: float = 0.0) -> Estimate:
         """Lanczos from where the last search ended, with `noise` of a random vector added."""
-        gram, zeros = self.gram()
+        product, zeros = gram
         last = None if self.last is None or math.isnan(self.last.found()[0]) else self.last
         if self._noise is None or self._noise.shape != zeros.shape or self._noise.device != zeros.device:
             random = torch.randn(zeros.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -210,7 +215,7 @@ class LayerOperator:
                 last = None
         start = self._noise if last is None else last.vector().reshape(zeros.shape) + noise * self._noise
         v = start.to(zeros.dtype).flatten()
-        space, images = krylov_space(lambda row: gram(row.reshape(zeros.shape)).flatten(), v, min(products, len(v)))
+        space, images = krylov_space(lambda row: product(row.reshape(zeros.shape)).flatten(), v, min(products, len(v)))
         self.last = Estimate(space @ images.T, space, images)
         return self.last
 
@@ -224,14 +229,15 @@ class LayerOperator:
         matrix, count = self.matrix, len(active)
         if matrix is not None and active.shape[-1] == len(matrix):
             return partial(_by_pattern, matrix.clone(), active)
-        flat, zeros = active.reshape(count, -1), self._zeros(1)
+        weight = self.site.call.weight.detach()
+        flat, zeros = active.reshape(count, -1), self._zeros(weight)
         inputs = zeros.numel()
         more = flat.sum(1) > inputs
         written = None
         if inputs * flat.shape[1] <= _LARGEST and (more.is_cuda or not bool(more.all())):
             basis = torch.eye(inputs, dtype=zeros.dtype, device=active.device)
             written = self.apply(basis.reshape(inputs, *zeros.shape[1:])).reshape(inputs, -1).T
-        size = self.site.call.weight.detach().abs().amax()
+        size = weight.abs().amax()
 
         def found() -> Tensor | None:
             if not math.isfinite(float(size)):
