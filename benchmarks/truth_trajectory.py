@@ -268,7 +268,7 @@ def watched(steps: int, seed: int) -> tuple[int, int]:
     y = x[:, 0].mean((1, 2)).mul(8).sin()[:, None]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     counts = [0, 0]
-    probe = Trajectory(Every(1), sandwich=1)
+    probe = Trajectory(Every(1), bounds_every=1)
     measure = probe.measure
 
     def counted(now):  # type: ignore[no-untyped-def]

@@ -9,8 +9,10 @@ import sys
 import pytest
 
 import excite
+from excite import bounds, probes
 from excite._core import compatibility
 from excite._core.compatibility import MODULES
+from excite.monitor import alerts
 
 
 @pytest.mark.parametrize("old", sorted(MODULES))
@@ -85,3 +87,33 @@ def test_earlier_command_line_options() -> None:
         assert compatibility.present_options(["study", "run", "--arms", "all"]) == ["study", "run", "--variants", "all"]
     with pytest.warns(DeprecationWarning, match="--gpus-per-job"):
         assert compatibility.present_options(["--gpus-per-task=0.5"]) == ["--gpus-per-job=0.5"]
+
+
+EARLIER = {
+    "Above": (lambda: alerts.Above("loss/step", 2, looks=3), "measurements", 3),
+    "Below": (lambda: alerts.Below("loss/step", 2, looks=3), "measurements", 3),
+    "Fell": (lambda: alerts.Fell(share=0.5), "fraction", 0.5),
+    "Fell, least": (lambda: alerts.Fell(least=2), "min_peak", 2),
+    "SteeperWhileFlat": (lambda: alerts.SteeperWhileFlat(looks=7), "measurements", 7),
+    "Budget": (lambda: probes.Budget(share=0.1), "fraction", 0.1),
+    "Budget, most": (lambda: probes.Budget(0.1, most=5), "max_steps", 5),
+    "Rank": (lambda: probes.Rank(most_rows=5), "max_rows", 5),
+    "Trajectory": (lambda: probes.Trajectory(sandwich=3), "bounds_every", 3),
+    "Trajectory, most": (lambda: probes.Trajectory(most=4), "max_samples", 4),
+    "steadiness": (lambda: bounds.steadiness([3.0, 2.0, 1.0, 1.0], share=0.25), "phi", 1.0),
+}
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_earlier_keywords_of_public_names(name: str) -> None:
+    make, attribute, value = EARLIER[name]
+    with pytest.warns(DeprecationWarning, match=name.partition(",")[0]):
+        made = make()
+    assert getattr(made, attribute) == value
+
+
+def test_earlier_fields_are_readable() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Above.looks is deprecated: use Above.measurements"):
+        assert alerts.Above("loss/step", 2, measurements=3).looks == 3
+    with pytest.raises(TypeError, match="got both 'looks' and 'measurements'"):
+        alerts.Above("loss/step", 2, looks=3, measurements=3)

@@ -38,8 +38,8 @@ def test_thresholds_speak_once_until_they_were_false():
     found = begins([Above("a/*", 2)], {"a/b": [1, 3, 3, 1, 3], "b/c": [9] * 5})
     assert [(one.step, one.name, one.value) for one in found] == [(10, "a/b", 3), (40, "a/b", 3)]
     assert str(found[0]) == "step 10: a/b is 3, above 2"
-    assert [one.step for one in begins([Above("a/b", 2, looks=3)], {"a/b": [3, 3, 1, 3, 3, 3, 3]})] == [50]
-    assert [one.step for one in begins([Below("a/b", 2, looks=2)], {"a/b": [1, 3, 1, 1]})] == [30]
+    assert [one.step for one in begins([Above("a/b", 2, measurements=3)], {"a/b": [3, 3, 1, 3, 3, 3, 3]})] == [50]
+    assert [one.step for one in begins([Below("a/b", 2, measurements=2)], {"a/b": [1, 3, 1, 1]})] == [30]
 
 
 def test_rank_collapse_is_a_fall_that_lasts():
@@ -51,7 +51,7 @@ def test_rank_collapse_is_a_fall_that_lasts():
 
 
 def test_steeper_while_flat_needs_both():
-    rule = SteeperWhileFlat(window=100, looks=5)
+    rule = SteeperWhileFlat(window=100, measurements=5)
     steep, calm = [1.0] * 10 + [3.0] * 10, [1.0] * 20
     flat, falling = [0.5] * 20, [0.5] * 10 + [0.4] * 10
     name = "trajectory/mean/0"
@@ -67,7 +67,12 @@ def test_a_restart_changes_no_alert():
     generator = random.Random(0)
     names = ["trajectory/mean/0", "rank/effective/fc", "loss/step"]
     rows = [{name: generator.choice([1.0, 1.0, 9.0, math.nan]) for name in names} for _ in range(60)]
-    rules = [NotFinite(), Above("*", 5, looks=2), Fell(looks=2), SteeperWhileFlat(window=50, looks=2, factor=1.1)]
+    rules = [
+        NotFinite(),
+        Above("*", 5, measurements=2),
+        Fell(measurements=2),
+        SteeperWhileFlat(window=50, measurements=2, factor=1.1),
+    ]
     whole = Alerts(rules)
     expected = [str(alert) for i, row in enumerate(rows) for _, alert in whole.update(10 * i, row)]
     assert len(expected) > 20
@@ -91,7 +96,7 @@ def test_rules_may_change_at_a_restart():
 
 
 def test_checkpoints_hold_the_alerts_and_older_ones_load(tmp_path):
-    rules = [Above("loss/step", 0), Fell(least=1)]
+    rules = [Above("loss/step", 0), Fell(min_peak=1)]
 
     def watched(folder):
         return excite.watch(torch.nn.Linear(2, 1), run=folder, probes=[Loss(), Given([50, 50, 5])], alerts=rules)

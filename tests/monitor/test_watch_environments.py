@@ -53,7 +53,7 @@ def data(batch=8):
 
 def probes(how="plain"):
     every, output = Every(1), PICK.get(how)
-    return [Loss(), Trajectory(every, output=output, sandwich=1), Distance(every), Rank(every)]
+    return [Loss(), Trajectory(every, output=output, bounds_every=1), Distance(every), Rank(every)]
 
 
 def train(
@@ -104,7 +104,7 @@ def test_what_a_model_returns_and_recomputes_changes_no_number(plain, tmp_path, 
 
 def test_an_accumulated_step_has_the_numbers_of_the_whole_one(plain, tmp_path):
     found = train(tmp_path / "run", parts=2)
-    # The sandwich is looked at once a pass: here at half a batch.
+    # The bounds on the ratio are computed once per pass: here at half a batch.
     equal(found, plain, [name for name in NAMES if "lipschitz" not in name])
     assert found["trajectory/samples/first"] == plain["trajectory/samples/first"]
 

@@ -74,7 +74,7 @@ def by_hooks(model: nn.Module, x: Tensor) -> tuple[float, float, Tensor]:
 def compare(model: nn.Module, x: Tensor, reference: nn.Module) -> None:
     rank, positive, by_unit = by_hooks(reference, x)
     now = StepContext(model, 0, example=x)
-    values = Rank(most_rows=10**6).measure(now)
+    values = Rank(max_rows=10**6).measure(now)
     assert values["effective/4"] == pytest.approx(rank, rel=1e-9)
     active = now.signals[0].active
     assert float(active.double().mean()) == positive

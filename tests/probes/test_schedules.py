@@ -27,7 +27,7 @@ def simulate(budget, step_time, cost, steps):
 )  # fmt: skip
 def test_the_share_is_kept(share, step_time, relative):
     cost = relative * step_time
-    measured, spent, trained = simulate(Budget(share, most=10**6), lambda _: step_time, lambda _: cost, 5000)
+    measured, spent, trained = simulate(Budget(share, max_steps=10**6), lambda _: step_time, lambda _: cost, 5000)
     assert measured[:2] == [0, 1]
     # One measurement may be too much at the start: the one before training and the one that tells what a step takes.
     assert spent <= share * trained + 2 * cost + 1e-9
@@ -63,13 +63,13 @@ def test_a_budget_that_is_used_again_forgets_the_training_before():
 
 
 def test_however_expensive_there_is_a_minimum():
-    measured, _, _ = simulate(Budget(0.01, most=100), lambda _: 0.001, lambda _: 60.0, 1000)
+    measured, _, _ = simulate(Budget(0.01, max_steps=100), lambda _: 0.001, lambda _: 60.0, 1000)
     assert measured == [0, *range(1, 1001, 100)]
 
 
 def test_schedules_are_checked():
     for share in (0, 1, -0.1, "3%", True):
-        with pytest.raises(InputError, match="expected a share of the training time"):
+        with pytest.raises(InputError, match="expected a fraction of the training time"):
             Budget(share)
     assert as_schedule(5) == Every(5)
     assert as_schedule(PowersOfTwo()) == PowersOfTwo()

@@ -52,7 +52,7 @@ def job(path: str, kind: str, kill_at: int | None = None) -> Any:
 
     run = Run.create(path, {"kind": kind}, resume=True)
     # One begins with the first step and stays, the other has to look back on 20 steps.
-    rules = [Above("loss/step", limit=0.0), Above("loss/step", limit=0.0, looks=20)]
+    rules = [Above("loss/step", limit=0.0), Above("loss/step", limit=0.0, measurements=20)]
     with run, watch(model, example=data.x_test[:20], run=run, optimizer=optimizer, alerts=rules) as watching:
         return fit(
             model, data, counted, optimizer, epochs=6, batch=16, seed=5, run=run, excitation=excitation, watch=watching,

@@ -13,4 +13,4 @@ def test_accuracy_counts_right_labels() -> None:
     x, y = torch.arange(10.0)[:, None], torch.tensor([0, 1] * 5)
     assert accuracy(model, lambda part: part.reshape(-1).long() % 2, x, y) == 1
     assert accuracy(model, lambda part: torch.zeros(len(part)), x, y) == 0.5
-    assert accuracy(model, lambda part: part.reshape(-1).long() % 2, x.repeat(500, 1), y.repeat(500), most=7) == 1
+    assert accuracy(model, lambda part: part.reshape(-1).long() % 2, x.repeat(500, 1), y.repeat(500), max_points=7) == 1

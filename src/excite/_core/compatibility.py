@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_C = TypeVar("_C")
 UNTIL = "the earlier name works until version 0.3"
 
 # Import paths that were documented. Modules below a renamed package that are not listed are refused by name.
@@ -86,17 +87,38 @@ def renamed_keywords(**new_names: str) -> Callable[[_F], _F]:
     """
 
     def decorate(function: _F) -> _F:
+        name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             for old, new in new_names.items():
                 if old in kwargs:
                     if new in kwargs:
-                        raise TypeError(f"{function.__name__}() got both {old!r} and {new!r}, its present name")
-                    warn_renamed(f"{function.__name__}({old}=...)", f"{new}=...")
+                        raise TypeError(f"{name}() got both {old!r} and {new!r}, its present name")
+                    warn_renamed(f"{name}({old}=...)", f"{new}=...")
                     kwargs[new] = kwargs.pop(old)
             return function(*args, **kwargs)
 
         return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def renamed_fields(**new_names: str) -> Callable[[type[_C]], type[_C]]:
+    """Class decorator: lets a dataclass still be made with, and read by, the earlier names of its fields.
+
+    Args:
+        **new_names: The present name of each earlier field, as in ``@renamed_fields(looks="measurements")``.
+
+    Returns:
+        A decorator, to be written above ``@dataclass``.
+    """
+
+    def decorate(cls: type[_C]) -> type[_C]:
+        cls.__init__ = renamed_keywords(**new_names)(cls.__init__)  # type: ignore[method-assign]
+        for old, new in new_names.items():
+            setattr(cls, old, renamed_attribute(old, new))
+        return cls
 
     return decorate
 

@@ -27,6 +27,7 @@ from excite._core.checks import (
     first_line,
     shown,
 )
+from excite._core.compatibility import renamed_keywords
 from excite._core.preserve import preserve_state
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.bounds.bound import Assumption, Bound
@@ -114,12 +115,13 @@ class Sharpness:
     parameters: int
 
 
+@renamed_keywords(most="max_restarts")
 def sharpness(
     model: nn.Module,
     loss: Callable[[nn.Module], Tensor],
     *,
     tolerance: float | None = None,
-    most: int = 1000,
+    max_restarts: int = 1000,
     seed: int = 0,
 ) -> Sharpness:
     """Largest eigenvalue of the Hessian of a loss in the parameters with requires_grad=True, by Lanczos' method.
@@ -130,7 +132,7 @@ def sharpness(
         model: The model.
         loss: Takes the model and returns a scalar, as in ``lambda m: F.mse_loss(m(x), y)``; called once.
         tolerance: Residual, relative to the value, at which to stop; 1e-8 in double precision, 1e-4 otherwise by default.
-        most: Largest number of restarts.
+        max_restarts: Largest number of restarts.
         seed: Of the start vector.
 
     Returns:
@@ -152,7 +154,7 @@ def sharpness(
     refuse_lazy(model)
     if not callable(loss):
         raise InputError(f"loss: expected a function of the model; got {shown(loss)}")
-    most, seed = check_count(most, "most"), check_seed(seed)
+    max_restarts, seed = check_count(max_restarts, "max_restarts"), check_seed(seed)
     tolerance = None if tolerance is None else check_number(tolerance, "tolerance", 0)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
@@ -167,11 +169,16 @@ def sharpness(
             raise ModelError(
                 f"the loss raised {first_line(error)}: expected a function of the model that returns one number"
             ) from error
-        return largest_eigenvalue(value, parameters, tolerance=tolerance, most=most, seed=seed)
+        return largest_eigenvalue(value, parameters, tolerance=tolerance, max_restarts=max_restarts, seed=seed)
 
 
 def largest_eigenvalue(
-    loss: Tensor, parameters: Sequence[Tensor], *, tolerance: float | None = None, most: int = 1000, seed: int = 0
+    loss: Tensor,
+    parameters: Sequence[Tensor],
+    *,
+    tolerance: float | None = None,
+    max_restarts: int = 1000,
+    seed: int = 0,
 ) -> Sharpness:
     """`sharpness` for a loss that is computed already.
 
@@ -179,7 +186,7 @@ def largest_eigenvalue(
         loss: Scalar tensor that depends on ``parameters``.
         parameters: Tensors with requires_grad=True.
         tolerance: As for `sharpness`.
-        most: As for `sharpness`.
+        max_restarts: As for `sharpness`.
         seed: As for `sharpness`.
 
     Returns:
@@ -219,13 +226,13 @@ def largest_eigenvalue(
 
     if tolerance is None:
         tolerance = 1e-8 if gradient.dtype == torch.float64 else 1e-4
-    value, vector = _top(product, size, tolerance, most, seed)
+    value, vector = _top(product, size, tolerance, max_restarts, seed)
     residual = float(np.linalg.norm(product(vector) - value * vector))
     return Sharpness(value, residual, norm, count, size)
 
 
 def _top(
-    product: Callable[[np.ndarray], np.ndarray], size: int, tolerance: float, most: int, seed: int
+    product: Callable[[np.ndarray], np.ndarray], size: int, tolerance: float, max_restarts: int, seed: int
 ) -> tuple[float, np.ndarray]:
     if size <= _TINY:
         matrix = np.stack([product(row) for row in np.eye(size)])
@@ -237,7 +244,7 @@ def _top(
         return 0.0, start
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     try:
-        values, vectors = eigsh(operator, k=1, which="LA", v0=start, tol=tolerance, maxiter=most)
+        values, vectors = eigsh(operator, k=1, which="LA", v0=start, tol=tolerance, maxiter=max_restarts)
     except ArpackNoConvergence as stopped:
         if not len(stopped.eigenvalues):
             # Nothing converged: the Rayleigh quotient of a power step says little, and its residual says so.
@@ -261,13 +268,14 @@ def stable(found: Sharpness, limit: float) -> Assumption:
     return Assumption("the largest eigenvalue of the Hessian is at most what the step size allows", held, detail)
 
 
+@renamed_keywords(most="max_restarts")
 def descent_stability(
     model: nn.Module,
     loss: Callable[[nn.Module], Tensor],
     descent: float | Descent,
     *,
     tolerance: float | None = None,
-    most: int = 1000,
+    max_restarts: int = 1000,
     seed: int = 0,
 ) -> Bound:
     """Whether gradient descent can settle at a model: λ_max of the Hessian against `Descent.limit`, 2/δ without momentum.
@@ -278,7 +286,7 @@ def descent_stability(
             1/N of the curvature of the sum.
         descent: Step size δ, or a `Descent` with momentum.
         tolerance: As for `sharpness`.
-        most: As for `sharpness`.
+        max_restarts: As for `sharpness`.
         seed: As for `sharpness`.
 
     Returns:
@@ -300,7 +308,7 @@ def descent_stability(
         True
     """
     rule = as_descent(descent)
-    found = sharpness(model, loss, tolerance=tolerance, most=most, seed=seed)
+    found = sharpness(model, loss, tolerance=tolerance, max_restarts=max_restarts, seed=seed)
     ratio = rule.limit / found.value if found.value > 0 else math.inf
     return Bound(
         "Stability of gradient descent",

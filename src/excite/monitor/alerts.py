@@ -20,10 +20,14 @@ from typing import Any, Literal
 import torch
 
 from excite._core.checks import check_count, check_number, check_text, shown
+from excite._core.compatibility import renamed_fields
 from excite.errors import ExciteError, InputError
 
 log = logging.getLogger("excite")
-_COUNTS, _NUMBERS = ("looks", "window"), ("limit", "share", "least", "factor", "flat")  # fields of the rules below
+_COUNTS, _NUMBERS = (
+    ("measurements", "window"),
+    ("limit", "fraction", "min_peak", "factor", "flat"),
+)  # fields of the rules below
 _NAMED = 3  # metrics named in one line
 _KEPT = 1024  # values of a metric that rules can refer to
 
@@ -175,6 +179,7 @@ class Rule:
         raise NotImplementedError(f"{type(self).__name__} has to define judge(self, history, name)")
 
 
+@renamed_fields(looks="measurements")
 @dataclass(frozen=True)
 class Above(Rule):
     """True while the last measurements of a metric are above a limit.
@@ -182,7 +187,7 @@ class Above(Rule):
     Args:
         names: Pattern of metric names.
         limit: The limit.
-        looks: Number of measurements in a row that have to be above it.
+        measurements: Number of measurements in a row that have to be above it.
         then: See `Rule`.
 
     Example:
@@ -191,16 +196,17 @@ class Above(Rule):
     """
 
     limit: float = 0.0
-    looks: int = 1
+    measurements: int = 1
 
     def judge(self, history: History, name: str) -> str | None:
         """Returns the message if the last values are all above the limit, else None."""
-        last = history[name].newest(self.looks)
-        if len(last) < self.looks or not all(value > self.limit for value in last):
+        last = history[name].newest(self.measurements)
+        if len(last) < self.measurements or not all(value > self.limit for value in last):
             return None
         return f"{name} is {last[-1]:.4g}, above {self.limit:.4g}"
 
 
+@renamed_fields(looks="measurements")
 @dataclass(frozen=True)
 class Below(Rule):
     """True while the last measurements of a metric are below a limit.
@@ -208,7 +214,7 @@ class Below(Rule):
     Args:
         names: Pattern of metric names.
         limit: The limit.
-        looks: Number of measurements in a row that have to be below it.
+        measurements: Number of measurements in a row that have to be below it.
         then: See `Rule`.
 
     Example:
@@ -217,12 +223,12 @@ class Below(Rule):
     """
 
     limit: float = 0.0
-    looks: int = 1
+    measurements: int = 1
 
     def judge(self, history: History, name: str) -> str | None:
         """Returns the message if the last values are all below the limit, else None."""
-        last = history[name].newest(self.looks)
-        if len(last) < self.looks or not all(value < self.limit for value in last):
+        last = history[name].newest(self.measurements)
+        if len(last) < self.measurements or not all(value < self.limit for value in last):
             return None
         return f"{name} is {last[-1]:.4g}, below {self.limit:.4g}"
 
@@ -250,6 +256,7 @@ class NotFinite(Rule):
         return f"{name} is {value}: training has broken down, or is about to"
 
 
+@renamed_fields(looks="measurements", share="fraction", least="min_peak")
 @dataclass(frozen=True)
 class Fell(Rule):
     """True while a metric has collapsed: its last measurements are below a fraction of its largest value.
@@ -258,9 +265,9 @@ class Fell(Rule):
 
     Args:
         names: Pattern of metric names.
-        share: The fraction.
-        looks: Number of measurements in a row that have to be below it.
-        least: The largest value has to have been at least this.
+        fraction: The fraction.
+        measurements: Number of measurements in a row that have to be below it.
+        min_peak: The largest value has to have been at least this.
         then: See `Rule`.
 
     Example:
@@ -269,21 +276,22 @@ class Fell(Rule):
     """
 
     names: str = "rank/effective/*"
-    share: float = 0.25
-    looks: int = 3
-    least: float = 4.0
+    fraction: float = 0.25
+    measurements: int = 3
+    min_peak: float = 4.0
 
     def judge(self, history: History, name: str) -> str | None:
         """Returns the message if the last values are all below a fraction of the largest so far, else None."""
         series = history[name]
-        last = series.newest(self.looks)
-        if series.largest < self.least or len(last) < self.looks:
+        last = series.newest(self.measurements)
+        if series.largest < self.min_peak or len(last) < self.measurements:
             return None
-        if not all(value < self.share * series.largest for value in last):
+        if not all(value < self.fraction * series.largest for value in last):
             return None
         return f"{name} fell from {series.largest:.4g} to {last[-1]:.4g}"
 
 
+@renamed_fields(looks="measurements")
 @dataclass(frozen=True)
 class SteeperWhileFlat(Rule):
     """True while the function gets steeper without the loss falling.
@@ -297,7 +305,7 @@ class SteeperWhileFlat(Rule):
         window: Number of steps.
         flat: Relative decrease of the loss that counts as none.
         loss: Name of the loss metric.
-        looks: Measurements of each that a window has to hold.
+        measurements: Measurements of each that a window has to hold.
         then: See `Rule`.
 
     Example:
@@ -310,7 +318,7 @@ class SteeperWhileFlat(Rule):
     window: int = 500
     flat: float = 0.02
     loss: str = "loss/step"
-    looks: int = 5  # measurements of each that a window must hold
+    measurements: int = 5  # measurements of each that a window must hold
 
     def judge(self, history: History, name: str) -> str | None:
         """Returns the message if the metric grew while the loss did not fall, else None."""
@@ -321,7 +329,7 @@ class SteeperWhileFlat(Rule):
         for one in (name, self.loss):
             for last in (now - self.window, now):
                 values = history[one].between(last - self.window, last)
-                if len(values) < self.looks or not all(map(math.isfinite, values)):
+                if len(values) < self.measurements or not all(map(math.isfinite, values)):
                     return None
                 means.append(fmean(values))
         before, after, loss_before, loss_after = means
@@ -352,6 +360,10 @@ def advice(rule: str, name: str) -> str:
 
     Returns:
         A sentence; for a rule of your own, which chart to look at.
+
+    Example:
+        >>> advice("NotFinite", "loss/step")
+        '...'
     """
     quantity = "/".join(name.split("/")[:2])
     found = _ADVICE.get(f"{rule} {quantity}") or _ADVICE.get(rule)
@@ -368,7 +380,7 @@ def default_alerts() -> list[Rule]:
     Example:
         >>> watch = excite.watch(model, example=x, alerts=[*default_alerts(), Above("loss/step", limit=10)])
     """
-    drift = Above("conservation/rest/*", limit=0.05, looks=3)
+    drift = Above("conservation/rest/*", limit=0.05, measurements=3)
     return [NotFinite(), Fell(), SteeperWhileFlat(), drift]
 
 
@@ -482,6 +494,9 @@ def lines(alerts: Iterable[Alert]) -> list[str]:
 
     Returns:
         The message of the first alert of each group, the other metrics by name, and the advice.
+
+    Example:
+        >>> lines([alert for _, alert in Alerts([NotFinite()]).update(3, {"loss/step": float("nan")})])
     """
     groups: dict[tuple[str, str], list[Alert]] = {}
     for alert in alerts:

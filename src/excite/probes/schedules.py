@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from excite._core.checks import check_count, is_number, is_whole, shown
+from excite._core.compatibility import renamed_attribute, renamed_keywords
 from excite.errors import InputError
 
 _STRETCHES = 40  # between measurements, over which a step's typical time is taken
@@ -78,26 +79,30 @@ class Budget:
     measured together.
 
     Args:
-        share: Fraction of the training time, between 0 and 1.
-        most: Largest number of steps between two measurements, whatever they cost.
+        fraction: Fraction of the training time, between 0 and 1.
+        max_steps: Largest number of steps between two measurements, whatever they cost.
 
     Raises:
-        InputError: If `share` is not between 0 and 1.
+        InputError: If `fraction` is not between 0 and 1.
 
     Example:
         >>> from excite.probes import Budget
         >>> watch = excite.watch(model, example=x, every=Budget(0.03))  # at most 3 % of the training time
     """
 
-    def __init__(self, share: float = 0.03, most: int = 1000):
-        if not is_number(share) or not 0 < share < 1:
+    @renamed_keywords(share="fraction", most="max_steps")
+    def __init__(self, fraction: float = 0.03, max_steps: int = 1000):
+        if not is_number(fraction) or not 0 < fraction < 1:
             raise InputError(
-                f"Budget: expected a share of the training time between 0 and 1, such as 0.03; got {shown(share)}"
+                f"Budget: expected a fraction of the training time between 0 and 1, such as 0.03; got {shown(fraction)}"
             )
-        self.share, self.most = float(share), check_count(most, "Budget: most")
+        self.fraction, self.max_steps = float(fraction), check_count(max_steps, "Budget: max_steps")
         self.next = 0
         self._taken: list[tuple[float, int]] = []  # seconds a step took, and how many steps took that, by stretch
         self._last = (0, 0.0)  # steps and seconds of training when it was planned last
+
+    share = renamed_attribute("share", "fraction")
+    most = renamed_attribute("most", "max_steps")
 
     def due(self, step: int) -> bool:
         """Whether the planned step has been reached."""
@@ -107,14 +112,14 @@ class Budget:
         """The next step to measure at, after a measurement at `step` that took `cost` seconds.
 
         So far `steps` steps took `trained` seconds, and watching them `spent` seconds. The next measurement is paid for
-        once share · steps · typical ≥ spent + cost, nor does it come sooner than the steps in between pay for it. `typical`
+        once fraction · steps · typical ≥ spent + cost, nor does it come sooner than the steps in between pay for it. `typical`
         is the median time of a step, at most the mean: a slow first step (compiling, choosing kernels) pays for nothing.
         """
         if steps < 1 or trained <= 0:
             return step + 1
         typical = min(self._typical(steps, trained), trained / steps)
-        wait = max(cost, spent + cost - self.share * typical * steps) / (self.share * typical)
-        return step + max(1, math.ceil(min(wait, self.most)))
+        wait = max(cost, spent + cost - self.fraction * typical * steps) / (self.fraction * typical)
+        return step + max(1, math.ceil(min(wait, self.max_steps)))
 
     def _typical(self, steps: int, trained: float) -> float:
         """The lower median over steps; known of a stretch between two measurements is only its mean."""
@@ -132,7 +137,7 @@ class Budget:
         return trained / steps
 
     def __repr__(self) -> str:
-        return f"Budget({self.share})"
+        return f"Budget({self.fraction})"
 
 
 class PaidSchedule(Budget):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import pick_output
 from excite._core.checks import check_count, check_model, check_real, check_tensor, shown
+from excite._core.compatibility import renamed_keywords
 from excite._core.preserve import eval_mode
 from excite.errors import InputError, ModelError
 
@@ -28,7 +29,8 @@ def decisions(model: nn.Module, threshold: float = 0.5) -> Predict:
     return predict
 
 
-def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, most: int | None = None) -> float:
+@renamed_keywords(most="max_points")
+def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, max_points: int | None = None) -> float:
     """Fraction of points with the right label, with the model in evaluation mode; its modes are restored.
 
     Args:
@@ -36,7 +38,7 @@ def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, most: int
         predict: Function from x to labels.
         x: Points, (N, ...).
         y: Labels, (N,).
-        most: Maximum number of points to use, spread evenly over all.
+        max_points: Maximum number of points to use, spread evenly over all.
 
     Returns:
         Accuracy between 0 and 1.
@@ -53,16 +55,16 @@ def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, most: int
         raise InputError(f"expected one label per point, at least one; got {tuple(x.shape)} and {tuple(y.shape)}")
     if not callable(predict):
         raise InputError(f"predict: expected a function of the points that returns labels; got {shown(predict)}")
-    x, y = spread_evenly(x, y, None if most is None else check_count(most, "most"))
+    x, y = spread_evenly(x, y, None if max_points is None else check_count(max_points, "max_points"))
     return correct(model, predict, x, y) / len(x)
 
 
-def spread_evenly(x: Tensor, y: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
-    """Returns at most `most` of the points, evenly spaced from the first to the last."""
-    if most is None or len(x) <= most:
+def spread_evenly(x: Tensor, y: Tensor, max_points: int | None) -> tuple[Tensor, Tensor]:
+    """Returns at most `max_points` of the points, evenly spaced from the first to the last."""
+    if max_points is None or len(x) <= max_points:
         return x, y
     # On the CPU, so that the same points are chosen on every device.
-    at = torch.linspace(0, len(x) - 1, most, dtype=torch.float64).round().long().to(x.device)
+    at = torch.linspace(0, len(x) - 1, max_points, dtype=torch.float64).round().long().to(x.device)
     return x[at], y[at]
 
 

@@ -100,7 +100,7 @@ def test_it_holds_after_a_long_flow_from_small_weights(kind: str) -> None:
             p.mul_(0.1)
     y = torch.sign(x.flatten(1)[:, 0] + 0.3)
     log_risk = lambda m: torch.logsumexp(-y * m(x)[:, 0], 0)  # noqa: E731  # the exponential loss: the same path
-    course = gradient_flow(model, log_risk, 3.5, clock="length", at=1, rtol=1e-7, most=150)
+    course = gradient_flow(model, log_risk, 3.5, clock="length", at=1, rtol=1e-7, max_steps=150)
     found = reduced_alignment(course.model, x, model)
     for name, bound in found.items():
         if kind == "free" and name.endswith(".y"):

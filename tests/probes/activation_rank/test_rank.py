@@ -61,7 +61,7 @@ def test_every_layer_of_every_model_has_a_rank(name):
 
 def test_the_probe_agrees_with_the_function_on_data():
     model, x = build("convolutional", batch=40)
-    values = Rank(units=True, most_rows=10**6).measure(StepContext(model, 0, example=x))
+    values = Rank(units=True, max_rows=10**6).measure(StepContext(model, 0, example=x))
     found = richness(model, x, patches=None, units=True)
     for one in found:
         assert values[f"effective/{one.layer}"] == pytest.approx(float(one.covariance.effective_rank), rel=1e-9)
@@ -74,7 +74,7 @@ def test_the_probe_agrees_with_the_function_on_data():
 
 def test_at_most_so_many_rows():
     model, x = build("transformer", batch=6)
-    few, many = (Rank(most_rows=n).measure(StepContext(model, 0, example=x)) for n in (5, 100))
+    few, many = (Rank(max_rows=n).measure(StepContext(model, 0, example=x)) for n in (5, 100))
     assert few["numerical/head"] <= 4
     assert many["numerical/encoder.layers.0.linear1"] > 4
 

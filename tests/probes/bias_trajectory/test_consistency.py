@@ -35,7 +35,7 @@ def test_gamma_is_the_largest_factor_between_two_slopes_of_a_point():
     assert found.gamma == pytest.approx(0.5)
     assert found.changed == pytest.approx(1 / 3)
     assert not found.holds
-    assert found.looks == 3
+    assert found.measurements == 3
     assert consistency(patterns[:2], slopes[:2]).holds
     assert consistency(patterns, torch.tensor([[1.0, 1, 0], [1, 1, 1], [1, 1, 1]])).gamma == math.inf
     with pytest.raises(InputError):
@@ -61,12 +61,12 @@ def test_the_probe_while_a_network_trains():
     for start, since in ((0, 0), (2, 10), (4, 20)):
         expected, found = consistency(signs[start:], slopes[start:]), probe.since(since)
         assert found.gamma == pytest.approx(expected.gamma, rel=1e-12)
-        assert (found.changed, found.looks) == (expected.changed, expected.looks)
+        assert (found.changed, found.measurements) == (expected.changed, expected.measurements)
     assert probe.since(0).changed > 0
     again = Consistency()
     again.load_state_dict(state)
     assert again.since(10) == probe.since(10)
-    with pytest.raises(InputError, match="no look"):
+    with pytest.raises(InputError, match="no measurement"):
         probe.since(21)
 
 

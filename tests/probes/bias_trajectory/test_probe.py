@@ -32,7 +32,7 @@ def test_every_step_measures_what_the_function_says_of_the_weights_before_it(nam
     case = CASES[name]
     y = torch.randn(4, case.outputs, dtype=torch.float64)
     before = state_of(model)
-    with Training(model, x, Trajectory(Every(1), output=case.pick, sandwich=1)) as t:
+    with Training(model, x, Trajectory(Every(1), output=case.pick, bounds_every=1)) as t:
         for _ in range(3):
             (expected,) = trajectory(model, x, y, squared, output=case.pick, tolerance=1e-4).values()
             values = t.step(x, y, case.pick)
@@ -56,7 +56,7 @@ def test_between_measurements_the_probe_can_rest():
     for passes in ("all", "measured"):
         torch.manual_seed(0)
         model, x = build("mlp")
-        probe = Trajectory(Every(3), passes=passes, sandwich=1, most=2)
+        probe = Trajectory(Every(3), passes=passes, bounds_every=1, max_samples=2)
         with Training(model, x, probe) as t:
             for step in range(1, 7):
                 resting = passes == "measured" and step % 3 != 0
@@ -72,7 +72,7 @@ def test_between_measurements_the_probe_can_rest():
         assert kept[f"{same}/{layer}"] == pytest.approx(all_of_them[f"{same}/{layer}"], rel=1e-3)
     assert kept[f"samples/{layer}"] == len(x)  # of the last step alone
     assert all_of_them[f"samples/{layer}"] == 3 * len(x)
-    for bad in ({"passes": "some"}, {"most": 0}, {"most": True}):
+    for bad in ({"passes": "some"}, {"max_samples": 0}, {"max_samples": True}):
         with pytest.raises(InputError, match="expected"):
             Trajectory(**bad)
 
@@ -82,7 +82,7 @@ def test_windows_add_up_and_the_bias_is_followed():
     y = torch.randn(12, 1, dtype=torch.float64)
     start = model[0].bias.detach().clone()
     lengths, iterates = [], [start]
-    with Training(model, x, Trajectory(Every(3), sandwich=None)) as t:
+    with Training(model, x, Trajectory(Every(3), bounds_every=None)) as t:
         for i in range(6):
             part = slice(2 * i, 2 * i + 2)
             lengths.append(float(trajectory(model, x[part])["0"].values.sum()))
@@ -154,7 +154,7 @@ def test_without_any_loss_gradient_nothing_is_infinite():
     model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1)).double()
     x, y = torch.randn(8, 3, dtype=torch.float64), torch.zeros(8, 1, dtype=torch.float64)
     hinge = lambda f, y: (f - 100).clamp(min=0).sum()  # noqa: E731
-    with Training(model, x, Trajectory(Every(1), sandwich=1), loss=hinge) as t:
+    with Training(model, x, Trajectory(Every(1), bounds_every=1), loss=hinge) as t:
         values = t.step(x, y)
     assert (values["zero/0"], values["samples/0"], values["length/0"], values["violations/0"]) == (8, 0, 0, 0)
     assert all(math.isnan(values[f"{name}/0"]) for name in ("mean", "max", "lipschitz", "lipschitz_max", "upper"))
@@ -168,7 +168,7 @@ def test_a_training_that_diverged_is_counted_and_goes_on(first):
     model = nn.Sequential(layer, nn.ReLU(), *rest).double()
     x = torch.randn(4, *((16,) if first == "linear" else (1, 4, 4)), dtype=torch.float64)
     y = torch.randn(4, 1, dtype=torch.float64)
-    with Training(model, x, Trajectory(Every(1), sandwich=1)) as t:
+    with Training(model, x, Trajectory(Every(1), bounds_every=1)) as t:
         assert t.step(x, y)["nonfinite/0"] == 0
         with torch.no_grad():
             layer.weight.fill_(torch.nan)
@@ -231,7 +231,7 @@ def test_the_link_gives_the_function_with_the_sigmoid():
     y = torch.tensor([[0.0], [1], [1], [0]], dtype=torch.float64)
     expected = trajectory(nn.Sequential(model, nn.Sigmoid()), x)["0.0"]
     loss = F.binary_cross_entropy_with_logits
-    with Training(model, x, Trajectory(Every(1), link="sigmoid", sandwich=1), loss=loss) as t:
+    with Training(model, x, Trajectory(Every(1), link="sigmoid", bounds_every=1), loss=loss) as t:
         values = t.step(x, y)
         assert values["mean/0"] == pytest.approx(expected.mean, rel=1e-12)
         assert values["lipschitz/0"] == pytest.approx(float(expected.lipschitz.mean()), rel=1e-12)
@@ -298,15 +298,15 @@ def test_a_compiled_model_is_seen_if_watched_from_the_start_and_refused_if_not()
 def test_it_survives_a_restart(name):
     model, x = build(name)
     y = torch.zeros(len(x), 1, dtype=torch.float64)
-    with Training(model, x, Trajectory(Every(4), sandwich=3)) as whole:
+    with Training(model, x, Trajectory(Every(4), bounds_every=3)) as whole:
         for _ in range(4):
             whole.step(x, y)
     model, x = build(name)
-    with Training(model, x, Trajectory(Every(4), sandwich=3)) as t:
+    with Training(model, x, Trajectory(Every(4), bounds_every=3)) as t:
         t.step(x, y)
         t.step(x, y)
         state = t.watch.state_dict()
-    with Training(model, x, Trajectory(Every(4), sandwich=3)) as t:
+    with Training(model, x, Trajectory(Every(4), bounds_every=3)) as t:
         t.watch.load_state_dict(state)
         t.step(x, y)
         values = t.step(x, y)
@@ -317,8 +317,8 @@ def test_bad_input():
     model, x = build("mlp")
     with pytest.raises(InputError, match="example"):
         excite.watch(model, probes=[Trajectory()])
-    with pytest.raises(InputError, match="sandwich"):
-        Trajectory(sandwich=0)
+    with pytest.raises(InputError, match="bounds_every"):
+        Trajectory(bounds_every=0)
     with pytest.raises(InputError, match="link"):
         Trajectory(link="softmax")
     with pytest.raises(InputError, match="one output"):
@@ -365,7 +365,7 @@ def test_the_search_of_an_excitation_is_no_training_pass():
     model, x = build("mlp")
     pe = excite.PersistentExcitation(model, radius=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with excite.watch(model, example=x, probes=[probe := Trajectory(Every(1), sandwich=1)], strict=True) as watch:
+    with excite.watch(model, example=x, probes=[probe := Trajectory(Every(1), bounds_every=1)], strict=True) as watch:
         found = []
         measure = probe.measure
         probe.measure = lambda now: found.append(values := measure(now)) or values
@@ -467,7 +467,7 @@ def _accumulated(model, x, y):
 def test_every_sample_counts_once_however_many_backward_passes_there_are(how, repeated):
     model, x, y = smooth()
     exact = trajectory(model, x, layers="all")
-    probe = Trajectory(Every(1), layers="all", sandwich=1, clean=Every(1))
+    probe = Trajectory(Every(1), layers="all", bounds_every=1, clean=Every(1))
     values = {}
     with excite.watch(model, example=x, probes=[probe], strict=True) as watch:
         measure = probe.measure
@@ -489,7 +489,7 @@ def test_every_sample_counts_once_however_many_backward_passes_there_are(how, re
 
 def test_the_closer_look_waits_for_a_pass_that_is_trained_on():
     model, x, y = smooth()
-    with excite.watch(model, example=x, probes=[probe := Trajectory(Every(1), sandwich=2)], strict=True) as watch:
+    with excite.watch(model, example=x, probes=[probe := Trajectory(Every(1), bounds_every=2)], strict=True) as watch:
         looks = []
         measure = probe.measure
         probe.measure = lambda now: looks.append("lipschitz/0" in (found := measure(now))) or found

@@ -95,11 +95,11 @@ def test_against_jacobians_at_any_batch_size(batch, reduction):
         assert float(found.values[i]) == pytest.approx(float(expected), rel=1e-12)
         assert float(found.values[i]) <= float(torch.linalg.matrix_norm(jacobian, 2)) * (1 + 1e-12)
     assert {"vector", "logits"} <= set(found.labels)
-    assert bool((found.lower <= local(model, x) * (1 + 1e-12)).all())  # the half of the sandwich that is left
+    assert bool((found.lower <= local(model, x) * (1 + 1e-12)).all())  # the lower bound is left
 
 
 @pytest.mark.parametrize("name", SCALAR)
-def test_the_model_is_left_as_it_was_and_the_sandwich_holds(name):
+def test_the_model_is_unchanged_and_the_bounds_hold(name):
     model, x = build(name)
     before = state_of(model)
     (found,) = trajectory(model, x, output=CASES[name].pick).values()

@@ -46,7 +46,7 @@ def test_stacked_networks_are_trained_as_if_alone(optimizer, normalization):
     generator = torch.Generator().manual_seed(0)
     orders = [torch.randperm(10, generator=generator) for _ in range(6)]
     for i, model in enumerate(alone):
-        probe, means, losses = Trajectory(Every(3), sandwich=None), [], []
+        probe, means, losses = Trajectory(Every(3), bounds_every=None), [], []
         measure = probe.measure
         probe.measure = lambda now, m=measure, into=means: into.append(v := m(now)) or v
         chosen = optimizer_of(optimizer, model, 0.01)

@@ -101,11 +101,11 @@ def test_the_two_ways_agree_for_one_hidden_layer_up_to_the_factor() -> None:
 
 def test_what_is_looked_at() -> None:
     model, (x, y) = network(3, 5, 4, 1, sigmoid=True), points()
-    run = train_with_dropout(model, x, y, 50, 1e-9, tail=20, looks=4)
+    run = train_with_dropout(model, x, y, 50, 1e-9, tail=20, measurements=4)
     assert run.tau == 30
-    assert run.looked == 5
+    assert run.measurements == 5
     f = run.module()(x).detach()[:, 0]
-    assert run.least == pytest.approx(float(torch.minimum(f, 1 - f).min()), abs=1e-9)
+    assert run.min_output == pytest.approx(float(torch.minimum(f, 1 - f).min()), abs=1e-9)
     first = model[1](model[0](x)) > 0
     second = model[3](model[2](model[1](model[0](x)))) > 0
     shares = torch.cat([first.double().mean(0), second.double().mean(0)])

@@ -98,7 +98,7 @@ def test_it_stops_where_the_gradient_vanishes_and_leaves_the_model_alone() -> No
     assert course.times[-1] < 1e4
     assert "converged" in str(course)
     assert same_state(before, state_of(model))
-    few = gradient_flow(model, lambda m: ((m(x)[:, 0] - y) ** 2).mean(), 1e4, most=3)
+    few = gradient_flow(model, lambda m: ((m(x)[:, 0] - y) ** 2).mean(), 1e4, max_steps=3)
     assert (few.status, few.steps) == ("too many steps", 3)
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.checks import check_count, check_number, shown
+from excite._core.compatibility import renamed_fields
 from excite.bounds.bound import Assumption, Statement
 from excite.bounds.relu_network import ReluNetwork, as_module, relu_network
 from excite.bounds.trajectory.covering import Covering, covering_number
@@ -37,6 +38,7 @@ _NAME = "What training reveals, Theorem 3"
 _MOST_PATHS = 2_000_000
 
 
+@renamed_fields(looked="measurements", least="min_output")
 @dataclass(frozen=True)
 class DropoutRun:
     """A training with ½-dropout: its weights, and what was recorded at its last |T| steps, from step ``tau`` on.
@@ -51,8 +53,8 @@ class DropoutRun:
         phi: ‖∂ℓ/∂b₁‖ / |∂ℓ/∂f̃| at these steps (T,).
         plain: The same before the sigmoid, φ / (f̃(1 − f̃)) (T,).
         outputs: Outputs f̃ (T,).
-        looked: Number of these steps at which all training points were measured without dropout.
-        least: Smallest of f and 1 − f in these measurements.
+        measurements: Number of these steps at which all training points were measured without dropout.
+        min_output: Smallest of f and 1 − f in these measurements.
         beta: Largest σ₁(W₁).
         p_min: Smallest fraction of points that activate a unit.
         p_avg: Mean of that fraction over units and measurements.
@@ -76,8 +78,8 @@ class DropoutRun:
     phi: Tensor
     plain: Tensor
     outputs: Tensor
-    looked: int
-    least: float
+    measurements: int
+    min_output: float
     beta: float
     p_min: float
     p_avg: float
@@ -243,7 +245,7 @@ def _radius(points: Tensor) -> float:
 def _steady(run: DropoutRun, network: ReluNetwork) -> tuple[float, float, dict[str, Any]]:
     """μ, λ_steady, and the terms that it is made of."""
     units = sum(len(weight) for weight in network.weights[:-1])
-    mu = min(run.least, float(torch.minimum(run.outputs, 1 - run.outputs).min()))
+    mu = min(run.min_output, float(torch.minimum(run.outputs, 1 - run.outputs).min()))
     phi = float(run.phi.max())
     bend = mu * (1 - mu) * run.p_min
     steady = (1 + run.gamma) * run.beta * phi * math.log(units) / (4 * bend) if bend > 0 else math.inf
@@ -261,7 +263,7 @@ def _assumptions(
         Assumption(
             "(a) activation patterns at training points no longer change",
             run.changed == 0,
-            f"{run.changed} of {len(x)} did, over {run.looked} looks; γ = {run.gamma:.3g}",
+            f"{run.changed} of {len(x)} did, over {run.measurements} measurements; γ = {run.gamma:.3g}",
         ),
         Assumption(
             "(b) every path that a point activates is activated by a training point",

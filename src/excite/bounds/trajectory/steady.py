@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from excite._core.checks import check_count, check_number, to_array
+from excite._core.compatibility import renamed_keywords
 from excite.bounds.bound import Assumption, Bound
 from excite.errors import InputError
 
@@ -66,20 +67,21 @@ class Steadiness:
         return f"({self.tau}, {self.phi:.6g})-steady: no normalized update above {self.phi:.6g} in {len(self.tails) - self.tau} steps"
 
 
-def steadiness(updates: Numbers, share: float = 0.5) -> Steadiness:
+@renamed_keywords(share="fraction")
+def steadiness(updates: Numbers, fraction: float = 0.5) -> Steadiness:
     """The pair (τ, φ) for which a run is steady, from its normalized updates (Definition 1).
 
     φ is the largest update in the last part of the run, τ the first step from which it holds.
 
     Args:
         updates: Normalized updates, one per step (of a batch: the largest).
-        share: The fraction of the run that φ is taken over.
+        fraction: Last part of the run that φ is taken over, as a fraction.
 
     Returns:
         The pair, and the largest update from every step on.
 
     Raises:
-        InputError: If updates are negative or not finite, or ``share`` is not in (0, 1].
+        InputError: If updates are negative or not finite, or ``fraction`` is not in (0, 1].
 
     Example:
         >>> from excite.bounds import steadiness
@@ -87,9 +89,9 @@ def steadiness(updates: Numbers, share: float = 0.5) -> Steadiness:
         (2, 2)-steady: no normalized update above 2 in 2 steps
     """
     found = numbers("updates", updates)
-    share = check_number(share, "share", 0, 1, above=True)
+    fraction = check_number(fraction, "fraction", 0, 1, above=True)
     tails = np.maximum.accumulate(found[::-1])[::-1]
-    phi = float(tails[min(len(found) - 1, int(len(found) * (1 - share)))])
+    phi = float(tails[min(len(found) - 1, int(len(found) * (1 - fraction)))])
     return Steadiness(int(np.flatnonzero(tails <= phi)[0]), phi, tails)
 
 

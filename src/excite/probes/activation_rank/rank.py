@@ -13,6 +13,7 @@ from torch import Tensor
 
 from excite._core.calls import Pick
 from excite._core.checks import check_count, check_flag, check_tensor, check_values, shown
+from excite._core.compatibility import renamed_keywords
 from excite._core.wrappers import is_sharded
 from excite.errors import InputError
 from excite.probes.activation_rank.covariance import Covariances
@@ -95,7 +96,7 @@ class Rank(Probe):
 
     Args:
         schedule: When to measure. Default: every 50 steps.
-        most_rows: Largest number of rows per layer.
+        max_rows: Largest number of rows per layer.
         units: Also judge every unit. This solves one eigenvalue problem per unit, which costs far more than the rest: use a
             schedule of its own.
 
@@ -131,10 +132,11 @@ class Rank(Probe):
     reduction = "mean"
     reductions: ClassVar[Mapping[str, Reduction]] = {"unit": "first"}
 
-    def __init__(self, schedule: Schedule | None = None, most_rows: int = 1024, units: bool = False):
+    @renamed_keywords(most_rows="max_rows")
+    def __init__(self, schedule: Schedule | None = None, max_rows: int = 1024, units: bool = False):
         super().__init__(Every(50) if schedule is None else schedule)
-        most_rows, units = check_count(most_rows, "Rank: most_rows"), check_flag(units, "Rank: units")
-        self.most_rows, self.units = most_rows, units
+        max_rows, units = check_count(max_rows, "Rank: max_rows"), check_flag(units, "Rank: units")
+        self.max_rows, self.units = max_rows, units
         self._deficient: dict[str, list[int]] = {}  # by layer, when it was measured last
         self._named: dict[str, list[int]] = {}
         self._warned = False
@@ -158,7 +160,7 @@ class Rank(Probe):
             if one.active is not None:
                 live = counts(signal.call, signal.input.shape, one)
                 if live is not None and len(live) > len(one.rows):  # thinned out like the rows
-                    live = live[:: math.ceil(len(live) / self.most_rows)]
+                    live = live[:: math.ceil(len(live) / self.max_rows)]
                 bad = _deficient(one, live)
                 values[f"deficient/{layer}"] = len(bad) / one.active.shape[1]
                 values |= {f"unit/{layer}/{unit}": value for unit, value in self._changed(layer, bad)}
@@ -204,15 +206,15 @@ class Rank(Probe):
         items = signal.input.shape[0]
         with torch.no_grad():
             positive = signal.positive if self.units else None
-            what = layer_inputs(signal.call, signal.input, positive, max(1, self.most_rows // max(1, items)))
-        step = max(1, math.ceil(len(what.rows) / self.most_rows))
+            what = layer_inputs(signal.call, signal.input, positive, max(1, self.max_rows // max(1, items)))
+        step = max(1, math.ceil(len(what.rows) / self.max_rows))
         active = None if what.active is None else what.active[::step]
         return LayerInputs(what.rows[::step], what.total, what.sample_index[::step], what.items, active, what.groups)
 
     @classmethod
     def default(cls, output: Pick = None) -> Rank:
         """Returns the probe as `default_probes` uses it."""
-        return cls(Every(50), most_rows=128)
+        return cls(Every(50), max_rows=128)
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import Pick, batch_size, call, pick_output, tensors
 from excite._core.checks import check_real, check_tensor, check_values
+from excite._core.compatibility import renamed_fields
 from excite._core.intercept.affine import AffineCall, Names
 from excite._core.layout import Layout, find_layout
 from excite.errors import InputError, ModelError
@@ -20,6 +21,7 @@ from excite.wiring.activations import ActivationCall, ActivationMode
 from excite.wiring.normalization import Source, as_trained
 
 
+@renamed_fields(looks="measurements")
 @dataclass(frozen=True)
 class Consistent:
     """How far activation patterns and slopes stayed the same over several measurements (Assumption 1).
@@ -27,7 +29,7 @@ class Consistent:
     Attributes:
         gamma: Smallest γ with λ_t(x) ≤ (1 + γ) λ_t'(x) for all points and measurements; infinite if a slope was 0 and then not.
         changed: Fraction of the points whose activation pattern was not the same at all measurements.
-        looks: Number of measurements.
+        measurements: Number of measurements.
 
     Example:
         >>> result = excite.probes.consistency(torch.zeros(2, 3), torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.5, 1.0]]))
@@ -37,11 +39,11 @@ class Consistent:
 
     gamma: float
     changed: float
-    looks: int
+    measurements: int
 
     @property
     def holds(self) -> bool:
-        """Whether no pattern changed. Between looks it may have."""
+        """Whether no pattern changed. Between measurements it may have."""
         return self.changed == 0
 
 
@@ -68,11 +70,11 @@ def consistency(patterns: Tensor, slopes: Tensor) -> Consistent:
     check_values([check_tensor(slopes, "slopes")], "slopes")
     if slopes.dim() != 2 or patterns.shape[:2] != slopes.shape or not slopes.numel():
         raise InputError(
-            f"expected patterns (looks, N, ...) and slopes (looks, N); got {tuple(patterns.shape)} and {tuple(slopes.shape)}"
+            f"expected patterns (measurements, N, ...) and slopes (measurements, N); got {tuple(patterns.shape)} and {tuple(slopes.shape)}"
         )
     same = (patterns == patterns[:1]).reshape(*slopes.shape, -1).all(2).all(0)
-    most, least = slopes.amax(0), slopes.amin(0)
-    ratio = torch.where(most > 0, most / least, 1.0)
+    largest, smallest = slopes.amax(0), slopes.amin(0)
+    ratio = torch.where(largest > 0, largest / smallest, 1.0)
     return Consistent(float(ratio.max()) - 1, float((~same).double().mean()), len(slopes))
 
 
@@ -203,7 +205,7 @@ class Consistency(Probe):
         self.output = output
         self._last: Tensor | None = None
         self._layouts: Layouts | None = None
-        self._looks: list[tuple[int, Tensor, Tensor]] = []  # step, hashes of the patterns, slopes
+        self._measurements: list[tuple[int, Tensor, Tensor]] = []  # step, hashes of the patterns, slopes
 
     def measure(self, ctx: StepContext) -> Values:
         """Records the activation pattern and slope at every example."""
@@ -220,12 +222,12 @@ class Consistency(Probe):
         before, self._last = self._last, signs
         generator = torch.Generator().manual_seed(0)
         keys = torch.randint(-(2**62), 2**62, (signs.shape[1],), generator=generator)
-        self._looks.append((ctx.step, torch.where(signs, keys, 0).sum(1), slopes))
-        if before is None or len(self._looks) < 2:
+        self._measurements.append((ctx.step, torch.where(signs, keys, 0).sum(1), slopes))
+        if before is None or len(self._measurements) < 2:
             return {}
         if signs.shape != before.shape:
             raise ModelError("the model calls other activations than before: patterns cannot be compared")
-        ends = torch.stack([self._looks[-2][2], slopes])
+        ends = torch.stack([self._measurements[-2][2], slopes])
         ratio = torch.where(ends.amax(0) > 0, ends.amax(0) / ends.amin(0), 1.0)
         return {
             "points": (signs != before).any(1).double().mean(),
@@ -246,22 +248,22 @@ class Consistency(Probe):
         Raises:
             InputError: If nothing was measured at or after the step.
         """
-        kept = [(hashes, slopes) for at, hashes, slopes in self._looks if at >= step]
+        kept = [(hashes, slopes) for at, hashes, slopes in self._measurements if at >= step]
         if not kept:
             raise InputError(
-                f"no look at or after step {step}: the last one was at {self._looks[-1][0] if self._looks else None}"
+                f"no measurement at or after step {step}: the last one was at {self._measurements[-1][0] if self._measurements else None}"
             )
         hashes, slopes = (torch.stack(column) for column in zip(*kept))
         return consistency(hashes, slopes)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""
-        if not self._looks:
+        if not self._measurements:
             return {}
-        steps, hashes, slopes = zip(*self._looks)
+        steps, hashes, slopes = zip(*self._measurements)
         return {"steps": list(steps), "hashes": torch.stack(hashes), "slopes": torch.stack(slopes), "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state from a checkpoint."""
-        self._looks = list(zip(state["steps"], state["hashes"], state["slopes"])) if state else []
+        self._measurements = list(zip(state["steps"], state["hashes"], state["slopes"])) if state else []
         self._last = state.get("last")

@@ -23,7 +23,7 @@ LABELS = {
     "a clean pass gives the exact one",
     "random": "random layers are active (dropout, noise): values are those of the sub-network that was drawn, not of the network "
     "in evaluation mode; a clean pass measures that one",
-    "bypass": "the input also reaches the output around the first layer: the sandwich covers the part through it only",
+    "bypass": "the input also reaches the output around the first layer: the bounds on the ratio cover the part through it only",
     "vector": "vector outputs: ‖J'u‖ for the unit gradient u of the loss, at most the operator norm of J; no upper half",
     "logits": "the loss applies a sigmoid or softmax to the output: measured is the function before it; link='sigmoid' "
     "measures probabilities",

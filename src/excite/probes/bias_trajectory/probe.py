@@ -12,6 +12,7 @@ from torch import Tensor
 
 from excite._core.calls import Batch, Pick, own_copy
 from excite._core.checks import check_count
+from excite._core.compatibility import renamed_attribute, renamed_keywords
 from excite._core.intercept.affine import clean_path
 from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, ModelError
@@ -54,7 +55,7 @@ class Trajectory(Probe):
     Of the run so far: `phi`, the largest normalized update in its last half, and `tau`, the first step (counted from 0) from
     which none exceeded it (Definition 1; how exact for long runs: `excite.probes.bias_trajectory.steady.Steady`). NaN if there was no update.
 
-    Every `sandwich` training passes, for the first `most` samples of that pass: `sigma`, the largest singular value of the layer as an
+    Every `bounds_every` training passes, for the first `max_samples` samples of that pass: `sigma`, the largest singular value of the layer as an
     operator, and the means `lower` ≤ `lipschitz` ≤ `upper` of Lemma 1, with `lipschitz_max` and the count of `violations`.
     With `clean`, on that schedule, `clean` and `clean_max`: the same ratio from an extra pass over the last batch without
     dropout and with the batch's normalization statistics as constants, exact also with batch normalization. `trajectory/label/...` is 1 where a label of
@@ -63,12 +64,19 @@ class Trajectory(Probe):
     of theirs: no update of any process exceeded `phi` from there on.
 
     Args:
+        schedule: When to measure. Default: every 10 steps.
         layers: "first", "all", or names of layers.
         passes: "all", or "measured" to look only at the passes of a step that is measured. Then nothing is done in between, and
             what needs every step (`length`, `total`, `raw`, `variance`) is not written; `phi` and `tau` are about the updates of
             these passes.
-        output: which part of what the model returns is f, where it does not return a tensor.
+        output: Which part of the model's return value is f, if it returns several.
         link: "sigmoid" if the model returns one logit and its probability is meant.
+        bounds_every: Number of training passes between two computations of the bounds on the ratio; None for none.
+        max_samples: Largest number of samples of a pass for which these are computed. Default: all.
+        clean: When to measure without dropout, on the last batch. Default: never.
+
+    Raises:
+        InputError: If an argument is not what is expected.
 
     Example:
         >>> from excite.probes import Every, Trajectory
@@ -104,6 +112,7 @@ class Trajectory(Probe):
         "max": "max", "lipschitz_max": "max", "clean_max": "max", "phi": "max", "tau": "max",
     }  # fmt: skip
 
+    @renamed_keywords(sandwich="bounds_every", most="max_samples")
     def __init__(
         self,
         schedule: Schedule | None = None,
@@ -112,8 +121,8 @@ class Trajectory(Probe):
         output: Pick = None,
         link: Literal["identity", "sigmoid"] = "identity",
         passes: Literal["all", "measured"] = "all",
-        sandwich: int | None = 100,
-        most: int | None = None,
+        bounds_every: int | None = 100,
+        max_samples: int | None = None,
         clean: Schedule | None = None,
     ):
         super().__init__(Every(10) if schedule is None else schedule)
@@ -121,17 +130,20 @@ class Trajectory(Probe):
             raise InputError(f"link: expected 'identity' or 'sigmoid'; got {link!r}")
         if passes not in ("all", "measured"):
             raise InputError(f"passes: expected 'all' or 'measured'; got {passes!r}")
-        for name, count in (("sandwich", sandwich), ("most", most)):
+        for name, count in (("bounds_every", bounds_every), ("max_samples", max_samples)):
             if count is not None:
                 check_count(count, name, also="or None")
-        self.layers, self.output, self.link, self.sandwich, self.clean = layers, output, link, sandwich, clean
-        self.passes, self.most = passes, most
+        self.layers, self.output, self.link, self.bounds_every, self.clean = layers, output, link, bounds_every, clean
+        self.passes, self.max_samples = passes, max_samples
         self.labels: tuple[str, ...] = ()
         self._hooks: Hooks | None = None
         self._passes = 0
         self._due = False  # whether a closer look is to be taken at the next pass
         self._warned = False
         self._kept: dict[str, Any] = {}  # from a checkpoint, until the model is known
+
+    sandwich = renamed_attribute("sandwich", "bounds_every")
+    most = renamed_attribute("most", "max_samples")
 
     def attach(self, ctx: StepContext) -> None:
         """Finds the layers and registers hooks on the model; called by `excite.watch`."""
@@ -163,7 +175,7 @@ class Trajectory(Probe):
         self._paths = {
             site.name: BiasPath(parameters[site.bias]) for site in self._sites.chosen if site.bias in parameters
         }
-        self._sandwiches: dict[str, RatioBounds] = {}
+        self._ratio_bounds: dict[str, RatioBounds] = {}
         self._looks: dict[str, tuple[dict[str, Any], bool]] = {}  # what was in them, from a checkpoint
         self._batch: Batch | None = None
         self._steps_seen = ctx.step
@@ -202,18 +214,21 @@ class Trajectory(Probe):
                 path.look()
         self._passes += 1
         # A pass need not be trained on (that of a penalty is not): the next one then.
-        self._due |= self.sandwich is not None and (self._passes - 1) % self.sandwich == 0
+        self._due |= self.bounds_every is not None and (self._passes - 1) % self.bounds_every == 0
         return self._due
 
     def _inspect(self, site: TracedLayer, gradient: Tensor, errors: Tensor) -> None:
         """Lemma 1 for the samples of one pass, with the weights they met."""
         self._due = False
         operator = self._operators[site.name]
-        if self.most is not None:
-            gradient, errors = gradient.narrow(site.axis, 0, min(self.most, len(errors))), errors[: self.most]
+        if self.max_samples is not None:
+            gradient, errors = (
+                gradient.narrow(site.axis, 0, min(self.max_samples, len(errors))),
+                errors[: self.max_samples],
+            )
         if not site.live:  # the weight is computed anew in every pass
             operator.site = find(self._model, self._example, [site.name])[site.name]
-        self._sandwiches[site.name] = RatioBounds.of(site, gradient, errors, operator)
+        self._ratio_bounds[site.name] = RatioBounds.of(site, gradient, errors, operator)
 
     # -- at a measurement ----------------------------------------------------------------------------------------
     def measure(self, ctx: StepContext) -> Measurement:
@@ -244,16 +259,16 @@ class Trajectory(Probe):
         known += ["side"] if hooks.side else []
         known += ["repeated"] if hooks.repeated else []
         self._warn(known)
-        looks, sandwiches = self._looks, self._sandwiches
-        self._looks, self._sandwiches = {}, {}
+        looks, ratio_bounds = self._looks, self._ratio_bounds
+        self._looks, self._ratio_bounds = {}, {}
 
         def finish() -> Values:
-            found = looks | self._read(sandwiches)
+            found = looks | self._read(ratio_bounds)
             self.labels = (*known, *(["estimated"] if any(estimated for _, estimated in found.values()) else []))
             more = {f"{key}/{name}": value for name, (one, _) in found.items() for key, value in one.items()}
             return values | more | {f"label/{label}": 1.0 for label in self.labels}
 
-        return Deferred(finish) if any(one.steep.is_cuda for one in sandwiches.values()) else finish()
+        return Deferred(finish) if any(one.steep.is_cuda for one in ratio_bounds.values()) else finish()
 
     def _warn(self, known: Sequence[str]) -> None:
         if "random" in known and not self._warned:
@@ -266,8 +281,8 @@ class Trajectory(Probe):
                 stacklevel=2,
             )
 
-    def _read(self, sandwiches: Mapping[str, RatioBounds]) -> dict[str, tuple[dict[str, Any], bool]]:
-        return {name: one.found("vector" in self._static) for name, one in sandwiches.items()}
+    def _read(self, ratio_bounds: Mapping[str, RatioBounds]) -> dict[str, tuple[dict[str, Any], bool]]:
+        return {name: one.found("vector" in self._static) for name, one in ratio_bounds.items()}
 
     def _check(self, hooks: Hooks) -> None:
         """What may be missing since the last measurement, said once and for all."""
@@ -329,7 +344,7 @@ class Trajectory(Probe):
             return self._kept
         sums = {name: one.state_dict() for name, one in self._sums.items()}
         paths = {k: p.state_dict() for k, p in self._paths.items()}
-        looks = self._looks | self._read(self._sandwiches)  # taken, but not measured yet
+        looks = self._looks | self._read(self._ratio_bounds)  # taken, but not measured yet
         steady = {name: one.state_dict() for name, one in self._steady.items()}
         operators = {name: one.state_dict() for name, one in self._operators.items()}
         return {
@@ -358,7 +373,7 @@ class Trajectory(Probe):
     @classmethod
     def default(cls, output: Pick = None) -> Trajectory:
         """Returns the probe as `default_probes` uses it."""
-        return cls(Every(50), output=output, passes="measured", sandwich=1, most=16)
+        return cls(Every(50), output=output, passes="measured", bounds_every=1, max_samples=16)
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:

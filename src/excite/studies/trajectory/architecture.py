@@ -110,7 +110,7 @@ def with_a_probe(
     losses: list[float] = []
     tests: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        probe = Trajectory(Every(WINDOW), sandwich=None)
+        probe = Trajectory(Every(WINDOW), bounds_every=None)
         with watch(model, example=x[:2], run=f"{folder}/run", probes=[probe]) as watching:
             for _ in range(settings["steps"] // len(x)):
                 for at in shuffle.order():

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.checks import check_count, check_number, check_seed, check_tensor
+from excite._core.compatibility import renamed_keywords
 from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
 from excite.bounds.trajectory.dropout import DropoutRun, Where
 from excite.errors import InputError, TrainingStopped
@@ -28,6 +29,7 @@ from excite.errors import InputError, TrainingStopped
 Array = npt.NDArray[Any]
 
 
+@renamed_keywords(looks="measurements")
 def train_with_dropout(
     model: nn.Module | Pairs,
     x: Tensor,
@@ -38,7 +40,7 @@ def train_with_dropout(
     where: Where = "end",
     tail: int = 1000,
     decay: float = 1.0,
-    looks: int = 20,
+    measurements: int = 20,
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> DropoutRun:
@@ -53,7 +55,7 @@ def train_with_dropout(
         where: "end": units are dropped after a full forward pass, as the paper defines it; "forward": during the pass.
         tail: Number of last steps that are kept.
         decay: Fraction of `lr` to which the learning rate falls, evenly on a logarithmic scale (Assumption 1).
-        looks: Number of measurements of all training points during the tail.
+        measurements: Number of measurements of all training points during the tail.
         seed: Seed of the order of the points and of the dropped units.
         progress: Called with the fraction of steps done.
 
@@ -71,13 +73,14 @@ def train_with_dropout(
     """
     learner = _Learner(relu_network(model, x, sigmoid=None), where)
     labels = _labels(y, len(x))
-    steps, looks, seed = check_count(steps, "steps"), check_count(looks, "looks"), check_seed(seed)
+    steps, seed = check_count(steps, "steps"), check_seed(seed)
+    measurements = check_count(measurements, "measurements")
     tail = check_count(tail, "tail", 1, steps)
     lr, decay = check_number(lr, "lr", 0, above=True), check_number(decay, "decay", 0, 1, above=True)
     points = x.detach().double().cpu().flatten(1).numpy()
     draws = np.random.default_rng(seed)
     order = draws.integers(0, len(points), steps)
-    tau, often, rate = steps - tail, max(1, tail // looks), lr
+    tau, often, rate = steps - tail, max(1, tail // measurements), lr
     last, watch = _Tail(tail, learner.widths), _Looks()
     for t in range(steps):
         if t >= tau and (t - tau) % often == 0:
@@ -190,7 +193,7 @@ class _Looks:
 
     def __init__(self) -> None:
         self.count = 0
-        self.least, self.beta, self.p_min, self.p_sum = 1.0, 0.0, 1.0, 0.0
+        self.min_output, self.beta, self.p_min, self.p_sum = 1.0, 0.0, 1.0, 0.0
 
     def look(self, weights: Sequence[Array], biases: Sequence[Array], x: Array) -> None:
         h, masks = x, []
@@ -208,7 +211,7 @@ class _Looks:
             self.first, self.moved, self.low, self.high = pattern, np.zeros(len(x), bool), steep, steep
         self.moved = self.moved | (pattern != self.first).any(1)
         self.low, self.high = np.minimum(self.low, steep), np.maximum(self.high, steep)
-        self.least = min(self.least, float(certain.min()))
+        self.min_output = min(self.min_output, float(certain.min()))
         self.beta = max(self.beta, float(np.linalg.norm(weights[0], 2)))
         self.p_min = min(self.p_min, float(shares.min()))
         self.p_sum += float(shares.mean())
@@ -219,8 +222,8 @@ class _Looks:
         with np.errstate(divide="ignore"):
             ratios = self.high[steep] / self.low[steep]
         return {
-            "looked": self.count,
-            "least": self.least,
+            "measurements": self.count,
+            "min_output": self.min_output,
             "beta": self.beta,
             "p_min": self.p_min,
             "p_avg": self.p_sum / self.count,

@@ -23,6 +23,7 @@ from scipy import integrate
 from torch import Tensor, nn
 
 from excite._core.checks import check_count, is_whole, shown, to_array
+from excite._core.compatibility import renamed_keywords
 from excite._core.preserve import preserve_random_state
 from excite.errors import InputError, TrainingStopped
 from excite.train.dynamics.kinks import Side, first_crossing, left_side, sides
@@ -40,6 +41,7 @@ _PARTS = 8  # parts of a step at whose ends kinks are looked for
 _SLIDE = 20  # descent steps before error control is tried again; doubled as long as that fails
 
 
+@renamed_keywords(most="max_steps")
 def gradient_flow(
     model: nn.Module,
     loss: Loss,
@@ -53,7 +55,7 @@ def gradient_flow(
     atol: float = 1e-12,
     shortest: float | None = None,
     tolerance: float = 0.0,
-    most: int = 100_000,
+    max_steps: int = 100_000,
 ) -> FlowResult:
     """Integrates gradient flow dθ/dt = −∇R(θ) from the model's weights, with R(θ) = `loss(model)`.
 
@@ -76,7 +78,7 @@ def gradient_flow(
         atol: Absolute error per step.
         shortest: Length of descent steps where sliding makes no progress. Default: a 20,000th of `time`.
         tolerance: Stop where ‖∇R‖ falls to this value.
-        most: Maximum number of steps.
+        max_steps: Maximum number of steps.
 
     Returns:
         Recorded quantities, the final model, and how the flow ended.
@@ -90,14 +92,14 @@ def gradient_flow(
         >>> flow = gradient_flow(model, lambda m: (m(x) - y).square().mean(), time=0.1)
         >>> flow.values["loss"]
     """
-    end, most = positive("time", time), check_count(most, "most")
+    end, max_steps = positive("time", time), check_count(max_steps, "max_steps")
     _check_names(method, clock)
     tolerance = positive("tolerance", tolerance, zero=True)
     rtol, atol = positive("rtol", rtol), positive("atol", atol, zero=True)
     field = Field(model, loss)
     walk = _Walk(
         field=field, clock=clock, record=FlowRecorder(field, quantities), moments=_moments(at, end), point=field.start,
-        end=end, shortest=end / 20_000 if shortest is None else positive("shortest", shortest), most=most,
+        end=end, shortest=end / 20_000 if shortest is None else positive("shortest", shortest), max_steps=max_steps,
         tolerance=tolerance, solver_from=_solver(method, end, rtol, atol),
     )  # fmt: skip
     return walk.result()
@@ -153,7 +155,7 @@ class _Walk:
     point: Array
     end: float
     shortest: float
-    most: int
+    max_steps: int
     tolerance: float
     solver_from: SolverFrom
     now: float = 0.0
@@ -182,7 +184,7 @@ class _Walk:
         while solver.status == "running":
             if self.tolerance and self._rests():
                 return self._stop("converged")
-            if self.steps == self.most:
+            if self.steps == self.max_steps:
                 return self._stop("too many steps")
             before, slid, restart = self.now, bool(self.held), self._step(solver)
             moved = self.now - before
@@ -306,7 +308,7 @@ class _Walk:
         """Plain descent, where neither crossing nor sliding makes progress."""
         slope = _slope(self.field, self.clock, None)
         for _ in range(count):
-            if self.now + self.shortest >= self.end or self.steps == self.most:
+            if self.now + self.shortest >= self.end or self.steps == self.max_steps:
                 return
             move = self.shortest * slope(self.now, self.point)
             self.point, self.now = self.point + move, self.now + self.shortest
