@@ -147,11 +147,11 @@ class PaidSchedule(Budget):
     with `Budget` other probes do not count, and nothing is measured that is not paid for, however many steps pass.
 
     Args:
-        share: Fraction of the training time, between 0 and 1.
+        fraction: Fraction of the training time, between 0 and 1.
     """
 
-    def __init__(self, share: float = 0.03):
-        super().__init__(share, most=2**31 - 1)
+    def __init__(self, fraction: float = 0.03):
+        super().__init__(fraction, max_steps=2**31 - 1)
         self.spent = 0.0  # seconds of measurements during training
         self.cost = 0.0  # seconds of the last measurement
 
@@ -159,10 +159,10 @@ class PaidSchedule(Budget):
         """The step itself if a measurement is paid for after `steps` steps that took `trained` seconds, else a later one."""
         if steps < 1 or trained <= 0:
             return step if step == 0 else step + 1
-        missing = self.spent + self.cost - self.share * trained
+        missing = self.spent + self.cost - self.fraction * trained
         if missing <= 0:
             return step
-        return step + min(max(1, math.ceil(missing / (self.share * trained / steps))), max(8, steps))
+        return step + min(max(1, math.ceil(missing / (self.fraction * trained / steps))), max(8, steps))
 
     def plan(self, step: int, steps: int, cost: float, spent: float, trained: float) -> int:
         """After a measurement at `step` that took `cost` seconds: the step at which to look again whether one is paid for."""
@@ -173,7 +173,7 @@ class PaidSchedule(Budget):
         return max(step + 1, self.postpone(step, steps, trained))
 
     def __repr__(self) -> str:
-        return f"PaidSchedule({self.share})"
+        return f"PaidSchedule({self.fraction})"
 
 
 def as_schedule(given: object, what: str = "every") -> Schedule:
