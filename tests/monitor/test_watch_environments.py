@@ -16,6 +16,7 @@ import excite
 from excite import ModelError
 from excite.margin import SearchOptions
 from excite.probes import Budget, Distance, Every, Loss, Probe, Rank, Trajectory, default_probes
+from excite.runs import weights
 from models import build, same_state, state_of
 
 
@@ -255,13 +256,20 @@ def worker(rank, size, folder):
         chosen = {"budget": [Loss(), Rank(Budget(0.5)), Failing(), Uneven(), Sometimes()], "defaults": None}.get(
             how, probes()
         )
-        with excite.watch(called, x, f"{folder}/{how}", optimizer, chosen, strict=how != "budget") as watch:
+        stored = {"every": 2, "factory": Net} if how in ("ddp", "fsdp") else None
+        options = {"strict": how != "budget", "checkpoint": stored}
+        with excite.watch(called, x, f"{folder}/{how}", optimizer, chosen, **options) as watch:
             for inputs, y in data() * (1 if how != "budget" else 5):
                 optimizer.zero_grad()
                 loss = (called(inputs[rank::size]) - y[rank::size]).square().mean()
                 loss.backward()
                 optimizer.step()
                 watch.step(loss)
+                if rank == 0 and how == "budget":  # as many do: the first process logs, the others do not
+                    watch.log(process=rank, seen=watch.steps)
+        if stored:
+            full = {name: getattr(p, "full_tensor", lambda p=p: p)() for name, p in model.state_dict().items()}
+            torch.save(full, f"{folder}/{how}-{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -270,6 +278,24 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     mp.spawn(worker, (2, str(folder)), nprocs=2)
     return folder
+
+
+@pytest.mark.slow
+def test_only_the_first_process_logs(two):
+    run = excite.load_run(two / "budget")
+    steps, values = run.series("seen")
+    assert steps.tolist() == values.tolist() == list(range(1, len(steps) + 1))
+    assert len(steps) == 5 * len(data())
+    assert set(run.series("process")[1]) == {0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_the_weights_of_two_processes_are_stored_as_of_one(two, how):
+    stored = weights.read(two / how / weights.NAME)
+    assert stored.step == len(data())
+    assert same_state(stored.state, dict(torch.load(two / f"{how}-0.pt", weights_only=True)))
+    Net().load_state_dict(stored.state)
 
 
 @pytest.mark.slow

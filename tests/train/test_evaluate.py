@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,17 @@ def test_margins_of_fewer_points_replace_nothing(run: Path) -> None:
 
 
 def test_a_run_that_is_written_to_stores_nothing(run: Path) -> None:
-    assert why_not_stored(run) is None
+    saved = load_model(run)
+    assert why_not_stored(saved) is None
+    assert why_not_stored(replace(saved, run=None)) == "a file of weights is not a run"
+    assert why_not_stored(replace(saved, data_from="other")) == "measured on other data than the run's own"
     with Run.open(run, "a"):
-        assert "another process is writing" in str(why_not_stored(run))
+        assert "another process is writing" in str(why_not_stored(saved))
         with pytest.raises(RunError, match="another process is writing"):
             measure(load_model(run), parts=("train",), most=3, steps=3)
 
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
     Run.create(tmp_path / "other", {}).close()
-    with pytest.raises(RunError, match="was not made by `excite train`"):
+    with pytest.raises(RunError, match=r"there is no checkpoint in .*, and no weights: store them with .*run.save"):
         load_model(tmp_path / "other")

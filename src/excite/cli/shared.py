@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from excite.errors import InputError
+
 if TYPE_CHECKING:
     from excite.report import Report
+    from excite.train.evaluate import SavedModel
 
 app = typer.Typer(
     help="See how robust and how complex a network becomes while it trains, and train it to be robust.",
@@ -27,6 +31,36 @@ console = Console(highlight=False, soft_wrap=False, markup=False, emoji=False)
 
 Trust = Annotated[
     bool, typer.Option("--trust", help="Accept a run whose model is a MODULE:FACTORY, which is imported and called.")
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODULE:FACTORY",
+        help="Build the model by this function or class, which is imported and called, or by the name of a built-in model.",
+    ),
+]
+ModelOptions = Annotated[
+    str | None,
+    typer.Option("--options", metavar="JSON", help="Keyword arguments of --model, such as '{\"width\": 64}'."),
+]
+DataName = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="NAME",
+        help="A data set, or a .safetensors or .npz file with x_train, y_train, x_test and y_test; by default the run's own data.",
+    ),
+]
+Normalize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MEAN/STD",
+        help="By which the data were normalized, per channel, such as 0.5,0.5,0.5/0.2,0.2,0.2; margins are then in pixels.",
+    ),
+]
+InputBounds = Annotated[
+    tuple[float, float] | None, typer.Option("--bounds", help="Smallest and largest value of an input, such as 0 1.")
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Number of trainings at a time on the CPU.")]
 On = Annotated[
@@ -49,6 +83,49 @@ def add_group(name: str, help: str) -> typer.Typer:
     group = typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name=name)
     return group
+
+
+def load_saved(
+    path: Path,
+    model: str | None,
+    options: str | None,
+    data: str | None,
+    normalize: str | None,
+    bounds: tuple[float, float] | None,
+    trust: bool,
+) -> SavedModel:
+    """The model that the arguments and options of a command describe."""
+    from excite.train.evaluate import load_model
+
+    return load_model(
+        path,
+        model=model,
+        options=None if options is None else parse_options(options),
+        data=data,
+        normalize=None if normalize is None else parse_normalize(normalize),
+        bounds=bounds,
+        trust=trust,
+    )
+
+
+def parse_options(text: str) -> dict[str, Any]:
+    """The keyword arguments in the text of --options."""
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--options: expected JSON, such as '{{\"width\": 64}}'; got {text!r} ({error})") from error
+    if not isinstance(options, dict):
+        raise InputError(f"--options: expected keyword arguments, such as '{{\"width\": 64}}'; got {text!r}")
+    return options
+
+
+def parse_normalize(text: str) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation per channel in the text of --normalize."""
+    try:
+        mean, std = ([float(number) for number in part.split(",")] for part in text.split("/"))
+    except ValueError as error:
+        raise InputError(f"--normalize: expected MEAN/STD, such as 0.5,0.5,0.5/0.2,0.2,0.2; got {text!r}") from error
+    return mean, std
 
 
 def print_line(text: object) -> None:

@@ -17,6 +17,7 @@ from excite._core.wrappers import refuse_compiled, refuse_lazy, unwrap
 from excite.errors import InputError, RunError
 from excite.margin.normalize import Normalize
 from excite.monitor.alerts import Alerts, Rule, default_alerts
+from excite.monitor.checkpoint import make_saver
 from excite.monitor.defaults import Every, chosen_probes
 from excite.monitor.live_margins import LiveMargins
 from excite.monitor.results import plain_settings
@@ -36,7 +37,7 @@ def watch(
     optimizer: torch.optim.Optimizer | None = None, probes: Sequence[Probe] | None = None, every: Every | None = None, *,
     train: Any = None, test: Any = None, normalize: Normalize | None = None, bounds: Bounds | None = None, threshold: float = 0.5,
     margin_batch: tuple[Tensor, Tensor] | Margin | None = None, output: Pick = None, alerts: Sequence[Rule] | None = None,
-    sinks: Sequence[str | Sink] = (), config: object = None, strict: bool = False,
+    sinks: Sequence[str | Sink] = (), config: object = None, checkpoint: object = None, strict: bool = False,
 ) -> Watch:  # fmt: skip
     """Monitors a model while it trains.
 
@@ -64,6 +65,9 @@ def watch(
         sinks: "tensorboard", "wandb", "mlflow", or objects with `log` and `close`.
         config: Settings of the training, stored in the run, shown and compared by the pages: a dict, a dataclass, an
             `argparse.Namespace` or a pydantic model. Values that are not JSON are stored as text.
+        checkpoint: Store the weights in the run, so that `excite margins` and `excite audit` measure the model later: True at the
+            end; a number of steps also that often; a factory, "module:function" or a callable, to build the model again; or a
+            dict with "factory", "options" and "every". See `Run.save`.
         strict: Raise exceptions of probes and of the writer instead of issuing a warning and switching the probe off.
 
     Returns:
@@ -99,6 +103,7 @@ def watch(
         _checked_rules(alerts),
         probes is None,
         output,
+        make_saver(checkpoint, model, run),
     )
     return _attached(model, run, stored, sinks, settings, margins)
 

@@ -23,6 +23,7 @@ from excite._core.wrappers import eagerly, is_sharded, resharded, unwrap
 from excite.errors import ExciteError, InputError, RunError, one_line
 from excite.monitor.alerts import Alerts, Rule, act
 from excite.monitor.buffer import DeviceScalars, MetricBuffer
+from excite.monitor.checkpoint import WeightSaver
 from excite.monitor.logged import LOGGED, LOGGED_BY_FRAMEWORK, check_logged
 from excite.monitor.reduce import reduce_rows
 from excite.monitor.results import store_results
@@ -50,6 +51,7 @@ class WatchSettings:
         alerts: Rules to evaluate.
         optional: Whether a probe that cannot be attached to this model is left out; else its exception is raised.
         output: Which part of the model's return value is the output.
+        saver: Stores the weights, or None.
     """
 
     example: Batch | None
@@ -62,6 +64,7 @@ class WatchSettings:
     alerts: Sequence[Rule] = ()
     optional: bool = False
     output: Pick = None
+    saver: WeightSaver | None = None
 
 
 class Watch:
@@ -87,11 +90,12 @@ class Watch:
         self.strict = settings.strict
         self.steps = 0
         self._owns_run = settings.owns_run
+        self._saver = settings.saver
         self._writer = MetricWriter(run, settings.sinks, settings.strict)
         self._alerts = Alerts(settings.alerts)
         self._buffer = MetricBuffer()
         self._muted: set[str] = set()  # raised here; switched off once all processes know
-        self._closed = False
+        self._closed, self._failing = False, False
         self._device = device_of(self.model)
         self._modules = list(self.model.modules())
         self._sharded = is_sharded(self.model)
@@ -135,6 +139,8 @@ class Watch:
             loss = torch.as_tensor(float(number))
         self._loss = loss
         self._measure(self._context(loss, node))
+        if self._saver is not None and self._saver.due(self.steps):
+            self._saver.save(self.run, self.model, self.steps, self.strict)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Records values of the training at the current step: to the run, the sinks and the pages.
@@ -210,6 +216,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._failing = error is not None
         try:
             self._close(measure=error is None)
         except BaseException as own:
@@ -239,6 +246,8 @@ class Watch:
             failed = self._detach()
             try:
                 self.flush()
+                if self._saver is not None and not (self._sharded and self._failing):  # the others may not come
+                    self._saver.save(self.run, self.model, self.steps, self.strict)
             finally:
                 self._writer.close()
                 let_go()

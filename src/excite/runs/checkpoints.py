@@ -71,9 +71,9 @@ def write(folder: Path, step: int, state: dict[str, Any], *, final: bool, keep: 
 
     tensors, structure = flatten(state)
     # Copies: safetensors refuses tensors that share memory (tied weights), and wants them contiguous and on the CPU.
-    plain = {name: _plain(name, tensor) for name, tensor in tensors.items()}
+    plain = {name: plain_tensor(name, tensor) for name, tensor in tensors.items()}
     header = {"format": FORMAT, "version": str(VERSION), "step": str(step), "state": structure, "metrics": str(commits)}
-    header["sha256"] = _checksum(step, plain, structure, header["metrics"])
+    header["sha256"] = checksum(step, plain, structure, header["metrics"])
     try:
         content = save(plain, header)
     except (KeyError, ValueError, RuntimeError) as error:
@@ -131,7 +131,7 @@ def read_with_commits(path: Path) -> tuple[int, Any, int]:
     structure = header.get("state", "")
     step = int(header["step"]) if header.get("step", "").isdecimal() else -1
     commits = header.get("metrics", "") if version > 1 else ""
-    if _checksum(step, tensors, structure, commits) != header.get("sha256"):
+    if checksum(step, tensors, structure, commits) != header.get("sha256"):
         raise RunError(f"{path} is damaged (its checksum differs){_fallback(path)}")
     return step, unflatten(tensors, structure), int(commits or 0)
 
@@ -143,7 +143,8 @@ def _fallback(path: Path) -> str:
     return ": delete it to start from the beginning"
 
 
-def _plain(name: str, tensor: Tensor) -> Tensor:
+def plain_tensor(name: str, tensor: Tensor) -> Tensor:
+    """A copy of a tensor as safetensors takes it: dense, contiguous, on the CPU."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise InputError(f"state {name!r}: only dense tensors can be stored; got {tensor.layout}")
     if tensor.device.type == "meta":
@@ -151,7 +152,8 @@ def _plain(name: str, tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def _checksum(step: int, tensors: dict[str, Tensor], structure: str, commits: str) -> str:
+def checksum(step: int, tensors: dict[str, Tensor], structure: str, commits: str) -> str:
+    """SHA-256 over everything that a file restores."""
     digest = hashlib.sha256(f"{step}\n{structure}".encode())
     if commits:
         digest.update(f"\nmetrics {commits}".encode())

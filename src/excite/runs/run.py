@@ -19,18 +19,20 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor, nn
 
-from excite._core.checks import check_count, check_flag, check_number, check_text
+from excite._core.checks import check_count, check_flag, check_model, check_number, check_text
 from excite._core.files import TEMPORARY, read_json, remove_temporary, sync_folder, write_json, writing
+from excite._core.wrappers import is_sharded, is_shared
 from excite.errors import InputError, RunError, one_line
-from excite.runs import checkpoints
+from excite.runs import checkpoints, weights
 from excite.runs.checkpoints import Checkpoint
 from excite.runs.checks import MAX_STEP, check_keep, check_step
 from excite.runs.folder import (
@@ -46,9 +48,11 @@ from excite.runs.folder import (
     refuse_existing,
     start_metrics,
 )
+from excite.runs.import_paths import ModelSource, model_source
 from excite.runs.lock import Lock, held
 from excite.runs.metrics import MetricsTable
 from excite.runs.store import is_url
+from excite.runs.weights import full_state, not_rebuilt
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -438,6 +442,54 @@ class Run:
         if self.mode == "a":
             self._check_metrics(number, commits)
         return number, state
+
+    def save(
+        self,
+        model: nn.Module,
+        factory: str | Callable[..., Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        step: int | None = None,
+    ) -> Path:
+        """Stores the weights of a model and how to build it, as `artifacts/model.safetensors`; replaces those stored before.
+
+        `excite margins RUN` and `excite audit RUN` then measure this model. Wrappers of DistributedDataParallel and torch.compile
+        are left out. Tied weights are stored under each of their names.
+
+        Args:
+            model: The model.
+            factory: Name of a built-in model, "module:function", or a function or class that another program can import.
+                Default: the class of the model, if it builds this model without arguments; otherwise a warning says what is
+                missing, and the weights are loaded with `--model MODULE:FACTORY`.
+            options: Keyword arguments of the factory, as JSON values.
+            step: Number of optimizer steps done. Default: the last step of the metrics.
+
+        Returns:
+            Path of the file.
+
+        Raises:
+            InputError: If the factory cannot be imported, the options are not JSON, or the weights cannot be stored.
+            RunError: If the run is not open for writing, or the file cannot be written.
+
+        Example:
+            >>> run.save(model, "models:Net", {"width": 64})  # doctest: +SKIP
+        """
+        self._writable()
+        source = model_source(check_model(model), factory, options)
+        if is_sharded(model) and is_shared(model):
+            raise InputError(
+                "the weights are sharded over processes: use excite.watch(checkpoint=...), which collects them"
+            )
+        if source.factory is None:
+            warnings.warn(not_rebuilt(source), stacklevel=2)
+        self.flush()
+        last = self._metrics.last_step() if step is None else check_step(step)
+        return self.save_weights(full_state(model), last or 0, source)
+
+    def save_weights(self, state: dict[str, Tensor], step: int, source: ModelSource) -> Path:
+        """Stores collected weights as `save` does."""
+        self._writable()
+        return weights.write(self.path / weights.NAME, state, check_step(step), source)
 
     def write_json(self, name: str, value: Any) -> Path:
         """Writes a value as `artifacts/NAME.json`.

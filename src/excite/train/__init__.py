@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from excite._core.compatibility import renamed_names
+from excite.runs.import_paths import import_factory
 from excite.train.distributed.processes import Processes, many_processes
 from excite.train.dynamics.descent import descent
 from excite.train.dynamics.dropout import train_with_dropout
@@ -14,7 +15,7 @@ from excite.train.dynamics.objective import FlowResult
 from excite.train.dynamics.trajectories import BiasTrajectory
 from excite.train.losses import squared_error
 from excite.train.models.architectures import ARCHITECTURES, build
-from excite.train.models.factories import import_factory, make_model
+from excite.train.models.factories import make_model
 from excite.train.momentum import zero_momentum
 from excite.train.predictions import accuracy
 from excite.train.trainer import TrainingResult, fit

@@ -3,75 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing, nullcontext
-from dataclasses import dataclass, fields, replace
+from contextlib import closing, nullcontext, suppress
+from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
-
-import torch
-from torch import Tensor, nn
 
 from excite._core.checks import parse_norm
 from excite._core.compatibility import renamed_keywords
-from excite.data import Dataset
-from excite.errors import InputError, RunError, one_line
+from excite.errors import ExciteError, InputError, RunError, one_line
 from excite.margin import Margins, SearchOptions, margins
-from excite.runs import Run, load_run
-from excite.train.from_config import load_trained
+from excite.runs import Run
+from excite.train.models.loading import SavedModel, load_model
 from excite.train.predictions import accuracy as share_right
 from excite.train.predictions import decisions
 from excite.wiring import trace
 
+__all__ = ["PARTS", "SavedModel", "artifact_name", "in_unit", "load_model", "measure", "why_not_stored"]
+
 Progress = Callable[[str, int, int], None]
 PARTS = ("train", "test")
-
-
-@dataclass(frozen=True)
-class SavedModel:
-    """A model with the data and the decision rule it was trained for."""
-
-    model: nn.Module
-    data: Dataset
-    threshold: float
-    run: Path  # the run folder it comes from
-    step: int
-    trusted: bool = False  # loaded with trust=True: its model may be a "module:factory"
-
-    def points(self, part: str, most: int | None = None) -> tuple[Tensor, Tensor]:
-        """Training or test points, at most `most` of them, taken evenly."""
-        x, y = (getattr(self.data, f"{axis}_{part}") for axis in "xy")
-        if most is not None and most < len(x):
-            chosen = torch.linspace(0, len(x) - 1, most).round().long()
-            x, y = x[chosen], y[chosen]
-        return x, y
-
-    def to(self, device: torch.device | str) -> SavedModel:
-        """Model and data on `device`; margins come back on the CPU from anywhere."""
-        return replace(self, model=self.model.to(device), data=self.data.to(device))
-
-
-def load_model(path: str | Path, *, trust: bool = False) -> SavedModel:
-    """The newest model of a run folder, or the one in a checkpoint file of a run.
-
-    `trust`: also a model "module:factory", whose code is then imported and called.
-    """
-    path = Path(path)
-    folder = path.resolve().parent.parent if path.is_file() else path
-    with load_run(folder) as run:
-        if not {"model", "data"} <= run.config.keys():
-            raise RunError(
-                f"{folder} was not made by `excite train`: its config names no model and data to build again"
-            )
-        known = run.checkpoints()
-        chosen = [c for c in known if path == folder or path.resolve() == c.path.resolve()]
-        if not chosen:
-            what = f"{path.name} is not a checkpoint" if path.is_file() else "there is no checkpoint"
-            raise RunError(f"{what} in {folder}: there are {', '.join(c.path.name for c in known) or 'none'}")
-        step = chosen[-1].step
-        model, config, data = load_trained(run, step, trust=trust)
-    threshold = config.excitation.threshold if config.excitation is not None else 0.5
-    return SavedModel(model, data, threshold, folder, step, trust)
 
 
 @renamed_keywords(arm="variant")
@@ -96,17 +46,21 @@ def measure(
     if not saved.data.classes:
         raise InputError(f"{saved.data.name} is a regression: margins need classes")
     kind = parse_norm(norm, ("inf", "2"))
-    with closing(Run.open(saved.run, "a")) if store else nullcontext() as run:
+    with closing(Run.open(saved.folder, "a")) if store else nullcontext() as run:
         found, accuracy = _measure(saved, kind, parts, most, progress, options)
         if run is not None:
             _store(run, saved, kind, variant, found, accuracy)
     return found
 
 
-def why_not_stored(folder: Path) -> str | None:
-    """Why nothing can be written into a run now, such as another process that does; None if it can."""
+def why_not_stored(saved: SavedModel) -> str | None:
+    """Why results cannot be written into the run of a model now, such as another process that does; None if they can."""
+    if saved.run is None:
+        return "a file of weights is not a run"
+    if saved.data_from == "other":
+        return "measured on other data than the run's own"
     try:
-        Run.open(folder, "a").close()
+        Run.open(saved.run, "a").close()
     except RunError as error:
         return one_line(error)
     return None
@@ -136,9 +90,20 @@ def _measure(
         tell = None if progress is None else partial(progress, f"margins, {part}")
         x, y = saved.points(part, most)
         found[part] = margins(
-            saved.model, x, y, norm=kind, bounds=saved.data.bounds, threshold=saved.threshold, progress=tell, **options
-        )
+            saved.model, x, y, norm=kind, threshold=saved.threshold, progress=tell,
+            **{**options, **in_unit(saved, options.get("layers", "input"))},
+        )  # fmt: skip
     return found, accuracy
+
+
+def in_unit(saved: SavedModel, layers: object = "input") -> dict[str, Any]:
+    """The keywords of `margins` for the bounds and the normalization of the data.
+
+    With a normalization the bounds are those of the pixels, which says nothing about margins at other layers than the input.
+    """
+    if saved.normalize is None:
+        return {"bounds": saved.data.bounds}
+    return {"bounds": saved.data.bounds, "normalize": saved.normalize} if layers == "input" else {}
 
 
 def _store(
@@ -149,11 +114,14 @@ def _store(
         name = artifact_name(kind, part) if result.layers == "input" else f"layer-{artifact_name(kind, part)}"
         if _kept_points(run, name) <= len(result):
             run.write_json(name, {**result.to_dict(), "step": saved.step})
-    run.write_json("wiring", trace(saved.model, saved.data.x_train[:2]).rows())
+    with suppress(ExciteError):  # pages do without
+        run.write_json(
+            "wiring", trace(saved.model, saved.points("train" if "train" in found else "test")[0][:2]).rows()
+        )
     known = run.read_json("summary") if _exists(run, "summary") else {}
     stored = known.get("arm") if isinstance(known, dict) else None  # the key that earlier versions read
     run.write_json(
-        "summary", {"arm": variant or stored or saved.run.resolve().name, "step": saved.step, "accuracy": accuracy}
+        "summary", {"arm": variant or stored or run.path.resolve().name, "step": saved.step, "accuracy": accuracy}
     )
 
 

@@ -35,6 +35,7 @@ from excite.train.augment import augmented
 from excite.train.config import DataConfig, SGDConfig, TrainConfig, parse_config
 from excite.train.distributed.processes import Processes, alone, many_processes, these_processes
 from excite.train.models.architectures import ARCHITECTURES, options_for
+from excite.train.models.weights import load_weights
 from excite.train.momentum import zero_momentum
 from excite.train.schedule import OneCycle
 from excite.train.trainer import Trainer, TrainerSettings, make_trainer
@@ -381,8 +382,7 @@ def load_trained(run: Run, step: int | None = None, *, trust: bool = False) -> t
     data = load_data(settings.data)
     model = build_model(settings, data)
     _, state = run.load_checkpoint(step)
-    model.load_state_dict(state["model"])
-    return model.eval(), settings, data
+    return load_weights(model, state["model"], run.path), settings, data
 
 
 def find_device(name: str) -> torch.device:

@@ -129,7 +129,7 @@ def test_bad_input_is_refused_in_one_line(folder, tmp_path):
     cases = [
         (RunError, "no run folder", lambda: audit(tmp_path / "nowhere")),
         (RunError, "not a run folder", lambda: audit(tmp_path / "empty")),
-        (RunError, "not a run folder", lambda: audit(tmp_path / "foreign.safetensors")),
+        (RunError, "not a safetensors file", lambda: audit(tmp_path / "foreign.safetensors")),
         (ModelError, "1.weight has NaN", lambda: audit(bad, (x, y))),
         (ModelError, "no affine layer", lambda: audit(nn.Flatten(), (x, y), **QUICK)),
         (InputError, "expected data with a model", lambda: audit(model)),

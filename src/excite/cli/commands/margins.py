@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from excite.cli.shared import Trust, app, console, print_line, progress_bars
+from excite.cli.shared import (
+    DataName,
+    InputBounds,
+    ModelName,
+    ModelOptions,
+    Normalize,
+    Trust,
+    app,
+    console,
+    load_saved,
+    print_line,
+    progress_bars,
+)
 from excite.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +28,7 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example: excite margins runs/first --norm 2 --points 500")
 def margins(
-    checkpoint: Annotated[Path, typer.Argument(help="A run folder, or a checkpoint file in one.")],
+    checkpoint: Annotated[Path, typer.Argument(help="A run folder, a checkpoint in one, or a file of weights.")],
     norm: Annotated[str, typer.Option(help="inf or 2.")] = "inf",
     points: Annotated[int | None, typer.Option(min=1, help="Maximal number of training and of test points.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the search.")] = 100,
@@ -28,16 +40,21 @@ def margins(
         bool, typer.Option(help="With --layers: divide perturbations by the norm of each layer's signal.")
     ] = False,
     figure: Annotated[Path | None, typer.Option(help="Write the curves to this image (png, svg or pdf).")] = None,
+    model: ModelName = None,
+    options: ModelOptions = None,
+    data: DataName = None,
+    normalize: Normalize = None,
+    bounds: InputBounds = None,
     trust: Trust = False,
 ) -> None:
     """Measure the margins of a saved model on its training and test data, with evidence that the search worked."""
     from excite.margin import SearchOptions
-    from excite.train.evaluate import load_model, measure, why_not_stored
+    from excite.train.evaluate import measure, why_not_stored
 
     if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"--figure: expected a name that ends in .png, .svg or .pdf; got {figure.name!r}")
-    saved = load_model(checkpoint, trust=trust)
-    reason = why_not_stored(saved.run)
+    saved = load_saved(checkpoint, model, options, data, normalize, bounds, trust)
+    reason = why_not_stored(saved)
     if reason is not None:
         print_line(f"the results will be printed, not stored: {reason}")
     with progress_bars() as progress:
@@ -53,7 +70,7 @@ def margins(
     if figure is not None:
         _save_figure(results, figure)
         print_line(f"figure: {figure}")
-    print_line(f"stored in: {saved.run / 'artifacts'}" if reason is None else f"not stored: {reason}")
+    print_line(f"stored in: {saved.folder / 'artifacts'}" if reason is None else f"not stored: {reason}")
 
 
 def _parse_layers(names: list[str] | None) -> str | list[str]:

@@ -36,9 +36,9 @@ from excite.report.audit.result import Audit
 from excite.report.audit.target import AuditTarget
 from excite.report.audit.theorems import apply_theorems
 from excite.report.audit.training_setup import AuditLoss, TrainingSetup, training_setup
-from excite.runs import load_run
-from excite.train.evaluate import PARTS, SavedModel, artifact_name, load_model
-from excite.train.from_config import build_model, stored_config
+from excite.train.evaluate import PARTS, SavedModel, artifact_name, in_unit, load_model
+from excite.train.from_config import build_model
+from excite.train.models.loading import Model, made_by_train
 from excite.train.predictions import accuracy, decisions
 
 Progress = Callable[[str, int, int], None]
@@ -61,6 +61,7 @@ def audit(
     margin_points: int = 200,
     units: bool = True,
     with_margins: bool = True,
+    model: Model | None = None,
     trust: bool = False,
     progress: Progress | None = None,
 ) -> Audit:
@@ -69,9 +70,10 @@ def audit(
     The model is left unchanged and nothing is written: see `Audit.write`.
 
     Args:
-        what: A run folder, a checkpoint in one, or a loaded one: data, loss, step size and threshold are then the run's.
-            Or a model, with its `data`.
-        data: For a model, a `Dataset`, or training points x (N, ...) and labels or targets y.
+        what: A run folder, a checkpoint in one, or a loaded one: data, loss, step size and threshold are then the run's, as far as
+            it has them. Or a file of weights, with `model` and `data`. Or a model, with its `data`.
+        data: For a model, or a run without data, a `Dataset`, or training points x (N, ...) and labels or targets y; for a run
+            also the name or the file of a data set.
         train: Training points and labels (x, y), instead of `data`.
         test: For a model with tensors as training points, test points and labels (x, y).
         descent: For a model, the step size, or `excite.bounds.Descent`, it was trained with on all points.
@@ -84,6 +86,8 @@ def audit(
         margin_points: At most this many points per part for margins that the run does not have yet.
         units: Whether to measure single units.
         with_margins: Whether to measure margins.
+        model: For a run or a file of weights, how to build the model instead of what the run says: "module:factory", which is
+            imported and called, the name of a built-in model, a function, or a module.
         trust: Also load a run whose model is a "module:factory"; its code is then imported and called.
         progress: Called with (stage, percent done, 100).
 
@@ -104,7 +108,7 @@ def audit(
     report = progress or (lambda stage, done, total: None)
     if data is not None and train is not None:
         raise InputError("expected either data= or train=; got both")
-    name, saved, setup = _load(what, train if data is None else data, test, descent, loss, threshold, trust)
+    name, saved, setup = _load(what, train if data is None else data, test, descent, loss, threshold, model, trust)
     check_weights(saved.model)
     points, margin_points = check_count(points, "points"), check_count(margin_points, "margin_points")
     check_flag(units, "units"), check_flag(with_margins, "with_margins")
@@ -161,24 +165,39 @@ def _load(
     descent: float | Descent | None,
     loss: AuditLoss | None,
     threshold: float,
+    model: Model | None,
     trust: bool,
 ) -> tuple[str, SavedModel, TrainingSetup]:
     """(name, model with its data, training setup) of a run or a model."""
+    if loss is not None:
+        check_choice(loss, "loss", ("squared", "mse", "cross-entropy"))
+    rule = None if descent is None else as_descent(descent)
     if isinstance(what, nn.Module):
         if data is None:
             raise InputError("expected data with a model: a Dataset, or training points and labels (x, y)")
-        if loss is not None:
-            check_choice(loss, "loss", ("squared", "mse", "cross-entropy"))
         threshold = check_number(threshold, "threshold")
-        rule = None if descent is None else as_descent(descent)
-        return type(what).__name__, SavedModel(what, _dataset(data, test), threshold, Path(), -1), _setup(loss, rule)
-    if data is not None or test is not None or descent is not None or loss is not None:
+        return type(what).__name__, SavedModel(what, _dataset(data, test), threshold, None, -1), _setup(loss, rule)
+    return _load_saved(what, data, test, _setup(loss, rule), model, trust)
+
+
+def _load_saved(
+    what: Any, data: Any, test: Any, setup: TrainingSetup, model: Model | None, trust: bool
+) -> tuple[str, SavedModel, TrainingSetup]:
+    """The same of a run or a file of weights. A run of `excite train` has its own data, loss and step size."""
+    passed = data is not None or setup.loss is not None or setup.descent is not None
+    if test is not None and data is None:
+        raise InputError("test: expected training points as well: pass train=(x, y)")
+    if passed and (isinstance(what, SavedModel) or made_by_train(what)):
         raise InputError("a run has its own data, loss and step size: pass them with a model only")
-    saved = what if isinstance(what, SavedModel) else load_model(what, trust=trust)
-    with load_run(saved.run) as run:
-        config = stored_config(run, trust=saved.trusted)
+    points = data if data is None or isinstance(data, str | Path) else _dataset(data, test)
+    saved = what if isinstance(what, SavedModel) else load_model(what, model=model, data=points, trust=trust)
+    if saved.config is None or saved.data_from == "other":
+        return saved.name, saved, setup
+    config = saved.config
     setup = training_setup(config, len(saved.data.x_train))
-    return saved.run.resolve().name, saved, replace(setup, start=lambda: build_model(config, saved.data))
+    if saved.trusted or ":" not in config.model.name:  # building it runs the factory
+        setup = replace(setup, start=lambda: build_model(config, saved.data))
+    return saved.name, saved, setup
 
 
 def _setup(loss: AuditLoss | None, descent: Descent | None) -> TrainingSetup:
@@ -297,7 +316,13 @@ def _margins(
         if result is None and len(x):
             try:
                 result = margins(
-                    saved.model, x, y, norm=norm, bounds=saved.data.bounds, threshold=saved.threshold, progress=searched
+                    saved.model,
+                    x,
+                    y,
+                    norm=norm,
+                    threshold=saved.threshold,
+                    progress=searched,
+                    **in_unit(saved),
                 )
             except ExciteError as error:
                 return {}, str(error)
@@ -308,8 +333,10 @@ def _margins(
 
 def _stored(saved: SavedModel, norm: str, part: str) -> Margins | None:
     """Margins among the run's artifacts, if they are of this checkpoint."""
+    if saved.run is None or saved.step < 0 or saved.data_from != "run":
+        return None
     path = saved.run / "artifacts" / f"{artifact_name(norm, part)}.json"
-    if saved.step < 0 or not path.is_file():
+    if not path.is_file():
         return None
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from excite.probes.findings import Finding
-from excite.report.collect import VariantRuns, differing, flat
+from excite.report.collect import VariantRuns, differing
 from excite.report.verdict.headline import Headline, headline
 from excite.report.verdict.outcome import Outcome
 from excite.report.verdict.ranking import rank
@@ -47,7 +47,7 @@ def to_json(line: Headline, outcomes: Sequence[Outcome], variants: Sequence[Vari
 
 def differing_settings(variants: Sequence[VariantRuns]) -> list[tuple[str, list[str]]]:
     """Settings that differ between variants, from the first run of each; seeds of runs of one variant are left out."""
-    columns = [dict(flat(variant.runs[0].config)) for variant in variants]
+    columns = [variant.runs[0].settings() for variant in variants]
     different = differing(columns)
     names = dict.fromkeys(name for column in columns for name in column if name in different)
     return [(name, [column.get(name, "–") for column in columns]) for name in names]

@@ -74,7 +74,7 @@ class RobustnessMeasurement:
             "attack": [float((broken[chosen] > r).double().mean()) for r in radii],
             "search": [float((smallest > r).double().mean()) for r in radii],
         }
-        with closing(Run.open(saved.run, "a")) as run:  # its status stays
+        with closing(Run.open(saved.folder, "a")) as run:  # its status stays
             run.write_json("robust", found)
 
 

@@ -106,7 +106,7 @@ class SpectraMeasurement:
 
     def measure(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
         """Measures a trained model and stores the result in its run."""
-        with closing(Run.open(saved.run, "a")) as run:  # its status stays
+        with closing(Run.open(saved.folder, "a")) as run:  # its status stays
             config = stored_config(run, trust=saved.trusted)
         untrained = build_model(config, saved.data).to(saved.data.x_test.device)
         found: dict[str, Any] = {"settings": asdict(self), "arm": variant, "accuracy": {}}
@@ -119,7 +119,7 @@ class SpectraMeasurement:
                 x, y = saved.points(state)
                 found["accuracy"][state] = accuracy(model, decisions(model, saved.threshold), x, y)
             progress((number + 1) / len(models))
-        with closing(Run.open(saved.run, "a")) as run:  # its status stays
+        with closing(Run.open(saved.folder, "a")) as run:  # its status stays
             run.write_json("spectra", found)
 
 

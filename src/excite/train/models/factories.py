@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from typing import Any
 
 from torch import nn
@@ -11,6 +9,7 @@ from torch import nn
 from excite._core.checks import check_text
 from excite._core.randomness import seeded_weights
 from excite.errors import ExciteError, InputError, one_line
+from excite.runs.import_paths import import_factory
 from excite.train.models.architectures import ARCHITECTURES, build
 
 
@@ -46,41 +45,3 @@ def make_model(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InputError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
     return model
-
-
-def import_factory(name: str) -> Any:
-    """Imports the object that "module:factory" names. Modules in the current folder are found too.
-
-    Args:
-        name: Such as "models:Net" or "package.module:Class.method".
-
-    Returns:
-        The callable.
-
-    Raises:
-        InputError: If the module cannot be imported, or has no such callable.
-
-    Example:
-        >>> import_factory("torch.nn:Linear") is torch.nn.Linear
-        True
-    """
-    module_name, _, path = check_text(name, "model").partition(":")
-    if not module_name or not path:
-        raise InputError(f"expected 'module:factory'; got {name!r}")
-    added = "" not in sys.path
-    if added:
-        sys.path.insert(0, "")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        raise InputError(f"cannot import {module_name!r}: {type(error).__name__}: {one_line(error)}") from error
-    finally:
-        if added:
-            sys.path.remove("")
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise InputError(f"{module_name!r} has no {path!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise InputError(f"{name} is not a function that makes a model: it is a {type(found).__name__}")
-    return found
