@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import excite
 from excite import InputError
+from excite.margin import Margins
+from excite.probes import Loss
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 L = pytest.importorskip("lightning.pytorch")
@@ -195,3 +197,42 @@ def test_what_the_module_logs_arrives_in_the_run(tmp_path, logger):
     assert values.tolist() == pytest.approx(losses.reshape(3, 4).mean(1).tolist())
     assert [one.tolist() for one in run.series("val/error")] == [[4, 8, 12], [4, 8, 12]]
     assert run.series("lightning/loss")[1].tolist() == pytest.approx(losses[1::2].tolist())
+
+
+class WithValidation(Plain):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+def test_margins_of_the_trainers_loaders_are_in_the_run(tmp_path, capsys):
+    trainer(tmp_path, [ExciteCallback(tmp_path / "run")], epochs=2).fit(WithValidation(), data(), data(5))
+    run = excite.load_run(tmp_path / "run")
+    steps, medians = run.series("margin_gap/median/test")
+    assert steps.tolist() == [0, 8]
+    assert run.series("margin_gap/accuracy/train")[1][-1] > 0.5
+    assert len(run.read_json("margins-inf-train")["values"]) == 32
+    assert run.read_json("summary")["accuracy"].keys() == {"train", "test"}
+    assert medians[-1] == pytest.approx(float(Margins.from_dict(run.read_json("margins-inf-test")).median))
+    assert "margins at the end: 32 training points" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{"train": None}, {"probes": [Loss()]}])
+def test_margins_can_be_left_out(tmp_path, options):
+    trainer(tmp_path, [ExciteCallback(tmp_path / "run", **options)], epochs=1).fit(Plain(), data())
+    assert not [name for name in excite.load_run(tmp_path / "run").names() if name.startswith("margin_gap/")]
+
+
+def test_data_without_margins_are_named_once_and_training_goes_on(tmp_path):
+    x = torch.randn(32, 3)
+    pairs = DataLoader(TensorDataset(x, x, x[:, :1]), batch_size=8)
+
+    class Three(Plain):
+        def training_step(self, batch, batch_idx):
+            return (self.net(batch[0]) - batch[2]).square().mean()
+
+    with pytest.warns(UserWarning, match="margins of the training and test data are not measured: train: expected"):
+        trainer(tmp_path, [ExciteCallback(tmp_path / "run")], epochs=1).fit(Three(), pairs)
+    with pytest.warns(UserWarning, match="'margin_gap' is switched off.*regression targets have no margin"):
+        targets = DataLoader(TensorDataset(x, x[:, :1]), batch_size=8)
+        trainer(tmp_path, [ExciteCallback(tmp_path / "second")], epochs=1).fit(Plain(), targets)
+    assert len(excite.load_run(tmp_path / "second").series("loss/step")[0]) == 4

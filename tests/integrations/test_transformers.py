@@ -129,3 +129,46 @@ def test_what_the_trainer_logs_arrives_in_the_run(tmp_path):
     assert run.series("train/learning_rate")[1].tolist() == [0.1] * 8
     assert run.series("eval/loss")[0].tolist() == [4, 8]
     assert "train/train_runtime" in run.names()
+
+
+def images(count=24):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(count, 3, 8, 8, generator=generator)
+    return [{"pixel_values": one, "labels": int(one.mean() > 0.5)} for one in x]
+
+
+def vision_network():
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=8, patch_size=4, num_labels=2
+    )  # fmt: skip
+    return transformers.ViTForImageClassification(config)
+
+
+@pytest.mark.slow
+def test_margins_of_the_trainers_data_are_in_the_run(tmp_path):
+    callback = ExciteCallback(tmp_path / "run")
+    trainer = transformers.Trainer(
+        vision_network(), arguments(tmp_path), train_dataset=images(), eval_dataset=images(10), callbacks=[callback]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    run = excite.load_run(tmp_path / "run")
+    assert run.series("margin_gap/median/train")[0].tolist() == [0, 12]
+    assert run.series("margin_gap/points/test")[1].tolist() == [10, 10]
+    stored = run.read_json("margins-inf-test")
+    assert (len(stored["values"]), stored["unit"]) == (10, {"low": 0.0, "high": 1.0, "pixels": True})
+
+
+@pytest.mark.slow
+def test_token_ids_have_no_margin_which_is_said_once(tmp_path):
+    callback = ExciteCallback(tmp_path / "run", probes=None)
+    trainer = transformers.Trainer(network(), arguments(tmp_path), train_dataset=data(), callbacks=[callback])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer.train()
+    about = [str(one.message) for one in said if "margins" in str(one.message)]
+    assert len(about) == 1
+    assert "train: inputs are whole numbers such as token ids" in about[0]
+    assert any(name.startswith("rank/effective/") for name in excite.load_run(tmp_path / "run").names())

@@ -53,7 +53,8 @@ def test_norms_are_those_of_a_slow_version(tmp_path, given):
             watch.step()
     for step in range(6):
         found = at_step(tmp_path / "run", step)
-        assert found == (pytest.approx(expected[step], rel=1e-12) if step in (2, 4) else {})
+        measured = step in (2, 4) or (step == 5 and not given)  # at the end only what is still there
+        assert found == (pytest.approx(expected[step], rel=1e-12) if measured else {})
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
 

@@ -13,7 +13,10 @@ from torch.utils._pytree import tree_map
 
 from excite._core.calls import Batch
 from excite._core.distributed import rank_and_size
+from excite._core.warn import warn_user
+from excite.errors import ExciteError, InputError
 from excite.monitor.logged import is_loggable, is_owned
+from excite.monitor.points import check_inputs, draw_parts
 from excite.monitor.watch import Watch, watch
 from excite.monitor.writer import Sink
 from excite.runs import Run
@@ -45,10 +48,20 @@ class DeferredWatch:
         optimizer: Any,
         fallback: str | os.PathLike[str],
         sinks: list[Sink],
+        data: Mapping[str, Any] | None = None,
     ) -> Watch:
-        """Attaches to the model; continues the existing run after `load_state_dict`."""
+        """Attaches to the model; continues the existing run after `load_state_dict`.
+
+        Args:
+            model: The model.
+            example: A batch on which layers are measured.
+            optimizer: The optimizer, also wrapped.
+            fallback: Folder in which the run is created if none was given.
+            sinks: Sinks of the framework.
+            data: The framework's data, "train" and "test", whose margins are measured unless the user chose data or probes.
+        """
         folder = self.folder or unused_folder(Path(fallback) / "excite")
-        options = {"example": example, **self.options}
+        options = {"example": example, **self._with_data(model, data or {})}
         if options.get("sinks") is None:
             options["sinks"] = sinks
         resumed = self._state is not None and (folder / "run.json").exists()
@@ -62,6 +75,24 @@ class DeferredWatch:
             self.watch.load_state_dict(self._state)
             self._state = None
         return self.watch
+
+    def _with_data(self, model: nn.Module, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The options, with points drawn from the framework's data; a warning says why there are none."""
+        options = dict(self.options)
+        if options.get("probes") is not None or "train" in options or "test" in options:
+            return options
+        try:
+            drawn = draw_parts(data.get("train"), data.get("test"))
+            check_inputs(drawn, model)
+            tokens = [part for part, points in drawn.items() if not points.x.is_floating_point()]
+            if tokens:
+                raise InputError(
+                    f"{tokens[0]}: inputs are whole numbers such as token ids, which cannot be changed a little"
+                )
+        except ExciteError as error:
+            warn_user(f"margins of the training and test data are not measured: {error}")
+            return {name: value for name, value in options.items() if name not in ("normalize", "bounds", "threshold")}
+        return options | drawn
 
     def add(self, loss: Tensor) -> None:
         """Adds the loss of one micro-batch of the current step."""

@@ -48,8 +48,9 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
         run: Folder of the run; by default `excite` in the trainer's log folder.
         module: Path of the module to monitor inside the LightningModule, such as "net"; by default the LightningModule
             itself if it defines `forward`, else its only child.
-        **options: Keyword arguments of `excite.watch`. Defaults: `example` is the input of the first training batch,
-            `sinks` are the trainer's loggers.
+        **options: Keyword arguments of `excite.watch`. Defaults: `example` is the input of the first training batch, `train` and
+            `test` are the training and the first validation loader, `sinks` are the trainer's loggers. `train=None` measures
+            no margins.
 
     Raises:
         InputError: If the module to monitor cannot be determined or does not exist.
@@ -72,9 +73,8 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
         if self._deferred.watch is None:
             optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
             where = trainer.log_dir or trainer.default_root_dir
-            self._deferred.start(
-                self._watched(pl_module), first_samples(input_of(batch)), optimizer, where, _sinks(trainer)
-            )
+            example, data = first_samples(input_of(batch)), _data(trainer)
+            self._deferred.start(self._watched(pl_module), example, optimizer, where, _sinks(trainer), data)
             self._steps = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -203,6 +203,20 @@ def _logged(trainer: Any) -> dict[str, Any]:
     if connector is None or not getattr(trainer, "_results", None):
         return {}
     return dict(connector.metrics["log"])
+
+
+def _data(trainer: Any) -> dict[str, Any]:
+    """The training loader and the first validation loader."""
+    return {"train": _first(trainer.train_dataloader), "test": _first(trainer.val_dataloaders)}
+
+
+def _first(loaders: Any) -> Any:
+    """The first of several loaders: a list, a dict or a CombinedLoader, as a LightningModule may return them."""
+    loaders = getattr(loaders, "iterables", loaders)
+    if not isinstance(loaders, dict | list | tuple):
+        return loaders
+    several = list(loaders.values() if isinstance(loaders, dict) else loaders)
+    return _first(several[0]) if several else None
 
 
 def _sinks(trainer: Any) -> list[Sink]:

@@ -6,10 +6,12 @@ trainer = Trainer(model, args, train_dataset=data, callbacks=[ExciteCallback(run
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from excite._core.checks import need
 from excite._core.preserve import probes_ignored
@@ -31,8 +33,9 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
 
     Args:
         run: Folder of the run; by default `excite` in the trainer's output folder.
-        **options: Keyword arguments of `excite.watch`. Defaults: `example` is the first training batch, `output`
-            "logits", `sinks` those that `report_to` names.
+        **options: Keyword arguments of `excite.watch`. Defaults: `example` is the first training batch, `output` "logits", `train` and
+            `test` are the trainer's training and evaluation data, `sinks` those that `report_to` names. `train=None` measures no
+            margins. Token ids have none: a warning says so.
 
     Example:
         >>> callback = ExciteCallback("runs/first")
@@ -53,7 +56,7 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
         self.close()
         model = unwrap(given["model"])
         self._parts = max(1, args.gradient_accumulation_steps)
-        where = args.output_dir
+        where, data = args.output_dir, _data(given.get("train_dataloader"))
 
         def first(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
             """Before the first training pass, when there is a batch and no step is done."""
@@ -63,7 +66,7 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
             batch = first_samples(dict(named)) if named else first_samples(tuple(positional))
             named_only = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.dim()} if named else batch
             sinks = _sinks(args) if state.is_world_process_zero else []
-            self._deferred.start(module, named_only, given["optimizer"], where, sinks)
+            self._deferred.start(module, named_only, given["optimizer"], where, sinks, data)
 
         def returned(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             loss = output.get("loss") if hasattr(output, "get") else None
@@ -142,6 +145,20 @@ def _grouped(name: str) -> str:
         if name.startswith(f"{part}_"):
             return f"{part}/{name.removeprefix(f'{part}_')}"
     return f"train/{name}"
+
+
+def _data(loader: Any) -> dict[str, Any]:
+    """The training loader, and that of the evaluation data if the trainer has some."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not isinstance(frame.f_locals.get("self"), _transformers.Trainer):
+        frame = frame.f_back  # callbacks get the training loader, but neither the trainer nor its evaluation data
+    trainer = None if frame is None else frame.f_locals["self"]
+    several = getattr(trainer, "eval_dataset", None)
+    if several is None or loader is None:
+        return {"train": loader}
+    test = next(iter(several.values()), None) if isinstance(several, dict) else several
+    # Not trainer.get_eval_dataloader, which would leave a loader with the accelerator.
+    return {"train": loader, "test": test if test is None else DataLoader(test, 64, collate_fn=loader.collate_fn)}
 
 
 def _sinks(args: Any) -> list[Sink]:

@@ -27,6 +27,10 @@ class Unit:
         low: Smallest value of an element.
         high: Largest value of an element.
         pixels: Whether inputs are images (N, channels, height, width), so that an element is a pixel.
+
+    Example:
+        >>> excite.margins(model, x.clamp(0, 1), y, bounds=(0, 1)).unit
+        Unit(low=0.0, high=1.0, pixels=False)
     """
 
     low: float

@@ -6,6 +6,7 @@ from generators of our own; those of the user, global ones and those of loaders,
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -28,6 +29,7 @@ from torch.utils.data import (
 
 from excite._core.checks import check_dense, first_line, shown
 from excite._core.randomness import own_randomness
+from excite._core.wrappers import unwrap
 from excite.errors import ExciteError, InputError
 
 MOST = 500  # points per part
@@ -54,11 +56,12 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Points x (N, ...) and labels y (N,) on the CPU; `key` is the keyword under which they came, if in a dict."""
+    """Points x (N, ...) and labels y (N,) on the CPU; `key` is the keyword under which they came, if in a dict, `beside` the others."""
 
     x: Tensor
     y: Tensor
     key: str | None = None
+    beside: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.x)
@@ -183,9 +186,10 @@ def _from_batches(batches: Iterable[Any], part: str, most: int) -> Points:
         )
     xs: list[Tensor] = []
     ys: list[Tensor] = []
-    key, count = None, 0
+    key, count, beside = None, 0, ()
     for batch in iterator:
         x, y, key = split_batch(batch, part)
+        beside = tuple(name for name in batch if name != key) if key is not None else ()
         _check_pair(x, y, part)
         most = _affordable(x, most)
         xs.append(_own(x[: most - count]))
@@ -195,7 +199,7 @@ def _from_batches(batches: Iterable[Any], part: str, most: int) -> Points:
             break
     if not xs:
         raise InputError(f"{part}: expected at least one batch; {type(batches).__name__} gives none")
-    return Points(torch.cat(xs), torch.cat(ys), key)
+    return Points(torch.cat(xs), torch.cat(ys), key, beside)
 
 
 def draw_parts(train: Any, test: Any) -> dict[str, Points]:
@@ -208,6 +212,22 @@ def draw_parts(train: Any, test: Any) -> dict[str, Points]:
         found = " and ".join(map(str, (tuple(points.x.shape[1:]) for points in drawn.values())))
         raise InputError(f"train and test: expected points of one shape; got {found}")
     return drawn
+
+
+def check_inputs(drawn: Mapping[str, Points], model: nn.Module) -> None:
+    """Refuses points that are one of several inputs of the model: its margins would be those of another function.
+
+    Raises:
+        InputError: If the model takes another key of the batches, such as a mask.
+    """
+    parameters = inspect.signature(unwrap(model).forward).parameters
+    for part, points in drawn.items():
+        further = [name for name in points.beside if name in parameters and name not in _LABELS]
+        if further and points.x.is_floating_point():
+            raise InputError(
+                f"{part}: the model takes {points.key!r} and {', '.join(map(repr, further))}; margins are those of one input: give "
+                "pairs (x, y) and a model of x alone, or leave the data out"
+            )
 
 
 def split_batch(batch: Any, part: str) -> tuple[Tensor, Tensor, str | None]:

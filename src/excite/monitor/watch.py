@@ -78,7 +78,7 @@ def watch(
         RunError: If `run` is a folder that already holds a run.
 
     Example:
-        >>> with excite.watch(model, run="runs/first", optimizer=optimizer, train=(x, y), test=(x_test, y_test)) as watch:
+        >>> with excite.watch(model, run="runs/first", optimizer=optimizer, train=(x[:4], y[:4]), test=(x[4:], y[4:])) as watch:
         ...     for _ in range(3):
         ...         optimizer.zero_grad()
         ...         loss = (model(x)[:, 0] - y).square().mean()
@@ -88,7 +88,7 @@ def watch(
     """
     _check(model, example, run, strict)
     refuse_compiled(model)
-    margins = LiveMargins.draw(train, test, normalize=normalize, bounds=bounds, threshold=threshold)
+    margins = LiveMargins.draw(model, train, test, normalize=normalize, bounds=bounds, threshold=threshold)
     example = margins.example(model) if example is None else example
     chosen = chosen_probes(probes, every, example, optimizer, output, margins.probes(margin_batch, output))
     stored = {**_settings(config, run), "watch": _described(model, chosen, margins)}

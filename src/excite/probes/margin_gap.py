@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from excite._core.calls import pick_output
-from excite._core.checks import check_count, check_dense, check_number, parse_norm
+from excite._core.checks import check_count, check_dense, check_number, first_line, parse_norm
 from excite._core.distributed import rank_and_size
 from excite._core.preserve import device_of, eval_mode
 from excite._core.wrappers import is_sharded
-from excite.errors import InputError, ModelError, one_line
+from excite.errors import ExciteError, InputError, ModelError, one_line
 from excite.probes.base import Probe, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, number
 from excite.probes.schedules import PaidSchedule, Schedule
@@ -66,7 +66,7 @@ class MarginGap(Probe):
 
     Example:
         >>> from excite.probes import Loss, MarginGap
-        >>> probes = [Loss(), MarginGap((x, y), (x_test, y_test), norm="2")]  # doctest: +SKIP
+        >>> probes = [Loss(), MarginGap((x[:4], y[:4]), (x[4:], y[4:]), norm="2")]
     """
 
     name = "margin_gap"
@@ -283,9 +283,13 @@ class MarginGap(Probe):
                 "margins are not measured"
             )
         check_points(x)
-        device = device_of(model)
-        with eval_mode(model), torch.no_grad():
-            f = pick_output(self._called(model)(x.to(device)), self.options.get("output"))
+        try:
+            with eval_mode(model), torch.no_grad():
+                f = pick_output(self._called(model)(x.to(device_of(model))), self.options.get("output"))
+        except ExciteError:
+            raise
+        except Exception as error:
+            raise ModelError(f"{part}: the model raised {first_line(error)} on points {tuple(x.shape)}") from error
         if not bool(torch.isfinite(f).all()):
             return
         classes = check_outputs(f, x)

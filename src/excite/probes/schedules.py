@@ -148,6 +148,10 @@ class PaidSchedule(Budget):
 
     Args:
         fraction: Fraction of the training time, between 0 and 1.
+
+    Example:
+        >>> with excite.watch(model, x, every={"rank": PaidSchedule(0.01)}) as watch:
+        ...     watch.step(0.5)
     """
 
     def __init__(self, fraction: float = 0.03):
