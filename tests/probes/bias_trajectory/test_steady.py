@@ -150,7 +150,9 @@ def test_the_probe_writes_what_its_maxima_say(tmp_path, passes):
     again = run(tmp_path / "again", 60, lambda: Trajectory(Every(3), passes=passes), stop=31)
     for key in ("phi", "tau"):
         steps, values = again[f"trajectory/{key}/0"]
-        assert values[steps != 31].tolist() == series[f"trajectory/{key}/0"][1].tolist()  # 31: measured when the first was closed
+        assert (
+            values[steps != 31].tolist() == series[f"trajectory/{key}/0"][1].tolist()
+        )  # 31: measured when the first was closed
 
 
 def test_it_is_among_what_watch_measures_and_goes_with_any_schedule(tmp_path):
