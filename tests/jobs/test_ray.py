@@ -212,3 +212,20 @@ def test_messages_that_get_lost_do_not_stop_the_work(
     assert executor is not None
     assert executor.run(all_jobs, quiet) == []
     assert all(job.finished() for job in all_jobs)
+
+
+def test_jobs_that_are_stopped_write_a_checkpoint_of_their_last_step(cluster: Any, tmp_path: Path) -> None:
+    long = plan(settings(epochs=20_000, checkpoint_every="1000000 steps"), tmp_path / "sweep")
+
+    def stop(progress: JobProgress) -> None:
+        if progress.fraction:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(long, on_progress=stop, executor=find_executor(f"ray:{cluster.address}"))
+    runs = [load_run(job.folder) for job in long.jobs if (job.folder / "run.json").exists()]
+    assert runs
+    for run in runs:
+        with run:
+            assert run.status == "stopped"
+            assert run.load_checkpoint()[0] == run.series("loss/step")[0][-1] > 1

@@ -7,6 +7,7 @@ the nodes see the workspace, and the number of GPUs.
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from excite.jobs.logs import log_path, log_to_file
 from excite.jobs.node_report import report_node
 from excite.jobs.nodes import check_gpus, check_reports, marker_for
 from excite.jobs.progress import JobProgress, LatestProgress, ProgressCallback, done
+from excite.train.stopping import stop_signals
 
 _NODE_TIMEOUT = 60.0  # seconds in which every node has to answer
+_GRACE = 30.0  # seconds in which jobs that are stopped finish their step and write a checkpoint
 
 
 @dataclass(frozen=True)
@@ -111,11 +114,23 @@ class RayExecutor:
                         failures.append(JobFailure(job, error, log_path(job)))
                         on_progress(failures[-1].progress)
         except BaseException:
-            for ref in running:
-                with contextlib.suppress(Exception):
-                    ray.cancel(ref, force=True)  # the next start continues from their folders
+            _stop(ray, list(running))  # the next start continues from their folders
             raise
         return failures
+
+
+def _stop(ray: Any, running: Sequence[Any]) -> None:
+    """Interrupts jobs, which then write a checkpoint; those that take longer than `_GRACE` are killed."""
+    try:
+        for ref in running:
+            with contextlib.suppress(Exception):
+                ray.cancel(ref)  # as Ctrl-C in the job's process
+        with contextlib.suppress(Exception):
+            ray.wait(list(running), num_returns=len(running), timeout=_GRACE)
+    finally:
+        for ref in running:
+            with contextlib.suppress(Exception):
+                ray.cancel(ref, force=True)
 
 
 def _run_on_node(job: Job, actor: Any) -> Exception | None:
@@ -124,7 +139,7 @@ def _run_on_node(job: Job, actor: Any) -> Exception | None:
         return None
     try:
         actor.put.remote(JobProgress(job.folder.name, "starting"))
-        with single_thread(), log_to_file(job):
+        with single_thread(), log_to_file(job), stop_signals(signal.SIGINT, insist=False):
             job.run(ThrottledProgress(actor.put.remote))
     except Exception as error:
         return portable_error(readable_error(error))
