@@ -233,18 +233,23 @@
       if (answer.data[panel.quantity]) { panel.take(answer.data); panel.draw(); }
   }
 
-  function showFindings(findings) {
+  // Links of a sentence to its chart on this page and to the documentation.
+  function links({ link, docs }) {
+    const found = [];
+    if (link && /^#[\w-]+$/.test(link)) found.push(" ", element("a", { href: link }, "chart"));
+    if (docs && /^https?:\/\//.test(docs)) found.push(" ", element("a", { href: docs }, "documentation"));
+    return found;
+  }
+
+  function showFindings(findings, alerts = []) {
     const marks = { warning: "Warning:", good: "Good:" };
-    const runs = [...new Set(findings.map((one) => one.run))];
+    const every = [...alerts, ...findings], runs = [...new Set(every.map((one) => one.run))];
     const lists = runs.map((run) => {
       const list = element("ul");
-      for (const { kind, text, action, link, docs } of findings.filter((one) => one.run === run)) {
-        const item = element("li", { class: kind });
-        if (marks[kind]) item.append(element("b", {}, marks[kind]));
-        item.append(text, action ? ` ${action}` : "");
-        if (link) item.append(" ", element("a", { href: link }, "chart"));
-        if (/^https?:/.test(docs)) item.append(" ", element("a", { href: docs }, "documentation"));
-        else if (docs) item.title = docs;
+      for (const one of every.filter((each) => each.run === run)) {
+        const item = element("li", { class: one.kind });
+        if (marks[one.kind]) item.append(element("b", {}, marks[one.kind]));
+        item.append(one.text, ...(one.action ? [" ", element("span", { class: "todo" }, one.action)] : []), ...links(one));
         list.append(item);
       }
       if (runs.length === 1 && state.runs.length === 1) return list;
@@ -252,8 +257,10 @@
       head.textContent = run;
       return element("div", {}, head, list);
     });
-    byId("findings").hidden = findings.length === 0;
-    byId("findings-list").replaceChildren(...lists);
+    byId("findings").hidden = every.length === 0;
+    const place = byId("findings-list"), key = JSON.stringify(every);
+    place.classList.toggle("side", lists.length > 1);
+    if (place.dataset.shown !== key) { place.dataset.shown = key; place.replaceChildren(...lists); }
   }
 
   const holder = byId("frozen");
@@ -262,7 +269,7 @@
   if (frozen !== null) {
     update(frozen);
     figures(frozen.figures);
-    showFindings(frozen.findings);
+    showFindings(frozen.findings, frozen.alerts);
     return;
   }
 
@@ -333,15 +340,16 @@
     const started = performance.now();
     if (state.version !== saidVersion && started > sayAgain) {
       saidVersion = state.version;
-      const [said, found] = [await ask("/api/findings"), await ask("/api/verdict")];
-      showFindings(said.findings);
-      byId("verdict-place").innerHTML = found.html; // made and escaped by the server's templates
+      const [{ findings }, said] = await Promise.all([ask("/api/findings"), ask("/api/verdict")]);
+      showFindings(findings, said.alerts);
+      const place = byId("verdict-place");
+      if (place.dataset.shown !== said.html) { place.dataset.shown = said.html; place.innerHTML = said.html; } // made and escaped by the server's templates
       sayAgain = performance.now() + Math.max(WORDS_WAIT, 5 * (performance.now() - started));
     }
     if (statuses !== state.statuses) {
       state.statuses = statuses;
       const found = await ask("/api/details");
-      byId("top").innerHTML = found.top; // made and escaped by the server's templates
+      byId("top").innerHTML = found.top; // these are made and escaped by the server's templates
       byId("bottom").innerHTML = found.bottom;
       figures(found.figures);
     }
