@@ -31,7 +31,7 @@
     const title = document.createElementNS(SVG, "title");
     const words = name === "loss/step" ? "loss" : "median margin of test points";
     title.textContent = finite.length ? `${words}: from ${number(finite[0])} to ${number(finite[finite.length - 1])}` : `${words}: not finite`;
-    for (const [key, value] of Object.entries({ width: WIDE, height: TALL, viewBox: `0 0 ${WIDE} ${TALL}`, role: "img", "aria-label": title.textContent, class: "spark" })) svg.setAttribute(key, value);
+    for (const [key, value] of Object.entries({ width: WIDE, height: TALL, viewBox: `0 0 ${WIDE} ${TALL}`, role: "img", "aria-label": title.textContent, class: "sparkline" })) svg.setAttribute(key, value);
     let path = "", pen = "M";
     values.forEach((value, i) => {
       if (value === null) { pen = "M"; return; }

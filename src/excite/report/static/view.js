@@ -250,6 +250,7 @@
         const item = element("li", { class: one.kind });
         if (marks[one.kind]) item.append(element("b", {}, marks[one.kind]));
         item.append(one.text, ...(one.action ? [" ", element("span", { class: "todo" }, one.action)] : []), ...links(one));
+        if (one.docs) item.title = one.docs;
         list.append(item);
       }
       if (runs.length === 1 && state.runs.length === 1) return list;
