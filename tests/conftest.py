@@ -54,6 +54,12 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def chromium():
+    """Path of the browser."""
+    return CHROMIUM
+
+
 @pytest.fixture
 def browser_page():
     """A page in headless Chromium that records console errors and every request that is not to a file."""

@@ -56,7 +56,9 @@ def training(folder: Path, steps: int) -> Iterator[None]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     config = {"lr": 0.05, "momentum": 0.9, "batch": 50, "data": "digits", "points": len(train[1])}
     draw = torch.Generator().manual_seed(1)
-    with excite.watch(model, run=folder, optimizer=optimizer, train=train, test=test, config=config) as watch:
+    every = {"margin_gap": steps // 12}  # by default a share of the time, of which a training of seconds has none
+    data = {"train": train, "test": test}
+    with excite.watch(model, run=folder, optimizer=optimizer, every=every, config=config, **data) as watch:
         for _ in range(steps):
             chosen = torch.randint(len(train[1]), (50,), generator=draw)
             loss = nn.functional.cross_entropy(model(train[0][chosen]), train[1][chosen])

@@ -160,7 +160,7 @@ window.ExciteCharts = (() => {
 
   // A chart of lines. set({x, y, series, title, label, legend, onZoom}):
   //   x, y: {label, log, percent, zero, whole, min, max};
-  //   series: [{name, x, y, colour, dash, width, step, fill, faint, vertical}], each with its own x.
+  //   series: [{name, x, y, colour, dash, width, step, fill, faint, vertical, markers}], each with its own x.
   class Lines extends Chart {
     constructor(place, height = 300) {
       super(place);
@@ -236,7 +236,7 @@ window.ExciteCharts = (() => {
         incrs: () => [5, 10, 100, 1000, 1e4, 1e6, 1e9, 1e12, 1e15], space: () => 0, size: which === "x" ? 24 : (u, texts) => 12 + Math.max(8, ...(texts || []).map((text) => this.measure(text))),
       });
       this.u = new window.uPlot({
-        mode: 2, width: this.width, height: this.height, legend: { show: false }, cursor: { show: false }, padding: [8, 10, 0, 0],
+        mode: 2, width: this.width, height: this.height, legend: { show: false }, cursor: { show: false }, padding: [8, 22, 0, 0],
         scales: {
           x: { time: false, auto: false, range: () => this.x.range }, y: { auto: false, range: () => this.y.range },
         },
@@ -277,13 +277,22 @@ window.ExciteCharts = (() => {
           stroke.moveTo(px, py);
           if (fill) { fill.moveTo(px, base); fill.lineTo(px, py); }
           const next = i + 1 < x.length && this.y.drawable(y[i + 1]);
-          if (!next) stroke.lineTo(px + 0.01, py); // a value of its own: a dot
+          if (!next && !one.markers) this.marker(stroke, px, py); // a value of its own
         }
+        if (one.markers) this.marker(stroke, px, py);
         pen = true;
         last = py;
       }
       if (pen && fill) fill.lineTo(across(x[x.length - 1]), base);
       return { stroke: fill ? null : stroke, fill, clip: null, band: null, gaps: null, flags: 1 };
+    }
+
+    // A small disk, from which the line continues.
+    marker(path, x, y) {
+      const radius = 1.5 * window.devicePixelRatio;
+      path.moveTo(x + radius, y);
+      path.arc(x, y, radius, 0, 2 * Math.PI);
+      path.moveTo(x, y);
     }
 
     // A dashed red line where the values of a curve end to be finite.

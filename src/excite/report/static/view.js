@@ -6,6 +6,7 @@
   const { shorten, thousands } = window.ExciteLabels;
   const WAIT = 1000, WORDS_WAIT = 4000; // milliseconds
   const HEIGHT = 290, STEEP = 1e3; // STEEP: a highest value over the median above which an axis starts as logarithmic
+  const MARKED = 40; // points of a curve up to which each is marked
   const byId = (id) => document.getElementById(id);
   const state = { runs: [], panels: new Map(), version: null, paused: false, statuses: "" };
 
@@ -184,7 +185,8 @@
   function draw(id, series, spec) {
     const place = byId(id);
     place.hidden = !series.length;
-    if (series.length) (place.chart || new Lines(place, 230)).set({ ...spec, series, always: true });
+    const marked = series.map((one) => ({ ...one, markers: one.x.length <= MARKED && !one.dash }));
+    if (series.length) (place.chart || new Lines(place, 230)).set({ ...spec, series: marked, always: true });
   }
 
   function fill({ select, label }, options, chosen) {
@@ -341,10 +343,11 @@
     const started = performance.now();
     if (state.version !== saidVersion && started > sayAgain) {
       saidVersion = state.version;
-      const [{ findings }, said] = await Promise.all([ask("/api/findings"), ask("/api/verdict")]);
+      const asked = ask("/api/verdict").catch(() => ({ alerts: [], html: "" })); // findings are shown in any case
+      const { findings } = await ask("/api/findings"), said = await asked;
       showFindings(findings, said.alerts);
       const place = byId("verdict-place");
-      if (place.dataset.shown !== said.html) { place.dataset.shown = said.html; place.innerHTML = said.html; } // made and escaped by the server's templates
+      if (said.html && place.dataset.shown !== said.html) { place.dataset.shown = said.html; place.innerHTML = said.html; } // made and escaped by the server's templates
       sayAgain = performance.now() + Math.max(WORDS_WAIT, 5 * (performance.now() - started));
     }
     if (statuses !== state.statuses) {
