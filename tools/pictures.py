@@ -43,9 +43,11 @@ def train(run: Path, lr: float, epochs: int = 12) -> nn.Module:
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     batches = DataLoader(TensorDataset(*points), batch_size=50, shuffle=True)
+    often = ("trajectory", "distance", "rank", "conservation", "alignment", "signs")
+    every = {**dict.fromkeys(often, 5), "margin_gap": 12}
     settings = {"lr": lr, "momentum": 0.9, "epochs": epochs, "batch": 50}
     with excite.watch(
-        model, train=points, test=test, bounds=(0, 1), run=run, optimizer=optimizer, every=5, config=settings
+        model, train=points, test=test, bounds=(0, 1), run=run, optimizer=optimizer, every=every, config=settings
     ) as watch:
         for _ in range(epochs):
             for x, y in batches:
@@ -83,14 +85,17 @@ def served(folder: Path) -> Iterator[str]:
             server.terminate()
 
 
-def of_pages(folder: Path, model: nn.Module) -> None:
-    """Pictures of the live page, the list, a comparison, the alerts and the audit."""
-    from playwright.sync_api import sync_playwright
-
-    audit = folder / "audit.html"
+def of_audit(model: nn.Module, target: Path) -> None:
+    """The page of an audit."""
     data = load("digits", scale=(0, 1))
     points = {part: (getattr(data, f"x_{part}")[:300], getattr(data, f"y_{part}")[:300]) for part in ("train", "test")}
-    excite.audit(model, **points).write(audit)
+    excite.audit(model, **points).write(target)
+
+
+def of_pages(folder: Path, audit: Path) -> None:
+    """Pictures of the live page, the list of runs, a comparison and the audit."""
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright, served(folder) as address:
         chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -119,7 +124,7 @@ def of_pages(folder: Path, model: nn.Module) -> None:
 
 PAGES: list[dict[str, Any]] = [
     {"path": "/view?run=lr-0.05", "name": "live.png", "height": 760},
-    {"path": "/view?run=lr-0.05", "name": "rank.png", "part": "#panel-rank"},
+    {"path": "/view?run=lr-0.05", "name": "rank.png", "part": "#panel-ranks"},
     {"path": "/view?run=lr-0.01&run=lr-0.05&run=lr-0.1", "name": "compare.png", "height": 760},
 ]
 
@@ -147,7 +152,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs"
         models = [train(runs / f"lr-{lr}", lr) for lr in (0.01, 0.05, 0.1)]
-        of_pages(runs, models[1])
+        of_audit(models[1], Path(folder) / "audit.html")
+        of_pages(runs, Path(folder) / "audit.html")
 
 
 if __name__ == "__main__":
