@@ -45,6 +45,7 @@ def test_every_study_says_where_it_stands_what_it_asks_and_what_it_costs() -> No
         assert study.sources or "no figure" in study.figure, name
         for place in study.places:  # each can be read, and stands in the words of the page
             assert place.number in study.figure or name in ("margin-layers", "regularization"), name
+        assert study.seconds["quick"] > 0, name
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

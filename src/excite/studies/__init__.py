@@ -3,6 +3,7 @@
 from excite._core.compatibility import renamed_names
 from excite.studies.experiment import experiment
 from excite.studies.find import find_study
+from excite.studies.numbers import judge_again
 from excite.studies.registry import STUDIES
 from excite.studies.runner import StudyResult, run
 from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
@@ -19,6 +20,7 @@ __all__ = [
     "Verdict",
     "experiment",
     "find_study",
+    "judge_again",
     "run",
 ]
 

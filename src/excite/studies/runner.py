@@ -246,20 +246,36 @@ def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None
             place.mkdir(parents=True, exist_ok=True)
         write_bytes(place / text, page(result, images, place == docs).encode())
     settings = {variant.name: variant.config for variant in study.variants(scale) if variant.name in details}
-    write_json(
-        folder / "numbers.json",
-        {
-            "study": study.name,
-            "scale": result.scale,
-            "figure": study.figure,
-            "command": result.command,
-            "verdicts": [verdict.plain() for verdict in result.verdicts],
-            "numbers": [found.plain() for found in result.numbers],
-            "settings": {"scale": scale.plain(), "seeds": result.seeds, "arms": settings},
-            "versions": result.versions,
-            "seconds": None if result.seconds is None else round(result.seconds, 1),
-        },
-    )
+    numbers = {
+        "study": study.name,
+        "scale": result.scale,
+        "figure": study.figure,
+        "command": result.command,
+        "verdicts": [verdict.plain() for verdict in result.verdicts],
+        "numbers": [found.plain() for found in result.numbers],
+        "settings": {"scale": scale.plain(), "seeds": result.seeds, "arms": settings},
+        "versions": result.versions,
+        "seconds": None if result.seconds is None else round(result.seconds, 1),
+    }
+    write_json(folder / "numbers.json", numbers)
+    if docs is not None:
+        write_bytes(docs / f"{study.name}.json", _published(numbers))
+
+
+def _published(numbers: dict[str, Any]) -> bytes:
+    """What stands beside a results page: numbers and verdicts, a line for each, without settings; `excite study judge` reads it."""
+    lists = {key: numbers[key] for key in ("numbers", "verdicts")}
+    rest = {key: value for key, value in numbers.items() if key not in (*lists, "settings")}
+    parts = [f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in rest.items()]
+    for key, entries in lists.items():
+        lines = ",\n".join(f"  {json.dumps(_rounded(entry), ensure_ascii=False)}" for entry in entries)
+        parts.append(f" {json.dumps(key)}: [\n{lines}\n ]")
+    return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
+
+
+def _rounded(entry: dict[str, Any]) -> dict[str, Any]:
+    """Numbers to eight digits: small files, and verdicts as before."""
+    return {key: float(f"{value:.8g}") if isinstance(value, float) else value for key, value in entry.items()}
 
 
 def _command(study: Study, scale: Scale, seeds: int, variants: str) -> str:

@@ -76,7 +76,8 @@ class VariantResult:
     def plain(self) -> dict[str, Any]:
         """The entry of numbers.json: values that are not finite are None."""
         values = {name: value if math.isfinite(value) else None for name, value in self.values.items()}
-        return {"arm": self.variant, "seed": self.seed, **values, "flags": self.flags}
+        by_chance = {"by_chance": True} if self.by_chance else {}
+        return {"arm": self.variant, "seed": self.seed, **values, "flags": self.flags, **by_chance}
 
 
 @dataclass(frozen=True)

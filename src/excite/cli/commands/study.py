@@ -1,4 +1,4 @@
-"""The commands `excite study list`, `excite study show` and `excite study run`."""
+"""The commands `excite study list`, `excite study show`, `excite study judge` and `excite study run`."""
 
 from __future__ import annotations
 
@@ -46,6 +46,23 @@ def study_show(name: Reference) -> None:
 
     for line in show_lines(find_study(name), min(console.width, 120)):
         print_line(line)
+
+
+@study_app.command("judge", epilog="Example: excite study judge persistency:6")
+def study_judge(
+    name: Reference,
+    numbers: Annotated[
+        Path | None,
+        typer.Option(help="A numbers.json or its folder; by default in runs/studies, else docs/results/NAME.json."),
+    ] = None,
+    scale: Annotated[str | None, typer.Option(help="Which scale in runs/studies; by default the largest.")] = None,
+) -> None:
+    """Judge the claims of a study again from its stored numbers; nothing is run."""
+    from excite.studies.numbers import judge_again
+
+    judged = judge_again(name, numbers, scale)
+    print_line(f"{judged.study.name}, scale {judged.scale}, numbers of {judged.file}")
+    print_line(judged)
 
 
 @study_app.command("run", epilog="Example: excite study run margin-layers --scale quick --workers 2")

@@ -73,5 +73,6 @@ STUDY = Study(
         "the variant is hardly excited there; scale paper has 8,000 steps.",
     ),
     asks="radii that nobody tuned",
+    seconds={"quick": 580},
     sources=("persistency:section 7.2",),
 )

@@ -392,5 +392,6 @@ STUDY = Study(
         "it is learned (SGD after 500 epochs at learning rate 0.01 has the four in the wrong order).",
     ),
     asks="other optimizers and norms",
+    seconds={"quick": 90},
     sources=("reveals:conclusion",),
 )

@@ -149,5 +149,6 @@ STUDY = Study(
         "losses therefore differ in more than the loss.",
     ),
     asks="excitation on all of CIFAR-10",
+    seconds={"quick": 250},
     sources=("persistency:section 7.1",),
 )

@@ -85,4 +85,5 @@ STUDY = Study(
         "Neither these numbers nor the radius were tuned.",
     ),
     asks="decay or excitation?",
+    seconds={"quick": 100},
 )

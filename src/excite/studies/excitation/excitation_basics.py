@@ -351,5 +351,6 @@ STUDY = Study(
     variants,
     claims,
     asks="is the unexcited not learned?",
+    seconds={"quick": 46},
     sources=("persistency:section 1.1", "persistency:section 3.1", "persistency:section 5.2",),
 )  # fmt: skip

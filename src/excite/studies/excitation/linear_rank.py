@@ -293,6 +293,7 @@ STUDY = Study(
         "With strong decay all weights vanish: the rank is 0.",
     ),
     asks="do linear layers become rank 1?",
+    seconds={"quick": 16},
     sources=(
         "persistency:Theorem 4",
         "persistency:Theorem 5",

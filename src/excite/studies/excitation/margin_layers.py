@@ -125,6 +125,7 @@ STUDY = Study(
         '(a flag that reads "False" as true); here the two differ as the text says.',
     ),
     asks="excite the input, or all layers?",
+    seconds={"quick": 410},
     sources=(
         "persistency:figure 6",
         "richness:figure 2",

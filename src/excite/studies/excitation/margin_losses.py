@@ -61,5 +61,6 @@ STUDY = Study(
         "outputs, one image at a time, learning rate 0.001, momentum 0.9 undamped. The two variants differ in more than the loss.",
     ),
     asks="test margins under two losses",
+    seconds={"quick": 260},
     sources=("persistency:figure 4",),
 )

@@ -58,5 +58,6 @@ STUDY = Study(
     claims,
     ("The perturbations are balls in the infinity norm before every affine layer, grown from zero in four stages.",),
     asks="do larger radii widen margins?",
+    seconds={"quick": 590},
     sources=("persistency:figure 5",),
 )

@@ -359,6 +359,7 @@ STUDY = Study(
         "Weights are bounded by adding 0.1‖w‖² to the loss.",
     ),
     asks="is a penalty an excitation?",
+    seconds={"quick": 12},
     sources=(
         "persistency:Theorem 6",
         "persistency:equation 10",

@@ -325,6 +325,7 @@ STUDY = Study(
         "The residual blocks of case 3 have the identity in the skip; cases 4, 6 and 7 have a free matrix there.",
     ),
     asks="what does training conserve?",
+    seconds={"quick": 29},
     sources=(
         "invariances:Theorem 1",
         "invariances:appendix F",

@@ -329,5 +329,6 @@ STUDY = Study(
         "Channels without a law (for example a stream to which the model's input is added) are left out.",
     ),
     asks="what ordinary training conserves",
+    seconds={"quick": 58},
     sources=("invariances:appendix F",),
 )

@@ -177,5 +177,6 @@ STUDY = Study(
         "data are also twice the steps.",
     ),
     asks="how few directions are used?",
+    seconds={"quick": 1300},
     sources=("richness:figure 1",),
 )

@@ -172,5 +172,6 @@ STUDY = Study(
         "trajectory is the same for all frequencies is no finding.",
     ),
     asks="trajectories of all biases",
+    seconds={"quick": 16},
     sources=("reveals:figure 10",),
 )

@@ -198,5 +198,6 @@ STUDY = Study(
         "update and error, so that batches do not average directions away.",
     ),
     asks="trajectory and batch size",
+    seconds={"quick": 27},
     sources=("reveals:figure 9",),
 )

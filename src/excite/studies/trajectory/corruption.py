@@ -237,6 +237,7 @@ STUDY = Study(
         "It divides the variance by the squared learning rate; here it is the variance of Corollary 2.",
     ),
     asks="trajectory with wrong labels",
+    seconds={"quick": 410},
     sources=(
         "reveals:figure 2",
         "reveals:figure 3c",

@@ -231,5 +231,6 @@ STUDY = Study(
         "It divides the variance of figure 3a by the squared learning rate; here it is the variance of Corollary 2.",
     ),
     asks="trajectory against frequency",
+    seconds={"quick": 40},
     sources=("reveals:figure 2", "reveals:figure 3a", "reveals:figure 3b", "reveals:figure 7a",),
 )  # fmt: skip

@@ -513,6 +513,7 @@ STUDY = Study(
         "Regions are those that hold the middle of a cell: smaller ones are not found.",
     ),
     asks="slopes where there are no data",
+    seconds={"quick": 12},
     sources=(
         "reveals:figure 5",
         "reveals:figure 6",

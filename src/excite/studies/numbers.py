@@ -1,0 +1,125 @@
+"""numbers.json: the numbers of a study by variant and seed, from which its verdicts can be found again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from excite.errors import InputError
+from excite.studies.find import find_study
+from excite.studies.overview import RUNS
+from excite.studies.study import Study, VariantResult
+from excite.studies.verdicts import Verdict, judge_all
+
+PUBLISHED = Path("docs/results")  # of a checkout: NAME.json beside NAME.md
+_RESERVED = ("arm", "seed", "flags", "by_chance")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Verdicts found again from stored numbers.
+
+    Args:
+        study: The study.
+        scale: The scale of the numbers.
+        file: Where the numbers stand.
+        verdicts: The verdicts, by the claims and rules of this version of Excite.
+        changes: For each claim whose stored verdict is another one: its text, the stored word and the new one.
+    """
+
+    study: Study
+    scale: str
+    file: Path
+    verdicts: tuple[Verdict, ...]
+    changes: tuple[tuple[str, str, str], ...] = ()
+
+    def __str__(self) -> str:
+        changed = [f"changed: {text} ({before} as stored, now {after})" for text, before, after in self.changes]
+        return "\n".join([*map(str, self.verdicts), *(changed or ["all verdicts are as stored"])])
+
+
+def judge_again(
+    study: str | os.PathLike[str] | Study, file: str | os.PathLike[str] | None = None, scale: str | None = None
+) -> Judged:
+    """Finds the verdicts of a study again from its numbers, without running anything.
+
+    Args:
+        study: The study, as for `run`.
+        file: A numbers.json, or its folder. By default that of `runs/studies`, at the largest scale that was run, else the
+            published `docs/results/NAME.json` of a checkout.
+        scale: With the default file: which scale in `runs/studies`.
+
+    Returns:
+        The verdicts, and which of them differ from the stored ones.
+
+    Raises:
+        InputError: If there are no numbers, or they are of another study or damaged.
+
+    Example:
+        >>> judged = judge_again("boundaries", "runs/studies/boundaries-quick")  # doctest: +SKIP
+        >>> judged.verdicts[0].word  # doctest: +SKIP
+        'holds'
+    """
+    found = find_study(study)
+    path = _find_file(found, file, scale)
+    stored = _read(path)
+    if stored["study"] != found.name:
+        raise InputError(f"{path} has the numbers of {stored['study']!r}; expected those of {found.name!r}")
+    if stored["scale"] not in found.scales:
+        raise InputError(f"{path}: scale {stored['scale']!r}; expected one of {', '.join(found.scales)}")
+    numbers = [_result(entry, path) for entry in stored["numbers"]]
+    verdicts = judge_all(found.claims(found.scales[stored["scale"]]), numbers)
+    before = {(v["text"], v["measure"]): str(v["verdict"]) for v in stored["verdicts"]}
+    changes = [
+        (v.claim.text, before[key], v.word)
+        for v in verdicts
+        if (key := (v.claim.text, v.claim.measure)) in before and before[key] != v.word
+    ]
+    return Judged(found, stored["scale"], path, tuple(verdicts), tuple(changes))
+
+
+def _find_file(study: Study, file: str | os.PathLike[str] | None, scale: str | None) -> Path:
+    if file is not None:
+        path = Path(file) / "numbers.json" if Path(file).is_dir() else Path(file)
+        if not path.is_file():
+            raise InputError(f"{path} does not exist: expected a numbers.json or its folder")
+        return path
+    if scale is not None and scale not in study.scales:
+        raise InputError(f"scale: expected {' or '.join(map(repr, study.scales))}; got {scale!r}")
+    scales = [scale] if scale is not None else list(reversed(list(study.scales)))
+    places = [RUNS / f"{study.name}-{name}" / "numbers.json" for name in scales]
+    places += [PUBLISHED / f"{study.name}.json"] if scale is None else []
+    path = next((place for place in places if place.is_file()), places[0])
+    if not path.is_file():
+        looked = ", ".join(map(str, places))
+        raise InputError(f"no numbers of {study.name} in {looked}: run `excite study run {study.origin or study.name}`")
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if not all(isinstance(stored[key], kind) for key, kind in _EXPECTED.items()):
+            raise TypeError("study, scale, numbers or verdicts")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({error!r}): expected the numbers.json of a study") from error
+    return dict(stored)
+
+
+_EXPECTED: Mapping[str, type] = {"study": str, "scale": str, "numbers": list, "verdicts": list}
+
+
+def _result(entry: Mapping[str, Any], path: Path) -> VariantResult:
+    try:
+        values = {
+            key: math.nan if value is None else float(value) for key, value in entry.items() if key not in _RESERVED
+        }
+        flags = tuple(map(str, entry["flags"]))
+        return VariantResult(str(entry["arm"]), int(entry["seed"]), values, flags, bool(entry.get("by_chance", False)))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged ({error!r}): expected numbers by variant and seed") from error
