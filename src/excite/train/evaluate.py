@@ -8,17 +8,17 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, Literal
 
-from excite._core.checks import parse_norm
+from excite._core.checks import is_whole, parse_norm
 from excite._core.compatibility import renamed_keywords
 from excite.errors import ExciteError, InputError, RunError, one_line
 from excite.margin import Margins, SearchOptions, margins
-from excite.runs import Run
+from excite.runs import Run, load_run
 from excite.train.models.loading import SavedModel, load_model
 from excite.train.predictions import accuracy as share_right
 from excite.train.predictions import decisions
 from excite.wiring import trace
 
-__all__ = ["PARTS", "SavedModel", "artifact_name", "in_unit", "load_model", "measure", "why_not_stored"]
+__all__ = ["PARTS", "SavedModel", "artifact_name", "in_unit", "load_model", "measure", "more_points", "why_not_stored"]
 
 Progress = Callable[[str, int, int], None]
 PARTS = ("train", "test")
@@ -40,8 +40,8 @@ def measure(
 
     The run is open for writing meanwhile: one that another process writes to is refused before anything is measured.
 
-    `variant` names the way of training in reports; by default the name stored before, or that of the run folder. Margins in each norm are kept beside each
-    other, and those of fewer points never replace those of more.
+    `variant` names the way of training in reports; by default the name stored before, or that of the run folder. Margins in each
+    norm are kept beside each other, and those of fewer points do not replace those of more, unless these are of an earlier step.
     """
     if not saved.data.classes:
         raise InputError(f"{saved.data.name} is a regression: margins need classes")
@@ -49,7 +49,7 @@ def measure(
     with closing(Run.open(saved.folder, "a")) if store else nullcontext() as run:
         found, accuracy = _measure(saved, kind, parts, most, progress, options)
         if run is not None:
-            _store(run, saved, kind, variant, found, accuracy)
+            _store(run, saved, variant, found, accuracy)
     return found
 
 
@@ -106,13 +106,25 @@ def in_unit(saved: SavedModel, layers: object = "input") -> dict[str, Any]:
     return {"bounds": saved.data.bounds, "normalize": saved.normalize} if layers == "input" else {}
 
 
+def more_points(saved: SavedModel, results: dict[str, Margins]) -> int:
+    """Number of points of the margins that a run keeps because these are of fewer; 0 if it stores these."""
+    with load_run(saved.folder) as run:
+        kept = {part: _kept_points(run, _result_name(result, part), saved.step) for part, result in results.items()}
+    return max((kept[part] for part, result in results.items() if kept[part] > len(result)), default=0)
+
+
+def _result_name(result: Margins, part: str) -> str:
+    # margins of another kind lie beside those of the input, which reports compare
+    name = artifact_name(result.norm, part)
+    return name if result.layers == "input" else f"layer-{name}"
+
+
 def _store(
-    run: Run, saved: SavedModel, kind: str, variant: str | None, found: dict[str, Margins], accuracy: dict[str, float]
+    run: Run, saved: SavedModel, variant: str | None, found: dict[str, Margins], accuracy: dict[str, float]
 ) -> None:
     for part, result in found.items():
-        # margins of another kind lie beside those of the input, which reports compare
-        name = artifact_name(kind, part) if result.layers == "input" else f"layer-{artifact_name(kind, part)}"
-        if _kept_points(run, name) <= len(result):
+        name = _result_name(result, part)
+        if _kept_points(run, name, saved.step) <= len(result):
             run.write_json(name, {**result.to_dict(), "step": saved.step})
     with suppress(ExciteError):  # pages do without
         run.write_json(
@@ -134,6 +146,9 @@ def _exists(run: Run, name: str) -> bool:
     return (run.path / "artifacts" / f"{name}.json").exists()
 
 
-def _kept_points(run: Run, name: str) -> int:
+def _kept_points(run: Run, name: str, step: int) -> int:
+    """Number of points of the margins that a run has of this step or a later one."""
     stored = run.read_json(name) if _exists(run, name) else {}
-    return len(stored.get("values", ())) if isinstance(stored, dict) else 0
+    if not isinstance(stored, dict) or (is_whole(last := stored.get("step", step)) and last < step):
+        return 0
+    return len(stored.get("values", ()))

@@ -49,7 +49,7 @@ def margins(
 ) -> None:
     """Measure the margins of a saved model on its training and test data, with evidence that the search worked."""
     from excite.margin import SearchOptions
-    from excite.train.evaluate import measure, why_not_stored
+    from excite.train.evaluate import measure, more_points, why_not_stored
 
     if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"--figure: expected a name that ends in .png, .svg or .pdf; got {figure.name!r}")
@@ -65,18 +65,33 @@ def margins(
     for part, result in results.items():
         console.print(f"\n{_label(part)}", style="bold")
         print_line(result)
+        if result.layers == "input":
+            print_line(_unit_line(result))
     if len(results) == 2:
         print_line(f"\ngap between the curves: {results['train'].gap(results['test'])}")
     if figure is not None:
         _save_figure(results, figure)
         print_line(f"figure: {figure}")
-    print_line(f"stored in: {saved.folder / 'artifacts'}" if reason is None else f"not stored: {reason}")
+    if reason is None and (more := more_points(saved, results)):
+        print_line(f"not stored: the run has margins of more points ({more}); without --points all are measured")
+    else:
+        print_line(f"stored in: {saved.folder / 'artifacts'}" if reason is None else f"not stored: {reason}")
 
 
 def _parse_layers(names: list[str] | None) -> str | list[str]:
     if not names:
         return "input"
     return names[0] if names in (["input"], ["all"]) else names
+
+
+def _unit_line(result: Margins) -> str:
+    """The unit of the margins, and the median in it."""
+    from excite.report.verdict.units import describe
+
+    if result.unit is None:
+        return "unit: that of the inputs, whose range is not known: --bounds LOW HIGH gives it"
+    what = f"{'pixels' if result.unit.pixels else 'inputs'} from {result.unit.low:g} to {result.unit.high:g}"
+    return f"unit: {what}; median: {describe(result.median, result.norm, result.unit)}"
 
 
 def _label(part: str) -> str:
