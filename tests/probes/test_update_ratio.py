@@ -98,7 +98,7 @@ def test_two_processes_have_the_values_of_one(tmp_path):
 
 def test_findings_name_layers_that_move_too_fast_or_not_at_all():
     curves = {"update/ratio": 0.3, "update/ratio/fc1": 0.5, "update/ratio/fc2": 0.0}
-    series = {name: (np.arange(3), np.full(3, value)) for name, value in curves.items()}
+    series = {name: (np.arange(4), np.full(4, value)) for name, value in curves.items()}
     fast, still = UpdateRatio.findings(MetricHistory(series, series.__getitem__))
     assert "fc1 by 50%" in fast.text
     assert still.text == "The weights of fc2 do not change."

@@ -59,8 +59,8 @@ def test_the_report_holds_what_the_page_draws(shown, tmp_path):
 
 def test_sentences_from_some_of_many_metrics_say_so(tmp_path):
     with Run.create(tmp_path / "run", {}) as run:
-        for step in range(3):
-            run.log(step, {"loss/step": 1.0, **{f"rank/effective/fc{i}": 9.0 - 4 * step for i in range(30)}})
+        for step in range(5):
+            run.log(step, {"loss/step": 1.0, **{f"rank/effective/fc{i}": 9.0 - 2 * step for i in range(30)}})
         run.flush()
         follower = MetricsReader(run.path)
         follower.refresh()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,9 @@ from rich.console import Console
 from excite.errors import InputError
 
 if TYPE_CHECKING:
+    from excite.margin import Margins
     from excite.report import Report
+    from excite.report.verdict import Headline
     from excite.train.evaluate import SavedModel
 
 app = typer.Typer(
@@ -161,10 +163,29 @@ def progress_bars(single: bool = False) -> Iterator[Callable[[str, float, float]
         yield update
 
 
+def print_headline(line: Headline) -> None:
+    """Prints the first line of a page, in red for a run that diverged."""
+    style = {"diverged": "bold red", "bad": "bold red", "warning": "bold yellow", "good": "bold green"}.get(
+        line.kind, "bold"
+    )
+    console.print(line.text, style=style, markup=False, highlight=False)
+    console.print(f"Next: {line.action}\n", markup=False, highlight=False)
+
+
+def print_verdict(results: Mapping[str, Margins], run: str) -> None:
+    """Prints the first line about margins at the input, as the pages show it; nothing about hidden layers."""
+    from excite.report.verdict import headline
+    from excite.report.verdict.outcome import from_margins
+
+    if all(one.layers == "input" for one in results.values()):
+        print_headline(headline([from_margins(results, measurable=True)], name=run))
+
+
 def print_summary(report: Report) -> None:
-    """Prints the table of a report, one row per variant, and its findings."""
+    """Prints the first line of a report, its table, one row per variant, and its findings."""
     from rich.table import Table
 
+    print_headline(report.headline)
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     headings = {
         "arm": "trained", "runs": "runs", "accuracy test": "test accuracy", "margin train": "median margin, train",

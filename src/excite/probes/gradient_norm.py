@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from excite.probes.base import Every, Probe, Schedule, StepContext, Values
 from excite.probes.distance import LayerGroups, trainable_parameters
-from excite.probes.findings import Finding, MetricSeries, Panel, finite, first_nonfinite, number, rise, since
+from excite.probes.findings import Finding, MetricSeries, Panel, binned_median, first_nonfinite, number, rise, since
 
 _GREW = 0.9  # relative change of the norm above which there is a warning: ten times as large
 _SPREAD = 1e4  # between the largest and the smallest layer
@@ -124,12 +125,11 @@ class GradientNorm(Probe):
         if up is None:
             return []
         found = []
-        if up.before > 0 and up.fraction > _GREW:
+        if up.before > 0 and up.clear and up.fraction > _GREW:
             text = f"The norm of the gradient grew from {number(up.before)} to {number(up.now)} {since(up)}"
-            found.append(Finding("warning", f"{text}: gradient clipping or a smaller learning rate may help."))
-        last = {
-            layer: float(finite(s)[1][-1]) for layer, s in history.layers("gradient/norm").items() if len(finite(s)[1])
-        }
+            found.append(Finding("warning", f"{text}.", "Clip gradients, or lower the learning rate."))
+        medians = {layer: binned_median(s)[1] for layer, s in history.layers("gradient/norm").items()}
+        last = {layer: float(np.median(values[-3:])) for layer, values in medians.items() if len(values)}
         if last:
             low, high = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
             text = f"The norm of the gradient is {number(last[low])} in layer {low} and {number(last[high])} in layer {high}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from excite._core.calls import Pick
 from excite.probes.base import Probe, StepContext, Values
-from excite.probes.findings import LARGE, Finding, MetricSeries, Panel, binned_median, first_nonfinite, number, rise
+from excite.probes.findings import Finding, MetricSeries, Panel, binned_median, first_nonfinite, noise, number, rise
 
 
 class Loss(Probe):
@@ -56,8 +58,8 @@ def _nonfinite(history: MetricSeries) -> list[Finding]:
     step = first_nonfinite(history["loss/step"])
     if step is None:
         return []
-    return [Finding("warning", f"The loss is not a finite number at step {step:,}: training has broken down there. "
-                              "A smaller learning rate or radius may help.")]  # fmt: skip
+    return [Finding("warning", f"The loss is not a finite number at step {step:,}: training has broken down there.",
+                    "Lower the learning rate or the radius, or clip gradients.")]  # fmt: skip
 
 
 def _loss(history: MetricSeries) -> list[Finding]:
@@ -66,10 +68,16 @@ def _loss(history: MetricSeries) -> list[Finding]:
         return []
     start, low, now = float(values[0]), float(values.min()), float(values[-1])
     up = rise(history["loss/step"])
-    if up is not None and now > start and up.fraction > LARGE:
+    if up is not None and now > start and up.large:
         return [Finding("warning", f"The loss has risen from {number(up.before)} to {number(now)} since step {up.since:,}, "
-                                  "above where it began: training diverges.")]  # fmt: skip
+                                  "above where it began: training diverges.",
+                        "Lower the learning rate or the radius, or clip gradients.")]  # fmt: skip
+    spread = noise(values)
+    if np.isfinite(spread) and abs(now - start) <= 3 * spread:
+        return [
+            Finding("note", f"The loss did not change beyond its noise: {number(start)} at first, {number(now)} now.")
+        ]
     text = f"The loss went from {number(start)} to {number(now)}"
-    if up is not None and up.fraction > LARGE:
+    if up is not None and up.large:
         text += f"; it has been lower, {number(low)} at step {up.since:,}"
     return [Finding("note", text + ".")]

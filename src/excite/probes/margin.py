@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from excite._core.checks import check_dense
 from excite._core.preserve import device_of
 from excite.errors import InputError
 from excite.probes.base import Probe, StepContext, Values
-from excite.probes.findings import LARGE, Finding, MetricSeries, Panel, fall, number, rise, since
+from excite.probes.findings import (
+    Finding,
+    MetricSeries,
+    Panel,
+    fall,
+    finite,
+    learned,
+    number,
+    rise,
+    since,
+    since_step,
+)
 from excite.probes.schedules import Every, Schedule
+
+_ACCURATE = 0.1  # of the points, by which two networks may differ in accuracy for their margins to compare
 
 
 class Margin(Probe):
@@ -92,20 +106,31 @@ class Margin(Probe):
         return _margin(history)
 
 
+def _as_accurate(history: MetricSeries) -> int:
+    """The first step from which on the fraction misclassified is within 0.1 of the last one."""
+    steps, wrong = finite(history["margin/misclassified"])
+    if not len(wrong):
+        return 0
+    other = np.flatnonzero(np.abs(wrong - wrong[-1]) > _ACCURATE)
+    return 0 if not len(other) else int(steps[other[-1]]) + 1
+
+
 def _margin(history: MetricSeries) -> list[Finding]:
     for key in ("margin/median", "margins/median"):
         for layer, series in history.of(key).items():
             where = f" ({layer})" if layer else ""
+            # Margins of a network that has not learned yet are large, or 0, for no good reason: they are no baseline.
+            series = since_step(series, max(1, learned(history), _as_accurate(history)))
             down, up = fall(series), rise(series)
-            # Margins of a network that has not learned yet are large for no good reason: a fall from there is no news.
-            if down is not None and down.fraction > LARGE and down.since > 0:
+            if down is not None and down.large:
                 return [
                     Finding(
                         "warning",
                         f"The median margin{where} fell from {number(down.before)} to {number(down.now)} {since(down)}: smaller changes of the input change decisions.",
+                        "Stop earlier, or train with perturbations.",
                     )
                 ]
-            if up is not None and up.fraction > LARGE:
+            if up is not None and up.large:
                 return [
                     Finding(
                         "good",

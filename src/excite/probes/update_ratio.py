@@ -7,7 +7,7 @@ from torch import Tensor
 
 from excite.probes.base import Every, Probe, Schedule, StepContext, Values
 from excite.probes.distance import LayerGroups, trainable_parameters
-from excite.probes.findings import MAX_NAMED, Finding, MetricSeries, Panel, binned_median, number
+from excite.probes.findings import MAX_NAMED, MIN_VALUES, Finding, MetricSeries, Panel, binned_median, number
 
 _LARGE = 0.1  # of the weights changed by one step: above it there is a warning
 
@@ -86,7 +86,7 @@ class UpdateRatio(Probe):
         medians = {layer: binned_median(series)[1] for layer, series in history.layers("update/ratio").items()}
         last = {layer: float(values[-1]) for layer, values in medians.items() if len(values)}
         fast = [f"{layer} by {ratio:.0%}" for layer, ratio in last.items() if ratio > _LARGE]
-        still = [layer for layer, values in medians.items() if len(values) and not values.any()]
+        still = [layer for layer, values in medians.items() if len(values) >= MIN_VALUES and not values.any()]
         if fast:
             more = f" and {len(fast) - MAX_NAMED} more layers" if len(fast) > MAX_NAMED else ""
             text = f"One step changes the weights of {', '.join(fast[:MAX_NAMED])}{more} of their norm"

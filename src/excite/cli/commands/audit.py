@@ -17,6 +17,7 @@ from excite.cli.shared import (
     app,
     load_saved,
     open_in_browser,
+    print_headline,
     print_line,
     progress_bars,
 )
@@ -47,6 +48,7 @@ def audit(
     with progress_bars(single=True) as progress:
         result = audit_model(saved, points=points, units=units, with_margins=margins, progress=progress)
     path = result.write(out)
+    print_headline(result.headline)
     print_line(result)
     print_line(f"page: {path}")
     reason = why_not_stored(saved)

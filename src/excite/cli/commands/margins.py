@@ -18,6 +18,7 @@ from excite.cli.shared import (
     console,
     load_saved,
     print_line,
+    print_verdict,
     progress_bars,
 )
 from excite.errors import InputError
@@ -62,6 +63,7 @@ def margins(
             saved, norm=norm, most=points, options=SearchOptions(steps=steps), layers=_parse_layers(layers), relative=relative, progress=progress,
             store=reason is None,
         )  # fmt: skip
+    print_verdict(results, str(checkpoint))
     for part, result in results.items():
         console.print(f"\n{_label(part)}", style="bold")
         print_line(result)

@@ -32,17 +32,18 @@ from excite.probes.base import (
     counted,
 )
 from excite.probes.findings import (
-    LARGE,
     MAX_NAMED,
     Change,
     Finding,
     MetricSeries,
     Panel,
+    Series,
     fall,
     finite,
     number,
     rise,
     since,
+    since_step,
 )
 from excite.probes.layer_inputs import LayerInputs, layer_inputs
 from excite.wiring.normalization import Source, as_trained
@@ -257,6 +258,7 @@ def _deficient(what: LayerInputs, live: Tensor | None) -> list[int]:
     return bad
 
 
+_EXCITE = "Lower the learning rate or the weight decay, or excite these layers."
 _STATISTICS_TEXTS = {
     "example": "with those of the example, as in training",
     "running": "with running statistics, because they are in evaluation mode",
@@ -264,10 +266,16 @@ _STATISTICS_TEXTS = {
 }
 
 
+def _series(history: MetricSeries, key: str) -> dict[str, Series]:
+    """By layer, without step 0 where normalizations used running statistics: those of an untrained network are arbitrary."""
+    running = any(len(history[f"rank/statistics/{source}"][0]) for source in ("running", "few"))
+    return {layer: since_step(one, 1) if running else one for layer, one in history.layers(key).items()}
+
+
 def _fallen(history: MetricSeries) -> list[tuple[str, Change]]:
     """Layers whose effective rank fell, the worst first."""
-    falls = {layer: fall(series) for layer, series in history.layers("rank/effective").items()}
-    found = [(k, d) for k, d in falls.items() if d is not None and d.fraction > LARGE and d.before - d.now >= 1]
+    falls = {layer: fall(series) for layer, series in _series(history, "rank/effective").items()}
+    found = [(k, d) for k, d in falls.items() if d is not None and d.large and d.before - d.now >= 1]
     return sorted(found, key=lambda item: -item[1].fraction)
 
 
@@ -275,23 +283,11 @@ def _ranks(history: MetricSeries) -> list[Finding]:
     shares, lost, fallen = history.layers("rank/share"), _lost(history), _fallen(history)
     names = {layer for layer, _ in fallen}
     risen: list[tuple[str, Change]] = []
-    for layer, series in history.layers("rank/effective").items():
+    for layer, series in _series(history, "rank/effective").items():
         up = rise(series) if layer not in names else None
-        if up is not None and up.fraction > LARGE and up.now - up.before >= 1:
+        if up is not None and up.large and up.now - up.before >= 1:
             risen.append((layer, up))
-    found = []
-    for layer, down in fallen[:MAX_NAMED]:
-        text = f"Layer {layer}'s input activations fell from rank {number(down.before)} to {number(down.now)} {since(down)}"
-        share = float(finite(shares[layer])[1][-1]) if layer in shares and len(finite(shares[layer])[1]) else 0.0
-        seen = (
-            f"it now sees about {number(down.now)} of {down.now / share:.0f} directions"
-            if share > 0
-            else "it sees few directions"
-        )
-        rest = f"; {lost[layer]}." if layer in lost else ", and its weights along the others are no longer excited."
-        found.append(Finding("warning", f"{text}: {seen}{rest}"))
-    if (more := len(fallen) - MAX_NAMED) > 0:
-        found.append(Finding("warning", f"{more} more layer{'s' if more > 1 else ''} lost rank."))
+    found = [_collapse(fallen, shares, lost)] if fallen else []
     if risen:
         listed = "; ".join(
             f"{layer} from {number(up.before)} to {number(up.now)} {since(up)}" for layer, up in risen[:MAX_NAMED]
@@ -299,6 +295,31 @@ def _ranks(history: MetricSeries) -> list[Finding]:
         rest = f", and {len(risen) - MAX_NAMED} more" if len(risen) > MAX_NAMED else ""
         found.append(Finding("good", f"Layers gained rank, they see more directions of their input: {listed}{rest}."))
     return found
+
+
+def _collapse(fallen: Sequence[tuple[str, Change]], shares: Mapping[str, Series], lost: Mapping[str, str]) -> Finding:
+    """One sentence for all layers that lost rank."""
+    if len(fallen) > 1:
+        listed = "; ".join(
+            f"{layer} from {number(down.before)} to {number(down.now)} {since(down)}"
+            for layer, down in fallen[:MAX_NAMED]
+        )
+        rest = f", and {len(fallen) - MAX_NAMED} more" if len(fallen) > MAX_NAMED else ""
+        text = (
+            f"The inputs of {len(fallen)} layers lost rank: {listed}{rest}; weights along the lost directions are no longer "
+            "excited."
+        )
+        return Finding("warning", text, _EXCITE)
+    layer, down = fallen[0]
+    text = f"Layer {layer}'s input activations fell from rank {number(down.before)} to {number(down.now)} {since(down)}"
+    share = float(finite(shares[layer])[1][-1]) if layer in shares and len(finite(shares[layer])[1]) else 0.0
+    seen = (
+        f"it now sees about {number(down.now)} of {down.now / share:.0f} directions"
+        if share > 0
+        else "it sees few directions"
+    )
+    rest = f"; {lost[layer]}." if layer in lost else ", and its weights along the others are no longer excited."
+    return Finding("warning", f"{text}: {seen}{rest}", _EXCITE)
 
 
 def _lost(history: MetricSeries) -> dict[str, str]:
@@ -321,13 +342,14 @@ def _lost(history: MetricSeries) -> dict[str, str]:
 def _units(history: MetricSeries) -> list[Finding]:
     """Layers whose rank fell say so themselves; `rank/deficient/LAYER` is the share of all units."""
     found = []
-    lost, told = _lost(history), {layer for layer, _ in _fallen(history)[:MAX_NAMED]}
+    fallen = _fallen(history)
+    lost, told = _lost(history), {layer for layer, _ in fallen} if len(fallen) == 1 else set()
     for layer, text in lost.items():
         if layer not in told:
             found.append(Finding("warning", f"In layer {layer}, {text} by the example."))
-    for layer, series in history.layers("rank/deficient").items():
+    for layer, series in _series(history, "rank/deficient").items():
         up = rise(series)
-        if up is not None and layer not in lost and up.now - up.before >= 0.05:
+        if up is not None and layer not in lost and up.clear and up.now - up.before >= 0.05:
             text = f"In layer {layer}, {up.now:.0%} of the units are not excited by the example, {up.before:.0%} at best before"
             found.append(
                 Finding(

@@ -34,6 +34,7 @@ from excite.probes.findings import (
     binned_median,
     fall,
     first_nonfinite,
+    learned,
     number,
     rise,
     since,
@@ -399,19 +400,24 @@ def _steepness(history: MetricSeries) -> list[Finding]:
     found = []
     for key in ("trajectory/mean", "lipschitz/mean", "trajectory/lipschitz"):
         for layer, series in history.of(key).items():
+            series = since_step(series, learned(history))  # slopes of an untrained network are no baseline
             up, down = rise(series), fall(series)
-            if up is not None and up.before > 0 and up.fraction > LARGE:
+            if up is not None and up.before > 0 and up.large:
                 loss = binned_median(since_step(history["loss/step"], up.since))[1]
                 flat = len(loss) >= 2 and abs(loss[-1] - loss[0]) <= _FLAT * abs(loss[0])
                 text = f"The function became {number(up.ratio)} times steeper at the training points {since(up)}"
                 text += f" (seen at {layer})" if layer else ""
                 if flat:
                     found.append(
-                        Finding("warning", f"{text} while the loss hardly moved: it fits details, which costs margin.")
+                        Finding(
+                            "warning",
+                            f"{text} while the loss hardly moved: it fits details, which costs margin.",
+                            "Stop earlier, or train with perturbations.",
+                        )
                     )
                 else:
                     found.append(Finding("note", f"{text}, while the loss moved too."))
-            elif down is not None and down.now > 0 and down.fraction > LARGE:
+            elif down is not None and down.now > 0 and down.large:
                 found.append(
                     Finding(
                         "good",

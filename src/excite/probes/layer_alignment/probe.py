@@ -15,7 +15,7 @@ from excite._core.calls import Batch, Pick
 from excite._core.checks import check_count, check_model, check_norms, check_weights, model_errors
 from excite.errors import InputError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext
-from excite.probes.findings import LARGE, MAX_NAMED, Finding, MetricSeries, Panel, rise
+from excite.probes.findings import MAX_NAMED, Finding, MetricSeries, Panel, rise
 from excite.probes.layer_alignment.leading import Leading, Search
 from excite.probes.layer_alignment.result import Alignments, JunctionAlignment, LayerAlignment
 from excite.probes.spectrum import Between
@@ -329,7 +329,7 @@ def _turned(history: MetricSeries) -> list[Finding]:
     listed = []
     for layer, series in history.layers("alignment/aligned").items():
         up = rise(series)
-        if up is not None and up.fraction > LARGE and up.now > 0.5:
+        if up is not None and up.large and up.now > 0.5:
             listed.append(f"{layer} from {up.before:.2f} to {up.now:.2f}")
     if not listed:
         return []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from excite.bounds import Assumption
 from excite.probes import LayerRichness, Units
 from excite.report.audit.target import TheoremResult
+from excite.report.verdict.headline import Headline, headline
+from excite.report.verdict.outcome import Outcome, from_margins
 
 if TYPE_CHECKING:
     from excite.report.audit.result import Audit
@@ -32,6 +35,27 @@ def unit_counts(units: Units) -> dict[str, int]:
         "too few points": int((few & (n > 0)).sum()),
         "too few directions": int((~units.excited & ~few).sum()),
     }
+
+
+def first_line(audit: Audit) -> Headline:
+    """The first line of an audit, from margins in the sup norm if there are any."""
+    name = audit.name if audit.step is None else f"runs/{audit.name}"
+    known: dict[str, Any] = {
+        "label": audit.name,
+        "classes": max(2, audit.outputs),
+        "measurable": audit.step is not None,
+    }
+    norm = "inf" if "inf" in audit.margins else next(iter(audit.margins), None)
+    if norm is None:
+        line = headline([Outcome(accuracy=audit.accuracy, **known)], name=name)
+        line = replace(
+            line, text=f"Robustness was not measured: {audit.margins_why}. {_richness(audit)}", link="#layers"
+        )
+        return (
+            line if audit.accuracy else replace(line, action="Read the bounds and Lipschitz constants below instead.")
+        )
+    line = headline([from_margins(audit.margins[norm], audit.accuracy, **known)], name=name)
+    return replace(line, link=f"#chart-margins-{norm}")
 
 
 def findings(audit: Audit) -> list[str]:

@@ -19,6 +19,7 @@ from excite.margin import Margins
 from excite.probes import Between, LayerRichness, Richness
 from excite.report.audit.lipschitz import LipschitzConstants
 from excite.report.audit.target import NotApplicable, TheoremResult
+from excite.report.verdict.headline import Headline
 from excite.runs import Run
 
 
@@ -72,6 +73,13 @@ class Audit:
     units_asked = renamed_attribute("units_asked", "units_measured")
 
     @property
+    def headline(self) -> Headline:
+        """The first line: how robust, whether training tells the truth about test, how sure, what to do next."""
+        from excite.report.audit.narrative import first_line
+
+        return first_line(self)
+
+    @property
     def sentences(self) -> list[str]:
         """Findings: one sentence per result."""
         from excite.report.audit.narrative import findings
@@ -88,6 +96,7 @@ class Audit:
             "data": self.data,
             "points": {part: list(pair) for part, pair in self.points.items()},
             "accuracy": dict(self.accuracy),
+            "verdict": self.headline.to_dict(),
             "sentences": self.sentences,
             "layers": [_layer(one) for one in self.layers],
             "training": [_assumption(one) for one in self.training_conditions],

@@ -158,7 +158,7 @@ class Runs:
 
     def _shown(self, name: str, status: str, reason: str | None, seen: Overview) -> RunRow:
         """The row of a run with these last values; margins that were stored at the end are read from its folder."""
-        status, reason = standing(status, reason, seen.loss_first, seen.loss_last)
+        status, reason = standing(status, reason, seen.loss_first, seen.loss_last, seen.broken_at)
         outcome = stored_outcome(self.path(name), self._real)
         if not outcome.medians:
             latest = from_latest(seen.latest)

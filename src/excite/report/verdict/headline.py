@@ -79,8 +79,9 @@ def _one(outcome: Outcome, worst: Finding | None, name: str) -> Headline:
     doubtful = outcome.verified is False or (outcome.points and min(outcome.points.values()) < MIN_POINTS)
     if kind in ("good", "note") and (agrees is False or doubtful):
         kind = "warning"
-    so_far = "" if outcome.final else f"So far{f', at step {outcome.step:,}' if outcome.step else ''}: "
-    text = f"{so_far}{robust}; {gap}. {sure}" if gap else f"{so_far}{robust}. {sure}"
+    if not outcome.final:
+        robust = f"So far{f', at step {outcome.step:,}' if outcome.step else ''}: {robust[0].lower()}{robust[1:]}"
+    text = f"{robust}; {gap}. {sure}" if gap else f"{robust}. {sure}"
     action, page = _action(outcome, kind, agrees, name)
     return Headline(kind, text, action, _CHART if outcome.final else _PANEL, docs_url(page))
 
@@ -143,13 +144,24 @@ def _gap(outcome: Outcome) -> tuple[bool | None, str]:
         return None, "" if "batch" in outcome.medians else "training and test data were not both measured"
     gap, chance = outcome.gap, f"{outcome.chance:.2f}"
     if gap.low > 0:
+        measured = f"(gap {gap.value:.2f}, by chance up to {chance})"
+        if outcome.widest is not None:
+            at, train, test = outcome.widest
+            over = "overstates" if test > train else "understates"
+            size = short(at, outcome.norm, outcome.unit)
+            return (
+                False,
+                f"training {over} it: {train:.0%} of training and {test:.0%} of test decisions change within {size} {measured}",
+            )
         train, test = (outcome.medians[part].value for part in ("train", "test"))
-        size = short(train, outcome.norm, outcome.unit)
         over = "overstates" if train > test else "understates"
-        return False, f"training {over} it, {size} on training data (gap {gap.value:.2f}, by chance {chance})"
+        return False, f"training {over} it, {short(train, outcome.norm, outcome.unit)} on training data {measured}"
     if gap.high <= EXCLUDED:
-        return True, f"training tells the truth about test (gap {gap.value:.2f}, by chance {chance})"
-    return None, f"too few points to tell whether training agrees with test (gap {gap.value:.2f}, by chance {chance})"
+        return True, f"training tells the truth about test (gap {gap.value:.2f}, by chance up to {chance})"
+    return (
+        None,
+        f"too few points to tell whether training agrees with test (gap {gap.value:.2f}, by chance up to {chance})",
+    )
 
 
 def _certainty(outcome: Outcome) -> str:

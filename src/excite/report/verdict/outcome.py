@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from excite.margin import Margins
 from excite.margin.gap import Gap
-from excite.report.curves import chance_gap, widest_gap
+from excite.report.curves import widest_gap
 from excite.report.verdict.units import InputUnit, short, unit_of
 
 Array = npt.NDArray[np.float64]
@@ -25,7 +25,6 @@ SUMMARY = tuple(
 EXPLODED = 10.0  # times the loss at the start, above which a training has diverged
 _LEVEL = 0.95
 _CRITICAL = math.sqrt(-math.log((1 - _LEVEL) / 2) / 2)  # of Kolmogorov's distribution: 1.358 at 95 %
-_PER_CHANCE = _CRITICAL / (math.sqrt(math.pi / 2) * math.log(2))  # the same in units of its mean
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,9 @@ class Outcome:
         points: Number of points by part, where it is known.
         accuracy: Accuracy by part.
         gap: Distance between the margin curves of both parts, with a 95 % interval; None without both.
-        chance: The gap that two samples of these sizes from one distribution show on average.
+        chance: The gap that two samples of these sizes from one distribution exceed once in 20.
+        widest: Where the curves differ most: the size, and the fractions of training and of test points misclassified within
+            it; None if only the gap is known.
         norm: "inf" or "2".
         unit: Range of the inputs, or None.
         verified: Whether the search for margins was verified; None if that was not requested.
@@ -75,6 +76,7 @@ class Outcome:
     accuracy: Mapping[str, float] = field(default_factory=dict)
     gap: Gap | None = None
     chance: float | None = None
+    widest: tuple[float, float, float] | None = None
     norm: str = "inf"
     unit: InputUnit | None = None
     verified: bool | None = None
@@ -115,16 +117,17 @@ def from_margins(
         return Outcome(accuracy=dict(accuracy or {}), **more)
     pooled = {part: np.concatenate(found) for part, found in values.items()}
     points = {part: min(map(len, found)) for part, found in values.items()}  # runs share their data: of one run
-    gap = chance = None
+    gap = chance = widest = None
     if {"train", "test"} <= pooled.keys():
-        _, low, high = widest_gap(pooled["train"], pooled["test"])
-        chance = chance_gap(points["train"], points["test"])
+        at, low, high = widest_gap(pooled["train"], pooled["test"])
+        widest = at, float((pooled["train"] <= at).mean()), float((pooled["test"] <= at).mean())
+        chance = chance_level(points["train"], points["test"])
         gap = gap_interval(high - low, chance)
     flags = tuple(dict.fromkeys(flag for one in every for flag in one.flags))
     known = {part: float((found > 0).mean()) for part, found in pooled.items()} | dict(accuracy or {})
     return Outcome(
         medians={part: median_of(found) for part, found in values.items()}, points=points, accuracy=known, gap=gap,
-        chance=chance, norm=every[0].norm, unit=unit_of(every[0]), flags=flags, final=True,
+        chance=chance, widest=widest, norm=every[0].norm, unit=unit_of(every[0]), flags=flags, final=True,
         verified=None if any(one.evidence is None for one in every) else not flags, **more,
     )  # fmt: skip
 
@@ -140,7 +143,7 @@ def from_latest(latest: Mapping[str, float], **more: Any) -> Outcome:
                 found[f"{PROBE}/median/{part}"], found.get(f"{PROBE}/low/{part}"), chance
             )
             if chance:
-                points[part] = round(2 * (chance_gap(1, 1) / math.sqrt(2) / chance) ** 2)
+                points[part] = round(_points(chance))
     if not medians and "margin/median" in found:
         medians["batch"] = Median(found["margin/median"])
     accuracy = {part: found[key] for part in ("train", "test") if (key := f"{PROBE}/accuracy/{part}") in found}
@@ -151,14 +154,22 @@ def from_latest(latest: Mapping[str, float], **more: Any) -> Outcome:
     )
 
 
-def gap_interval(value: float, chance: float) -> Gap:
-    """The gap with a 95 % interval, from the gap that chance shows on average.
+def chance_level(n: int, m: int) -> float:
+    """The gap that two samples of n and m points from one distribution exceed once in 20: 1.358 √(1/n + 1/m).
 
-    The whole difference of two empirical curves errs by at most the critical value of Kolmogorov's distribution, 1.56 times
-    its mean, in 95 % of cases; so does its largest absolute value. Conservative where margins are tied.
+    The critical value of Kolmogorov's distribution; conservative for few points and where margins are tied.
     """
-    error = _PER_CHANCE * chance
-    return Gap(value, max(0.0, value - error), min(1.0, value + error), _LEVEL)
+    return _CRITICAL * math.sqrt(1 / n + 1 / m)
+
+
+def _points(chance: float) -> float:
+    """Number of points per part with this chance level, if both have the same."""
+    return 2 * (_CRITICAL / chance) ** 2
+
+
+def gap_interval(value: float, chance: float) -> Gap:
+    """The gap with a 95 % interval: the whole difference of two empirical curves errs by at most the chance level."""
+    return Gap(value, max(0.0, value - chance), min(1.0, value + chance), _LEVEL)
 
 
 def median_of(samples: Sequence[Array]) -> Median:
@@ -189,7 +200,7 @@ def _median_of_quantiles(median: float, low: float | None, chance: float | None)
     if low is None or not chance or not math.isfinite(median):
         return Median(median)
     deviation = max(median - low, 0.0) / NormalDist().inv_cdf(0.9)
-    n = 2 * (chance_gap(1, 1) / math.sqrt(2) / chance) ** 2
+    n = _points(chance)
     half = NormalDist().inv_cdf((1 + _LEVEL) / 2) * 1.2533 * deviation / math.sqrt(max(n, 1.0))
     return Median(median, max(0.0, median - half), median + half)
 
@@ -214,7 +225,9 @@ def divergence(first: Sequence[float], last: Sequence[float], running: bool = Fa
     return f"the loss rose from {start:.3g} to {end:.3g}" if start > 0 and end > EXPLODED * start else ""
 
 
-def standing(status: str, reason: str | None, first: Sequence[float], last: Sequence[float]) -> tuple[str, str | None]:
+def standing(
+    status: str, reason: str | None, first: Sequence[float], last: Sequence[float], broken_at: int | None = None
+) -> tuple[str, str | None]:
     """Status and reason of a run on a page: "diverged" replaces any other status of a run that did.
 
     Args:
@@ -222,6 +235,10 @@ def standing(status: str, reason: str | None, first: Sequence[float], last: Sequ
         reason: Reason in run.json.
         first: The first values of the loss.
         last: The last values of the loss.
+        broken_at: The first step at which the loss was not finite, if that is known.
     """
     how = divergence(first, last, running=status == "running")
-    return (status, reason) if not how else ("diverged", how)
+    if not how:
+        return status, reason
+    since = f" since step {broken_at:,}" if broken_at is not None and "finite" in how else ""
+    return "diverged", f"{how}{since}"

@@ -53,7 +53,7 @@ def outcome_of(variant: VariantRuns, found: Mapping[Path, Overview]) -> Outcome:
 
 def run_standing(run: RunData, found: Overview) -> tuple[str, str | None]:
     """Status and reason of a run: "diverged" if it did."""
-    return standing(run.status, run.reason, found.loss_first, found.loss_last)
+    return standing(run.status, run.reason, found.loss_first, found.loss_last, found.broken_at)
 
 
 def classes(wiring: Mapping[str, Any] | None) -> int | None:

@@ -23,6 +23,7 @@ WITH RECURSIVE every(name) AS (
 ) SELECT name FROM every WHERE name IS NOT NULL"""
 _FIRST = f"SELECT value FROM metrics WHERE name = ? ORDER BY step LIMIT {ENDS}"
 _NEWEST = f"SELECT value FROM metrics WHERE name = ? ORDER BY step DESC LIMIT {ENDS}"
+_BROKEN = "SELECT min(step) FROM metrics WHERE name = ? AND (value IS NULL OR NOT value BETWEEN -1.7e308 AND 1.7e308)"
 _RANGE = "SELECT (SELECT min(step) FROM metrics WHERE name = ?1), (SELECT max(step) FROM metrics WHERE name = ?1)"
 Ask = Callable[[str, tuple[Any, ...]], Any]
 
@@ -37,6 +38,7 @@ class Overview:
         latest: Last value of each requested metric that was measured; NaN if it was not a number.
         loss_first: The first values of `loss/step`, at most 20.
         loss_last: Its last values, at most 20.
+        broken_at: The first step at which the loss was not finite, if its last value is not; else None.
         alerts: Names of the alerts that were written, `alert/RULE/METRIC`.
         spark: Name and at most 40 values, evenly spaced, of the first requested sparkline that was measured.
     """
@@ -46,6 +48,7 @@ class Overview:
     latest: dict[str, float] = field(default_factory=dict)
     loss_first: tuple[float, ...] = ()
     loss_last: tuple[float, ...] = ()
+    broken_at: int | None = None
     alerts: tuple[str, ...] = ()
     spark: tuple[str, tuple[float, ...]] | None = None
 
@@ -106,7 +109,10 @@ def _overview(ask: Ask, names: Sequence[str], sparks: Sequence[str]) -> Overview
     first, last = _loss_ends(ask)
     alerts = tuple(_text(row[0]) for row in ask(_ALERTS, ()).fetchall())[:MAX_ALERTS]
     spark = next((found for name in sparks if (found := _spark(ask, name)) is not None), None)
-    return Overview(step, when, latest, first, last, alerts, spark)
+    broken = None
+    if last and not math.isfinite(last[-1]):
+        broken = ask(_BROKEN, (_LOSS,)).fetchone()[0]
+    return Overview(step, when, latest, first, last, None if broken is None else int(broken), alerts, spark)
 
 
 def _loss_ends(ask: Ask) -> tuple[tuple[float, ...], tuple[float, ...]]:
