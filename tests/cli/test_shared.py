@@ -25,7 +25,8 @@ def test_the_summary_has_a_row_per_variant(capsys, monkeypatch):
         "margin test": "2",
         "gap": "3",
     }
-    shared.print_summary(SimpleNamespace(rows=[row], sentences=["The gap is 3."]))
+    line = SimpleNamespace(kind="diverged", text="Diverged [b].", action="Lower the learning rate.")
+    shared.print_summary(SimpleNamespace(rows=[row], sentences=["The gap is 3."], headline=line))
     out = capsys.readouterr().out
     assert "plain [a]" in out  # names are not markup
     assert "• The gap is 3." in out

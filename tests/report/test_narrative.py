@@ -153,3 +153,32 @@ def test_labels_of_the_trajectory_are_said(label: str, text: str) -> None:
     found = texts({f"trajectory/label/{label}": np.ones(len(STEPS))})
     assert len(found) == 1
     assert text in found[0]
+
+
+def test_an_untrained_network_is_no_baseline():
+    loss = np.where(STEPS < 1000, 2.0, 0.1)
+    slope = np.where(STEPS < 1000, 0.1, 3.0)  # grew while it learned
+    assert not [text for text in texts({"trajectory/mean/a": slope, "loss/step": loss}) if "steeper" in text]
+    margin = np.where(STEPS < 1000, 0.001, 0.1)
+    assert not [text for text in texts({"margin/median": margin, "loss/step": loss}) if "margin" in text]
+    wrong = np.where(STEPS < 2000, 0.6, 0.05)  # margins while most points are misclassified do not compare
+    late = {"margin/median": np.where(STEPS < 2000, 0.001, 0.1), "margin/misclassified": wrong}
+    assert not [text for text in texts(late) if "median margin" in text]
+    assert [text for text in texts(late | {"margin/misclassified": 0.05}) if "median margin grew" in text]
+    rank = np.where(STEPS == 0, 60.0, 8.0)
+    assert texts({"rank/effective/a": rank}, "warning")
+    assert not texts({"rank/effective/a": rank, "rank/statistics/running": 3.0}, "warning")
+
+
+def test_noise_makes_no_findings():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        noisy = {
+            name: np.exp(rng.normal(0, 0.4, len(STEPS))) for name in ("loss/step", "trajectory/mean/a", "margin/median")
+        }
+        noisy |= {
+            "rank/effective/a": 20 + 4 * rng.normal(size=len(STEPS)),
+            "alignment/aligned/a>b": rng.uniform(0.3, 0.9, len(STEPS)),
+        }
+        found = [one for one in texts(noisy) if not one.startswith("The loss ")]
+        assert found == []

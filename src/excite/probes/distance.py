@@ -101,6 +101,7 @@ class Distance(Probe):
         "How far the weights have moved from where they started.",
         (("relative", "‖θ − θ₀‖ / ‖θ₀‖"), ("absolute", "‖θ − θ₀‖")),
         order=40,
+        docs="watch.md",
     )
     reduction = "first"  # every process holds the same weights
 

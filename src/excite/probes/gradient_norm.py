@@ -54,6 +54,7 @@ class GradientNorm(Probe):
         order=42,
         log=True,
         heatmap=True,
+        docs="watch.md",
     )
 
     def __init__(self, schedule: Schedule | None = None):

@@ -36,6 +36,7 @@ class Loss(Probe):
         (("step", "loss"),),
         order=10,
         log=True,
+        docs="serve.md#diverged-runs",
     )
     runs_model = False
 

@@ -67,6 +67,7 @@ class Margin(Probe):
         ),
         order=20,
         probes=("margins",),
+        docs="margins.md",
     )
     reduction = "mean"
 

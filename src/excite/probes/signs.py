@@ -81,6 +81,7 @@ class Signs(Probe):
             ("stable", "stable (1) or not (0)"),
         ),
         order=80,
+        docs="conservation.md#signs-and-directions",
     )
     reduction = "first"
 

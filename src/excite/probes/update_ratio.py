@@ -45,6 +45,7 @@ class UpdateRatio(Probe):
         order=44,
         log=True,
         heatmap=True,
+        docs="watch.md",
     )
 
     def __init__(self, schedule: Schedule | None = None):

@@ -8,6 +8,7 @@ from excite.probes import built_in_probes
 from excite.probes.findings import Finding, number
 from excite.report.history import MetricHistory
 
+_PAGE = "serve.md#the-page-of-a-run"  # of panels without a section of their own
 __all__ = ["Finding", "findings", "number"]
 
 
@@ -23,7 +24,7 @@ def findings(history: MetricHistory) -> list[Finding]:
     found = [
         finding
         if probe.panel is None
-        else replace(finding, panel=finding.panel or probe.panel.id, docs=finding.docs or probe.panel.docs)
+        else replace(finding, panel=finding.panel or probe.panel.id, docs=finding.docs or probe.panel.docs or _PAGE)
         for probe in built_in_probes()
         for finding in probe.findings(history)
     ]

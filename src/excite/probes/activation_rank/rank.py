@@ -129,6 +129,7 @@ class Rank(Probe):
         order=50,
         heatmap=True,
         hidden=("unit", "statistics"),
+        docs="richness.md#quantities-of-a-layer",
     )
     reduction = "mean"
     reductions: ClassVar[Mapping[str, Reduction]] = {"unit": "first"}

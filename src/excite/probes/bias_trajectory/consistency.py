@@ -197,6 +197,7 @@ class Consistency(Probe):
         ),
         order=90,
         hidden=("statistics",),
+        docs="trajectory.md",
     )
     reduction = "max"
 

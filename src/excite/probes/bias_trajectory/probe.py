@@ -106,6 +106,7 @@ class Trajectory(Probe):
         order=30,
         hidden=("label",),
         probes=("lipschitz",),
+        docs="trajectory.md#metrics",
     )
     reduction = "mean"
     reductions: ClassVar[Mapping[str, Reduction]] = {

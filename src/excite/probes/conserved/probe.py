@@ -68,6 +68,7 @@ class Conservation(Probe):
         ),
         order=60,
         hidden=("label",),
+        docs="conservation.md#entries",
     )
     reduction = "first"  # every process holds the same weights
 

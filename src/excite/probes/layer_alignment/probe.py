@@ -256,6 +256,7 @@ class Alignment(Probe):
             ("distance", "distance to rank one"),
         ),
         order=70,
+        docs="alignment.md#rank-and-alignment",
     )
     reduction = "first"  # every process holds the same weights
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from excite.probes.findings import Finding
 from excite.report.verdict.links import docs_url
-from excite.report.verdict.outcome import Outcome
+from excite.report.verdict.outcome import Outcome, hardly
 from excite.report.verdict.ranking import Ranked, rank
 from excite.report.verdict.units import describe, fraction, short
 
@@ -131,11 +131,6 @@ def _robustness(outcome: Outcome) -> tuple[Kind, str]:
     if size >= ROBUST:
         return "good", f"Robust: {text}"
     return ("bad", f"Not robust: {text}") if size < FRAGILE else ("note", f"Somewhat robust: {text}")
-
-
-def hardly(classes: int) -> float:
-    """Accuracy below which a network is hardly better than chance: a fifth of the way from chance to 1."""
-    return 1 / classes + 0.2 * (1 - 1 / classes)
 
 
 def _gap(outcome: Outcome) -> tuple[bool | None, str]:

@@ -205,6 +205,11 @@ def _median_of_quantiles(median: float, low: float | None, chance: float | None)
     return Median(median, max(0.0, median - half), median + half)
 
 
+def hardly(classes: int) -> float:
+    """Accuracy below which a network is hardly better than chance: a fifth of the way from chance to 1."""
+    return 1 / classes + 0.2 * (1 - 1 / classes)
+
+
 def divergence(first: Sequence[float], last: Sequence[float], running: bool = False) -> str:
     """How a training diverged, from the first and the last values of its loss; empty if it did not.
 

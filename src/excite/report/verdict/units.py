@@ -39,20 +39,20 @@ def describe(value: float, norm: str, unit: InputUnit | None = None) -> str:
         unit: Range of the inputs, or None if it is not known.
 
     Returns:
-        "a change of 9/255 per pixel" for images in the sup norm, else "0.12 in the sup norm, 4 % of the inputs' range".
+        "9/255 per pixel" for images in the sup norm, else "0.12 in the sup norm (4 % of the inputs' range)".
     """
     if not math.isfinite(value):
-        return "no change that was tried"
+        return "no size that was tried"
     if norm == "inf" and unit is not None and unit.pixels:
-        return f"a change of {short(value, norm, unit)}"
+        return short(value, norm, unit)
     if norm != "inf":
         return f"{_digits(value)} in the {norm}-norm"
     part = fraction(value, norm, unit)
-    return f"{_digits(value)} in the sup norm" + ("" if part is None else f", {_percent(part)} of the inputs' range")
+    return f"{_digits(value)} in the sup norm" + ("" if part is None else f" ({_percent(part)} of the inputs' range)")
 
 
 def short(value: float, norm: str, unit: InputUnit | None = None) -> str:
-    """The same in a few characters, for a table: "9/255 per pixel" or "0.12"."""
+    """The size in a few characters, for a table: "9/255 per pixel" or "0.12"."""
     if not math.isfinite(value):
         return "not reached"
     part = fraction(value, norm, unit)

@@ -1,0 +1,73 @@
+"""What runs achieved: medians with intervals, gaps, and whether the loss diverged."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp, kstwobign
+
+from excite.report.verdict.outcome import chance_level, divergence, from_latest, from_margins, median_of, standing
+
+from .planted import both
+
+
+def test_gap_and_chance_are_those_of_the_two_sample_test():
+    margins = both(0.05, 0.045)
+    found = from_margins(margins)
+    statistic = ks_2samp(*(np.asarray(margins[part].values) for part in ("train", "test"))).statistic
+    assert found.gap.value == pytest.approx(statistic)
+    assert chance_level(500, 300) == pytest.approx(kstwobign.isf(0.05) * math.sqrt(1 / 500 + 1 / 300), rel=1e-3)
+    _, train, test = found.widest
+    assert abs(train - test) == pytest.approx(statistic)
+    assert found.accuracy == {"train": 0.92, "test": 0.92}
+
+
+def test_the_interval_of_a_median_holds_it_in_nineteen_of_twenty_cases():
+    rng = np.random.default_rng(0)
+    for n in (20, 101, 500):
+        found = [median_of([rng.exponential(1.0, n)]) for _ in range(1000)]
+        held = np.mean([one.low <= math.log(2) <= one.high for one in found])
+        assert held >= 0.94
+        assert np.median([one.high - one.low for one in found]) < 6 / math.sqrt(n)
+
+
+def test_medians_of_few_points_or_never_reached_have_no_end():
+    assert math.isinf(median_of([np.array([0.1, 0.2])]).high)
+    assert math.isinf(median_of([np.array([0.1, *[math.inf] * 9])]).value)
+    assert math.isinf(median_of([np.array([0.1, *[math.inf] * 9])]).error)
+
+
+def test_last_values_of_metrics():
+    found = from_latest({"margin_gap/median/test": 0.1, "margin_gap/gap": math.nan, "margin_gap/chance": 0.2})
+    assert found.margin == 0.1
+    assert found.gap is None
+    assert not found.final
+    assert from_latest({}).medians == {}
+
+
+NAN, FALLS = math.nan, tuple(np.linspace(2.3, 0.1, 20))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "running", "found"),
+    [
+        ((), (), False, ""),
+        (FALLS, FALLS, False, ""),
+        (FALLS, (*FALLS[1:], NAN), False, "the loss is not a finite number"),
+        (FALLS, (*FALLS[1:], math.inf), True, ""),  # mixed precision skips such steps
+        (FALLS, (*FALLS[3:], NAN, NAN, NAN), True, "the loss is not a finite number"),
+        (FALLS, (NAN, *FALLS[1:]), False, ""),
+        ((NAN,), (NAN,), True, "the loss is not a finite number"),
+        ((2.0,) * 20, (200.0,) * 20, False, "the loss rose from 2 to 200"),
+        ((2.0,) * 20, (15.0,) * 20, False, ""),
+        ((-2.0,) * 20, (200.0,) * 20, False, ""),  # no scale
+        ((2.0, 2.0, 50.0, 90.0, 300.0, 900.0, 900.0, 900.0),) * 2 + (False, "the loss rose from 2 to 900"),
+    ],
+)
+def test_when_a_training_has_diverged(first, last, running, found):
+    assert divergence(first, last, running) == found
+
+
+def test_diverged_replaces_every_other_status():
+    assert standing("done", None, FALLS, (NAN,), 901) == ("diverged", "the loss is not a finite number since step 901")
+    assert standing("failed", "why", FALLS, FALLS) == ("failed", "why")

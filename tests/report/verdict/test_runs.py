@@ -1,0 +1,70 @@
+"""Outcomes of run folders, with one run or several of a variant."""
+
+import pytest
+
+from excite.report.collect import collect
+from excite.report.verdict.runs import classes, has_checkpoint, outcome_of, overviews
+from excite.runs import Run
+
+from ..conftest import make_run
+
+
+def outcome(*paths):
+    variants = collect(paths)
+    return [outcome_of(variant, overviews(variants)) for variant in variants]
+
+
+def test_stored_margins_of_all_runs_of_a_variant(runs):
+    plain, excited = outcome(runs)
+    assert plain.points == {"train": 200, "test": 200}
+    assert plain.gap.low > 0
+    assert plain.medians["train"].value > plain.medians["test"].value
+    assert plain.accuracy == pytest.approx({"train": 1.0, "test": 0.97})
+    assert excited.gap.low == 0
+    assert plain.final
+    assert plain.verified is None
+    assert plain.step == 19
+    assert not plain.measurable
+
+
+def test_a_run_that_diverged_does_not_count_among_others(tmp_path):
+    make_run(tmp_path / "a", "one", 0.0)
+    with Run.create(tmp_path / "b", {}) as run:
+        for step in range(30):
+            run.log(step, {"loss/step": 1.0 if step < 9 else float("nan")})
+        run.write_json("summary", {"arm": "one"})
+    (both,) = outcome(tmp_path)
+    assert both.status == "done"
+    (lost,) = outcome(tmp_path / "b")
+    assert (lost.status, lost.reason) == ("diverged", "the loss is not a finite number since step 9")
+
+
+def test_margins_in_progress(tmp_path):
+    with Run.create(tmp_path / "run", {}) as run:
+        run.log(
+            7,
+            {
+                "margin_gap/median/test": 0.2,
+                "margin_gap/gap": 0.3,
+                "margin_gap/chance": 0.1,
+                "margin_gap/accuracy/test": 0.8,
+            },
+        )
+    (found,) = outcome(tmp_path / "run")
+    assert (found.margin, found.gap.low, found.accuracy, found.final) == (0.2, pytest.approx(0.2), {"test": 0.8}, False)
+
+
+@pytest.mark.parametrize(("out", "count"), [("10", 10), ("1", 2), ("3×2×2", None), ("", None), ("1000000", None)])
+def test_classes_are_the_outputs_of_the_last_layer(out, count):
+    assert classes({"layers": [{"out": "7"}, {"out": out}]}) == count
+    assert classes(None) is None
+    assert classes({"layers": []}) is None
+
+
+def test_checkpoints(tmp_path):
+    assert not has_checkpoint(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/.temporary").touch()
+    assert not has_checkpoint(tmp_path)
+    (tmp_path / "checkpoints/5.safetensors").touch()
+    assert has_checkpoint(tmp_path)
