@@ -42,3 +42,15 @@ def test_units_are_counted_by_what_they_lack():
     }
     assert unit_counts(units) == by_hand
     assert by_hand["never active"] == 1
+
+
+def test_the_first_line_is_that_of_the_margins(folder):
+    found = audit(folder, units=False, margin_points=8)
+    line = found.headline
+    assert "test data" in line.text
+    assert "training" in line.text
+    assert line.link == "#chart-margins-inf"
+    assert found.to_dict()["verdict"] == line.to_dict()
+    without = audit(folder, units=False, **QUICK).headline
+    assert without.text.startswith("Robustness was not measured: not requested. Layer ")
+    assert without.action == "Measure it: excite margins RUN."

@@ -39,7 +39,6 @@ def unit_counts(units: Units) -> dict[str, int]:
 
 def first_line(audit: Audit) -> Headline:
     """The first line of an audit, from margins in the sup norm if there are any."""
-    name = audit.name if audit.step is None else f"runs/{audit.name}"
     known: dict[str, Any] = {
         "label": audit.name,
         "classes": max(2, audit.outputs),
@@ -47,14 +46,14 @@ def first_line(audit: Audit) -> Headline:
     }
     norm = "inf" if "inf" in audit.margins else next(iter(audit.margins), None)
     if norm is None:
-        line = headline([Outcome(accuracy=audit.accuracy, **known)], name=name)
+        line = headline([Outcome(accuracy=audit.accuracy, **known)])
         line = replace(
             line, text=f"Robustness was not measured: {audit.margins_why}. {_richness(audit)}", link="#layers"
         )
         return (
             line if audit.accuracy else replace(line, action="Read the bounds and Lipschitz constants below instead.")
         )
-    line = headline([from_margins(audit.margins[norm], audit.accuracy, **known)], name=name)
+    line = headline([from_margins(audit.margins[norm], audit.accuracy, **known)])
     return replace(line, link=f"#chart-margins-{norm}")
 
 
