@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from excite.data.sources import SOURCES, Archive, File
 from excite.jobs import training_job
+from excite.margin import Margins, SearchOptions
 from excite.studies.excitation.planes_and_horses import SCALES
 from excite.train.evaluate import measure
 
@@ -50,6 +51,9 @@ def tiny(few_images: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """40 training and 16 test images, scales to match, and a short search for margins."""
     small = replace(SCALES["quick"], train=20, test=12, epochs=4, batch=5, seeds=2, points=4, lr=0.1)
     monkeypatch.setitem(SCALES, "quick", replace(small, sizes={"half the data": 10, "twice the data": 40}))
-    quickly = partial(measure, steps=3, restarts=1, evidence=False)
+
+    def quickly(*args: Any, options: SearchOptions, **settings: Any) -> dict[str, Margins]:
+        return measure(*args, options=replace(options, steps=3, restarts=1, evidence=False), **settings)
+
     monkeypatch.setattr(training_job, "measure", quickly)
     return few_images

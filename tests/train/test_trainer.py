@@ -18,7 +18,6 @@ from excite.errors import InputError, RunError, TrainingStopped
 from excite.excitation import PersistentExcitation, Stages
 from excite.runs import Run, load_run
 from excite.train import TrainingResult, build, fit, squared_error
-from excite.train.trainer import parse_every
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,7 @@ def same_weights(one: nn.Module, two: nn.Module) -> bool:
 
 def test_the_loop_is_the_obvious_one(data: Dataset) -> None:
     """Against a loop written out: the order comes from the seed, everything else is plain SGD."""
-    from excite.train.shuffle import Shuffle
+    from excite.train.batches import Shuffle
 
     seen: list[Tensor] = []
     model = network()
@@ -376,16 +375,3 @@ def test_bad_data_is_refused(data: Dataset) -> None:
         run_fit(replace(data, x_train=data.x_train[:0], y_train=data.y_train[:0]))
     with pytest.raises(InputError, match="one number with a gradient"):
         run_fit(data, loss=lambda x, y: x.sum(1))
-
-
-@pytest.mark.parametrize(
-    ("every", "steps"), [(7, 7), ("7 steps", 7), ("1 step", 1), ("1 epoch", 12), ("3 epochs", 36), (" 2 epochs", 24)]
-)
-def test_every(every: int | str, steps: int) -> None:
-    assert parse_every(every, 12) == steps
-
-
-@pytest.mark.parametrize("every", [0, -1, True, 2.5, "", "steps", "0 steps", "1.5 epochs", "2 days", "1 epochss x"])
-def test_bad_every(every: Any) -> None:
-    with pytest.raises(InputError, match="checkpoint_every"):
-        parse_every(every, 12)

@@ -18,7 +18,8 @@ from excite.train.models.architectures import ARCHITECTURES, build
 from excite.train.models.factories import make_model
 from excite.train.momentum import zero_momentum
 from excite.train.predictions import accuracy
-from excite.train.trainer import TrainingResult, fit
+from excite.train.settings import TrainingResult
+from excite.train.trainer import fit
 from excite.train.vectorized.ensembles import Ensemble, ensemble
 
 if TYPE_CHECKING:

@@ -135,7 +135,7 @@ class AdamConfig(_Section):
 
 
 class AugmentConfig(_Section):
-    """Random changes of every batch of images: see `excite.train.augment`."""
+    """Random changes of every batch of images: see `excite.train.batches.augmented`."""
 
     flip: bool = True
     shift: Annotated[int, Field(ge=0)] = 4

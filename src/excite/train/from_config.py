@@ -31,14 +31,15 @@ from excite.runs.checkpoints import find as find_checkpoints
 from excite.runs.folder import check_folder_name, check_marker
 from excite.runs.lock import Lock
 from excite.train import make_model, squared_error
-from excite.train.augment import augmented
+from excite.train.batches import augmented
 from excite.train.config import DataConfig, SGDConfig, TrainConfig, parse_config
 from excite.train.distributed.processes import Processes, alone, many_processes, these_processes
 from excite.train.models.architectures import ARCHITECTURES, options_for
 from excite.train.models.weights import load_weights
 from excite.train.momentum import zero_momentum
 from excite.train.schedule import OneCycle
-from excite.train.trainer import Trainer, TrainerSettings, make_trainer
+from excite.train.settings import TrainerSettings
+from excite.train.trainer import Trainer, make_trainer
 from excite.train.vectorized.trainer import fit_together
 
 Progress = Callable[[str, int, int], None]

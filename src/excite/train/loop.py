@@ -16,7 +16,8 @@ from excite.train.step import Step
 from excite.train.stopping import between_steps
 
 if TYPE_CHECKING:
-    from excite.train.trainer import Trainer, TrainingResult
+    from excite.train.settings import TrainingResult
+    from excite.train.trainer import Trainer
 
 Update = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 

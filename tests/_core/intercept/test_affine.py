@@ -321,7 +321,7 @@ def test_the_operator_of_a_site_is_the_matrix(name: str) -> None:
     assert operator.largest(1e-10)[0] == pytest.approx(
         float(torch.linalg.matrix_norm(same.w.detach(), ord=2)), rel=1e-9
     )
-    given = operator.apply(x.reshape(operator._zeros(len(x)).shape))
+    given = operator.apply(x.reshape(len(x), *operator._zeros(operator.site.call.weight).shape[1:]))
     assert torch.allclose(given.reshape(len(x), -1), x @ same.w.T, rtol=1e-10, atol=1e-12)
 
 

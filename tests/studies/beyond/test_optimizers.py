@@ -42,7 +42,7 @@ def test_stacked_networks_are_trained_as_if_alone(optimizer, normalization):
     x, y = torch.randn(2, 10, 4), torch.randn(2, 10)
     networks = NetworkStack([3, 8], SMALL, normalization)
     alone = [unstacked(networks, i) for i in range(2)]
-    found = train(networks, optimizer_of(optimizer, networks, 0.01), x, y, (x, y), steps=12, batch=5, windows=4)
+    found = train(networks, optimizer_of(optimizer, networks, 0.01), (x, y), (x, y), steps=12, batch=5, windows=4)
     generator = torch.Generator().manual_seed(0)
     orders = [torch.randperm(10, generator=generator) for _ in range(6)]
     for i, model in enumerate(alone):
@@ -74,7 +74,7 @@ def test_weights_are_measured_sample_by_sample():
     x, y = torch.randn(1, 6, 4), torch.randn(1, 6)
     networks = NetworkStack([0], SMALL, "none")
     model = unstacked(networks, 0)
-    found = train(networks, optimizer_of("sgd", networks, 0.0), x, y, (x, y), steps=1, batch=6, windows=1)
+    found = train(networks, optimizer_of("sgd", networks, 0.0), (x, y), (x, y), steps=1, batch=6, windows=1)
     expected = []
     for i in range(6):
         gradients = torch.autograd.grad(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from excite.studies.trajectory.corruption import STUDY, VARIANTS, corrupted, outcome
-from excite.studies.trajectory.image_trajectory import network, train
+from excite.studies.trajectory.image_trajectory import TrainingLength, network, train
 from studies.trajectory.images import RATE, images
 
 
@@ -34,9 +34,7 @@ def test_claims_and_figure_from_short_trainings() -> None:
             found = train(
                 network(seed, (4, 6, 5)),
                 parts,
-                epochs=2 + number,
-                rate=RATE,
-                decay=1.0,
+                TrainingLength(2 + number, RATE),
                 seed=seed,
                 device=torch.device("cpu"),
             )

@@ -28,7 +28,7 @@ from excite.studies.trajectory.frequency import (
 )
 from excite.studies.verdicts import judge
 from excite.train import ensemble
-from excite.train.shuffle import Shuffle
+from excite.train.batches import Shuffle
 from studies.small import run_tiny
 
 TINY = replace(SCALES["quick"], seeds=2, steps=1200)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from excite.studies.trajectory.image_trajectory import STEPS, Learner, network, train, variance
+from excite.studies.trajectory.image_trajectory import STEPS, Learner, TrainingLength, network, train, variance
 from studies.trajectory.images import RATE, images
 
 
@@ -53,7 +53,7 @@ def test_the_trainer_is_sgd_with_the_lengths_of_its_updates() -> None:
 def test_the_variance_is_that_of_the_biases() -> None:
     x, y = images(30)
     found = train(
-        network(0, (4, 6, 5)).double(), (x, y, x, y), epochs=3, rate=RATE, decay=1.0, seed=3, device=torch.device("cpu")
+        network(0, (4, 6, 5)).double(), (x, y, x, y), TrainingLength(3, RATE), seed=3, device=torch.device("cpu")
     )
     model, biases = network(0, (4, 6, 5)).double(), []
     for epoch in range(3):
@@ -66,8 +66,8 @@ def test_the_variance_is_that_of_the_biases() -> None:
 
 def test_a_stopped_training_continues_with_the_same_numbers(tmp_path: Path) -> None:
     x, y = images(20)
-    settings = {"rate": RATE, "decay": 0.9, "seed": 1, "device": torch.device("cpu")}
-    whole = train(network(1, (4, 6, 5)), (x.float(), y.float(), x.float(), y.float()), epochs=4, **settings)
+    settings = {"settings": TrainingLength(4, RATE, 0.9), "seed": 1, "device": torch.device("cpu")}
+    whole = train(network(1, (4, 6, 5)), (x.float(), y.float(), x.float(), y.float()), **settings)
 
     def stop(share: float) -> None:
         if share == 0.5:
@@ -75,10 +75,8 @@ def test_a_stopped_training_continues_with_the_same_numbers(tmp_path: Path) -> N
 
     parts = (x.float(), y.float(), x.float(), y.float())
     with pytest.raises(KeyboardInterrupt):
-        train(
-            network(1, (4, 6, 5)), parts, epochs=4, keep=tmp_path / "a/kept.safetensors", on_progress=stop, **settings
-        )
-    again = train(network(1, (4, 6, 5)), parts, epochs=4, keep=tmp_path / "a/kept.safetensors", **settings)
+        train(network(1, (4, 6, 5)), parts, keep=tmp_path / "a/kept.safetensors", on_progress=stop, **settings)
+    again = train(network(1, (4, 6, 5)), parts, keep=tmp_path / "a/kept.safetensors", **settings)
     for name, curve in whole.items():
         assert torch.equal(curve, again[name]), name
 
@@ -87,7 +85,7 @@ def test_a_stopped_training_continues_with_the_same_numbers(tmp_path: Path) -> N
 def test_a_graph_of_many_steps_is_the_same_training() -> None:
     x, y = images(3 * STEPS + 7)
     parts = (x, y, x, y)
-    settings = {"epochs": 2, "rate": RATE, "decay": 0.9, "seed": 1}
+    settings = {"settings": TrainingLength(2, RATE, 0.9), "seed": 1}
     found = [
         train(network(1, (4, 6, 5)).double(), parts, device=torch.device(place), **settings)
         for place in ("cpu", "cuda")

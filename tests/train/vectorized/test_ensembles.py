@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from excite.errors import InputError
 from excite.train import Ensemble, ensemble, fit
-from excite.train.shuffle import Shuffle
+from excite.train.batches import Shuffle
 from train.vectorized.ensemble_networks import F32, X, Y, close, mlp
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]

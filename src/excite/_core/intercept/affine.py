@@ -8,10 +8,9 @@ cast, transposed, normalized, parametrized, a sum of factors.
 
 from __future__ import annotations
 
-import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -29,144 +28,48 @@ from excite._core.intercept.affine_call import (
     Product,
     argument,
     find,
-    replaced,
     weighted_terms,
+)
+from excite._core.intercept.functions import (
+    DIVISIONS,
+    FACTORIES,
+    FILLED,
+    IN_PLACE,
+    LAYERS,
+    LIKE,
+    MOVING,
+    OPAQUE,
+    OPENED,
+    RANDOM,
+    REARRANGING,
+    REPEATING,
+    SCALINGS_IN_PLACE,
+    SHALLOW,
+    SUMS,
+    UNEQUAL,
+    methods,
 )
 from excite._core.intercept.names import Names, Sources, clean_path, layer_name
 from excite._core.intercept.parameters import Roles
+from excite._core.intercept.traces import (
+    DivisionByWeight,
+    MixedSignal,
+    SignalTrace,
+    WeightedSum,
+    input_step,
+    rounded,
+    version,
+)
 
 __all__ = ["AffineCall", "AffineMode", "Names", "clean_path", "layer_name"]
 
-_LAYERS: dict[Callable[..., Any], str] = {
-    F.linear: "linear",
-    torch.conv1d: "conv",
-    torch.conv2d: "conv",
-    torch.conv3d: "conv",
-    torch.conv_transpose1d: "conv",
-    torch.conv_transpose2d: "conv",
-    torch.conv_transpose3d: "conv",
-}
-# Recurrent kernels hold their affine maps inside one call: they can be listed, not perturbed.
-_OPAQUE: tuple[Callable[..., Any], ...] = (
-    torch.lstm,
-    torch.gru,
-    torch.rnn_tanh,
-    torch.rnn_relu,
-    torch.lstm_cell,
-    torch.gru_cell,
-    torch.rnn_tanh_cell,
-    torch.rnn_relu_cell,
-)
-# Functions of numbers alone whose result is a constant. Random ones are not among them: what they draw is a signal.
-_FACTORIES = {
-    "zeros", "ones", "empty", "full", "arange", "range", "linspace", "logspace", "eye", "tensor", "scalar_tensor",
-    "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window",
-}  # fmt: skip
-# Those among them, with `new_zeros` and the like, whose entries are equal: an initial state is made with these, or is a
-# parameter that is repeated for every sample. Multiplied by a weight it is an input, as with F.linear; any other constant
-# (eye, arange, a buffer) times a weight is a weight.
-_FILLED = {"zeros", "ones", "empty", "full"}
-_UNEQUAL = {"tril", "triu", "diag", "diag_embed", "diagonal_scatter", "one_hot", "cumsum"}
-_RANDOM = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_"}
-_SUMS = {"add", "radd", "sub", "rsub", "subtract"}
-
-
 _TENSORS = (Tensor, tuple, list)
-
-
-class _Sum:
-    """(x · w).sum(…) as one function of x and w."""
-
-    __name__ = "weighted_sum"
-
-    def __init__(self, multiply: Callable[..., Any], total: Callable[..., Any], args: Any, kwargs: dict[str, Any]):
-        self._multiply, self._total, self._args, self._kwargs = multiply, total, args, kwargs
-
-    def __call__(self, input: Tensor, weight: Tensor) -> Any:
-        return self._total(self._multiply(input, weight), *self._args, **self._kwargs)
-
-
-class _Division:
-    """x / w as a product of x and 1 / w; with the rounding of the division for this very 1 / w."""
-
-    __name__ = "division"
-
-    def __init__(self, divisor: Tensor):
-        self._divisor, self.reciprocal = divisor, divisor.reciprocal()
-
-    def __call__(self, input: Tensor, weight: Tensor) -> Tensor:
-        return input / self._divisor if weight is self.reciprocal else input * weight
-
-
-def _rounded(function: Callable[..., Tensor], dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda input, weight: function(input, weight).to(dtype)
-
-
-@dataclass(frozen=True)
-class _Trace:
-    """How a tensor was made of a signal.
-
-    By a step that belongs to the affine call that follows, or by a product with a weight (`weight_at`) of which a sum may follow.
-    """
-
-    result: weakref.ref[Tensor]
-    signal: Tensor
-    versions: tuple[int, int]
-    step: InputStep
-    weight_at: At | None = None
-
-    def of(self, tensor: Tensor) -> bool:
-        """Whether it is still about this tensor, and neither it nor the signal has been written to."""
-        return self.result() is tensor and self.versions == (_version(tensor), _version(self.signal))
-
-
-@dataclass(frozen=True)
-class _Mixed:
-    """A sum or product of a signal and a matrix of parameters, and these.
-
-    `whole`: there is no more of it than of the matrix, so that it is a weight; a matrix that is added to each of many samples may be
-    one, or a bias such as a table of positions. `varies`: along which axes the matrix does, as long as they have not been moved.
-    """
-
-    result: weakref.ref[Tensor]
-    sources: Sources
-    whole: bool
-    varies: tuple[bool, ...] | None = None
-
-    def weighs(self, mine: str, other: str, result: str) -> bool:
-        """Whether it is a matrix for the other factor of a product, given in the letters of einsum.
-
-        It varies along an axis that is summed, and along one that only it has. A bias for every head of attention does not.
-        """
-        along = {letter for letter, varies in zip(mine, self.varies or (True,) * len(mine)) if varies}
-        return any(k in other and k not in result for k in along) and any(k not in other and k in result for k in along)
 
 
 def _transform_level() -> int:
     """How many transforms of torch.func are active."""
     innermost = peek_interpreter_stack()
     return 0 if innermost is None else innermost.level()
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _open(function: Callable[..., Any]) -> Callable[..., Any]:
-    # Such a function hands itself to the mode as one call, which hides the linear maps and the random numbers inside.
-    # The same code with its own check off runs openly, and its inner calls reach the mode.
-    opened = types.FunctionType(
-        function.__code__,
-        {**function.__globals__, **dict.fromkeys(("has_torch_function", "has_torch_function_unary"), lambda *_: False)},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    opened.__kwdefaults__ = function.__kwdefaults__
-    return opened
-
-
-_OPENED = {f: _open(f) for f in (F.multi_head_attention_forward, F.gumbel_softmax)}
 
 
 class AffineMode(TorchFunctionMode):
@@ -190,10 +93,10 @@ class AffineMode(TorchFunctionMode):
         # keep a weight that it computed in the pass before.
         before = names.computed.items()
         self._static = names.computed = {k: one for k, one in before if one[0] is not None and one[1]() is not None}
-        self._traces: dict[int, _Trace] = {}
+        self._traces: dict[int, SignalTrace] = {}
         # What an initial state is made of: constants with equal entries, and parameters that were repeated.
         self._states: dict[int, weakref.ref[Tensor]] = {}
-        self._mixed: dict[int, _Mixed] = {}
+        self._mixed: dict[int, MixedSignal] = {}
 
     def visit(self, call: AffineCall) -> Tensor:
         return call.run(call.input)
@@ -219,7 +122,7 @@ class AffineMode(TorchFunctionMode):
     def _plain(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self.other(func, args, kwargs)
         first = args[0] if args else None
-        if self._mixed and func in _REARRANGING:
+        if self._mixed and func in REARRANGING:
             mixed = self._mixed_of(first)
             self._keep_mixed(result, None if mixed is None else replace(mixed, varies=None))
         if (
@@ -229,7 +132,7 @@ class AffineMode(TorchFunctionMode):
             and id(first) not in self._known
         ):
             # A function of the data. If it moves copies, it belongs to the affine call that follows.
-            if self._traces and func in _MOVING and self._trace_of(first) is not None:
+            if self._traces and func in MOVING and self._trace_of(first) is not None:
                 self._keep_trace(func, args, kwargs, result)
             return result
         if result is None or isinstance(result, _TENSORS):  # not a shape, a device, a number
@@ -250,7 +153,7 @@ class AffineMode(TorchFunctionMode):
 
     def _opened(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self:
-            return _OPENED[func](*args, **kwargs)
+            return OPENED[func](*args, **kwargs)
 
     def _layer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # F.linear and the convolutions share the first three arguments, by position or by name.
@@ -272,7 +175,7 @@ class AffineMode(TorchFunctionMode):
             sources = mixed.sources
         if bias_at is not None and self._factor(bias) is not None:
             fixed.append(bias_at)
-        return self._visit(_LAYERS[func], func, args, kwargs, (input_at, weight_at, bias_at), fixed, sources or ())
+        return self._visit(LAYERS[func], func, args, kwargs, (input_at, weight_at, bias_at), fixed, sources or ())
 
     def _product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("out") is not None:
@@ -285,7 +188,7 @@ class AffineMode(TorchFunctionMode):
         state = self._sources(argument(args, kwargs, places[0]))
         if state is not None:  # computed without the data: it may turn out to be a weight
             paths = tuple(dict.fromkeys((*sources, *state)))
-            self._keep_mixed(result, _Mixed(weakref.ref(result), paths, True))
+            self._keep_mixed(result, MixedSignal(weakref.ref(result), paths, True))
         return result
 
     def _written(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -358,24 +261,24 @@ class AffineMode(TorchFunctionMode):
         if first is None or second is None:
             return self._combine(func, args, kwargs)
         pairs = [(first, second), (second, first)]
-        given, divides = args, func in _DIVISIONS
-        if divides or func in _SCALINGS_IN_PLACE:
+        given, divides = args, func in DIVISIONS
+        if divides or func in SCALINGS_IN_PLACE:
             pairs = pairs[:1]
         pairs = [(at, other) for at, other in pairs if self._weighs(argument(args, kwargs, other))]
         if divides and kwargs.get("rounding_mode") is not None:
             pairs = []
-        if pairs and func in _SCALINGS_IN_PLACE and self._sources(args[0]) is None:
+        if pairs and func in SCALINGS_IN_PLACE and self._sources(args[0]) is None:
             given = (args[0].clone(), *args[1:])  # the signal, before the product is written into it
         result = self._combine(func, args, kwargs)
         for at, other in pairs:
             signal, weight = argument(given, kwargs, at), argument(given, kwargs, other)
             multiply: Callable[..., Any] = torch.mul
             if divides:
-                sources, multiply = self._sources(weight), _Division(weight)
+                sources, multiply = self._sources(weight), DivisionByWeight(weight)
                 weight = multiply.reciprocal
                 self._mark(weight, sources or ())
             if torch.result_type(signal, weight) != result.dtype:  # in place, the type is that of the signal
-                multiply = _rounded(multiply, result.dtype)
+                multiply = rounded(multiply, result.dtype)
             self._keep_trace(multiply, (signal, weight), {}, result, (0,), (1,))
         return result
 
@@ -405,7 +308,7 @@ class AffineMode(TorchFunctionMode):
                 if mixed and part.dim() > 1 and min(part.shape[-2:]) > 1:
                     whole = part.shape == result.shape and len(part) > 1
                     varies = (*(False,) * (result.dim() - part.dim()), *(size > 1 for size in part.shape))
-                    self._keep_mixed(result, _Mixed(weakref.ref(result), mixed, whole, varies))
+                    self._keep_mixed(result, MixedSignal(weakref.ref(result), mixed, whole, varies))
                 elif self._mixed and (known := self._mixed_of(part)) is not None and part.shape == result.shape:
                     self._keep_mixed(result, known)
         return result
@@ -427,7 +330,7 @@ class AffineMode(TorchFunctionMode):
         product = Product(
             lambda args, kwargs: [(0,), (1,)], lambda factors, args, kwargs: weighted_terms(factors, summed)
         )
-        function, given = _Sum(trace.step.function, func, rest, named), (trace.signal, weight)
+        function, given = WeightedSum(trace.step.function, func, rest, named), (trace.signal, weight)
         return self._visit(
             "linear", function, given, {}, ((0,), (1,), None), [(1,)], self._sources(weight) or (), product
         )
@@ -506,19 +409,19 @@ class AffineMode(TorchFunctionMode):
 
     def _follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         # Some take no more than type, device or shape from their further arguments.
-        tensors = list(_tensors(args[:1] if func in _SHALLOW else (*args, *kwargs.values())))
+        tensors = list(_tensors(args[:1] if func in SHALLOW else (*args, *kwargs.values())))
         name = getattr(func, "__name__", "")
         if not tensors:
-            if name in _FACTORIES:
+            if name in FACTORIES:
                 self._mark(result, ())
-                if name in _FILLED and isinstance(result, Tensor):
+                if name in FILLED and isinstance(result, Tensor):
                     self._states[id(result)] = weakref.ref(result)
             return
-        if self._traces and func in _MOVING and self._trace_of(tensors[0]) is not None:
+        if self._traces and func in MOVING and self._trace_of(tensors[0]) is not None:
             self._keep_trace(func, args, kwargs, result)
         found = [self._sources(tensor) for tensor in tensors]
         target = tensors[0] if _writes(name) else kwargs.get("out")
-        if name in _RANDOM:
+        if name in RANDOM:
             self._spoil(tensors[0])
             return
         if None not in found:
@@ -546,9 +449,9 @@ class AffineMode(TorchFunctionMode):
                 self._states.pop(id(tensors[0]), None)
             return
         if any(states):
-            kept = name not in _UNEQUAL and (all(states) or name.strip("_") in _SUMS)
+            kept = name not in UNEQUAL and (all(states) or name.strip("_") in SUMS)
         else:
-            kept = name in _REPEATING and bool(self._sources(tensors[0])) and result.numel() > tensors[0].numel()
+            kept = name in REPEATING and bool(self._sources(tensors[0])) and result.numel() > tensors[0].numel()
         if kept:
             self._states.update((id(tensor), weakref.ref(tensor)) for tensor in _tensors((result,)))
 
@@ -559,12 +462,12 @@ class AffineMode(TorchFunctionMode):
         entry = self._states.get(id(tensor))
         return entry is not None and entry() is tensor
 
-    def _keep_mixed(self, result: Any, mixed: _Mixed | None) -> None:
+    def _keep_mixed(self, result: Any, mixed: MixedSignal | None) -> None:
         if mixed is not None and isinstance(result, Tensor):
             self._mixed = {key: one for key, one in self._mixed.items() if one.result() is not None}
             self._mixed[id(result)] = replace(mixed, result=weakref.ref(result))
 
-    def _mixed_of(self, tensor: Any) -> _Mixed | None:
+    def _mixed_of(self, tensor: Any) -> MixedSignal | None:
         entry = self._mixed.get(id(tensor))
         return entry if entry is not None and entry.result() is tensor else None
 
@@ -593,11 +496,11 @@ class AffineMode(TorchFunctionMode):
         if result is signal or self._sources(signal) is not None:  # x.contiguous() may be x itself
             return
         self._traces = {key: trace for key, trace in self._traces.items() if trace.result() is not None}
-        step = _step(func, args, kwargs, at, result)
-        versions = _version(result), _version(signal)
-        self._traces[id(result)] = _Trace(weakref.ref(result), signal, versions, step, weight_at)
+        step = input_step(func, args, kwargs, at, result)
+        versions = version(result), version(signal)
+        self._traces[id(result)] = SignalTrace(weakref.ref(result), signal, versions, step, weight_at)
 
-    def _trace_of(self, tensor: Tensor) -> _Trace | None:
+    def _trace_of(self, tensor: Tensor) -> SignalTrace | None:
         trace = self._traces.get(id(tensor))
         return trace if trace is not None and trace.weight_at is None and trace.of(tensor) else None
 
@@ -609,15 +512,6 @@ class AffineMode(TorchFunctionMode):
             signal = trace.signal
             steps.insert(0, trace.step)
         return signal, tuple(steps)
-
-
-def _step(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], at: At, result: Tensor) -> InputStep:
-    """The function without its signal, and without the number of samples."""
-    if func in _SHAPED:
-        return InputStep(Tensor.reshape, (None, (-1, *result.shape[1:])), {}, (0,))
-    if func in _CASTS:
-        return InputStep(Tensor.to, (None,), {"dtype": result.dtype, "device": result.device}, (0,))
-    return InputStep(func, *replaced(args, kwargs, {at: None}), at)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -633,14 +527,8 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 def _writes(name: str) -> bool:
     """Whether a function of this name writes into its first argument."""
     if name.startswith("__"):
-        return name in _IN_PLACE
+        return name in IN_PLACE
     return name.endswith("_")
-
-
-_IN_PLACE = {
-    "__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ifloordiv__", "__imod__",
-    "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__",
-}  # fmt: skip
 
 
 def _memory(tensor: Tensor) -> int:
@@ -650,45 +538,20 @@ def _memory(tensor: Tensor) -> int:
         return 0
 
 
-def _methods(*names: str) -> list[Callable[..., Any]]:
-    return [getattr(owner, name) for name in names for owner in (torch, Tensor) if hasattr(owner, name)]
-
-
-_SHAPED = set(_methods("reshape", "view", "view_as", "reshape_as"))
-_CASTS = set(_methods("to", "type_as"))
-_SHALLOW = {*_SHAPED, *_CASTS, Tensor.expand_as}
-_MOVING = {
-    *_SHAPED,
-    *_CASTS,
-    *_methods(
-        "transpose", "permute", "flatten", "unflatten", "squeeze", "unsqueeze", "movedim", "moveaxis", "swapaxes", "swapdims",
-        "contiguous", "clone", "t", "float", "double", "half", "bfloat16",
-    ),
-    *(getattr(Tensor, name).__get__ for name in ("T", "mT")),
-}  # fmt: skip
-_REPEATING = {"expand", "expand_as", "broadcast_to", "repeat", "tile"}
-_REARRANGING = _MOVING | set(_methods(*_REPEATING))
-_LIKE = _methods(
-    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"
-)
-_DIVISIONS = {*_methods("div", "divide", "true_divide", "div_", "divide_", "true_divide_"), Tensor.__itruediv__}
-_SCALINGS_IN_PLACE = {
-    *_methods("mul_", "multiply_", "div_", "divide_", "true_divide_"), Tensor.__imul__, Tensor.__itruediv__,
-}  # fmt: skip
 _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **dict.fromkeys(_OPENED, AffineMode._opened),
-    **dict.fromkeys(_LAYERS, AffineMode._layer),
+    **dict.fromkeys(OPENED, AffineMode._opened),
+    **dict.fromkeys(LAYERS, AffineMode._layer),
     **dict.fromkeys(PRODUCTS, AffineMode._product),
-    **dict.fromkeys(_OPAQUE, AffineMode._hidden),
+    **dict.fromkeys(OPAQUE, AffineMode._hidden),
     **dict.fromkeys((F.pad, torch.constant_pad_nd, F.unfold, Tensor.unfold), AffineMode._copy),
     **dict.fromkeys(OUT_OF_PLACE, AffineMode._written),
     **dict.fromkeys(
-        (*_methods("add", "sub", "subtract", "add_", "sub_", "subtract_"), Tensor.__iadd__, Tensor.__isub__),
+        (*methods("add", "sub", "subtract", "add_", "sub_", "subtract_"), Tensor.__iadd__, Tensor.__isub__),
         AffineMode._combine,
     ),
-    **dict.fromkeys((*_methods("mul", "multiply"), *_DIVISIONS, *_SCALINGS_IN_PLACE), AffineMode._multiply),
-    **dict.fromkeys(_methods("sum", "mean"), AffineMode._total),
-    **dict.fromkeys(_LIKE, AffineMode._like),
+    **dict.fromkeys((*methods("mul", "multiply"), *DIVISIONS, *SCALINGS_IN_PLACE), AffineMode._multiply),
+    **dict.fromkeys(methods("sum", "mean"), AffineMode._total),
+    **dict.fromkeys(LIKE, AffineMode._like),
     Tensor.__iter__: AffineMode._iterate,
     Tensor.requires_grad.__set__: AffineMode._require_grad,  # type: ignore[attr-defined]
     F.scaled_dot_product_attention: AffineMode._attention,

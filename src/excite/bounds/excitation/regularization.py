@@ -100,7 +100,7 @@ def radius_of_penalty(x: Any, y: Any, penalty: float, norm: object = 2, power: f
     # With X'y = 0 both solutions are zero for every λ and ε.
     radius = math.sqrt(penalty * power * length ** (power - 2) / (2 * len(points)) if length else penalty / len(points))
     v = penalized_squared(points, targets, len(points) * radius**2, p)
-    return _both(points, targets, penalty, radius, w, v, p, power, (nonzero,))
+    return _Problems(points, targets, p, power).compared(penalty, radius, w, v, (nonzero,))
 
 
 def penalty_of_radius(x: Any, y: Any, radius: float, norm: object = 2, power: float = 2.0) -> Equivalence:
@@ -131,7 +131,7 @@ def penalty_of_radius(x: Any, y: Any, radius: float, norm: object = 2, power: fl
     length = size(v, p)
     penalty = 2 * len(points) * radius**2 / power * (length ** (2 - power) if length else 1.0)
     w = penalized(points, targets, penalty, p, power)
-    return _both(points, targets, penalty, radius, w, v, p, power, ())
+    return _Problems(points, targets, p, power).compared(penalty, radius, w, v)
 
 
 def excited_loss(x: Any, y: Any, w: Any, radius: float, norm: object = 2) -> float:
@@ -143,21 +143,32 @@ def excited_loss(x: Any, y: Any, w: Any, radius: float, norm: object = 2) -> flo
     return float((0.5 * (targets - middle + reach) ** 2 + 0.5 * (targets - middle - reach) ** 2).sum())
 
 
-def _both(
-    x: Array, y: Array, penalty: float, radius: float, w: Array, v: Array, p: Norm, power: float,
-    before: tuple[Assumption, ...],
-) -> Equivalence:  # fmt: skip
-    gaps = duality_gap(x, y, w, penalty, p, power), duality_gap(x, y, v, len(x) * radius**2, p, 2.0)
-    outputs = float(np.linalg.norm(x @ (w - v))) / max(float(np.linalg.norm(y)), 1e-300)
-    least = 1e-12 * float(np.linalg.norm(y)) / max(float(np.linalg.norm(x)), 1e-300)  # shorter weights are rounding
-    lengths = abs(size(w, p) - size(v, p)) / max(size(w, p), least, 1e-300)
-    difference = max(outputs, lengths)
-    checks = (
-        *before,
-        Assumption("both problems are solved", max(gaps) <= SOLVED, f"duality gaps {gaps[0]:.1e} and {gaps[1]:.1e}"),
-        Assumption("the solutions agree in Xw and ‖w‖", difference <= SAME, f"difference {difference:.1e}"),
-    )
-    return Equivalence(f"Theorem 6, {PAPER}", penalty, radius, w, v, difference, checks)
+@dataclass(frozen=True)
+class _Problems:
+    """The penalized problem and the excited one on the same data."""
+
+    x: Array
+    y: Array
+    norm: Norm
+    power: float
+
+    def compared(
+        self, penalty: float, radius: float, w: Array, v: Array, before: tuple[Assumption, ...] = ()
+    ) -> Equivalence:
+        """The solutions w of the penalized and v of the excited problem side by side."""
+        x, y, p = self.x, self.y, self.norm
+        gaps = duality_gap(x, y, w, penalty, p, self.power), duality_gap(x, y, v, len(x) * radius**2, p, 2.0)
+        outputs = float(np.linalg.norm(x @ (w - v))) / max(float(np.linalg.norm(y)), 1e-300)
+        shortest = 1e-12 * float(np.linalg.norm(y)) / max(float(np.linalg.norm(x)), 1e-300)  # below: rounding
+        lengths = abs(size(w, p) - size(v, p)) / max(size(w, p), shortest, 1e-300)
+        difference = max(outputs, lengths)
+        solved = f"duality gaps {gaps[0]:.1e} and {gaps[1]:.1e}"
+        checks = (
+            *before,
+            Assumption("both problems are solved", max(gaps) <= SOLVED, solved),
+            Assumption("the solutions agree in Xw and ‖w‖", difference <= SAME, f"difference {difference:.1e}"),
+        )
+        return Equivalence(f"Theorem 6, {PAPER}", penalty, radius, w, v, difference, checks)
 
 
 def _checked(x: Any, y: Any, number: float, what: str, norm: object, power: float) -> tuple[Array, Array, Norm]:

@@ -148,8 +148,7 @@ class Trajectories:
 def train(
     networks: NetworkStack,
     optimizer: torch.optim.Optimizer,
-    x: Tensor,
-    y: Tensor,
+    data: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
     *,
     steps: int,
@@ -157,7 +156,11 @@ def train(
     windows: int,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Trajectories:
-    """x (S, N, n), y (S, N). One order of points for all; half squared error, mean over the batch."""
+    """Trains all networks on `data`, x (S, N, n) and y (S, N).
+
+    One order of points for all; half squared error, mean over the batch.
+    """
+    x, y = data
     generator = torch.Generator().manual_seed(0)
     parameters = [p for p in networks.parameters() if p.requires_grad]
     rows: list[list[Tensor]] = [[], [], [], [], []]
@@ -251,8 +254,7 @@ def trajectories(settings: Mapping[str, Any], seeds: Sequence[int], on_progress:
     return train(
         networks,
         optimizer_of(settings["optimizer"], networks, settings["lr"]),
-        x,
-        y,
+        (x, y),
         (x_test, y_test),
         steps=settings["steps"],
         batch=settings["batch"],

@@ -25,7 +25,7 @@ from excite.studies.figures import COLOURS
 from excite.studies.study import Claim, Study, Variant, VariantResult
 from excite.studies.trajectory.trajectory_figures import bands, curves
 from excite.train import ensemble
-from excite.train.shuffle import Shuffle
+from excite.train.batches import Shuffle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ from excite.data import load
 from excite.studies.computed import Computed, OnProgress, Outcome, Resumable
 from excite.studies.figures import plain_ticks
 from excite.studies.study import Claim, Ladder, Scale, Study, Variant, VariantResult
-from excite.studies.trajectory.image_trajectory import network, train, variance
+from excite.studies.trajectory.image_trajectory import TrainingLength, network, train, variance
 from excite.studies.trajectory.trajectory_figures import bands, curves, dots
 from excite.train.from_config import find_device
 
@@ -95,8 +95,8 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, o
     found = train(
         network(seed, settings["widths"]),
         (data.x_train, labels, data.x_test, data.y_test.reshape(-1).float()),
-        epochs=settings["epochs"], rate=settings["lr"], decay=settings["decay"], seed=seed,
-        device=find_device(device), keep=keep, on_progress=on_progress,
+        TrainingLength(settings["epochs"], settings["lr"], settings["decay"]),
+        seed=seed, device=find_device(device), keep=keep, on_progress=on_progress,
     )  # fmt: skip
     keep.unlink(missing_ok=True)
     return outcome(found)

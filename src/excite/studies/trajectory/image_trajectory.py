@@ -8,6 +8,7 @@ some microseconds: on a GPU many steps are one CUDA graph, measurement included.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -119,13 +120,20 @@ class Learner:
             torch._foreach_add_(self.weights, slopes)
 
 
+@dataclass(frozen=True)
+class TrainingLength:
+    """Number of epochs, learning rate of the first one, and the factor by which it changes from epoch to epoch."""
+
+    epochs: int
+    rate: float
+    decay: float = 1.0
+
+
 def train(
     model: nn.Sequential,
     data: tuple[Tensor, Tensor, Tensor, Tensor],
+    settings: TrainingLength,
     *,
-    epochs: int,
-    rate: float,
-    decay: float,
     seed: int,
     device: torch.device,
     keep: Path | None = None,
@@ -136,6 +144,7 @@ def train(
     `spread` is the variance of the bias over an epoch, "means" (epochs, n) its mean: see `variance`.
     """
     x, y, x_test, y_test = (tensor.to(device) for tensor in data)
+    epochs = settings.epochs
     learner = Learner(model, device)
     initial = learner.bias.detach().double().flatten().clone()
     curves = {name: torch.full((epochs,), torch.nan, dtype=torch.float64) for name in CURVES}
@@ -152,7 +161,7 @@ def train(
                 weight.copy_(stored[f"weight/{name}"])
     for epoch in range(done, epochs):
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed * 100_003 + epoch)).to(device)
-        learner.begin(rate * decay**epoch)
+        learner.begin(settings.rate * settings.decay**epoch)
         learner.learn(x[order], y[order])
         sums = (learner.sums / len(x)).cpu()
         mean = (learner.moved / len(x)).cpu()

@@ -36,8 +36,9 @@ from excite.train.distributed.full_state import (
 )
 from excite.train.distributed.processes import OtherProcess, Processes, RankLost
 from excite.train.predictions import correct, spread_evenly
+from excite.train.settings import Points, TrainerSettings
 from excite.train.step import Loss, Step
-from excite.train.trainer import Points, Trainer, TrainerSettings, record_end
+from excite.train.trainer import Trainer, record_end
 
 _BATCH = 1000  # points whose labels are compared at once, over all ranks
 _CPU = torch.device("cpu")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from excite._core.checks import check_count
+from excite.train.batches import Shuffle
 from excite.train.dynamics.trajectories import BiasTrajectory, Piece, TrajectoryRecord
-from excite.train.shuffle import Shuffle
 from excite.train.vectorized.inputs import check, check_room, check_seeds, take_points, take_rates
 from excite.train.vectorized.perceptrons import Perceptrons
 from excite.train.vectorized.sgd import CapturedWindow, Loss, SGDSettings, Steps, few_threads

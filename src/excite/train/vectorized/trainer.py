@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from excite.errors import InputError, ModelError
 from excite.train.loop import run_loop
-from excite.train.trainer import Trainer, TrainingResult
+from excite.train.settings import TrainingResult
+from excite.train.trainer import Trainer
 from excite.train.vectorized.stacked_modules import StackedLayers, check_stack, stack_batches, stack_models
 
 Losses = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> one loss per sample
