@@ -28,14 +28,16 @@ RESULTS = {  # returned by what is in the table, and not made by users
     "Decomposition", "DropoutRun", "DropoutStatement", "EmptyRegions", "Ensemble", "Equivalence", "Evidence", "TrainingResult", "Gap", "Group",
     "JunctionAlignment", "Largest", "Layer", "LayerAlignment", "LayerRichness", "Ledger", "LedgerEntry", "LedgerReport", "LipschitzBound", "MostActive", "PathCount", "Problem",
     "Processes", "RegionMap", "Repair", "Report", "Richness", "Segments", "Sharpness", "Site", "Smallest", "Spectrum", "Steadiness",
-    "StudyResult", "Units", "Updates", "Verdict", "Watch", "Wiring",
+    "StudyResult", "Unit", "Units", "Updates", "Verdict", "Watch", "Wiring",
 }  # fmt: skip
 REASONS = {
     **dict.fromkeys(RESULTS, "a result"),
     **dict.fromkeys(
         ("DataError", "ExciteError", "InputError", "ModelError", "RunError", "TrainingStopped"), "an error"
     ),
-    **dict.fromkeys(("bounds", "lipschitz", "studies"), "a module"),
+    **dict.fromkeys(
+        ("bounds", "excitation", "integrations", "jobs", "lipschitz", "margin", "monitor", "studies"), "a module"
+    ),
     **dict.fromkeys(("ARCHITECTURES", "BUILT_IN", "DOWNLOADED", "NAMES", "STUDIES", "__version__"), "a constant"),
     **dict.fromkeys(("StepContext", "Probe", "Schedule"), "what probes of one's own build on"),
     **dict.fromkeys(

@@ -280,7 +280,7 @@ def test_a_regression_is_not_excited(tmp_path: Path, method: str) -> None:
 
 HIDDEN = {
     "radius": {"radius": 0.05, "steps": 2, "hidden_radius": 0.01, "awp": 0.005},
-    "by layer": {"radius": 0.05, "steps": 2, "hidden_radius": {"2": 0.01}, "keep_best": True},
+    "by layer": {"radius": 0.05, "steps": 2, "hidden_radius": {"3": 0.01}, "keep_best": True},
     "trades": {"radius": 0.05, "steps": 2, "hidden_radius": 0.01, "trades": 2.0},
     "auto": {"radius": 0.05, "steps": 2, "hidden_radius": "auto", "held_out": 10},
 }
