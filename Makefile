@@ -70,6 +70,7 @@ gallery: venv
 
 # docs/images/*.png: pictures of pages for the guides, from small trainings.
 pictures: venv
+	$(BIN)/python tools/screenshots.py
 	$(BIN)/python tools/pictures.py
 
 # The documentation as a site, in build/site.

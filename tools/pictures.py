@@ -1,6 +1,6 @@
-"""Pictures of the guides: trains small networks on digits, and takes them from the live page, a report and an audit.
+"""Pictures of the guides: list.png, rank.png, compare.png, audit.png and data.png in docs/images, from small trainings on digits.
 
-`make pictures` writes docs/images/*.png (about two minutes on a CPU). It needs Chromium and playwright.
+`make pictures` runs this and tools/screenshots.py (about two minutes on a CPU). It needs Chromium and playwright.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def of_audit(model: nn.Module, target: Path) -> None:
 
 
 def of_pages(folder: Path, audit: Path) -> None:
-    """Pictures of the live page, the list of runs, a comparison and the audit."""
+    """Pictures of the list of runs, a panel, a comparison and the audit."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright, served(folder) as address:
@@ -109,6 +109,8 @@ def of_pages(folder: Path, audit: Path) -> None:
             if part is None:
                 save(page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": height}), name)
             else:
+                page.locator(part).first.scroll_into_view_if_needed()  # panels are drawn when they come into view
+                page.wait_for_timeout(4000)
                 save(page.locator(part).first.screenshot(), name)
 
         home = address.rstrip("/")
@@ -123,7 +125,6 @@ def of_pages(folder: Path, audit: Path) -> None:
 
 
 PAGES: list[dict[str, Any]] = [
-    {"path": "/view?run=lr-0.05", "name": "live.png", "height": 760},
     {"path": "/view?run=lr-0.05", "name": "rank.png", "part": "#panel-ranks"},
     {"path": "/view?run=lr-0.01&run=lr-0.05&run=lr-0.1", "name": "compare.png", "height": 760},
 ]

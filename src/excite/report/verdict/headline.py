@@ -125,7 +125,8 @@ def _robustness(outcome: Outcome) -> tuple[Kind, str]:
         )
     size = fraction(value, outcome.norm, outcome.unit)
     perhaps = ", perhaps much less," if outcome.verified is False else ""
-    text = f"a change of {describe(value, outcome.norm, outcome.unit)}{perhaps} is enough to change half of the decisions on {where}"
+    words = describe(value, outcome.norm, outcome.unit).removeprefix("a change of ")
+    text = f"a change of {words}{perhaps} is enough to change half of the decisions on {where}"
     if size is None or outcome.verified is False:
         return "note", text[0].upper() + text[1:]
     if size >= ROBUST:
