@@ -135,9 +135,9 @@ class Claim:
             )
 
 
-def gap_claim(text: str, source: str, variant: str, than: str, *, wider: bool = False) -> Claim:
+def gap_claim(text: str, source: str, variant: str, than: str, *, wider: bool = False, quote: str = "") -> Claim:
     """The claim that the gap between training and test curves is smaller in `variant` than in the variant `than`, or `wider`."""
-    bounds: dict[str, Any] = {"above": 0.0} if wider else {"below": 0.0}
+    bounds: dict[str, Any] = {"quote": quote, **({"above": 0.0} if wider else {"below": 0.0})}
     measure = f"gap of the curves, {variant} minus {than}"
     return Claim(text, source, measure, (than, variant), lambda n: n[variant].gap - n[than].gap, **bounds)
 

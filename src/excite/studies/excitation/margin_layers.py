@@ -14,6 +14,10 @@ from excite.studies.study import Claim, Study, Variant, gap_claim
 
 PLAIN, INPUT, ALL = "plain", "input excited", "every layer excited"
 _FIGURE = "Persistency of excitation, section 6, figure 6; Richness of hidden activations, figure 2"
+_INDICATOR = (
+    "when all layers are perturbed for persistency of excitation as described in Algorithm 1, the margin of the training data "
+    "becomes a good indicator of the margin of the test data"
+)
 
 
 def variants(scale: TrainingScale) -> list[Variant]:
@@ -45,6 +49,8 @@ def _of_the_figure() -> list[Claim]:
             (PLAIN, INPUT),
             lambda n: n[INPUT].margin_train - n[PLAIN].margin_train,
             above=0.0,
+            quote="perturbing only the first layer of the network during training substantially increases the margin of the "
+            "training data",
         ),
         Claim(
             "that is not an improvement for test images: their margin grows by less than a tenth",
@@ -53,18 +59,21 @@ def _of_the_figure() -> list[Claim]:
             (PLAIN, INPUT),
             lambda n: n[INPUT].margin_test / n[PLAIN].margin_test - 1 if n[PLAIN].margin_test else float("nan"),
             below=0.1,
+            quote="however, this does not correspond to an improvement for the margin of the test data",
         ),
         gap_claim(
             "with every layer perturbed training margins predict test margins better than with the input perturbed alone",
             _FIGURE,
             ALL,
             INPUT,
+            quote=_INDICATOR,
         ),
         gap_claim(
             "with every layer perturbed training margins predict test margins better than after plain training",
             _FIGURE,
             ALL,
             PLAIN,
+            quote=_INDICATOR,
         ),
     ]
 

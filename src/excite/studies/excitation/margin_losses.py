@@ -32,6 +32,8 @@ def _small(variant: str) -> Claim:
         (variant,),
         effect,
         below=LARGE,
+        quote="neither the squared-error loss nor the cross-entropy loss is effective in providing a large margin for the unseen "
+        "test data",
     )
 
 
