@@ -2,7 +2,11 @@
 
 from types import SimpleNamespace
 
+import pytest
+
+from excite import InputError
 from excite.cli import shared
+from excite.cli.shared import parse_normalize, parse_options
 
 
 def test_bars_are_updated_by_phase(capsys):
@@ -30,3 +34,14 @@ def test_the_summary_has_a_row_per_variant(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "plain [a]" in out  # names are not markup
     assert "• The gap is 3." in out
+
+
+def test_the_text_of_options_and_of_a_normalization():
+    assert parse_options('{"width": 64, "names": ["a"]}') == {"width": 64, "names": ["a"]}
+    assert parse_normalize("0.5,0.4,0.3/0.2,0.2,0.1") == ([0.5, 0.4, 0.3], [0.2, 0.2, 0.1])
+    for text in ("0.5", "0.5/", "a/b", "1/2/3", ""):
+        with pytest.raises(InputError, match="--normalize: expected MEAN/STD"):
+            parse_normalize(text)
+    for text in ("width=5", "[1]", "3", ""):
+        with pytest.raises(InputError, match="--options: expected"):
+            parse_options(text)

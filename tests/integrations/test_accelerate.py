@@ -56,8 +56,11 @@ def test_one_step_per_optimizer_step(tmp_path, accumulated):
     before = state_of(model)["hooks"]
     with AcceleratedWatch(accelerator, model, tmp_path / "run", x, optimizer, every={"distance": 1}) as monitor:
         losses = train(accelerator, model, optimizer, loader, monitor)
+        monitor.log({"val/error": 0.5}, lr=0.1)
     with excite.load_run(tmp_path / "run") as run:
         steps, values = run.series("loss/step")
+        assert [one.tolist() for one in run.series("val/error")] == [[len(losses)], [0.5]]
+        assert run.series("lr")[1].tolist() == [0.1]
         assert "conservation/drift" in {
             "/".join(name.split("/")[:2]) for name in run.names()
         }  # the optimizer was found

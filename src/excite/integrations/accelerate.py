@@ -6,6 +6,7 @@ monitor = AcceleratedWatch(accelerator, model, example=x, run="runs/first", opti
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -86,6 +87,12 @@ class AcceleratedWatch:
             self._deferred.add(loss / self._accelerator.gradient_accumulation_steps)
         if self._accelerator.sync_gradients:
             self._deferred.step()
+
+    def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Records values of the training at the current step, as `Watch.log` does."""
+        self.start()
+        assert self._deferred.watch is not None
+        self._deferred.watch.log(values, **named)
 
     def close(self) -> None:
         """Detaches from the model and closes the run; a second call does nothing."""

@@ -263,3 +263,17 @@ def test_a_run_of_excite_train(tmp_path):
     again = load_model(bare, model="mlp", options={"widths": [4]}, data="moons")
     assert same(saved.model, again.model)
     assert load_file(bare).keys() != saved.model.state_dict().keys()  # a checkpoint has other names
+
+
+def test_weights_that_say_how_they_are_built_need_no_config(tmp_path):
+    config = {
+        "data": {"name": "moons", "train": 20, "test": 10}, "model": {"name": "mlp", "options": {"widths": [4]}},
+        "optimizer": {"name": "sgd", "lr": 0.1}, "epochs": 1, "batch": 10, "watch": False,
+    }  # fmt: skip
+    train(config, tmp_path / "run").close()
+    model = Net(6)
+    with Run.open(tmp_path / "run", "a") as run:
+        run.save(model, Net, {"width": 6}, step=100)
+    with pytest.raises(InputError, match=r":Net'.*--trust"):
+        load_model(tmp_path / "run")
+    assert same(model, load_model(tmp_path / "run", trust=True).model)

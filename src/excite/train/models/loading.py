@@ -135,7 +135,7 @@ def load_model(
         weights = _read(run, file)
         found, about = _data(run, config, data)
         source = _source(run, weights, config, model, options, trust)
-    made = _build(source, model, config, found)
+    made = _build(source, model, config if weights.source.factory is None else None, found)
     built = load_weights(made, weights.state, file or folder)
     key, output = about.get("key"), about.get("output")
     if key is not None or output is not None:
@@ -228,7 +228,7 @@ def _source(
         return model_source(nn.Identity(), model, kept) if isinstance(model, str) else ModelSource(None, dict(kept))
     if options is not None:
         raise InputError("options: expected a model that takes them: pass --model MODULE:FACTORY (model= in Python)")
-    if config is not None:
+    if config is not None and weights.source.factory is None:
         assert run is not None
         stored_config(run, trust=trust)  # refuses a "module:factory" that is not trusted
         return ModelSource(config.model.name, dict(config.model.options))
