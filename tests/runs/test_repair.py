@@ -125,7 +125,7 @@ def test_a_checkpoint_of_an_older_version_is_accepted(tmp_path: Path, monkeypatc
         with safe_open(path, framework="pt") as file:
             header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         del header["metrics"]
-        header |= {"version": "1", "sha256": checkpoints._checksum(1, tensors, header["state"], "")}
+        header |= {"version": "1", "sha256": checkpoints.checksum(1, tensors, header["state"], "")}
         save_file(tensors, path, header)
         run._metrics.set_commits(0)
         assert run.load_checkpoint()[0] == 1
