@@ -8,7 +8,7 @@ from torch import nn
 
 from excite import AdversarialTraining
 from excite.errors import InputError
-from excite.excitation.gap_control import GAIN, HIGHEST, LOWEST, START, GapController
+from excite.excitation.gap_control import GAIN, HIGHEST, START, GapController
 from models import same_state, state_of
 
 HELD = (torch.randn(10, 3), torch.arange(10) % 2)
@@ -26,10 +26,20 @@ def test_radius_follows_its_law():
     for _ in range(200):
         control.observe(*fractions(0.5, 0.5))
     assert float(control.factor) < before
-    assert float(control.factor) == pytest.approx(LOWEST)
+    assert float(control.factor) == pytest.approx(START)
     for _ in range(200):
-        control.observe(*fractions(1.0, 0.2))
+        control.observe(*fractions(1.0, 0.6))
     assert float(control.factor) == pytest.approx(HIGHEST)
+
+
+def test_radius_falls_while_held_out_accuracy_is_below_its_best():
+    control = GapController(HELD, 0.1, 1)
+    for _ in range(20):
+        control.observe(*fractions(0.9, 0.6))
+    high = float(control.factor)
+    for _ in range(20):
+        control.observe(*fractions(0.9, 0.5))  # the gap has grown, and the radius was not good for it
+    assert float(control.factor) < high
 
 
 def test_planted_gap_is_held_at_its_target():

@@ -312,3 +312,13 @@ def test_held_out_points_are_not_trained_on() -> None:
 def test_held_out_belongs_to_auto(change: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="held_out"):
         parse_config({**MOONS, "adversarial": {**HIDDEN["auto"], **change}})
+
+
+def test_robust_accuracy_while_training(tmp_path: Path) -> None:
+    config = {**MOONS, "epochs": 5, "robust": {"radius": 0.1, "steps": 3, "points": 20, "every": 2}}
+    with train(config, tmp_path / "run") as run:
+        for part in ("train", "test"):
+            steps, values = run.series(f"robust/{part}")
+            assert list(steps) == [0, 6, 12, 15]  # epochs 0, 2, 4 and the last, three steps each
+            assert ((values >= 0) & (values <= 1)).all()
+        assert run.series("robust/train")[1][-1] <= run.series("accuracy/train")[1][-1] + 0.2

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from excite.train.from_config import train
-from excite.train.schedule import RISE, OneCycle, one_cycle
+from excite.train.schedule import RISE, RateSchedule, one_cycle, step_decay
 
 CONFIG = {
     "data": {"name": "digits", "classes": [0, 1], "train": 60, "test": 20},
@@ -31,7 +31,7 @@ def test_one_cycle_is_two_straight_lines():
 def test_rates_follow_it_group_by_group_and_never_vanish():
     a, b = (nn.Parameter(torch.zeros(1)) for _ in range(2))
     optimizer = torch.optim.SGD([{"params": [a], "lr": 1.0}, {"params": [b], "lr": 0.1}])
-    schedule, seen = OneCycle(optimizer), []
+    schedule, seen = RateSchedule("one-cycle", optimizer), []
     for step in range(9):
         schedule(step, 9)
         seen.append([group["lr"] for group in optimizer.param_groups])
@@ -74,3 +74,7 @@ def test_half_precision_trains_weights_in_single(tmp_path, method):
     state = run.load_checkpoint()[1]["model"]
     assert all(weight.dtype == torch.float32 for weight in state.values())
     assert run.series("accuracy/test")[1][-1] > 0.8
+
+
+def test_step_decay_falls_at_half_and_at_three_quarters():
+    assert [step_decay(share) for share in (0, 0.49, 0.5, 0.74, 0.75, 1)] == [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]

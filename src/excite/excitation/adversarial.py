@@ -48,8 +48,6 @@ from excite.excitation.search import INPUT, Perturbations, evaluate
 from excite.excitation.targets import Binary, Loss, choose_target
 from excite.excitation.weight_perturbation import moved_weights, perturbed_weights, weight_perturbations
 
-_MEASURE_EVERY = 25  # steps between two measurements of the gap, for hidden_radius "auto"
-
 
 class AdversarialTraining:
     """Adversarial training: the batch **mean** of error(f(x + d), y) at the perturbation d of the input that makes it largest.
@@ -80,9 +78,10 @@ class AdversarialTraining:
         hidden_radius: size of their perturbations relative to the root mean square of each layer's input: a number, or a dict
             by layer name (layers that are not named are not perturbed), or "auto". 0.002 to 0.005 for ResNets; 0 for none.
         hidden: norm, budget and start of the hidden perturbations (`HiddenOptions`).
-        held_out: for hidden_radius "auto": points and labels (x, y) that are not trained on. Every 25 steps the robust
+        held_out: for hidden_radius "auto": points and labels (x, y) that are not trained on. The robust
             accuracy on the batch is compared with that on as many of them.
         gap_target: for hidden_radius "auto": the difference of the two that the hidden radius is to hold.
+        gap_every: for hidden_radius "auto": steps between two measurements, each of which costs two searches.
         awp: γ of adversarial weight perturbation, such as 0.005; 0 for none.
         trades: β of TRADES, such as 6: the loss is error(f(x), y) + β·KL(p(x) ‖ p(x + d)) and the search makes the second term
             largest; for the cross-entropy. 0 for plain adversarial training.
@@ -119,6 +118,7 @@ class AdversarialTraining:
         hidden: HiddenOptions | None = None,
         held_out: tuple[Tensor, Tensor] | None = None,
         gap_target: float = 0.08,
+        gap_every: int = 25,
         awp: float = 0.0,
         trades: float = 0.0,
         keep_best: bool = False,
@@ -139,7 +139,7 @@ class AdversarialTraining:
         self.output = output
         self.hidden_radius: float | Mapping[str, float] | GapController
         if isinstance(hidden_radius, str) and hidden_radius == "auto":
-            self.hidden_radius = GapController(held_out, gap_target, _MEASURE_EVERY)
+            self.hidden_radius = GapController(held_out, gap_target, gap_every)
         else:
             self.hidden_radius = _check_hidden_radius(hidden_radius, known)
             if held_out is not None:

@@ -23,7 +23,7 @@ from excite._core.preserve import Buffers, ignore_probes
 from excite._core.replay import Tape
 from excite._core.wrappers import eagerly
 from excite.errors import InputError
-from excite.excitation.perturbations import PerturbedInput, project, random_point
+from excite.excitation.perturbations import PerturbedInput, project, random_point, steepest
 from excite.excitation.radius import root_mean_square
 from excite.excitation.search import (
     INPUT,
@@ -205,12 +205,15 @@ class _Ascent:
                 start[name] = layer.layout.from_samples(rows, zero).to(zero.dtype)
         return start
 
-    def step(self, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """The perturbations after one step up the gradients; those without a gradient stay."""
+    def step(self, values: Mapping[str, Tensor], gradients: dict[str, Tensor | None]) -> dict[str, Tensor]:
+        """The perturbations after one step up the gradients; those without a gradient stay.
+
+        Hidden ones are changed in place and `gradients` is emptied, so that no second set of activations is held.
+        """
         shared = self._settings.hidden.budget == "shared" and bool(self._hidden)
         moved = self._shared_step(values, gradients) if shared else {}
         for name, value in values.items():
-            gradient = gradients[name]
+            gradient = gradients.pop(name)
             if name in moved:
                 continue
             moved[name] = value if gradient is None else self._step(name, value, gradient)
@@ -221,8 +224,11 @@ class _Ascent:
 
     def _step(self, name: str, value: Tensor, gradient: Tensor) -> Tensor:
         layer, norm, settings = self._layers[name], self._norm(name), self._settings
-        if name != INPUT and not settings.hidden.random_start:
-            return layer.step(value, gradient, norm, settings.steps, self._batch)
+        if name != INPUT and not settings.hidden.random_start:  # these steps cannot leave the ball
+            unit, length = steepest(gradient, norm, layer.layout, self._batch), layer.radius / settings.steps
+            if isinstance(length, Tensor):
+                return value.addcmul_(unit.to(value.dtype), length.to(value.dtype))
+            return value.add_(unit.to(value.dtype), alpha=length)
         length = settings.step_size if name == INPUT else 2.5 * layer.radius / settings.steps
         moved = value + (length * layer.steepest(value, gradient, norm, self._batch)).to(value.dtype)
         rows = project(layer.layout.by_sample(moved, self._batch), norm, layer.radius)
@@ -256,7 +262,7 @@ class _Best:
 
     def update(self, values: Mapping[str, Tensor], errors: Tensor) -> None:
         if self._errors is None:
-            self._errors, self.values = errors, dict(values)
+            self._errors, self.values = errors, {name: value.clone() for name, value in values.items()}
             return
         better = errors > self._errors
         self._errors = torch.where(better, errors, self._errors)

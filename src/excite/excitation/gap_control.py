@@ -4,9 +4,10 @@ Robust overfitting is the gap between the robust accuracy on training data and t
 are measured, on the batch at hand and on as many held-out points, by the attack of the training on the input alone, with
 the model in evaluation mode. Both are smoothed; then the hidden radius ρ moves:
 
-    gap = train − held,   ρ ← ρ·exp(GAIN · clamp((gap − target)/target, −1, 1)),   between LOWEST and HIGHEST
+    gap = train − held,   ρ ← ρ·exp(GAIN · clamp((gap − target)/target, −1, 1)),   between START and HIGHEST
 
-A collapsed network has no gap, so that ρ falls. Everything is computed with tensors where the model is: nothing waits for
+With few data the target may be out of reach: ρ also falls (a full step down) while the robust accuracy on held-out data is
+below KEEP times the best it has been. A collapsed network has no gap, so that ρ falls as well. Everything is computed with tensors where the model is: nothing waits for
 a GPU, and a captured step reads the current ρ.
 """
 
@@ -22,9 +23,11 @@ from excite._core.calls import check_finite
 from excite._core.checks import check_count, check_dense, check_number
 from excite.errors import InputError
 
-START, LOWEST, HIGHEST = 1e-3, 1e-4, 0.05
-GAIN = 0.1
-MEMORY = 0.9
+START, HIGHEST = 1e-3, 0.05
+GAIN = 0.15
+MEMORY = 0.8
+KEEP = 0.9
+_NUMBERS = ("factor", "train", "held", "best")
 
 
 class GapController:
@@ -54,18 +57,17 @@ class GapController:
         check_finite(x, "held_out")
         self.x, self.y = x.detach(), y.detach()
         self.target = check_number(target, "gap_target", 0, 1, above=True)
-        self.every = check_count(every, "every")
+        self.every = check_count(every, "gap_every")
         self.factor = torch.tensor(START)
-        self.train, self.held = torch.tensor(float("nan")), torch.tensor(float("nan"))
+        self.train, self.held, self.best = (torch.tensor(float("nan")) for _ in range(3))
         self.steps = 0
         self._next = 0  # the first held-out point of the next measurement
 
     def to(self, device: torch.device) -> None:
         """Moves the state, and the held-out points, to a device."""
         if self.factor.device != device:
-            self.factor, self.train, self.held, self.x, self.y = (
-                t.to(device) for t in (self.factor, self.train, self.held, self.x, self.y)
-            )
+            for name in ("factor", "train", "held", "best", "x", "y"):
+                setattr(self, name, getattr(self, name).to(device))
 
     def due(self) -> bool:
         """Counts a step; whether to measure at it."""
@@ -84,8 +86,10 @@ class GapController:
         for smoothed, now in ((self.train, train), (self.held, held)):
             now = now.to(smoothed.dtype)
             smoothed.copy_(torch.where(smoothed.isnan(), now, MEMORY * smoothed + (1 - MEMORY) * now))
+        self.best.copy_(torch.fmax(self.best, self.held))
         excess = ((self.train - self.held - self.target) / self.target).clamp(-1, 1)
-        self.factor.copy_((self.factor * torch.exp(GAIN * excess)).clamp(LOWEST, HIGHEST))
+        excess = torch.where(self.held < KEEP * self.best, -1.0, excess)
+        self.factor.copy_((self.factor * torch.exp(GAIN * excess)).clamp(START, HIGHEST))
 
     def measured(self) -> dict[str, float]:
         """Metrics for a run."""
@@ -99,12 +103,12 @@ class GapController:
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint."""
-        numbers = {name: float(getattr(self, name)) for name in ("factor", "train", "held")}
+        numbers = {name: float(getattr(self, name)) for name in _NUMBERS}
         return {**numbers, "steps": self.steps, "next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
-        for name in ("factor", "train", "held"):
+        for name in _NUMBERS:
             getattr(self, name).fill_(state[name])
         self.steps, self._next = int(state["steps"]), int(state["next"])
 

@@ -92,6 +92,7 @@ class AdversarialConfig(_Section):
     hidden_radius: Literal["auto"] | NotNegative | dict[str, NotNegative] = 0.0
     held_out: Count | None = None  # training points that are not trained on, for hidden_radius = "auto"
     gap_target: Positive = 0.08
+    gap_every: Count = 25
     awp: NotNegative = 0.0
     trades: NotNegative = 0.0
     keep_best: bool = False
@@ -103,6 +104,17 @@ class AdversarialConfig(_Section):
                 "held_out, the number of training points to hold out, together with hidden_radius = 'auto'"
             )
         return self
+
+
+class RobustConfig(_Section):
+    """Robust accuracy before training, every so many epochs and after the last: an attack on `points` of each part."""
+
+    radius: Positive
+    norm: Annotated[Literal["inf", "2", "1"], BeforeValidator(_norm_name)] = "inf"
+    steps: Count = 10
+    points: Count = 1000
+    every: Count = 1
+    bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
 
 
 class SGDConfig(_Section):
@@ -160,7 +172,8 @@ class TrainConfig(_Section):
     adversarial: AdversarialConfig | None = None
     augment: AugmentConfig | None = None
     optimizer: Annotated[SGDConfig | AdamConfig, Field(discriminator="name")]
-    schedule: Literal["constant", "one-cycle"] = "constant"  # of the learning rate: see `excite.train.schedule`
+    robust: RobustConfig | None = None
+    schedule: Literal["constant", "one-cycle", "step"] = "constant"  # of the learning rate: see `excite.train.schedule`
     precision: Literal["float32", "bfloat16"] = "float32"  # of the passes; weights stay in float32
     epochs: Count
     batch: Count
@@ -310,7 +323,7 @@ def _path(problem: Any, values: Any) -> list[str]:
 def _known_keys(path: list[str], values: Mapping[str, Any]) -> list[str]:
     sections: dict[str, type[BaseModel]] = {
         "data": DataConfig, "model": ModelConfig, "excitation": ExcitationConfig, "augment": AugmentConfig,
-        "adversarial": AdversarialConfig,
+        "adversarial": AdversarialConfig, "robust": RobustConfig,
     }  # fmt: skip
     if not path:
         return list(TrainConfig.model_fields)

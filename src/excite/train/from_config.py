@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from excite._core.files import TEMPORARY, read_json, writing
 from excite._core.randomness import own_randomness
+from excite._core.wrappers import unwrap
 from excite._version import __version__
 from excite.data import Dataset, load
 from excite.errors import InputError, ModelError, TrainingStopped
 from excite.excitation import AdversarialTraining, PersistentExcitation, Relative, Stages
 from excite.excitation.auto_radius import Auto
 from excite.excitation.radius import base_radius
+from excite.margin.fixed_radius import robust_accuracy
 from excite.monitor.watch import watch
 from excite.probes import Distance, Every, Loss, Rank
 from excite.runs import Run, load_run
@@ -37,7 +39,7 @@ from excite.train.distributed.processes import Processes, alone, many_processes,
 from excite.train.models.architectures import ARCHITECTURES, options_for
 from excite.train.models.weights import load_weights
 from excite.train.momentum import zero_momentum
-from excite.train.schedule import OneCycle
+from excite.train.schedule import RateSchedule
 from excite.train.settings import TrainerSettings
 from excite.train.trainer import Trainer, make_trainer
 from excite.train.vectorized.trainer import fit_together
@@ -281,7 +283,10 @@ def _prepare(
             checkpoint_every=settings.checkpoint_every,
             progress=progress,
             transform=transform,
-            schedule=OneCycle(optimizer, processes.size == 1) if settings.schedule == "one-cycle" else None,
+            schedule=None
+            if settings.schedule == "constant"
+            else RateSchedule(settings.schedule, optimizer, processes.size == 1),
+            evaluate=_robust_evaluation(settings, model, _trained_on(settings, data)),
         ),
     )
 
@@ -440,7 +445,7 @@ def build_excitation(
             adversarial.steps, adversarial.step_size, adversarial.random_start, bounds=_pair(adversarial.bounds),
             layers=adversarial.layers, hidden_radius=adversarial.hidden_radius, awp=adversarial.awp,
             trades=adversarial.trades, keep_best=adversarial.keep_best, held_out=held_out,
-            gap_target=adversarial.gap_target, **target,
+            gap_target=adversarial.gap_target, gap_every=adversarial.gap_every, **target,
         )  # fmt: skip
     if excitation is None:
         return PersistentExcitation(model, 0.0, **target)
@@ -452,6 +457,35 @@ def build_excitation(
         model, radius, excitation.norm, excitation.steps, excitation.layers, threshold, _pair(excitation.bounds),
         kind=excitation.kind, **target,
     )  # fmt: skip
+
+
+def _robust_evaluation(
+    config: TrainConfig, model: nn.Module, data: Dataset
+) -> Callable[[int], dict[str, float]] | None:
+    """The function that measures robust accuracy where it is due; None if the config does not ask for it."""
+    settings = config.robust
+    if settings is None:
+        return None
+    if not data.classes:
+        raise InputError(f"robust needs classes; {data.name} is a regression: leave robust out")
+    options = {"norm": settings.norm, "bounds": _pair(settings.bounds), "steps": settings.steps, "restarts": 1}
+    points = {}
+    for part, x, y in (("train", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):
+        count = min(settings.points, len(x))
+        if count:
+            chosen = torch.arange(count) * len(x) // count
+            points[part] = x[chosen], y[chosen]
+
+    def evaluate(epochs_done: int) -> dict[str, float]:
+        if epochs_done % settings.every and epochs_done != config.epochs:
+            return {}
+        classes = _classes(config, data)
+        return {
+            f"robust/{part}": robust_accuracy(unwrap(model), x, y, [settings.radius], classes=classes, **options)[0]
+            for part, (x, y) in points.items()
+        }
+
+    return evaluate
 
 
 def _held_out(data: Dataset, count: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 constant    the optimizer's own
 one-cycle   linearly up to the optimizer's own in the first fifth, then linearly down to nothing
+step        the optimizer's own, a tenth of it from half of training on, a hundredth from three quarters on
 """
 
 from __future__ import annotations
@@ -17,19 +18,27 @@ def one_cycle(share: float) -> float:
     return min(share / RISE, (1 - share) / (1 - RISE))
 
 
-class OneCycle:
-    """Sets the learning rates of an optimizer before each step.
+def step_decay(share: float) -> float:
+    """The factor on the learning rate when `share` of training is done, 0 to 1."""
+    return 1.0 if share < 0.5 else 0.1 if share < 0.75 else 0.01
+
+
+SCHEDULES = {"one-cycle": one_cycle, "step": step_decay}
+
+
+class RateSchedule:
+    """Sets the learning rates of an optimizer before each step; `name` is one of `SCHEDULES`.
 
     Where steps are `captured` on a GPU they become tensors, so that a captured step reads their present values.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, captured: bool = True):
-        self.optimizer, self.captured = optimizer, captured
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer, captured: bool = True):
+        self.factor, self.optimizer, self.captured = SCHEDULES[name], optimizer, captured
         self.peaks = [float(group["lr"]) for group in optimizer.param_groups]
 
     def __call__(self, step: int, steps: int) -> None:
         """Before step number `step` of `steps`, counted from 0; no step has rate zero."""
-        factor = one_cycle((step + 1) / (steps + 1))
+        factor = self.factor((step + 1) / (steps + 1))
         for group, peak in zip(self.optimizer.param_groups, self.peaks):
             device = group["params"][0].device
             if device.type != "cuda" or not self.captured:

@@ -13,7 +13,7 @@ from excite._core.checks import check_count, check_dense, check_flag, check_seed
 from excite.errors import InputError
 from excite.runs.run import Run
 from excite.train.predictions import Predict
-from excite.train.schedule import OneCycle
+from excite.train.schedule import RateSchedule
 
 Progress = Callable[[str, int, int], None]
 
@@ -129,6 +129,8 @@ class TrainerSettings:
         capture: Whether to run steps as CUDA graphs where possible. Ignored on several processes.
         transform: Applied to the points of every batch before the step.
         schedule: Sets the learning rate before every step.
+        evaluate: Called with the number of epochs done, before training and after every epoch; the values it returns are
+            logged by name.
     """
 
     epochs: int
@@ -142,7 +144,8 @@ class TrainerSettings:
     progress: Progress | None = None
     capture: bool = True
     transform: Callable[[Tensor], Tensor] | None = None
-    schedule: OneCycle | None = None
+    schedule: RateSchedule | None = None
+    evaluate: Callable[[int], dict[str, float]] | None = None
 
     def __post_init__(self) -> None:
         for name, value in (

@@ -278,7 +278,7 @@ class Trainer:
     def close_epoch(self) -> None:
         """Measures accuracies at the end of an epoch."""
         self._settle()
-        self._measure_accuracy()
+        self._measure_accuracy(self.epoch + 1)
         measured: dict[str, float] = getattr(self.excitation, "measured", dict)()
         if measured:
             self._log(self.step, {f"excitation/{name}": value for name, value in measured.items()})
@@ -337,7 +337,10 @@ class Trainer:
         values: list[float] = torch.stack([loss.reshape(()) for loss in pending]).tolist()
         return values
 
-    def _measure_accuracy(self) -> None:
+    def _measure_accuracy(self, epochs_done: int = 0) -> None:
+        values = {} if self.settings.evaluate is None else self.settings.evaluate(epochs_done)
+        if values:
+            self._log(self.step, values)
         if not self.classifies:
             return
         values = {"accuracy/train": self._accuracy(self.x, self.y, _MOST)}

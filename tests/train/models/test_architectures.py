@@ -10,7 +10,14 @@ from excite.errors import InputError
 from excite.train import ARCHITECTURES, build
 from excite.train.models.architectures import options_for
 
-SHAPES = {"papers-cnn": (3, 32, 32), "small-cnn": (1, 8, 8), "resnet": (1, 8, 8), "mlp": (2, 3), "linear": (5,)}
+SHAPES = {
+    "papers-cnn": (3, 32, 32),
+    "small-cnn": (1, 8, 8),
+    "resnet": (1, 8, 8),
+    "preact-resnet": (1, 8, 8),
+    "mlp": (2, 3),
+    "linear": (5,),
+}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -14,7 +14,7 @@ from torch import nn
 from excite._core.checks import check_count, is_number
 from excite._core.randomness import seeded_weights
 from excite.errors import InputError
-from excite.train.models.resnet import resnet
+from excite.train.models.resnet import preact_resnet, resnet
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "leaky-relu": nn.LeakyReLU, "tanh": nn.Tanh}
 
@@ -80,17 +80,17 @@ def linear(inputs: int, outputs: int = 1) -> nn.Module:
 
 
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
-    "papers-cnn": papers_cnn, "small-cnn": small_cnn, "resnet": resnet, "mlp": mlp, "linear": linear
+    "papers-cnn": papers_cnn, "small-cnn": small_cnn, "resnet": resnet, "preact-resnet": preact_resnet, "mlp": mlp, "linear": linear
 }  # fmt: skip
 
-_IMAGES = ("papers-cnn", "small-cnn", "resnet")
+_IMAGES = ("papers-cnn", "small-cnn", "resnet", "preact-resnet")
 
 
 def build(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
     """Builds a built-in network. The global random state is left unchanged.
 
     Args:
-        name: Key of `ARCHITECTURES`: "papers-cnn", "small-cnn", "resnet", "mlp" or "linear".
+        name: Key of `ARCHITECTURES`: "papers-cnn", "small-cnn", "resnet", "preact-resnet", "mlp" or "linear".
         seed: Seed of the weights.
         **options: Keywords of the network's function, such as `inputs` and `widths` for "mlp".
 

@@ -1,0 +1,328 @@
+"""Robust overfitting: does perturbing every layer on top of adversarial training keep test robust while training goes on?
+
+Not an experiment of the papers, whose thesis it tests: only where every layer is excited do training data tell the truth
+about test data. Adversarial training perturbs the input alone, and its robust accuracy on training data says little about
+that on test data. All variants share data, network, schedule, number of epochs, attack and evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from excite.errors import RunError
+from excite.jobs.job import Job
+from excite.jobs.training_job import TrainingJob
+from excite.margin.fixed_radius import robust_accuracy
+from excite.runs import Run, load_run
+from excite.studies.beyond.by_robustness import in_pixels
+from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
+from excite.train.config import TrainConfig, parse_config
+from excite.train.evaluate import PARTS, SavedModel
+from excite.train.from_config import load_data
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PGD, AUTO, TRADES = "PGD training", "every layer, radius auto", "TRADES"
+_OWN = "not in the papers"
+_COLOURS = (
+    "black",
+    "#9ecae1",
+    "#3182bd",
+    "#08306b",
+    "#6a51a3",
+    "#fdae6b",
+    "#e6550d",
+    "#a63603",
+    "#31a354",
+    "#c51b8a",
+    "#7a0177",
+)
+_MARKERS = ("o", "s", "s", "s", "P", "^", "^", "^", "D", "v", "X")
+_SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverfittingScale(Scale):
+    """Sizes of the study. `rho` and `gamma`: the hidden radii and the sizes of AWP, in ascending order."""
+
+    data: Mapping[str, Any]
+    splits: bool  # every seed has its own split of the data into training and test points
+    model: Mapping[str, Any]
+    radius: float
+    epochs: int
+    batch: int
+    points: int
+    held_out: int
+    rho: tuple[float, ...]
+    gamma: tuple[float, ...]
+    both: tuple[float, float]  # ρ and γ of the variant with both
+    gap_every: int = 25
+    every: int = 1  # epochs between two evaluations
+    precision: str = "float32"
+
+
+SCALES: dict[str, OverfittingScale] = {
+    "quick": OverfittingScale(
+        name="quick", seeds=3, data={"name": "digits", "train": 200, "test": 500}, splits=True,
+        model={"name": "preact-resnet", "options": {"width": 16, "stages": 2, "blocks": 1}}, radius=0.25, epochs=60, batch=50,
+        points=500, held_out=40, rho=(0.003, 0.01, 0.02), gamma=(0.005, 0.01, 0.02), both=(0.01, 0.01), gap_every=5, every=5,
+        words="200 digits of 8×8 pixels, 60 epochs, a residual network of 20,000 weights, perturbations of at most 0.25 per pixel of [−1, 1], three seeds",
+    ),
+    "paper": OverfittingScale(
+        name="paper", seeds=1, data={"name": "cifar10", "train": None, "test": None}, splits=False,
+        model={"name": "preact-resnet"}, radius=in_pixels(8), epochs=60, batch=256, points=1000, held_out=1000,
+        rho=(0.001, 0.002, 0.004), gamma=(0.0025, 0.005, 0.01), both=(0.002, 0.005), precision="bfloat16",
+        words="all 50,000 images of CIFAR-10 with flips and shifts, 60 epochs, PreActResNet-18, 8/255, passes in bfloat16",
+    ),
+}  # fmt: skip
+
+
+def every(rho: float) -> str:
+    """Name of the variant with this hidden radius."""
+    return f"every layer, ρ {rho:g}"
+
+
+def awp(gamma: float) -> str:
+    """Name of the variant with this weight perturbation."""
+    return f"AWP, γ {gamma:g}"
+
+
+def both(scale: OverfittingScale) -> str:
+    """Name of the variant with every layer and AWP."""
+    return f"every layer, ρ {scale.both[0]:g}, and AWP, γ {scale.both[1]:g}"
+
+
+def variants(scale: OverfittingScale) -> list[Variant]:
+    """Variants that are trained at a scale."""
+    bounds = [-1.0, 1.0]
+
+    def train(**changes: Any) -> dict[str, Any]:
+        return {
+            "data": dict(scale.data),
+            "model": dict(scale.model),
+            "loss": "cross-entropy",
+            "augment": {"flip": True, "shift": 4} if scale.data["name"] == "cifar10" else None,
+            "optimizer": _SGD,
+            "schedule": "step",
+            "precision": scale.precision,
+            "epochs": scale.epochs,
+            "batch": scale.batch,
+            "watch": False,
+            "adversarial": {"radius": scale.radius, "steps": 5, "bounds": bounds, **changes},
+            "robust": {
+                "radius": scale.radius,
+                "steps": 10,
+                "points": scale.points,
+                "every": scale.every,
+                "bounds": bounds,
+            },
+        }
+
+    rho, gamma = scale.both
+    return [
+        Variant(PGD, train()),
+        *(Variant(every(r), train(hidden_radius=r)) for r in scale.rho),
+        Variant(AUTO, train(hidden_radius="auto", held_out=scale.held_out, gap_every=scale.gap_every)),
+        *(Variant(awp(g), train(awp=g)) for g in scale.gamma),
+        Variant(both(scale), train(hidden_radius=rho, awp=gamma)),
+        Variant(TRADES, train(trades=6.0)),
+        Variant(f"{TRADES}, every layer, ρ {rho:g}", train(trades=6.0, hidden_radius=rho)),
+    ]
+
+
+def claims(scale: OverfittingScale) -> list[Claim]:
+    """Sentences and the numbers that decide them."""
+    rho, gamma = scale.both
+    excited, weights, joint = every(rho), awp(gamma), both(scale)
+    curve = (PGD, *map(every, scale.rho))
+
+    def halved(n: Mapping[str, VariantResult]) -> float:
+        gaps = n[PGD].gap_last, n[excited].gap_last
+        return math.log2(gaps[0] / gaps[1]) if min(gaps) > 0 else (math.inf if gaps[0] > 0 else math.nan)
+
+    def frontier(n: Mapping[str, VariantResult]) -> float:
+        """Robust test accuracy minus that of AWP at the same clean accuracy, interpolated; mean over the γ in range."""
+        points = sorted((n[name].clean_last, n[name].test_last) for name in curve)
+        clean, robust = np.array(points).T
+        own = [n[awp(g)] for g in scale.gamma]
+        differences = [
+            float(np.interp(other.clean_last, clean, robust)) - other.test_last
+            for other in own
+            if clean[0] <= other.clean_last <= clean[-1]
+        ]
+        return float(np.mean(differences)) if differences else math.nan
+
+    return [
+        Claim(
+            "perturbing every layer halves the gap between robust accuracy on training and on test data", _OWN,
+            f"log2 of the gap after the last epoch, {PGD} over {excited}", (PGD, excited), halved, above=1.0,
+        ),
+        Claim(
+            "after the last epoch it is as robust on test data as PGD training at its best epoch", _OWN,
+            f"robust test accuracy, {excited} after the last epoch minus {PGD} at its best", (PGD, excited),
+            lambda n: n[excited].test_last - n[PGD].test_best, above=0.0,
+        ),
+        Claim(
+            "at equal clean accuracy it is as robust as adversarial weight perturbation", _OWN,
+            "robust test accuracy after the last epoch minus that of AWP, interpolated over ρ at the clean accuracy of each γ",
+            (*curve, *map(awp, scale.gamma)), frontier, above=0.0,
+        ),
+        Claim(
+            "both together are more robust than either", _OWN,
+            f"robust test accuracy after the last epoch, {joint} minus the larger of {excited} and {weights}",
+            (excited, weights, joint),
+            lambda n: n[joint].test_last - max(n[excited].test_last, n[weights].test_last), above=0.0,
+        ),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LastEpochMeasurement:
+    """A stronger attack on the trained network: three starts of 20 steps up the logit margin."""
+
+    radius: float
+    points: int
+
+    def is_measured(self, run: Run, config: TrainConfig) -> bool:
+        """Whether the run holds this measurement, with these settings."""
+        return (run.path / "artifacts/robust.json").exists() and run.read_json("robust").get("settings") == vars(self)
+
+    def measure(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
+        """Measures a trained model and stores the result in its run."""
+        found: dict[str, Any] = {"settings": vars(self), "variant": variant}
+        options: dict[str, Any] = {"bounds": saved.data.bounds, "classes": len(saved.data.classes)}
+        for number, part in enumerate(PARTS):
+            x, y = saved.points(part, self.points)
+            found[part] = robust_accuracy(saved.model, x, y, [0.0, self.radius], **options)
+            progress((number + 1) / len(PARTS))
+        with closing(Run.open(saved.folder, "a")) as run:  # its status stays
+            run.write_json("robust", found)
+
+
+class ByEpoch:
+    """Trains each variant and follows its robust accuracy on training and test data over the epochs."""
+
+    data = ("cifar10",)
+    columns: Mapping[str, tuple[str, str]] = {
+        "test_best": ("robust, test, best epoch", "{:.1%}"),
+        "test_last": ("last epoch", "{:.1%}"),
+        "train_last": ("robust, training, last", "{:.1%}"),
+        "gap_last": ("gap, last", "{:.3f}"),
+        "clean_last": ("clean, test, last", "{:.1%}"),
+        "strong_last": ("robust, test, last, stronger attack", "{:.1%}"),
+        "radius_last": ("hidden radius reached", "{:.2%}"),
+        "minutes": ("minutes", "{:.1f}"),
+    }
+    below_figure = (
+        "Robust accuracy over the epochs, on training images (thin) and test images (thick); the learning rate falls to a tenth at\n"
+        "half and at three quarters of training. Where thick lines fall while thin ones rise, the network overfits."
+    )
+    settings = (
+        "Input: five projected gradient steps up the cross-entropy from a random start. Hidden layers: five steps from zero, of the sup "
+        "norm, relative to the root mean square of each layer's input. Evaluation while training: ten steps up the logit margin from "
+        "one random start; stronger attack: 20 steps from three.",
+    )
+
+    def job(
+        self, study: str, variant: Variant, scale: OverfittingScale, seed: int, folder: Path, device: str
+    ) -> TrainingJob:
+        """Makes the job of one variant and seed."""
+        settings = {**variant.config, "seed": seed, "device": device}
+        if scale.splits:
+            settings["data"] = {**settings["data"], "seed": seed}
+        config = parse_config(settings, f"{study}, {variant.name}")
+        return TrainingJob(variant.name, seed, folder, config, LastEpochMeasurement(scale.radius, scale.points))
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Checks that the data are available, before anything is trained."""
+        assert isinstance(jobs[0], TrainingJob)
+        load_data(jobs[0].config.data)  # says how to fetch them
+
+    def read(self, job: Job) -> tuple[VariantResult, dict[str, Any]]:
+        """Reads the result of a finished job."""
+        with load_run(job.folder) as run:
+            try:
+                lines = {part: run.series(f"robust/{part}")[1] for part in PARTS}
+                clean = float(run.series("accuracy/test")[1][-1])
+                strong = run.read_json("robust")
+                minutes = float(run.read_json("time")["seconds"]) / 60
+                reached = "excitation/hidden_radius"
+                radius = {"radius_last": float(run.series(reached)[1][-1])} if reached in run.names() else {}
+                values = {
+                    "test_best": float(lines["test"][1:].max()),
+                    "test_last": float(lines["test"][-1]),
+                    "train_last": float(lines["train"][-1]),
+                    "gap_last": float(lines["train"][-1] - lines["test"][-1]),
+                    "clean_last": clean,
+                    "strong_last": float(strong["test"][1]),
+                    "strong_train": float(strong["train"][1]),
+                    "minutes": minutes,
+                    **radius,
+                }
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise RunError(
+                    f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
+                ) from error
+        return VariantResult(job.variant, job.seed, values, (), clean < 0.2), lines
+
+    def figures(
+        self, study: Study, scale: OverfittingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
+    ) -> dict[str, tuple[str, Figure]]:
+        """Draws robust accuracy by epoch, and clean against robust accuracy."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(12, 4.8), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        main = (PGD, every(scale.both[0]), awp(scale.both[1]), both(scale), TRADES)
+        for number, (variant, seeds) in enumerate(details.items()):
+            colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+            for part, width in (("train", 0.8), ("test", 2.0)) if variant in main else ():
+                values = 100 * np.mean([lines[part] for lines in seeds], 0)
+                left.plot(np.arange(len(values)) * scale.every, values, color=colour, linewidth=width)
+            own = [n for n in numbers if n.variant == variant]
+            at = 100 * np.array([[n.clean_last, n.test_last] for n in own])
+            right.plot(*at.T, linestyle="", marker=marker, markersize=3, color=colour)
+            right.plot(*at.mean(0), linestyle="", marker=marker, markersize=9, color=colour, label=variant)
+        left.set_title("By epoch, main variants", fontsize=10)
+        right.set_title("All variants: large markers are means over seeds", fontsize=10)
+        left.set(xlabel="epoch", ylabel="% correct under attack\n(thin: training, thick: test)", xlim=(0, None))
+        right.set(xlabel="clean test accuracy, %, last epoch", ylabel="robust test accuracy, %, last epoch")
+        for axis in (left, right):
+            axis.grid(alpha=0.3)
+        figure.legend(*right.get_legend_handles_labels(), loc="outside right center", fontsize=9)
+        figure.suptitle(f"{study.title} ({study.task}, scale {scale.name})", fontsize=12)
+        return {"figure": (f"Robust accuracy by epoch: {study.title}", figure)}
+
+    def below_table(self, scale: OverfittingScale) -> str:
+        """Text below the table of results."""
+        return (
+            f"Means over seeds, with the range. Robust: of {scale.points:,} images, at the size that was trained with. The best epoch is chosen on\n"
+            "the same test images, as is usual in the field. Minutes are those of training with its evaluations, on the machine\n"
+            "named below."
+        )
+
+
+STUDY = Study(
+    "robust-overfitting",
+    "Robust overfitting, and every layer perturbed against it",
+    "no figure of the papers",
+    "ten classes",
+    ByEpoch(),
+    SCALES,
+    variants,
+    claims,
+    (
+        "At scale quick the digits stand in for CIFAR-10: it shows the effect in minutes and settles nothing about larger images.",
+        "The hidden radii of scale quick were chosen after pilot trainings with seeds 0 and 1, those of scale paper after pilot trainings on 12,000 "
+        "images; the sizes of AWP are those of its authors and their neighbours.",
+    ),
+    asks="does training tell the truth?",
+)
