@@ -241,6 +241,8 @@ def test_three_runs_with_different_learning_rates(address, look, width):
     page = look(f"{address}/view?{query}", "compare", width, "#differing")
     assert page.locator("#ranking tr").nth(1).locator(".name").inner_text() == "sweep/lr-0.5"
     assert page.locator("#differing tr.differs td:first-child").all_inner_texts() == ["lr"]
+    page.locator("#panel-losses").scroll_into_view_if_needed()  # below the fold: loaded when it is in sight
+    page.wait_for_selector("#chart-losses canvas")
     assert len(page.evaluate(CURVES, "chart-losses")) == 3
     assert len(page.evaluate(CURVES, "chart-median-margins")) == 6
     assert page.locator("#findings details").count() == 0  # words stay open

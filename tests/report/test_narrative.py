@@ -127,7 +127,8 @@ def test_nothing_measured_says_nothing():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(61.2, "61"), (9.34, "9.34"), (1234.5, "1,234"), (0.00123, "0.0012"), (2.0, "2")]
+    ("value", "text"),
+    [(61.2, "61"), (9.34, "9.34"), (1234.5, "1,234"), (0.00123, "0.0012"), (2.0, "2"), (2.5e30, "2.5e+30")],
 )
 def test_numbers_are_short(value, text):
     assert number(value) == text

@@ -188,9 +188,11 @@ def since_step(series: Series, step: int) -> Series:
 
 
 def number(value: float) -> str:
-    """Formats a value with three digits, or with all digits before the point."""
+    """Formats a value with three digits, or with all digits before the point; with an exponent from 10⁹ on."""
     return (
-        f"{value:,.0f}"
+        f"{value:.1e}"
+        if abs(value) >= 1e9
+        else f"{value:,.0f}"
         if abs(value) >= 100
         else f"{value:.2g}"
         if abs(value) < 0.1 or abs(value) >= 10
