@@ -48,22 +48,11 @@ Progress = Callable[[int, int], None]
 @model_errors
 @moved_keywords(SearchOptions)
 def margins(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    norm: object = "inf",
-    bounds: Bounds | None = None,
-    normalize: Normalize | None = None,
-    threshold: float = 0.5,
-    output: Pick = None,
-    layers: str | Sequence[str] = "input",
-    relative: bool = False,
-    perturbations: bool = False,
-    batch: int | None = None,
-    progress: Progress | None = None,
-    options: SearchOptions | None = None,
-) -> Margins:
+    model: nn.Module, x: Tensor, y: Tensor, *, norm: object = "inf", bounds: Bounds | None = None, normalize:
+    Normalize | None = None, threshold: float = 0.5, output: Pick = None, layers: str | Sequence[str] = "input",
+    relative: bool = False, perturbations: bool = False, batch: int | None = None, progress: Progress | None =
+    None, options: SearchOptions | None = None,
+) -> Margins:  # fmt: skip
     """Distance of each point to the decision boundary: the size of the smallest adversarial perturbation that was found.
 
     Outputs (N,) or (N, 1) decide by f > threshold, outputs (N, m) by argmax. A misclassified point has margin 0; one without

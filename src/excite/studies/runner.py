@@ -84,19 +84,11 @@ class StudyResult:
 @renamed_keywords(arms="variants", engine="executor")
 @converted_keywords(progress=("on_progress", count_jobs), show=("on_progress", with_tracker))
 def run(
-    name: str | os.PathLike[str] | Study,
-    scale: str = "quick",
-    seeds: int | None = None,
-    out: str | os.PathLike[str] | None = None,
-    device: str | None = None,
-    workers: int = 2,
-    on_progress: ProgressCallback | None = None,
-    *,
-    variants: str | None = None,
-    docs: str | os.PathLike[str] | None = None,
-    executor: Executor | None = None,
-    retries: int = 1,
-) -> StudyResult:
+    name: str | os.PathLike[str] | Study, scale: str = "quick", seeds: int | None = None, out: str |
+    os.PathLike[str] | None = None, device: str | None = None, workers: int = 2, on_progress: ProgressCallback |
+    None = None, *, variants: str | None = None, docs: str | os.PathLike[str] | None = None, executor: Executor |
+    None = None, retries: int = 1,
+) -> StudyResult:  # fmt: skip
     """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
 
     Args:

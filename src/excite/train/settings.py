@@ -18,7 +18,7 @@ from excite.train.schedule import RateSchedule
 Progress = Callable[[str, int, int], None]
 
 
-class Points(Protocol):
+class TrainingData(Protocol):
     """Training and test points, such as an `excite.data.Dataset`."""
 
     @property
@@ -168,7 +168,7 @@ def parse_every(every: int | str, per_epoch: int) -> int:
     return count * per_epoch if unit.startswith("epoch") else count
 
 
-def check_points(data: Points) -> None:
+def check_points(data: TrainingData) -> None:
     """Raises an InputError unless there are tensors of points and labels, as many of each."""
     for name in ("x_train", "y_train", "x_test", "y_test"):
         if not isinstance(part := getattr(data, name, None), Tensor) or not check_dense(part, name).dim():

@@ -28,11 +28,11 @@ from excite.train.cuda_graph import CapturedStep
 from excite.train.loop import run_loop
 from excite.train.predictions import Predict, accuracy, decisions
 from excite.train.settings import (
-    Points,
     Progress,
     Saved,
     Scheduled,
     TrainerSettings,
+    TrainingData,
     TrainingResult,
     Watching,
     check_points,
@@ -47,22 +47,11 @@ _MOST = 2000  # training points for the accuracy after each epoch
 
 
 def fit(
-    model: nn.Module,
-    data: Points,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    optimizer: torch.optim.Optimizer,
-    *,
-    epochs: int,
-    batch: int,
-    seed: int = 0,
-    run: Run | None = None,
-    excitation: Scheduled | None = None,
-    watch: Watching | None = None,
-    checkpoint_every: int | str = "1 epoch",
-    predict: Predict | None = None,
-    progress: Progress | None = None,
-    capture: bool = True,
-) -> TrainingResult:
+    model: nn.Module, data: TrainingData, loss: Callable[[Tensor, Tensor], Tensor], optimizer: torch.optim.Optimizer, *,
+    epochs: int, batch: int, seed: int = 0, run: Run | None = None, excitation: Scheduled | None = None, watch:
+    Watching | None = None, checkpoint_every: int | str = "1 epoch", predict: Predict | None = None, progress:
+    Progress | None = None, capture: bool = True,
+) -> TrainingResult:  # fmt: skip
     """Trains a model with `loss(x, y)`, a mean over the batch.
 
     With a `run`, the loss of every step (`loss/step`) and the accuracies after every epoch (`accuracy/train`,
@@ -121,7 +110,7 @@ def _train(trainer: Trainer, seed: int) -> TrainingResult:
 
 
 def make_trainer(
-    model: nn.Module, data: Points, loss: Loss, optimizer: torch.optim.Optimizer, settings: TrainerSettings
+    model: nn.Module, data: TrainingData, loss: Loss, optimizer: torch.optim.Optimizer, settings: TrainerSettings
 ) -> Trainer:
     """Builds the trainer of this process; in a process group, a `DataParallelTrainer`."""
     from excite.train.distributed.data_parallel import DataParallelTrainer
@@ -148,7 +137,12 @@ class Trainer:
     """
 
     def __init__(
-        self, model: nn.Module, data: Points, loss: Loss, optimizer: torch.optim.Optimizer, settings: TrainerSettings
+        self,
+        model: nn.Module,
+        data: TrainingData,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        settings: TrainerSettings,
     ) -> None:
         refuse_lazy(check_model(model))
         if not isinstance(optimizer, torch.optim.Optimizer):

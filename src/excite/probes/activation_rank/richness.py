@@ -31,20 +31,10 @@ from excite.probes.layer_inputs import LayerInputs, Patches
 
 @model_errors
 def richness(
-    model: nn.Module,
-    data: Any,
-    *,
-    units: bool | Sequence[str] = False,
-    patches: Patches = 4,
-    exact: int = EXACT,
-    sketch: int = SKETCH,
-    tolerance: float | None = None,
-    accuracy: float = 1e-4,
-    batch: int = 250,
-    memory: int = 128,
-    inputs: Inputs | None = None,
-    seed: int = 0,
-) -> Richness:
+    model: nn.Module, data: Any, *, units: bool | Sequence[str] = False, patches: Patches = 4, exact: int = EXACT,
+    sketch: int = SKETCH, tolerance: float | None = None, accuracy: float = 1e-4, batch: int = 250, memory: int =
+    128, inputs: Inputs | None = None, seed: int = 0,
+) -> Richness:  # fmt: skip
     """Spectrum, rank and smallest eigenvalues of the input of every affine layer, and which of its units are excited.
 
     The model runs in evaluation mode, batch by batch, and is left unchanged; no activations are stored. Normalizations use their

@@ -118,16 +118,9 @@ class Catch(AffineMode):
 
 @model_errors
 def trajectory(
-    model: nn.Module,
-    x: Batch,
-    y: Tensor | None = None,
-    loss: Callable[..., Tensor] | None = None,
-    *,
-    layers: str | Sequence[str] = "first",
-    output: Pick = None,
-    batch: int = 250,
-    tolerance: float = 1e-6,
-) -> dict[str, Updates]:
+    model: nn.Module, x: Batch, y: Tensor | None = None, loss: Callable[..., Tensor] | None = None, *, layers: str
+    | Sequence[str] = "first", output: Pick = None, batch: int = 250, tolerance: float = 1e-6,
+) -> dict[str, Updates]:  # fmt: skip
     """Normalized bias updates that samples would make, ‖dL/dz‖ / ‖dL/df‖ for each sample, by layer.
 
     The model runs in evaluation mode, so that samples do not influence each other, and is left unchanged.

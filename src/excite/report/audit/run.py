@@ -49,22 +49,12 @@ STAGES = {"layers and units": 0, "theorems": 20, "steepness": 50, "margins": 60}
 
 @model_errors
 def audit(
-    what: str | Path | SavedModel | nn.Module,
-    data: Dataset | tuple[Tensor, Tensor] | None = None,
-    *,
-    train: tuple[Tensor, Tensor] | None = None,
-    test: tuple[Tensor, Tensor] | None = None,
-    descent: float | Descent | None = None,
-    loss: AuditLoss | None = None,
-    threshold: float = 0.5,
-    points: int = 1000,
-    margin_points: int = 200,
-    units: bool = True,
-    with_margins: bool = True,
-    model: Model | None = None,
-    trust: bool = False,
-    progress: Progress | None = None,
-) -> Audit:
+    what: str | Path | SavedModel | nn.Module, data: Dataset | tuple[Tensor, Tensor] | None = None, *, train:
+    tuple[Tensor, Tensor] | None = None, test: tuple[Tensor, Tensor] | None = None, descent: float | Descent |
+    None = None, loss: AuditLoss | None = None, threshold: float = 0.5, points: int = 1000, margin_points: int =
+    200, units: bool = True, with_margins: bool = True, model: Model | None = None, trust: bool = False, progress:
+    Progress | None = None,
+) -> Audit:  # fmt: skip
     """Audits a trained model: richness of its layers, theorems that apply, Lipschitz constants and margins.
 
     The model is left unchanged and nothing is written: see `Audit.write`.

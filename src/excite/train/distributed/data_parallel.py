@@ -36,7 +36,7 @@ from excite.train.distributed.full_state import (
 )
 from excite.train.distributed.processes import OtherProcess, Processes, RankLost
 from excite.train.predictions import correct, spread_evenly
-from excite.train.settings import Points, TrainerSettings
+from excite.train.settings import TrainerSettings, TrainingData
 from excite.train.step import Loss, Step
 from excite.train.trainer import Trainer, record_end
 
@@ -119,7 +119,7 @@ class DataParallelTrainer(Trainer):
     def __init__(
         self,
         model: nn.Module,
-        data: Points,
+        data: TrainingData,
         loss: Loss,
         optimizer: torch.optim.Optimizer,
         settings: TrainerSettings,

@@ -31,19 +31,10 @@ Array = npt.NDArray[Any]
 
 @renamed_keywords(looks="measurements")
 def train_with_dropout(
-    model: nn.Module | Pairs,
-    x: Tensor,
-    y: Tensor,
-    steps: int,
-    lr: float,
-    *,
-    where: Where = "end",
-    tail: int = 1000,
-    decay: float = 1.0,
-    measurements: int = 20,
-    seed: int = 0,
-    progress: Callable[[float], None] = lambda share: None,
-) -> DropoutRun:
+    model: nn.Module | Pairs, x: Tensor, y: Tensor, steps: int, lr: float, *, where: Where = "end", tail: int =
+    1000, decay: float = 1.0, measurements: int = 20, seed: int = 0, progress: Callable[[float], None] = lambda
+    share: None,
+) -> DropoutRun:  # fmt: skip
     """Trains with ½-dropout by SGD on the binary cross-entropy, one point per step.
 
     Args:
