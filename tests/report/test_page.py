@@ -37,7 +37,9 @@ def test_the_report_in_a_browser(runs, tmp_path, browser_page):
         curves = browser_page.evaluate(CURVES, f"chart-{chart}")
         assert len(curves) == count
         assert all(len(curve["y"]) > 1 for curve in curves)
-    assert browser_page.locator("#verdict li").count() >= 2
+    assert "Most robust of 2: excited" in browser_page.locator("#verdict").inner_text()
+    assert browser_page.locator("#ranking tr").count() == 3
+    assert browser_page.locator("#sentences li").count() >= 2
     assert "excited" in browser_page.locator("#summary").inner_text()
     assert browser_page.locator("#wiring tr").count() == 2
     assert browser_page.locator("#settings tr.differs").count() >= 1

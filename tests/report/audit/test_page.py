@@ -94,7 +94,8 @@ def test_the_page_in_a_browser(found, tmp_path, browser_page):
     assert browser_page.locator("#units tr").count() == 1 + len(found.layers)
     assert browser_page.locator("#silent tr").count() == len(found.not_applicable)
     assert browser_page.locator(".card").count() == len(found.theorems)
-    assert browser_page.locator("#verdict li").count() == len(found.sentences)
+    assert browser_page.locator("#sentences li").count() == len(found.sentences)
+    assert found.headline.action in browser_page.locator("#verdict").inner_text()
     text = browser_page.locator("#layers").inner_text()
     assert f"{found.layers['0'].covariance.effective_rank:.1f}" in text
     assert browser_page.evaluate("document.documentElement.scrollWidth") <= 1200

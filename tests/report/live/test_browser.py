@@ -152,7 +152,7 @@ def test_two_runs_on_the_same_axes(tmp_path, serve, browser_page, keep):
     assert len(page.evaluate(COLUMNS)) == 2  # a heat map each
     page.get_by_text("Other metrics").press("Enter")
     wait(lambda: len(lengths(page, "chart-other-weights")) == 2)
-    page.wait_for_selector("#settings tr.differs")
+    page.wait_for_selector("#differing tr.differs")
     assert page.locator("#settings tr.differs").first.inner_text().split()[0] == "seed"
     keep(page, "compare-dark")
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
