@@ -83,8 +83,12 @@ def test_scaled_data_give_numbers_in_the_units_of_the_data() -> None:
 @pytest.mark.slow
 def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_tiny("linear-margin", replace(SCALES["quick"], steps=500, seeds=2), tmp_path, monkeypatch)
-    words = {verdict.claim.text: verdict.word for verdict in result.verdicts}
-    assert words["the bound as printed holds, three points"] == "fails"
+    verdict = next(v for v in result.verdicts if v.claim.text == "the bound as printed holds, three points")
+    assert (
+        verdict.effect > 0.01
+    )  # it fails; after so few steps the classifiers err on training points, which caps the verdict
+    assert verdict.word == "undecided"
+    assert "Undecided, whatever the effect (fails)" in str(verdict)
     for found in result.numbers:
         assert found.limit <= found.bound * (1 + 1e-9)
         assert found.limit <= found.optimal * (1 + 1e-9)
