@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import excite
 from excite import ModelError
-from excite.margin import SearchOptions
+from excite.margin import Margins, SearchOptions
+from excite.monitor.results import read_points
 from excite.probes import Budget, Distance, Every, Loss, Probe, Rank, Trajectory, default_probes
 from excite.runs import weights
 from models import build, same_state, state_of
@@ -240,6 +241,12 @@ class Uneven(Probe):
         return {"both": float(dist.get_rank()), f"only-{dist.get_rank()}": 5.0}
 
 
+def classified(part):
+    """Points of one part and their labels for one output."""
+    x = torch.cat([inputs for inputs, _ in data()])[:12]
+    return (x, (x[:, 0] > 0).float()) if part == "train" else (-x[:7], (-x[:7, 0] > 0).float())
+
+
 def worker(rank, size, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
@@ -258,6 +265,8 @@ def worker(rank, size, folder):
         )
         stored = {"every": 2, "factory": Net} if how in ("ddp", "fsdp") else None
         options = {"strict": how != "budget", "checkpoint": stored}
+        if how == "defaults":
+            options |= {"train": classified("train"), "test": classified("test"), "every": {"margin_gap": 2}}
         with excite.watch(called, x, f"{folder}/{how}", optimizer, chosen, **options) as watch:
             for inputs, y in data() * (1 if how != "budget" else 5):
                 optimizer.zero_grad()
@@ -278,6 +287,18 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     mp.spawn(worker, (2, str(folder)), nprocs=2)
     return folder
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_points_whose_margins_are_measured(two):
+    run = excite.load_run(two / "defaults")
+    steps, points = run.series("margin_gap/points/train")
+    assert steps.tolist() == sorted({*range(0, len(data()) + 1, 2), len(data())})
+    assert set(points) == {12}
+    stored = Margins.from_dict(run.read_json("margins-inf-test"))
+    assert len(stored) == 7
+    assert run.series("margin_gap/median/test")[1][-1] == pytest.approx(stored.median)
+    assert read_points(two / "defaults").data["train"][0].shape[0] == 12
 
 
 @pytest.mark.slow

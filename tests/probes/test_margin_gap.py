@@ -64,9 +64,9 @@ def test_slow_models_are_measured_on_fewer_points():
     probe = MarginGap(**data, seconds=0)
     ctx = StepContext(model, 0)
     values = probe.measure(ctx)
-    assert (values["points/train"], values["points/test"]) == (16, 16)  # the few that are timed
+    assert (values["points/train"], values["points/test"]) == (8, 8)  # the few that are timed
     assert "fewer points than 64" in ctx.messages[0]
-    assert probe.measure(StepContext(model, 5))["points/train"] == 16
+    assert probe.measure(StepContext(model, 5))["points/train"] == 8
 
 
 def test_the_state_holds_the_perturbations_and_the_cost():

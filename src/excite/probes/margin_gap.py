@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from excite.margin import Margins
 
 PARTS = ("train", "test")
-_FIRST = 16  # points per part that are timed before it is decided how many are measured
+_FIRST = 8  # points per part that are timed before it is decided how many are measured
 _NAMES = {"train": "training", "test": "test"}
 _CLEAR = 0.1  # chance level up to which a gap below it is worth a sentence: some 370 points per part
 
