@@ -257,7 +257,7 @@ class MarginGap(Probe):
                     found[part].append(measure(part, slice(done, min(done + count, n))))
             done, each = done + count, (time.monotonic() - start) / count
             left = self.seconds - (time.monotonic() - began)
-            count = min(most - done, int(0.8 * left / max(each, 1e-9)))
+            count = min(most - done, int(0.5 * left / max(each, 1e-9)))
             if count < min(8, most - done) or count < 1:
                 return {part: _joined(pieces) for part, pieces in found.items()}
 
