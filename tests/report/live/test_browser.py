@@ -153,7 +153,7 @@ def test_two_runs_on_the_same_axes(tmp_path, serve, browser_page, keep):
     page.get_by_text("Other metrics").press("Enter")
     wait(lambda: len(lengths(page, "chart-other-weights")) == 2)
     page.wait_for_selector("#differing tr.differs")
-    assert page.locator("#settings tr.differs").first.inner_text().split()[0] == "seed"
+    assert page.locator("#differing tr.differs").first.inner_text().split()[0] == "seed"
     keep(page, "compare-dark")
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     assert page.problems == []
