@@ -42,7 +42,7 @@ def test_the_report_in_a_browser(runs, tmp_path, browser_page):
     assert browser_page.locator("#sentences li").count() >= 2
     assert "excited" in browser_page.locator("#summary").inner_text()
     assert browser_page.locator("#wiring tr").count() == 2
-    assert browser_page.locator("#settings tr.differs").count() >= 1
+    assert browser_page.locator("#differing tr.differs").count() >= 1
     width = browser_page.evaluate("document.documentElement.scrollWidth")
     assert width <= 1200
     assert browser_page.problems == []
