@@ -149,24 +149,37 @@ def ascend(
             ascent = _Ascent(settings, layers, tape.batch)
             values = {INPUT: start} | ascent.hidden_start(clean.inputs)
             del clean
-            best = _Best(layers, tape.batch) if settings.keep_best else None
-            for step in range(settings.steps):
-                if step or settings.record_clean or settings.hidden.random_start:
-                    values = {name: value.requires_grad_() for name, value in values.items()}
-                    error = errors(outputs(values))
-                    gradients = gradients_of(error.sum(), values)
-                    values = {name: value.detach() for name, value in values.items()}
-                if best is not None:
-                    best.update(values, error.detach())
-                values = ascent.step(values, gradients)
-            if best is not None:
-                with torch.no_grad():
-                    best.update(values, errors(outputs(values)))
-                values = best.values
+            values = _climb(values, ascent, lambda values: errors(outputs(values)), error, gradients)
     finally:
         buffers.restore(thorough=False)
         tape.rewind()
     return replace(at, values=values)
+
+
+def _climb(
+    values: dict[str, Tensor],
+    ascent: _Ascent,
+    errors_at: Callable[[Mapping[str, Tensor]], Tensor],
+    error: Tensor,
+    gradients: dict[str, Tensor | None],
+) -> dict[str, Tensor]:
+    """All steps from `values`; `error` and `gradients` are those of the recording pass."""
+    settings = ascent.settings
+    best = _Best(ascent.layers, ascent.batch) if settings.keep_best else None
+    for step in range(settings.steps):
+        if step or settings.record_clean or settings.hidden.random_start:  # the recording pass was not at these values
+            values = {name: value.requires_grad_() for name, value in values.items()}
+            error = errors_at(values)
+            gradients = gradients_of(error.sum(), values)
+            values = {name: value.detach() for name, value in values.items()}
+        if best is not None:
+            best.update(values, error.detach())
+        values = ascent.step(values, gradients)
+    if best is None:
+        return values
+    with torch.no_grad():
+        best.update(values, errors_at(values))
+    return best.values
 
 
 def _hidden_balls(
@@ -192,16 +205,16 @@ class _Ascent:
     """Steps of all signals together."""
 
     def __init__(self, settings: AscentSettings, layers: Mapping[str, PerturbedInput], batch: int):
-        self._settings, self._layers, self._batch = settings, layers, batch
+        self.settings, self.layers, self.batch = settings, layers, batch
         self._hidden = [name for name in layers if name != INPUT]
 
     def hidden_start(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Zero, or a point drawn uniformly from each ball."""
         start = {name: torch.zeros_like(inputs[name]).detach() for name in self._hidden}
-        if self._settings.hidden.random_start:
+        if self.settings.hidden.random_start:
             for name, zero in start.items():
-                layer, norm = self._layers[name], self._norm(name)
-                rows = random_point(layer.layout.by_sample(zero, self._batch), norm, layer.radius)
+                layer, norm = self.layers[name], self._norm(name)
+                rows = random_point(layer.layout.by_sample(zero, self.batch), norm, layer.radius)
                 start[name] = layer.layout.from_samples(rows, zero).to(zero.dtype)
         return start
 
@@ -210,7 +223,7 @@ class _Ascent:
 
         Hidden ones are changed in place and `gradients` is emptied, so that no second set of activations is held.
         """
-        shared = self._settings.hidden.budget == "shared" and bool(self._hidden)
+        shared = self.settings.hidden.budget == "shared" and bool(self._hidden)
         moved = self._shared_step(values, gradients) if shared else {}
         for name, value in values.items():
             gradient = gradients.pop(name)
@@ -220,33 +233,33 @@ class _Ascent:
         return moved
 
     def _norm(self, name: str) -> Norm:
-        return self._settings.norm if name == INPUT else self._settings.hidden.norm  # type: ignore[return-value]
+        return self.settings.norm if name == INPUT else self.settings.hidden.norm  # type: ignore[return-value]
 
     def _step(self, name: str, value: Tensor, gradient: Tensor) -> Tensor:
-        layer, norm, settings = self._layers[name], self._norm(name), self._settings
+        layer, norm, settings = self.layers[name], self._norm(name), self.settings
         if name != INPUT and not settings.hidden.random_start:  # these steps cannot leave the ball
-            unit, length = steepest(gradient, norm, layer.layout, self._batch), layer.radius / settings.steps
+            unit, length = steepest(gradient, norm, layer.layout, self.batch), layer.radius / settings.steps
             if isinstance(length, Tensor):
                 return value.addcmul_(unit.to(value.dtype), length.to(value.dtype))
             return value.add_(unit.to(value.dtype), alpha=length)
         length = settings.step_size if name == INPUT else 2.5 * layer.radius / settings.steps
-        moved = value + (length * layer.steepest(value, gradient, norm, self._batch)).to(value.dtype)
-        rows = project(layer.layout.by_sample(moved, self._batch), norm, layer.radius)
+        moved = value + (length * layer.steepest(value, gradient, norm, self.batch)).to(value.dtype)
+        rows = project(layer.layout.by_sample(moved, self.batch), norm, layer.radius)
         return layer.within_bounds(layer.layout.from_samples(rows, moved))
 
     def _shared_step(self, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """The steepest step under Σ (‖d_k‖₂/r_k)² ≤ 1/steps²: d_k = r_k² g_k / (steps · √(Σ r_j² ‖g_j‖²)), per sample."""
         scaled = {}
         for name in self._hidden:
-            gradient, layer = gradients[name], self._layers[name]
+            gradient, layer = gradients[name], self.layers[name]
             if gradient is not None:
-                rows = layer.layout.by_sample(gradient, self._batch)
+                rows = layer.layout.by_sample(gradient, self.batch)
                 scaled[name] = rows.to(torch.promote_types(rows.dtype, torch.float32)) * layer.radius
         lengths = torch.stack([rows.norm(dim=1) for rows in scaled.values()])
-        total = lengths.norm(dim=0)[:, None] * self._settings.steps
+        total = lengths.norm(dim=0)[:, None] * self.settings.steps
         moved = {}
         for name, rows in scaled.items():
-            layer, value = self._layers[name], values[name]
+            layer, value = self.layers[name], values[name]
             step = rows * layer.radius / torch.where(total > 0, total, 1)
             moved[name] = value + layer.layout.from_samples(step, value).to(value.dtype)
         return moved

@@ -28,9 +28,10 @@ def check_input(x: Batch, at_input: bool, bounds: Bounds | None, later: Deferred
 
     With `later`, values on a GPU are judged without waiting for it; tensors among the bounds must be on the device of x.
     """
-    if capturing():  # the same call was checked before it was captured
+    first = x if isinstance(x, Tensor) else tensors(x)[0]
+    if first.is_cuda and capturing():  # the same call was checked before it was captured
         return
-    deferred = later is not None and later.defers(tensors(x)[0])
+    deferred = later is not None and later.defers(first)
     if not deferred:
         check_finite(x)
     if at_input and not (isinstance(x, Tensor) and x.is_floating_point()):
@@ -41,7 +42,7 @@ def check_input(x: Batch, at_input: bool, bounds: Bounds | None, later: Deferred
     if later is not None and deferred:
         _check_later(x, bounds, later)
     elif bounds is not None:
-        _check_bounds(tensors(x)[0], bounds)
+        _check_bounds(first, bounds)
 
 
 def place_bounds(bounds: Bounds | None, x: Batch, placed: dict[object, tuple[Bounds, Bounds]]) -> Bounds | None:

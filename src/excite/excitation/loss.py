@@ -249,6 +249,8 @@ class PersistentExcitation:
         """The numbers that a step depends on besides its tensors: a captured CUDA graph is invalid once they change."""
         if isinstance(self.radius, Auto):
             return (1.0,)  # a tensor, which changes inside the step
+        if isinstance(self.radius, int | float):
+            return (float(self.radius),)
         names = list(radius_names(self.radius)) or [INPUT]
         return tuple(float(radius_of(self.radius, name, self.progress)[0]) for name in names)
 
@@ -327,7 +329,7 @@ class PersistentExcitation:
             ),
             everything=layers == "all",
             at_input=layers == "input",
-            bounds=place_bounds(self.bounds, x, self._placed_bounds),
+            bounds=self._bounds_at(x),
             mode=self.kind,
             read=self._read,
             start=self.target.start,
@@ -353,7 +355,11 @@ class PersistentExcitation:
         return self._checks
 
     def _check_input(self, x: Batch, later: DeferredChecks | None = None) -> None:
-        check_input(x, self.layers == "input", place_bounds(self.bounds, x, self._placed_bounds), later)
+        check_input(x, self.layers == "input", self._bounds_at(x), later)
+
+    def _bounds_at(self, x: Batch) -> Bounds | None:
+        """The bounds where x is, in its precision."""
+        return None if self.bounds is None else place_bounds(self.bounds, x, self._placed_bounds)
 
     def _check_names(self, known: list[str]) -> None:
         wanted = [] if isinstance(self.layers, str) else list(self.layers)

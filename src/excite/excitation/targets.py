@@ -87,7 +87,7 @@ class Binary(Target):
         y = label_tensor(y, batch, "0 and 1")
         if y.is_complex():
             raise InputError(f"labels: expected real numbers, 0 and 1; got {y.dtype}")
-        return y if capturing() or y.dtype == torch.bool else accepted(y, 2, _not_binary, later)
+        return y if y.dtype == torch.bool or (y.is_cuda and capturing()) else accepted(y, 2, _not_binary, later)
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
         """Loss per sample, (B,)."""
@@ -235,7 +235,7 @@ def class_labels(y: object, batch: int, classes: int, later: DeferredChecks | No
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InputError(f"labels: expected whole numbers from 0 to {classes - 1}; got {y.dtype}: use y.long()")
     y = y.long()
-    return y if capturing() else accepted(y, classes, partial(_not_a_class, classes=classes), later)
+    return y if y.is_cuda and capturing() else accepted(y, classes, partial(_not_a_class, classes=classes), later)
 
 
 def accepted(y: Tensor, classes: int, problem: Callable[[Any], str], later: DeferredChecks | None) -> Tensor:
@@ -244,12 +244,13 @@ def accepted(y: Tensor, classes: int, problem: Callable[[Any], str], later: Defe
     With `later`, labels on a GPU are judged without waiting for it. Those that are wrong are changed until then: a label out of
     range would be an index out of range, after which no kernel runs in this process any more.
     """
-    if later is not None and later.defers(y) and not y.is_floating_point():
+    deferred = later is not None and later.defers(y)
+    if later is not None and deferred and not y.is_floating_point():
         extremes = torch.stack(torch.aminmax(y))
         later.add(extremes, lambda seen: next((problem(n) for n in seen if not 0 <= n < classes), None))
         return y.clamp(0, classes - 1)
     good = (y == 0) | (y == 1) if y.is_floating_point() else (y >= 0) & (y < classes)  # floating point: of two classes
-    if later is not None and later.defers(y):
+    if later is not None and deferred:
         first = (~good).to(torch.uint8).argmax()  # 0 if all are good
         numbers = torch.stack([good.all().to(y.dtype), y.take(first)])
         later.add(numbers, lambda seen: None if seen[0] else problem(seen[1]))
