@@ -393,6 +393,7 @@ CALLS: dict[str, Call] = {
         "steps": ("count", lambda: 3), "restarts": ("count", lambda: 1), "evidence": ("flag", lambda: False), "certify": ("flag", lambda: False),
         "lipschitz": ("number", lambda: None), "seed": ("seed", lambda: 0)}),
     "HiddenOptions": Call(HiddenOptions, {"norm": NORM, "budget": ("choice", lambda: "layer"), "random_start": ("flag", lambda: False)}),
+    "studies.judge_again": Call(studies.judge_again, {"study": ("text", lambda: "margin-losses"), "file": ("path", lambda: "nowhere"), "scale": ("text", lambda: None)}),
     "studies.find_study": Call(studies.find_study, {"reference": ("text", lambda: "margin-losses")}),
     "robust_accuracy": Call(robust_accuracy, {
         "model": MODEL, "x": X, "y": Y, "radii": ("radii", lambda: [0.0, 0.1]), "norm": NORM, "bounds": ("bounds", lambda: None), "classes": ("classes", lambda: None),

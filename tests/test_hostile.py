@@ -19,6 +19,7 @@ NOT_THERE = (
     "data.fetch",
     "report.make_report",
     "studies.run",
+    "studies.judge_again",
     "runs.read_checkpoint",
     "runs.repair",
     "Run.open",

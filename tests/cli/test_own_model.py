@@ -44,7 +44,7 @@ def test_the_three_commands(excite, refused, run):
     refused("its model is built by calling 'own_model:Net', which may run any code: pass --trust", "margins", run)
     status, out, err = excite("margins", run, "--trust", "--steps", "5")
     assert status == 0, err
-    assert out.count("unit: pixels from 0 to 1; median: a change of ") == 2
+    assert out.count("unit: pixels from 0 to 1; median: ") == 2
     assert "gap between the curves" in out
     assert f"stored in: {run / 'artifacts'}" in out
     status, out, err = excite("margins", run, "--model", "own_model:Net", "--steps", "3", "--points", "4")
@@ -81,7 +81,7 @@ def test_a_file_of_weights(excite, refused, own_model, tmp_path):
     built = [*bare, "--model", "own_model:Net"]
     status, out, err = excite(*built, "--options", '{"width": 5}', "--normalize", "0.5/0.25")
     assert status == 0, err
-    assert "unit: pixels from 0 to 1; median: a change of" in out
+    assert "unit: pixels from 0 to 1; median: " in out
     assert "not stored: a file of weights is not a run" in out
     refused("does not fit the Net: of another shape conv.weight (5, 1, 3, 3) instead of (16, 1, 3, 3)", *built)
     refused("does not say how to build its model", *bare)

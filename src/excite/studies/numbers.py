@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from excite.errors import InputError
+from excite.runs.folder import check_folder_name
 from excite.studies.find import find_study
 from excite.studies.overview import RUNS
 from excite.studies.study import Study, VariantResult
@@ -21,7 +22,7 @@ _RESERVED = ("arm", "seed", "flags", "by_chance")
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedAgain:
     """Verdicts found again from stored numbers.
 
     Args:
@@ -45,7 +46,7 @@ class Judged:
 
 def judge_again(
     study: str | os.PathLike[str] | Study, file: str | os.PathLike[str] | None = None, scale: str | None = None
-) -> Judged:
+) -> JudgedAgain:
     """Finds the verdicts of a study again from its numbers, without running anything.
 
     Args:
@@ -80,12 +81,13 @@ def judge_again(
         for v in verdicts
         if (key := (v.claim.text, v.claim.measure)) in before and before[key] != v.word
     ]
-    return Judged(found, stored["scale"], path, tuple(verdicts), tuple(changes))
+    return JudgedAgain(found, stored["scale"], path, tuple(verdicts), tuple(changes))
 
 
 def _find_file(study: Study, file: str | os.PathLike[str] | None, scale: str | None) -> Path:
     if file is not None:
-        path = Path(file) / "numbers.json" if Path(file).is_dir() else Path(file)
+        folder = check_folder_name(file)
+        path = folder / "numbers.json" if folder.is_dir() else folder
         if not path.is_file():
             raise InputError(f"{path} does not exist: expected a numbers.json or its folder")
         return path

@@ -1,4 +1,4 @@
-"""`excite study list`, `excite study show` and `excite study run`"""
+"""`excite study list`, `excite study show`, `excite study judge` and `excite study run`"""
 
 import pytest
 
@@ -17,6 +17,14 @@ def test_a_study_is_shown_by_figure(excite):
     assert status == 0
     assert out.startswith("margin-layers: The input excited alone, or every layer")
     assert "holds       perturbing the input alone" in out
+
+
+def test_verdicts_are_found_again_from_numbers(excite, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = excite("study", "judge", "margin-layers")
+    assert status != 0
+    assert "run `excite study run margin-layers`" in out + err
+    refused("does not exist", "study", "judge", "margin-layers", "--numbers", "nowhere")
 
 
 def test_near_misses_are_not_run(refused):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from excite.probes.findings import Finding
-from excite.report.verdict import Outcome, headline
+from excite.report.verdict import RunOutcome, headline
 from excite.report.verdict.outcome import Median, from_latest, from_margins, hardly
 
 from .planted import both, sample
@@ -64,22 +64,22 @@ def test_the_direction_is_that_of_the_curves_not_of_the_medians():
 
 def test_margins_that_were_not_measured():
     worst = Finding("warning", "The loss has risen.", panel="losses")
-    stored = headline([Outcome(measurable=True)], worst, "runs/a")
+    stored = headline([RunOutcome(measurable=True)], worst, "runs/a")
     assert stored.kind == "warning"
     assert stored.text == "Robustness was not measured. Most important otherwise: The loss has risen."
     assert stored.action == "Measure it: excite margins runs/a."
     assert stored.link == "#panel-losses"
-    bare = headline([Outcome()])
+    bare = headline([RunOutcome()])
     assert bare.kind == "note"
     assert "train=(x, y) and test=(x, y) to excite.watch" in bare.action
-    assert "while the network trains" in headline([Outcome(status="running")]).action
-    assert headline([Outcome(status="failed", reason="no memory")]).text.startswith("The run failed: no memory.")
+    assert "while the network trains" in headline([RunOutcome(status="running")]).action
+    assert headline([RunOutcome(status="failed", reason="no memory")]).text.startswith("The run failed: no memory.")
 
 
 def test_a_diverged_run_says_so_first():
     found = headline(
         [
-            Outcome(
+            RunOutcome(
                 status="diverged",
                 reason="the loss is not a finite number since step 901",
                 medians={"test": Median(1.0)},
@@ -164,13 +164,13 @@ def test_units_that_are_not_pixels():
 
 def test_several_runs_are_ranked_and_those_that_diverged_named():
     outcomes = [from_margins(both(m, m, seed), label=name) for name, m, seed in (("a", 0.03, 1), ("b", 0.06, 2))]
-    lost = Outcome("c", "diverged", "the loss rose from 2 to 200")
+    lost = RunOutcome("c", "diverged", "the loss rose from 2 to 200")
     found = headline([*outcomes, lost])
     assert found.text.startswith("Most robust of 3: b, where a change of")
     assert "; then a (" in found.text
     assert "Diverged: c." in found.text
     assert headline([lost, lost]).kind == "diverged"
-    assert headline([Outcome("a"), Outcome("b")]).text == "Robustness was not measured in these 2 runs."
+    assert headline([RunOutcome("a"), RunOutcome("b")]).text == "Robustness was not measured in these 2 runs."
     alike = [from_margins(both(0.05, 0.05, seed), label=name) for name, seed in (("a", 1), ("b", 2))]
     assert headline(alike).text.startswith("Undecided which of 2 is most robust: ")
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from excite.report.verdict import Outcome, rank
+from excite.report.verdict import RunOutcome, rank
 from excite.report.verdict.outcome import from_latest, from_margins
 
 from .planted import both, sample
@@ -41,8 +41,8 @@ def test_less_accurate_runs_are_not_ranked():
 
 
 def test_runs_that_diverged_or_have_no_margins_come_last():
-    lost = Outcome("lost", "diverged", "the loss is not a finite number")
-    found = rank([lost, Outcome("silent"), run("a", 0.05)])
+    lost = RunOutcome("lost", "diverged", "the loss is not a finite number")
+    found = rank([lost, RunOutcome("silent"), run("a", 0.05)])
     assert [(row.outcome.label, row.rank) for row in found] == [("a", 1), ("silent", None), ("lost", None)]
     rows = [row.to_dict() for row in found]
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows

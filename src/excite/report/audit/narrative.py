@@ -10,7 +10,7 @@ from excite.bounds import Assumption
 from excite.probes import LayerRichness, Units
 from excite.report.audit.target import TheoremResult
 from excite.report.verdict.headline import Headline, headline
-from excite.report.verdict.outcome import Outcome, from_margins
+from excite.report.verdict.outcome import RunOutcome, from_margins
 
 if TYPE_CHECKING:
     from excite.report.audit.result import Audit
@@ -46,7 +46,7 @@ def first_line(audit: Audit) -> Headline:
     }
     norm = "inf" if "inf" in audit.margins else next(iter(audit.margins), None)
     if norm is None:
-        line = headline([Outcome(accuracy=audit.accuracy, **known)])
+        line = headline([RunOutcome(accuracy=audit.accuracy, **known)])
         line = replace(
             line, text=f"Robustness was not measured: {audit.margins_why}. {_richness(audit)}", link="#layers"
         )

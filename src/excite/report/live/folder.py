@@ -18,7 +18,7 @@ from excite._core.files import read_json
 from excite.errors import ExciteError, InputError, RunError
 from excite.report.alerts import group_keys
 from excite.report.collect import stored_accuracy, stored_margins
-from excite.report.verdict.outcome import Outcome, from_latest, from_margins, standing
+from excite.report.verdict.outcome import RunOutcome, from_latest, from_margins, standing
 from excite.report.verdict.runs import NAMES, SPARKS
 from excite.report.view import RunView
 from excite.runs.reader import MetricsReader, Overview, overview, read_overview, read_status
@@ -55,7 +55,7 @@ class RunRow:
     step: int | None = None
     loss: float | None = None
     updated: float | None = None
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: RunOutcome = field(default_factory=RunOutcome)
     alerts: int = 0  # rules and quantities
     spark: tuple[str, tuple[float, ...]] | None = None
 
@@ -273,12 +273,12 @@ def layers(path: Path, below: Path) -> tuple[str, ...]:
         return ()
 
 
-def stored_outcome(path: Path, below: Path) -> Outcome:
+def stored_outcome(path: Path, below: Path) -> RunOutcome:
     """Margins and accuracy that were stored at the end of a run; empty if there are none, or they are damaged or large."""
     try:
         return from_margins(stored_margins(path, below, _MAX_STORED), stored_accuracy(path, below))
     except (ExciteError, KeyError, TypeError, ValueError, OverflowError):
-        return Outcome()  # the page of the run says what is wrong
+        return RunOutcome()  # the page of the run says what is wrong
 
 
 def folders_in(folder: Path) -> list[str]:

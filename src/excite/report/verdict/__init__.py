@@ -2,7 +2,7 @@
 
 from excite.report.verdict.comparison import Comparison, compare, verdict
 from excite.report.verdict.headline import Headline, headline
-from excite.report.verdict.outcome import Outcome
+from excite.report.verdict.outcome import RunOutcome
 from excite.report.verdict.ranking import Ranked, rank
 
-__all__ = ["Comparison", "Headline", "Outcome", "Ranked", "compare", "headline", "rank", "verdict"]
+__all__ = ["Comparison", "Headline", "Ranked", "RunOutcome", "compare", "headline", "rank", "verdict"]

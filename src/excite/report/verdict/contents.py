@@ -9,7 +9,7 @@ from typing import Any
 from excite.probes.findings import Finding
 from excite.report.collect import VariantRuns, differing
 from excite.report.verdict.headline import Headline, headline
-from excite.report.verdict.outcome import Outcome
+from excite.report.verdict.outcome import RunOutcome
 from excite.report.verdict.ranking import rank
 from excite.report.verdict.runs import outcome_of
 from excite.runs.reader import Overview
@@ -17,7 +17,7 @@ from excite.runs.reader import Overview
 
 def first_line(
     variants: Sequence[VariantRuns], found: Mapping[Path, Overview], worst: Finding | None = None
-) -> tuple[Headline, list[Outcome]]:
+) -> tuple[Headline, list[RunOutcome]]:
     """The first line about the runs of a page, and what each variant achieved.
 
     Args:
@@ -30,7 +30,7 @@ def first_line(
     return headline(outcomes, worst, paths[0] if len(paths) == 1 else "RUN"), outcomes
 
 
-def to_json(line: Headline, outcomes: Sequence[Outcome], variants: Sequence[VariantRuns]) -> dict[str, Any]:
+def to_json(line: Headline, outcomes: Sequence[RunOutcome], variants: Sequence[VariantRuns]) -> dict[str, Any]:
     """Verdict, ranking and settings for a page.
 
     Returns:

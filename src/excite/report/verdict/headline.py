@@ -9,7 +9,7 @@ from typing import Literal
 
 from excite.probes.findings import Finding
 from excite.report.verdict.links import docs_url
-from excite.report.verdict.outcome import Outcome, hardly
+from excite.report.verdict.outcome import RunOutcome, hardly
 from excite.report.verdict.ranking import Ranked, rank
 from excite.report.verdict.units import describe, fraction, short
 
@@ -46,7 +46,7 @@ class Headline:
         return f"{self.text} Next: {self.action}"
 
 
-def headline(outcomes: Sequence[Outcome], worst: Finding | None = None, name: str = "RUN") -> Headline:
+def headline(outcomes: Sequence[RunOutcome], worst: Finding | None = None, name: str = "RUN") -> Headline:
     """The first line about one run, or about several that are compared.
 
     Args:
@@ -62,7 +62,7 @@ def headline(outcomes: Sequence[Outcome], worst: Finding | None = None, name: st
     return _several(outcomes, name)
 
 
-def _one(outcome: Outcome, worst: Finding | None, name: str) -> Headline:
+def _one(outcome: RunOutcome, worst: Finding | None, name: str) -> Headline:
     if outcome.status == "diverged":
         return Headline(
             "diverged",
@@ -86,7 +86,7 @@ def _one(outcome: Outcome, worst: Finding | None, name: str) -> Headline:
     return Headline(kind, text, action, _CHART if outcome.final else _PANEL, docs_url(page))
 
 
-def _unmeasured(outcome: Outcome, worst: Finding | None, name: str) -> Headline:
+def _unmeasured(outcome: RunOutcome, worst: Finding | None, name: str) -> Headline:
     how = (
         f"Measure it: excite margins {name}."
         if outcome.measurable
@@ -104,7 +104,7 @@ def _unmeasured(outcome: Outcome, worst: Finding | None, name: str) -> Headline:
     return Headline("warning" if warned else "note", text, how, link, docs_url("margins.md"))
 
 
-def _robustness(outcome: Outcome) -> tuple[Kind, str]:
+def _robustness(outcome: RunOutcome) -> tuple[Kind, str]:
     """How robust, by the median margin on test data, or on the only data that was measured."""
     part = next(part for part in ("test", "train", "batch") if part in outcome.medians)
     where = {"test": "test data", "train": "training data", "batch": "a fixed batch of training data"}[part]
@@ -134,7 +134,7 @@ def _robustness(outcome: Outcome) -> tuple[Kind, str]:
     return ("bad", f"Not robust: {text}") if size < FRAGILE else ("note", f"Somewhat robust: {text}")
 
 
-def _gap(outcome: Outcome) -> tuple[bool | None, str]:
+def _gap(outcome: RunOutcome) -> tuple[bool | None, str]:
     """Whether training agrees with test (None: undecided or not measured), in words."""
     if outcome.gap is None or outcome.chance is None:
         return None, "" if "batch" in outcome.medians else "training and test data were not both measured"
@@ -160,7 +160,7 @@ def _gap(outcome: Outcome) -> tuple[bool | None, str]:
     )
 
 
-def _certainty(outcome: Outcome) -> str:
+def _certainty(outcome: RunOutcome) -> str:
     counts = [
         f"{outcome.points[part]:,} {word}"
         for part, word in (("train", "training"), ("test", "test"))
@@ -179,7 +179,7 @@ def _certainty(outcome: Outcome) -> str:
     )
 
 
-def _action(outcome: Outcome, kind: Kind, agrees: bool | None, name: str) -> tuple[str, str]:
+def _action(outcome: RunOutcome, kind: Kind, agrees: bool | None, name: str) -> tuple[str, str]:
     """One action, and the section of the documentation on it: the first of these that applies."""
     command = f"excite margins {name}" if outcome.measurable else "excite.margins(model, x, y)"
     if kind == "bad" and (outcome.medians.get("test") or next(iter(outcome.medians.values()))).value == 0:
@@ -214,7 +214,7 @@ def _action(outcome: Outcome, kind: Kind, agrees: bool | None, name: str) -> tup
     return "Train with perturbations if it has to be more robust.", "excitation.md"
 
 
-def _several(outcomes: Sequence[Outcome], name: str) -> Headline:
+def _several(outcomes: Sequence[RunOutcome], name: str) -> Headline:
     rows = rank(outcomes)
     diverged = [row.outcome.label for row in rows if row.outcome.status == "diverged"]
     lost = f" Diverged: {', '.join(diverged)}." if diverged else ""

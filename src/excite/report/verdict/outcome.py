@@ -43,7 +43,7 @@ class Median:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What is known about the robustness of one run, or of the runs of one variant.
 
     Attributes:
@@ -98,13 +98,13 @@ class Outcome:
 
 def from_margins(
     margins: Mapping[str, Margins | Sequence[Margins]], accuracy: Mapping[str, float] | None = None, **more: Any
-) -> Outcome:
+) -> RunOutcome:
     """The outcome that measured margins show.
 
     Args:
         margins: By part, "train" and "test": margins, or those of several runs of one variant.
         accuracy: Accuracy by part; by default the fraction of points with a margin above 0.
-        **more: Further fields of `Outcome`.
+        **more: Further fields of `RunOutcome`.
 
     Returns:
         The outcome.
@@ -114,7 +114,7 @@ def from_margins(
     values = {part: [np.asarray(one.values, dtype=np.float64) for one in found] for part, found in by_part.items()}
     every = [one for found in by_part.values() for one in found]
     if not every:
-        return Outcome(accuracy=dict(accuracy or {}), **more)
+        return RunOutcome(accuracy=dict(accuracy or {}), **more)
     pooled = {part: np.concatenate(found) for part, found in values.items()}
     points = {part: min(map(len, found)) for part, found in values.items()}  # runs share their data: of one run
     gap = chance = widest = None
@@ -125,14 +125,14 @@ def from_margins(
         gap = gap_interval(high - low, chance)
     flags = tuple(dict.fromkeys(flag for one in every for flag in one.flags))
     known = {part: float((found > 0).mean()) for part, found in pooled.items()} | dict(accuracy or {})
-    return Outcome(
+    return RunOutcome(
         medians={part: median_of(found) for part, found in values.items()}, points=points, accuracy=known, gap=gap,
         chance=chance, widest=widest, norm=every[0].norm, unit=unit_of(every[0]), flags=flags, final=True,
         verified=None if any(one.evidence is None for one in every) else not flags, **more,
     )  # fmt: skip
 
 
-def from_latest(latest: Mapping[str, float], **more: Any) -> Outcome:
+def from_latest(latest: Mapping[str, float], **more: Any) -> RunOutcome:
     """The outcome that the last values of the metrics show, for a run that still trains or has no stored margins."""
     found = {name: value for name, value in latest.items() if not math.isnan(value)}
     gap, chance = found.get(f"{PROBE}/gap"), found.get(f"{PROBE}/chance")
@@ -148,7 +148,7 @@ def from_latest(latest: Mapping[str, float], **more: Any) -> Outcome:
         medians["batch"] = Median(found["margin/median"])
     accuracy = {part: found[key] for part in ("train", "test") if (key := f"{PROBE}/accuracy/{part}") in found}
     return replace(
-        Outcome(medians=medians, points=points, accuracy=accuracy, chance=chance),
+        RunOutcome(medians=medians, points=points, accuracy=accuracy, chance=chance),
         gap=None if gap is None or not chance else gap_interval(gap, chance),
         **more,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from excite.report.verdict.outcome import Outcome
+from excite.report.verdict.outcome import RunOutcome
 
 POINTS_APART = 0.02  # of accuracy, that count as comparable
 _LEVEL = 0.05
@@ -31,7 +31,7 @@ class Ranked:
         text: Why it has this place.
     """
 
-    outcome: Outcome
+    outcome: RunOutcome
     rank: int | None
     text: str
 
@@ -53,7 +53,7 @@ class Ranked:
         } | plain
 
 
-def rank(outcomes: Sequence[Outcome]) -> list[Ranked]:
+def rank(outcomes: Sequence[RunOutcome]) -> list[Ranked]:
     """Runs from the most to the least robust, then those that have no rank.
 
     Args:
@@ -73,7 +73,7 @@ def rank(outcomes: Sequence[Outcome]) -> list[Ranked]:
     return [*ranked, *others, *silent, *diverged]
 
 
-def _places(comparable: Sequence[Outcome]) -> list[Ranked]:
+def _places(comparable: Sequence[RunOutcome]) -> list[Ranked]:
     count = len(comparable)
     pairs = max(1, count * (count - 1) // 2)
     limit = NormalDist().inv_cdf(1 - _LEVEL / (2 * pairs))
@@ -90,7 +90,7 @@ def _places(comparable: Sequence[Outcome]) -> list[Ranked]:
     return found
 
 
-def _apart(first: Outcome, second: Outcome, limit: float) -> bool:
+def _apart(first: RunOutcome, second: RunOutcome, limit: float) -> bool:
     if first.norm != second.norm:
         return False
     a, b = first.medians["test"], second.medians["test"]
@@ -98,19 +98,19 @@ def _apart(first: Outcome, second: Outcome, limit: float) -> bool:
     return math.isfinite(error) and abs(a.value - b.value) > limit * error
 
 
-def _as_accurate(one: Outcome, best: Outcome) -> bool:
+def _as_accurate(one: RunOutcome, best: RunOutcome) -> bool:
     mine, other = one.accuracy.get("test"), best.accuracy.get("test")
     if mine is None or other is None:
         return True
     return other - mine <= max(POINTS_APART, 1.96 * math.hypot(_error(one, mine), _error(best, other)))
 
 
-def _error(one: Outcome, accuracy: float) -> float:
+def _error(one: RunOutcome, accuracy: float) -> float:
     """Standard error of an accuracy; 0 if the number of points is not known."""
     n = one.points.get("test", 0)
     return math.sqrt(accuracy * (1 - accuracy) / n) if n else 0.0
 
 
-def _behind(one: Outcome, best: Outcome) -> str:
+def _behind(one: RunOutcome, best: RunOutcome) -> str:
     points = 100 * (best.accuracy.get("test", 0.0) - one.accuracy.get("test", 0.0))
     return f"not comparable: {points:.0f} points less accurate than {best.label}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from excite.report.collect import RunData, VariantRuns
-from excite.report.verdict.outcome import SUMMARY, Outcome, from_latest, from_margins, standing
+from excite.report.verdict.outcome import SUMMARY, RunOutcome, from_latest, from_margins, standing
 from excite.runs.reader import Overview, read_overview
 
 NAMES = (*SUMMARY, "margin/median", "loss/step")
@@ -24,7 +24,7 @@ def overviews(variants: list[VariantRuns] | tuple[VariantRuns, ...]) -> dict[Pat
     return {run.path: read_overview(run.path, NAMES, SPARKS) for variant in variants for run in variant.runs}
 
 
-def outcome_of(variant: VariantRuns, found: Mapping[Path, Overview]) -> Outcome:
+def outcome_of(variant: VariantRuns, found: Mapping[Path, Overview]) -> RunOutcome:
     """What the runs of one variant achieved together.
 
     Args:
