@@ -64,7 +64,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> DeferredChecks:
 
 def test_a_check_on_the_cpu_raises_at_once() -> None:
     checks = DeferredChecks("loss")
-    checks.begin()
+    checks.begin(torch.zeros(1))
     checks.add(torch.tensor([1.0]), negative)
     with pytest.raises(InputError, match=r"^expected positive numbers$"):
         checks.add(torch.tensor([-1.0]), negative)
@@ -73,18 +73,18 @@ def test_a_check_on_the_cpu_raises_at_once() -> None:
 
 def test_what_has_not_arrived_is_not_waited_for(later: DeferredChecks, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (1.0, -1.0, 1.0):
-        later.begin()
+        later.begin(torch.zeros(1))
         later.add(torch.tensor([number]), negative)
-    later.begin()
+    later.begin(torch.zeros(1))
     monkeypatch.setattr(Slow, "here", True)
     with pytest.raises(InputError, match=r"^expected positive numbers \(in call 2 of loss, 3 calls ago.*checkpoint"):
-        later.begin()
-    later.begin()  # said once
+        later.begin(torch.zeros(1))
+    later.begin(torch.zeros(1))  # said once
     later.finish()
 
 
 def test_finish_waits(later: DeferredChecks) -> None:
-    later.begin()
+    later.begin(torch.zeros(1))
     later.add(torch.tensor([-1.0]), negative)
     with pytest.raises(InputError, match="in call 1 of loss, 0 calls ago"):
         later.finish()
@@ -93,7 +93,7 @@ def test_finish_waits(later: DeferredChecks) -> None:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda checks: pickle.loads(pickle.dumps(checks))])
 def test_a_copy_has_no_calls_to_judge(later: DeferredChecks, copied: Any) -> None:
-    later.begin()
+    later.begin(torch.zeros(1))
     later.add(torch.tensor([-1.0]), negative)
     copied(later).finish()
     with pytest.raises(InputError):

@@ -31,7 +31,7 @@ ones = torch.ones(2, 3)
 )
 def test_on_a_gpu_the_same_inputs_are_refused_later(x, bounds, problem):
     later = deferring()
-    later.begin()
+    later.begin(torch.zeros(1))
     check_input(x, False, bounds, later)
     if problem is None:
         check_input(x, False, bounds)
@@ -40,7 +40,7 @@ def test_on_a_gpu_the_same_inputs_are_refused_later(x, bounds, problem):
         with pytest.raises(InputError, match=problem):
             check_input(x, False, bounds)
         with pytest.raises(InputError, match=f"{problem}.*in call 1 of loss") as raised:
-            later.begin()
+            later.begin(torch.zeros(1))
         assert "\n" not in str(raised.value)
 
 

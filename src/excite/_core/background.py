@@ -188,11 +188,19 @@ class DeferredChecks:
         self._name, self._copy, self._calls = name, copy, 0
         self._pending: deque[tuple[int, HostCopy, Judge]] = deque()
 
-    def begin(self) -> None:
-        """Counts a call, and raises what was found wrong with earlier ones. Never waits."""
+    def begin(self, tensor: Tensor) -> DeferredChecks | None:
+        """Counts a call, and raises what was found wrong with earlier ones. Never waits.
+
+        Args:
+            tensor: An input of the call.
+
+        Returns:
+            These checks, if they are judged later for inputs on the device of the tensor; None if they need not be.
+        """
         self._calls += 1
         while self._pending and self._pending[0][1].arrived():
             self._judge_first()
+        return self if self.defers(tensor) else None
 
     def add(self, numbers: Tensor, judge: Judge) -> None:
         """Judges numbers of the current call: now where they can be read, otherwise when they have arrived.

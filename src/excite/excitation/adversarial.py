@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from excite._core.background import DeferredChecks
-from excite._core.calls import Pick, batch_size, call, pick_output
+from excite._core.calls import Pick, batch_size, call, pick_output, tensors
 from excite._core.checks import (
     Bounds,
     check_bounds,
@@ -175,10 +175,9 @@ class AdversarialTraining:
             InputError: if inputs or labels do not fit the settings. Values on a GPU are judged without waiting for it: an error
                 comes from a later call, or from `state_dict`, and names the call it belongs to.
         """
-        if not capturing():
-            self._checks.begin()
-        self._check_input(x, self._checks)
-        labels = self.target.labels(y, batch_size(x), self._checks)
+        later = None if capturing() else self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
+        self._check_input(x, later)
+        labels = self.target.labels(y, batch_size(x), later)
         if torch.is_grad_enabled() and not capturing():
             self.adapt(x, labels)
         worst = self._search(x, labels, self._start(x)) if self._perturbs() else None
@@ -365,7 +364,8 @@ class AdversarialTraining:
 
     def _robust_accuracy(self, x: Tensor, y: Tensor) -> Tensor:
         """Fraction right at the perturbations of the input alone, in evaluation mode, over all processes."""
-        labels, model = self.target.labels(y, batch_size(x), self._checks), unwrap(self.model)
+        later = self._checks if self._checks.defers(y) else None
+        labels, model = self.target.labels(y, batch_size(x), later), unwrap(self.model)
         with eval_mode(model):
             worst = self._search(x, labels, self._start(x), hidden=False)
             right = self.target.decide(evaluate(model, x, worst, self._read, copies=1)) == labels

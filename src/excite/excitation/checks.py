@@ -31,15 +31,14 @@ def check_input(x: Batch, at_input: bool, bounds: Bounds | None, later: Deferred
     first = x if isinstance(x, Tensor) else tensors(x)[0]
     if first.is_cuda and capturing():  # the same call was checked before it was captured
         return
-    deferred = later is not None and later.defers(first)
-    if not deferred:
+    if later is None:
         check_finite(x)
     if at_input and not (isinstance(x, Tensor) and x.is_floating_point()):
         kind = f"{x.dtype} values" if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise InputError(
             f"layers='input' needs a tensor of floating-point numbers to perturb; got {kind}: choose layers='all'"
         )
-    if later is not None and deferred:
+    if later is not None:
         _check_later(x, bounds, later)
     elif bounds is not None:
         _check_bounds(first, bounds)

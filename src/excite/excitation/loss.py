@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.background import DeferredChecks
-from excite._core.calls import Batch, Pick, batch_size, call, pick_output
+from excite._core.calls import Batch, Pick, batch_size, call, pick_output, tensors
 from excite._core.checks import (
     Bounds,
     check_bounds,
@@ -157,7 +157,7 @@ class PersistentExcitation:
         Returns:
             Tensor (B,).
         """
-        later = self._begin()
+        later = self._begin(x)
         self._check_input(x, later)
         labels = self.target.labels(y, batch_size(x), later)
         if not self._perturbs():
@@ -183,7 +183,7 @@ class PersistentExcitation:
             enabled, for losses of your own.
         """
         # With gradients it is part of a training step, which does not wait.
-        self._check_input(x, self._begin() if torch.is_grad_enabled() else None)
+        self._check_input(x, self._begin(x) if torch.is_grad_enabled() else None)
         with preserve_state(unwrap(self.model)):
             if not self._perturbs():
                 low = high = self._read(call(self.model, x), batch_size(x))
@@ -319,7 +319,7 @@ class PersistentExcitation:
 
         `together`: all processes that train this model search at the same time, each for its part of the batch.
         """
-        model, layers = unwrap(self.model), self.layers
+        bounds, layers, model = self._bounds_at(x), self.layers, unwrap(self.model)
         settings = SearchSettings(
             radius=lambda name: radius_of(self.radius, name, self.progress),
             norm=self.norm,
@@ -329,7 +329,7 @@ class PersistentExcitation:
             ),
             everything=layers == "all",
             at_input=layers == "input",
-            bounds=self._bounds_at(x),
+            bounds=bounds,
             mode=self.kind,
             read=self._read,
             start=self.target.start,
@@ -348,11 +348,9 @@ class PersistentExcitation:
             torch.promote_types(output.dtype, torch.float32)
         )  # errors of outputs in half precision would be rounded to three digits
 
-    def _begin(self) -> DeferredChecks:
+    def _begin(self, x: Batch) -> DeferredChecks | None:
         """Begins a training step: raises what was found wrong with the inputs of earlier ones."""
-        if not capturing():
-            self._checks.begin()
-        return self._checks
+        return None if capturing() else self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
 
     def _check_input(self, x: Batch, later: DeferredChecks | None = None) -> None:
         check_input(x, self.layers == "input", self._bounds_at(x), later)

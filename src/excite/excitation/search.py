@@ -268,8 +268,9 @@ def _first_gradients(
     buffers.restore(thorough=False)
     tape.sites.clear()
     layers, signal_gradients = {}, {}
+    radii = {name: settings.radius(name) for name in clean.inputs}
     for name, signal in clean.inputs.items():
-        number, relative = settings.radius(name)
+        number, relative = radii[name]
         gradient, layout = gradients[name], layouts[name]
         if gradient is None or layout is None or (not isinstance(number, Tensor) and number == 0):
             continue  # no influence on the output, not perturbed, or a signal that all samples share

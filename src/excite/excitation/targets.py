@@ -244,13 +244,12 @@ def accepted(y: Tensor, classes: int, problem: Callable[[Any], str], later: Defe
     With `later`, labels on a GPU are judged without waiting for it. Those that are wrong are changed until then: a label out of
     range would be an index out of range, after which no kernel runs in this process any more.
     """
-    deferred = later is not None and later.defers(y)
-    if later is not None and deferred and not y.is_floating_point():
+    if later is not None and not y.is_floating_point():
         extremes = torch.stack(torch.aminmax(y))
         later.add(extremes, lambda seen: next((problem(n) for n in seen if not 0 <= n < classes), None))
         return y.clamp(0, classes - 1)
     good = (y == 0) | (y == 1) if y.is_floating_point() else (y >= 0) & (y < classes)  # floating point: of two classes
-    if later is not None and deferred:
+    if later is not None:
         first = (~good).to(torch.uint8).argmax()  # 0 if all are good
         numbers = torch.stack([good.all().to(y.dtype), y.take(first)])
         later.add(numbers, lambda seen: None if seen[0] else problem(seen[1]))
