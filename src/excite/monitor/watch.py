@@ -48,12 +48,10 @@ def watch(
     Args:
         model: The model that is trained, also wrapped by DistributedDataParallel or torch.compile.
         example: A fixed batch on which layers are measured. Default: some of `train`. Probes that need one are left out without it.
-        run: Folder for a new run, or an open `Run` (to continue one, with `load_state_dict` from its checkpoint). None writes
-            to sinks only.
-        optimizer: The optimizer that trains the model; needed for conserved quantities and gradient norms.
+        run: Folder for a new run, or an open `Run` to continue (then `load_state_dict` from its checkpoint). None: sinks only.
+        optimizer: The optimizer of the training; needed for conserved quantities and gradient norms.
         probes: What to measure. Default: `excite.probes.default_probes()`.
-        every: When to measure, instead of each probe's own schedule: a number of steps, a schedule such as `PowersOfTwo()` or
-            `Budget(0.03)`, or a dict of these by probe name.
+        every: When to measure, instead of each probe's schedule: a number of steps, a `Budget(0.03)`, or a dict by probe name.
         train: Training data, of which a fixed sample is drawn and its margins are measured: tensors (x, y), a data set or a loader.
         test: Test data, likewise.
         normalize: (mean, std) per channel, if these data are (pixel − mean)/std: margins are then in pixels from 0 to 1.
@@ -65,9 +63,8 @@ def watch(
         sinks: "tensorboard", "wandb", "mlflow", or objects with `log` and `close`.
         config: Settings of the training, stored in the run, shown and compared by the pages: a dict, a dataclass, an
             `argparse.Namespace` or a pydantic model. Values that are not JSON are stored as text.
-        checkpoint: Store the weights in the run, so that `excite margins` and `excite audit` measure the model later: True at the
-            end; a number of steps also that often; a factory, "module:function" or a callable, to build the model again; or a
-            dict with "factory", "options" and "every". See `Run.save`.
+        checkpoint: Store the weights for `excite margins` and `excite audit`: True at the end; a number of steps also that often;
+            a factory, "module:function" or a callable; or a dict with "factory", "options" and "every". See `Run.save`.
         strict: Raise exceptions of probes and of the writer instead of issuing a warning and switching the probe off.
 
     Returns:
@@ -87,24 +84,14 @@ def watch(
         ...         watch.step(loss)  # once per optimizer step
     """
     _check(model, example, run, strict)
-    refuse_compiled(model)
     margins = LiveMargins.draw(model, train, test, normalize=normalize, bounds=bounds, threshold=threshold)
     example = margins.example(model) if example is None else example
     chosen = chosen_probes(probes, every, example, optimizer, output, margins.probes(margin_batch, output))
-    stored = {**_settings(config, run), "watch": _described(model, chosen, margins)}
     settings = WatchSettings(
-        example,
-        None,
-        optimizer,
-        chosen,
-        strict,
-        not isinstance(run, Run),
-        (),
-        _checked_rules(alerts),
-        probes is None,
-        output,
+        example, None, optimizer, chosen, strict, not isinstance(run, Run), (), _checked_rules(alerts), probes is None, output,
         make_saver(checkpoint, model, run),
-    )
+    )  # fmt: skip
+    stored = {**_settings(config, run), "watch": _described(model, chosen, margins)}
     return _attached(model, run, stored, sinks, settings, margins)
 
 
@@ -137,6 +124,7 @@ def _check(model: nn.Module, example: Batch | None, run: object, strict: bool) -
         check_dense(leaf, "an example batch")
     if not isinstance(run, Run | str | os.PathLike | None):
         raise InputError(f"watch: expected a folder or an open Run; got {run!r}")
+    refuse_compiled(model)
 
 
 def _checked_rules(alerts: Sequence[Rule] | None) -> list[Rule]:

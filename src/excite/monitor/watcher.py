@@ -354,7 +354,7 @@ class Watch:
                 if id(probe.schedule) in costs:
                     end = self._settled() if self._device.type == "cuda" else time.monotonic()
                     costs[id(probe.schedule)] += end - start
-        if rank_and_size()[0] == 0:
+        if (ctx.messages or ctx.artifacts) and rank_and_size()[0] == 0:
             for message in ctx.messages:
                 say(message)
             self._store(ctx)

@@ -76,23 +76,13 @@ def experiment(
         return {"figure": (study.title, dot_figure(numbers, study.title, measures))}
 
     method = Computed(
-        _Call(function, tuple(measures)),
-        {key: (words, "{:.4g}") for key, words in measures.items()},
-        draw,
-        "One row per variant, one dot per seed; the bar is the mean.",
-        "Means over seeds, and the range.",
-    )
+        _Call(function, tuple(measures)), {key: (words, "{:.4g}") for key, words in measures.items()}, draw,
+        "One row per variant, one dot per seed; the bar is the mean.", "Means over seeds, and the range.",
+    )  # fmt: skip
     return Study(
-        name,
-        title,
-        "not in the papers",
-        asks or title,
-        method,
-        {"quick": scale},
-        lambda _: list(ways),
-        lambda _: list(claims),
+        name, title, "not in the papers", asks or title, method, {"quick": scale}, lambda _: list(ways), lambda _: list(claims),
         asks=asks or title,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

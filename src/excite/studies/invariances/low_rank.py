@@ -252,6 +252,13 @@ def claims(scale: RankScale) -> list[Claim]:
             above=1 / 3,
             kind="universal",
         ),
+        *_settling_and_conservation(),
+    ]
+
+
+def _settling_and_conservation() -> list[Claim]:
+    """Claims on Assumption 1 and on Lemma 3."""
+    return [
         *(
             Claim(
                 f"signs settle: none changes in the last tenth, {name}",
