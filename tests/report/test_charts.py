@@ -188,6 +188,7 @@ def test_twenty_layers_are_twenty_rows_and_twenty_curves(runs, address, look, wi
     assert {curve["name"] for curve in curves} == set(LAYERS)
     chart = page.locator("#chart-ranks")
     chart.get_by_text("Table of values").press("Enter")
+    chart.locator("tbody tr").nth(19).wait_for(state="attached")  # filled when the element has opened
     assert chart.locator("tbody tr").count() == 20
     assert set(chart.locator("tbody th").all_inner_texts()) == set(LAYERS)
 

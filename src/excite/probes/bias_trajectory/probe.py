@@ -40,6 +40,7 @@ from excite.probes.findings import (
     since,
     since_step,
 )
+from excite.probes.schedules import as_schedule
 from excite.wiring.normalization import as_trained
 
 _FLAT = 0.1  # relative change of a loss below which it stands still
@@ -135,7 +136,8 @@ class Trajectory(Probe):
         for name, count in (("bounds_every", bounds_every), ("max_samples", max_samples)):
             if count is not None:
                 check_count(count, name, also="or None")
-        self.layers, self.output, self.link, self.bounds_every, self.clean = layers, output, link, bounds_every, clean
+        self.layers, self.output, self.link, self.bounds_every = layers, output, link, bounds_every
+        self.clean = None if clean is None else as_schedule(clean, "clean")
         self.passes, self.max_samples = passes, max_samples
         self.labels: tuple[str, ...] = ()
         self._hooks: Hooks | None = None
