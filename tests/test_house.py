@@ -1,7 +1,10 @@
-"""The plan of the packages: storeys, sizes of folders, what stands at the top level."""
+"""The plan of the packages (storeys, sizes of folders, the top level) and of the tests (their names)."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import re
 import shutil
 import subprocess
 import sys
@@ -102,3 +105,38 @@ def test_docstring_rules_catch_a_violation(tmp_path, text, rule):
     assert result.returncode != 0
     caught = {line.split("/")[2] for line in result.stdout.splitlines() if f" {rule} " in line}
     assert caught == set(PUBLIC)
+
+
+@functools.cache
+def functions_by_file() -> dict[str, list[ast.FunctionDef]]:
+    """The test functions by file, methods of test classes included."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return {
+        str(path.relative_to(ROOT)): [
+            node
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
+        ]
+        for path in files
+    }
+
+
+def test_names_of_tests_have_at_most_60_characters():
+    names = [(path, test.name) for path, functions in functions_by_file().items() for test in functions]
+    assert len(names) > 1000
+    assert [f"{path}::{name}" for path, name in names if len(name) > 60] == []
+
+
+def test_tests_named_in_the_docs_exist():
+    """`test_some_name` or `tests/path.py::test_some_name` in a page; `test_loss` and names of files are no tests."""
+    names = {(path, test.name) for path, functions in functions_by_file().items() for test in functions}
+    anywhere = {name for _, name in names}
+    missing, count = [], 0
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for path, name in re.findall(r"(?:(tests/[\w/]+\.py)::)?\b(test_[a-z0-9]+_\w+)\b(?!\.py)", text):
+            count += 1
+            if not ((path, name) in names if path else name in anywhere):
+                missing.append(f"{page.relative_to(ROOT)}: {path}::{name}")
+    assert count >= 20
+    assert missing == []

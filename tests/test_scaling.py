@@ -64,7 +64,7 @@ def test_the_fit_recovers_the_coefficients():
     assert model.rates == pytest.approx(RATE)
 
 
-def test_noise_shows_in_the_errors_and_hardly_in_the_coefficients():
+def test_noise_shows_in_errors_and_hardly_in_coefficients():
     model = Model(made_up(noise=0.05))
     assert model.excited.coefficients[0] == pytest.approx(EXCITED[0], rel=0.1)
     assert 0.01 < model.excited.worst <= model.excited.left_out < 0.5
@@ -98,7 +98,7 @@ def test_predictions_grow_with_what_they_are_made_of(change):
     assert model.predict(replace(small, shares=4))["watch_bytes"] == a["watch_bytes"] / 4
 
 
-def test_the_shapes_of_the_targets_have_the_parameters_that_are_said():
+def test_the_target_shapes_have_the_stated_parameter_counts():
     assert len(resnet50_shapes()) == 54
     assert len(LANGUAGE) == 225
     for target in TARGETS:

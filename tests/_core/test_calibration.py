@@ -72,7 +72,7 @@ def test_a_constant_first_batch_does_not_change_the_next(name, norm):
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("fold", ["BT", "TB"])
-def test_extremes_of_equal_samples_are_those_of_the_model_without_folding(fold, tokens, repeats, batch):
+def test_extremes_of_equal_samples_are_those_without_folding(fold, tokens, repeats, batch):
     folded, plain = pair(fold, tokens=tokens, repeats=repeats)
     x = torch.randint(7, (batch, 3)) if tokens else torch.randn(batch, 3, 4, dtype=torch.float64)
     for one in [*constants(x), x]:
@@ -82,7 +82,7 @@ def test_extremes_of_equal_samples_are_those_of_the_model_without_folding(fold, 
 
 
 @pytest.mark.parametrize("fold", ["BT", "TB"])
-def test_a_layer_whose_units_are_all_off_says_nothing_about_its_readers(fold):
+def test_a_layer_with_all_units_off_does_not_judge_its_readers(fold):
     folded, plain = pair(fold)
     x = torch.randn(4, 3, 4, dtype=torch.float64)
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_dropout_masks_are_laid_out_like_the_samples(fold, layers):
         assert float(low.detach().std()) > 1e-3 or not one.any()
 
 
-def test_what_was_found_with_marks_is_remembered_and_leaves_no_trace():
+def test_what_marks_show_is_cached_and_leaves_no_trace():
     folded, _ = pair("TB")
     x = torch.zeros(4, 3, 4, dtype=torch.float64)
     calls = []

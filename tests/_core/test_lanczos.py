@@ -36,7 +36,7 @@ def made(spectrum, width, turned, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("spectrum", SPECTRA)
-def test_the_basis_is_orthonormal_also_once_the_krylov_space_is_exhausted(spectrum, turned, dtype):
+def test_the_basis_is_orthonormal_in_an_exhausted_krylov_space(spectrum, turned, dtype):
     for width in (1, 2, 3, 8, 30):
         matrix, top = made(spectrum, width, turned, dtype)
         eps, generator = torch.finfo(dtype).eps, torch.Generator().manual_seed(0)

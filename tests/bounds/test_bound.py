@@ -12,7 +12,7 @@ from excite.bounds import Assumption, Bound
 HELD, FAILED, UNKNOWN = (Assumption("the data are separable", held) for held in (True, False, None))
 
 
-def test_a_bound_holds_when_every_assumption_was_checked_and_held():
+def test_a_bound_holds_if_all_assumptions_were_checked_and_held():
     assert Bound("T", "the margin", 1.0, assumptions=(HELD,)).holds
     assert not Bound("T", "the margin", 1.0, assumptions=(HELD, UNKNOWN)).holds
 

@@ -64,7 +64,7 @@ def test_patterns_in_three_dimensions():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_measured_margin_is_the_nearest_point_on_the_boundary(seed):
+def test_the_measured_margin_is_the_nearest_boundary_point(seed):
     one = training(seed)
     output = evaluate(one.pairs, one.x).flatten()
     threshold = float(output.median()) + 0.05

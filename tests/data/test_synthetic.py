@@ -54,6 +54,6 @@ def test_frequencies_are_the_formula_on_an_embedded_square(omega: float) -> None
     assert data.classes == ()
 
 
-def test_test_points_do_not_depend_on_the_number_of_training_points() -> None:
+def test_test_points_are_independent_of_the_training_set_size() -> None:
     for name in ("moons", "frequencies", "boundaries"):
         assert torch.equal(load(name, train=20).x_test, load(name, train=50).x_test)

@@ -173,7 +173,7 @@ test_bad_input_is_refused_with_the_reason = refusing(BAD)
 
 
 @pytest.mark.parametrize("outputs", [3, 2])
-def test_the_margin_loss_is_positive_exactly_where_the_decision_is_wrong(outputs):
+def test_the_margin_loss_is_positive_iff_the_decision_is_wrong(outputs):
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, outputs)).double()
     x, y = torch.randn(60, 4, dtype=torch.float64), torch.randint(3, (60,))
@@ -185,7 +185,7 @@ def test_the_margin_loss_is_positive_exactly_where_the_decision_is_wrong(outputs
     assert torch.equal(torch.stack(others) > 0, wrong)
 
 
-def test_the_margin_loss_of_one_output_is_its_distance_past_the_threshold():
+def test_margin_loss_of_one_output_is_distance_past_threshold():
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.ones_(model.weight)
     at = AdversarialTraining(model, 0.25, steps=3, random_start=False, loss="margin")

@@ -19,7 +19,7 @@ def test_all_distances_are_one(less):
 
 
 @pytest.mark.parametrize("m", [2, 3, 10])
-def test_the_nearest_code_is_the_argmax_of_m_outputs_and_the_nearest_point_of_a_simplex(m):
+def test_nearest_code_is_argmax_and_nearest_simplex_point(m):
     torch.manual_seed(0)
     for k in (m, m - 1):
         f, points = torch.randn(200, k, dtype=torch.float64), codes(m, k)

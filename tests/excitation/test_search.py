@@ -38,7 +38,7 @@ def test_extremes_equal_the_literal_algorithm(name, norm):
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["dropout", "batchnorm", "resnet-norm", "resnet-identity"])
-def test_perturbations_in_training_mode_are_those_of_the_clean_pass_made_fixed(name, norm):
+def test_in_training_mode_the_clean_pass_fixes_all_randomness(name, norm):
     model, x = build(name, batch=5)
     torch.manual_seed(7)
     twins = fixed(copy.deepcopy(model), x)
@@ -81,7 +81,7 @@ def test_linear_model_reaches_the_dual_norm_exactly(norm, steps, radius, seed):
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["mlp", "papers", "transformer", "transformer-time-first", "dense"])
-def test_perturbations_stay_in_the_ball_of_every_layer_and_sample(name, norm):
+def test_perturbations_stay_in_the_ball_per_layer_and_sample(name, norm):
     model, x = build(name)
     found = PersistentExcitation(model, 0.3, norm=norm).perturbations(x)
     assert len(found) == CASES[name].layers

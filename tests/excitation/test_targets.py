@@ -58,7 +58,7 @@ def test_the_search_uses_the_clean_pass_in_training_mode(name):
 
 
 @pytest.mark.parametrize("outputs", [4, 3])
-def test_without_turns_the_direction_is_that_of_the_two_nearest_codes(outputs):
+def test_without_turns_the_direction_joins_the_two_nearest_codes(outputs):
     model, x = classifier("linear", outputs)
     low, high = PersistentExcitation(model, 0.1, classes=4, turns=0).extremes(x)
     for i in range(len(x)):
@@ -111,7 +111,7 @@ def test_two_turns_come_near_the_best_corner():
 
 @pytest.mark.parametrize("outputs", [4, 3])
 @pytest.mark.parametrize("name", ["mlp", "dropout", "batchnorm", "transformer-dropout"])
-def test_the_loss_is_the_half_squared_distance_from_the_code_at_the_extremes(name, outputs):
+def test_the_loss_is_half_the_squared_distance_to_the_code(name, outputs):
     losses = []
     for way in ("loss", "extremes"):
         model, x = classifier(name, outputs)
@@ -137,7 +137,7 @@ def test_radius_zero_is_the_plain_squared_distance():
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["mlp", "convolutional", "dropout"])
-def test_two_classes_on_one_output_are_the_binary_problem_shifted_by_a_half(name, norm):
+def test_two_classes_on_one_output_are_a_shifted_binary_problem(name, norm):
     labels = torch.tensor([0, 1, 1, 0])
     model, x = build(name)
     shifted = copy.deepcopy(model)
@@ -212,7 +212,7 @@ def test_works_under_autocast(dtype):
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-def test_outputs_that_nothing_moves_at_first_are_moved_in_the_next_turn():
+def test_outputs_not_moved_at_first_are_moved_in_the_next_turn():
     # The two nearest codes differ in outputs that do not depend on x; the third does.
     model = nn.Linear(5, 3).double()
     with torch.no_grad():

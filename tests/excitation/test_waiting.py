@@ -119,7 +119,7 @@ def test_no_value_is_read_and_the_loss_is_the_same(name: str, monkeypatch: pytes
 @pytest.mark.parametrize(
     "name", ["one output", "codes", "hierarchy", "auto", "adversarial", "adversarial, hidden layers"]
 )
-def test_bad_values_are_refused_by_the_next_call_or_the_checkpoint(name: str) -> None:
+def test_bad_values_are_refused_by_next_call_or_checkpoint(name: str) -> None:
     method = LOSSES[name]()
     x, y = batch(classes_of(method))
     method._checks = deferring()

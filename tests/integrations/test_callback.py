@@ -48,7 +48,7 @@ class Sink:
         pass
 
 
-def test_names_of_probes_get_the_frameworks_name_in_front_and_text_is_left_out(tmp_path):
+def test_probe_names_get_a_prefix_and_text_is_left_out(tmp_path):
     deferred = DeferredWatch(tmp_path / "run", {"probes": [excite.probes.Loss()]})
     deferred.log({"lr": 1.0}, "own")  # before there is a watch
     sink = Sink()

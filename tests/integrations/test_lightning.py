@@ -137,7 +137,7 @@ class Robust(PersistentlyExcited, Plain):
         self.excite(self.net, radius=radius)
 
 
-def test_the_mix_in_trains_with_the_loss_of_persistent_excitation(tmp_path):
+def test_the_mix_in_trains_with_the_excited_loss(tmp_path):
     radius = excite.Stages(0.1, 3)
     model = Robust(radius)
     trainer(tmp_path, [ExciteCallback(tmp_path / "run")]).fit(model, data())
@@ -222,7 +222,7 @@ def test_margins_can_be_left_out(tmp_path, options):
     assert not [name for name in excite.load_run(tmp_path / "run").names() if name.startswith("margin_gap/")]
 
 
-def test_data_without_margins_are_named_once_and_training_goes_on(tmp_path):
+def test_data_without_margins_are_named_once_in_training(tmp_path):
     x = torch.randn(32, 3)
     pairs = DataLoader(TensorDataset(x, x, x[:, :1]), batch_size=8)
 

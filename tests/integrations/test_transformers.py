@@ -53,7 +53,7 @@ class Weights(transformers.TrainerCallback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
-def test_numbers_are_those_of_the_saved_weights_and_of_the_trainers_log(tmp_path, parts):
+def test_numbers_match_saved_weights_and_the_trainers_log(tmp_path, parts):
     model, weights = network(), Weights()
     before = state_of(model)["hooks"]
     callback = ExciteCallback(tmp_path / "run", every={"distance": 1}, alerts=[])

@@ -214,7 +214,7 @@ def test_messages_that_get_lost_do_not_stop_the_work(
     assert all(job.finished() for job in all_jobs)
 
 
-def test_jobs_that_are_stopped_write_a_checkpoint_of_their_last_step(cluster: Any, tmp_path: Path) -> None:
+def test_stopped_jobs_write_a_checkpoint_of_their_last_step(cluster: Any, tmp_path: Path) -> None:
     long = plan(settings(epochs=20_000, checkpoint_every="1000000 steps"), tmp_path / "sweep")
 
     def stop(progress: JobProgress) -> None:

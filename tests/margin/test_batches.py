@@ -48,7 +48,7 @@ def test_scalar_margin_is_the_distance_to_the_hyperplane(norm: str, threshold: f
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", "2"])
 @pytest.mark.parametrize("classes", [2, 3, 7, 30])
-def test_margin_of_many_classes_is_the_nearest_of_all_hyperplanes(norm: str, classes: int) -> None:
+def test_margin_of_many_classes_is_the_nearest_hyperplane(norm: str, classes: int) -> None:
     model, x = linear(classes, seed=1)
     f, w = model(x).detach(), model.weight.detach()
     y = f.argmax(1)
@@ -70,7 +70,7 @@ def test_far_margins_are_found_without_bounds() -> None:
     assert found.trusted
 
 
-def test_margin_within_bounds_is_the_linear_program_in_the_infinity_norm() -> None:
+def test_margin_within_bounds_is_a_linear_program_in_norm_inf() -> None:
     model, x = linear(3, inputs=8, seed=3)
     x = x[:15].clamp(-1, 1)
     f, w, b = model(x).detach(), model.weight.detach().numpy(), model.bias.detach().numpy()
@@ -95,7 +95,7 @@ def _program(w: np.ndarray, b: float, x: np.ndarray) -> float:
     return float(solved.fun) if solved.status == 0 else math.inf
 
 
-def test_margin_within_bounds_is_the_nearest_point_of_the_box_in_the_2_norm() -> None:
+def test_margin_within_bounds_is_the_nearest_box_point_in_norm_2() -> None:
     model, x = linear(1, seed=4)
     x = x.clamp(-1, 1)
     w, f = model.weight.detach()[0], model(x).detach()[:, 0]
@@ -128,7 +128,7 @@ def test_a_point_that_no_corner_of_the_bounds_breaks_is_censored() -> None:
     assert not found.perturbations.any()
 
 
-def test_linear_models_deep_or_plain_in_the_table_have_exact_margins() -> None:
+def test_linear_models_deep_or_plain_have_exact_margins() -> None:
     for name in ("linear", "deep-linear"):
         model, x = build(name, batch=20)
         (w,) = torch.autograd.grad(model(x.requires_grad_()).sum(), x)

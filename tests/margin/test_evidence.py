@@ -80,7 +80,7 @@ def test_masked_gradients_are_flagged_and_their_margins_lowered(mask: str, norm:
     assert wrong[attacked].all()
 
 
-def test_points_that_gradients_cannot_break_are_broken_on_the_way_to_others_and_counted() -> None:
+def test_points_missed_by_gradients_have_margins_and_are_counted() -> None:
     # Flat towards every side near the data, but decided otherwise far away: no gradient leads there.
     class Plateau(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def test_without_evidence_nothing_is_claimed() -> None:
     assert "not requested" in str(found)
 
 
-def test_one_doubtful_point_among_few_does_not_condemn_the_model_but_all_of_them_do() -> None:
+def test_one_doubtful_point_is_tolerated_and_all_of_them_are_not() -> None:
     def evidence(attacked: int, beaten: int) -> Evidence:
         return Evidence(attacked, 0, 0, 0, 0, 0, attacked, beaten, 0)
 

@@ -114,7 +114,7 @@ def test_bounds_hold_x_back_and_nothing_else() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("kind", ["mlp", "classes"])
-def test_never_larger_than_the_input_margin_and_applied_by_hand_it_breaks(norm: str, kind: str) -> None:
+def test_at_most_the_input_margin_and_adversarial_when_applied(norm: str, kind: str) -> None:
     model, x, y = trained(kind)
     x, y = x[:24], y[:24]
     options = SearchOptions(steps=20, restarts=2, evidence=False)
@@ -135,7 +135,7 @@ def test_never_larger_than_the_input_margin_and_applied_by_hand_it_breaks(norm: 
 
 
 @pytest.mark.slow
-def test_it_is_the_radius_at_which_the_extremes_of_excitation_change_the_decision() -> None:
+def test_it_is_the_radius_where_excitation_changes_the_decision() -> None:
     model, x, y = trained("mlp")
     right = (model(x)[:, 0] > 0.5).long() == y
     x, y = x[right][:16], y[right][:16]
@@ -206,7 +206,7 @@ def test_the_table_of_models(name: str) -> None:
         assert int(f.argmax(1) if case.outputs > 1 else f.reshape(1) > 0) != int(y[i])
 
 
-def test_x_has_a_perturbation_of_its_own_where_more_than_one_call_reads_it() -> None:
+def test_x_has_its_own_perturbation_where_several_calls_read_it() -> None:
     class Skip(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -236,7 +236,7 @@ def test_integer_inputs_have_margins_in_later_layers() -> None:
     assert found.trusted
 
 
-def test_vanishing_gradients_are_seen_and_the_search_without_gradients_helps() -> None:
+def test_vanishing_gradients_are_met_by_gradient_free_search() -> None:
     class Steps(nn.Module):
         """Flat but for a thin strip along the boundary."""
 

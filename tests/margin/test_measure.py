@@ -174,7 +174,7 @@ class LayerDrop(nn.Module):
 
 
 @pytest.mark.slow
-def test_numbers_drawn_in_evaluation_mode_do_not_stop_margins_of_layers():
+def test_random_numbers_in_eval_mode_do_not_stop_layer_margins():
     torch.manual_seed(0)
     model, x = LayerDrop().eval(), torch.randn(4, 2)
     plain = nn.Sequential(model.hidden, nn.ReLU(), model.out)

@@ -17,7 +17,7 @@ def linear(norm="inf", bounds=None):
     return MarginProblem(Decision(model, None, 0.5, labels, 1), x, make_constraint(x, norm, limits))
 
 
-def test_the_logit_margin_is_positive_where_the_decision_is_right():
+def test_the_logit_margin_is_positive_iff_the_decision_is_right():
     problem = linear()
     margin, adversarial, gradient = problem.decision.gradients(problem.x)
     assert (margin > 0).all()

@@ -47,7 +47,7 @@ def train(model, watch, loader, steps, optimizer):
     return losses
 
 
-def test_data_alone_are_a_full_watch_and_training_is_the_same_to_the_bit(tmp_path, capsys):
+def test_data_alone_are_a_full_watch_and_training_is_bit_equal(tmp_path, capsys):
     results = []
     for watched in (False, True):
         model = network()
@@ -112,7 +112,7 @@ def test_nothing_is_measured_at_the_end_after_an_exception(tmp_path):
     assert not (run.path / "artifacts" / "summary.json").exists()
 
 
-def test_a_probe_that_was_measured_at_the_last_step_is_not_measured_twice(tmp_path):
+def test_a_probe_measured_at_the_last_step_is_not_measured_twice(tmp_path):
     calls = []
 
     class Counting(Loss):

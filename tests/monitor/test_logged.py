@@ -34,7 +34,7 @@ def watched(folder, **options):
     return excite.watch(nn.Linear(3, 1), run=folder, probes=[Loss()], **options)
 
 
-def test_logged_values_arrive_in_run_and_sinks_at_the_current_step(tmp_path):
+def test_logged_values_reach_run_and_sinks_at_the_current_step(tmp_path):
     sink = Kept()
     with watched(tmp_path / "run", sinks=[sink]) as watch:
         watch.log(lr=0.1)

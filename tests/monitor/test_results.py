@@ -26,7 +26,7 @@ def test_points_come_back_with_how_they_are_measured(tmp_path):
     assert stored.settings == {"bounds": [0, 1], "normalize": [[0.5], [0.25]], "key": None}
 
 
-def test_large_points_are_not_stored_and_damaged_ones_are_refused(tmp_path, monkeypatch):
+def test_large_points_are_not_stored_and_damaged_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "MAX_BYTES", 100)
     with Run.create(tmp_path / "run", {}) as run:
         assert not store_points(run, {"train": (X, Y)}, {})

@@ -137,7 +137,7 @@ def test_a_broken_probe_is_switched_off_and_training_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_ledger_that_fails_inside_the_optimizer_is_switched_off_and_training_goes_on(tmp_path, monkeypatch, when):
+def test_a_ledger_failing_inside_the_optimizer_is_switched_off(tmp_path, monkeypatch, when):
     real, calls = getattr(StepTerms, when), []
 
     def broken(self, *args):
@@ -202,7 +202,7 @@ def test_training_does_not_wait_for_what_was_promised(tmp_path, monkeypatch):
     assert frame.step.tolist() == [float(step) for step in promises]
 
 
-def test_values_may_be_promised_and_a_broken_promise_switches_the_probe_off(tmp_path):
+def test_values_may_be_futures_and_a_failed_one_ends_the_probe(tmp_path):
     class Later(Probe):
         name = "later"
 
@@ -349,7 +349,7 @@ def test_odd_arguments_are_refused(tmp_path):
         excite.watch(model, probes=[Vector()])
 
 
-def test_what_is_measured_before_training_waits_until_training_has_begun(tmp_path):
+def test_values_from_before_training_wait_until_training_begins(tmp_path):
     """A training that starts over clears what an earlier try has written: slow first looks must come after that."""
 
     class Slow(Probe):

@@ -290,7 +290,7 @@ def two(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_points_whose_margins_are_measured(two):
+def test_two_processes_share_the_points_of_the_margins(two):
     run = excite.load_run(two / "defaults")
     steps, points = run.series("margin_gap/points/train")
     assert steps.tolist() == sorted({*range(0, len(data()) + 1, 2), len(data())})
@@ -321,7 +321,7 @@ def test_the_weights_of_two_processes_are_stored_as_of_one(two, how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_two_processes_have_the_numbers_of_one_on_the_whole_batch(plain, two, how):
+def test_two_processes_give_the_numbers_of_one_on_the_full_batch(plain, two, how):
     run = excite.load_run(two / how)
     found = {name: run.series(name)[1].tolist() for name in run.names()}
     more = ("max", "length", "total", "samples", "phi")
@@ -338,7 +338,7 @@ def test_two_processes_have_the_numbers_of_one_on_the_whole_batch(plain, two, ho
 
 
 @pytest.mark.slow
-def test_what_the_model_is_made_of_is_written_once_as_by_one_process(two, tmp_path):
+def test_the_models_structure_is_written_once_as_by_one_process(two, tmp_path):
     """Finding it runs the model, which all processes would have to do: without a probe that asks it is left out."""
     train(tmp_path / "one", chosen=default_probes())
     found = []
@@ -352,7 +352,7 @@ def test_what_the_model_is_made_of_is_written_once_as_by_one_process(two, tmp_pa
 
 
 @pytest.mark.slow
-def test_processes_agree_on_when_to_measure_and_on_what_is_switched_off(two):
+def test_processes_agree_when_to_measure_and_what_is_off(two):
     run = excite.load_run(two / "budget")
     assert run.series("rank/effective/second")[0].tolist()[:2] == [0, 1]
     assert len(run.series("loss/step")[0]) == 30

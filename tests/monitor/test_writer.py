@@ -61,7 +61,7 @@ def test_what_waits_for_a_broken_disk_is_the_newest(tmp_path, monkeypatch):
     assert any("measured values are lost" in str(one.message) for one in caught)
 
 
-def test_an_unexpected_error_of_the_disk_is_raised_and_loses_nothing(tmp_path, monkeypatch):
+def test_an_unexpected_disk_error_is_raised_and_loses_nothing(tmp_path, monkeypatch):
     with excite.watch(nn.Linear(2, 1), run=tmp_path / "run", probes=[Loss()]) as watch:
         log = watch.run.log_many
 

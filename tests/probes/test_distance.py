@@ -24,7 +24,7 @@ def test_distance_is_the_norm_of_what_was_added():
     assert float(values["relative/0"]) == pytest.approx(float(first / whole))
 
 
-def test_the_start_survives_a_restart_and_frozen_weights_do_not_count():
+def test_the_start_survives_a_restart_without_frozen_weights():
     model, _ = build("mlp")
     model[0].requires_grad_(False)
     probe = Distance()

@@ -52,7 +52,7 @@ def test_few_values_have_no_known_noise():
     assert noise(np.full(9, 4.0)) == 0
 
 
-def test_a_network_counts_as_trained_once_most_of_the_fall_of_the_loss_is_behind():
+def test_a_network_is_trained_once_most_of_the_loss_has_fallen():
     steps = np.arange(0, 1000, 10)
 
     def history(values):

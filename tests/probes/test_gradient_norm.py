@@ -76,7 +76,7 @@ def test_accumulation_and_clipping_count(tmp_path):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_scaled_gradient_is_unscaled_and_a_skipped_step_has_no_value(tmp_path, fused):
+def test_gradients_are_unscaled_and_skipped_steps_left_out(tmp_path, fused):
     model = network().float()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

@@ -50,7 +50,7 @@ def test_patches_are_those_of_torch_unfold(options):
     assert torch.equal(look(conv, x).rows, expected)
 
 
-def test_a_sample_of_patches_is_some_of_them_and_depends_on_the_image_alone():
+def test_sampled_patches_depend_on_the_image_alone():
     conv = nn.Conv2d(3, 4, 3).double()
     x = torch.randn(9, 3, 8, 8, dtype=torch.float64)
     every = look(conv, x)

@@ -11,7 +11,7 @@ from excite.probes import Every, Margin
 from excite.probes.base import StepContext
 
 
-def test_margins_of_a_linear_model_are_distances_to_its_hyperplane() -> None:
+def test_margins_of_a_linear_model_are_hyperplane_distances() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 1).double()
     x = torch.randn(12, 3, dtype=torch.float64)

@@ -30,7 +30,7 @@ def linear() -> tuple[nn.Module, dict[str, tuple[torch.Tensor, torch.Tensor]], d
     return model, data, distances
 
 
-def test_margins_of_a_linear_model_are_distances_to_its_hyperplane():
+def test_margins_of_a_linear_model_are_hyperplane_distances():
     model, data, distances = linear()
     probe = MarginGap(**data)
     for ctx in (StepContext(model, 0), StepContext(model, 7), StepContext(model, 9, final=True)):
@@ -116,7 +116,7 @@ def test_bad_arguments_are_refused(data, match):
         (torch.zeros(4, 3), torch.tensor([0, 1, 2, 1]), "labels 0 or 1"),
     ],
 )
-def test_data_that_do_not_suit_the_model_are_refused_when_it_is_attached(x, y, match):
+def test_data_that_do_not_suit_the_model_are_refused_on_attach(x, y, match):
     with pytest.raises(InputError, match=match):
         MarginGap((x, y)).attach(StepContext(nn.Linear(3, 1), 0))
 

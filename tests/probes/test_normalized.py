@@ -98,7 +98,7 @@ def test_at_the_first_step_and_at_the_thousandth(kind: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_units_of_a_finished_model_are_judged_at_the_input_of_their_activation(kind: str) -> None:
+def test_units_of_a_model_are_judged_before_their_activation(kind: str) -> None:
     """On data, in evaluation mode: the rows that activate a unit are those whose ReLU gets something positive."""
     model, x, _ = made(kind)
     model(x)  # running statistics that are neither those of the data nor of the start
@@ -106,7 +106,7 @@ def test_units_of_a_finished_model_are_judged_at_the_input_of_their_activation(k
     assert richness(model, x, units=True, patches=None)["0"].units.points.tolist() == by_unit.tolist()
 
 
-def test_half_of_the_points_are_active_and_so_the_units_are_excited() -> None:
+def test_with_half_of_the_points_active_the_units_are_excited() -> None:
     """Linear-BatchNorm-ReLU: the affine outputs are all negative, the inputs of the ReLU are not."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)).double()
@@ -123,7 +123,7 @@ def test_half_of_the_points_are_active_and_so_the_units_are_excited() -> None:
         assert found.points.tolist() == (model[:2](x) > 0).sum(0).tolist()
 
 
-def test_a_collapse_is_not_hidden_by_statistics_of_an_untrained_network() -> None:
+def test_a_collapse_is_not_hidden_by_untrained_statistics() -> None:
     """The scale of the first layer makes one direction lead unless the normalization takes it out."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 1)).double()
@@ -236,7 +236,7 @@ def test_patterns_by_sample_wherever_the_batch_stands(layout: str) -> None:
     assert torch.equal(found, torch.sort(torch.cat([gates, expected], 1).int(), 1).values)
 
 
-def test_a_clean_pass_at_the_first_step_has_the_statistics_of_the_batch() -> None:
+def test_a_clean_pass_at_the_first_step_uses_batch_statistics() -> None:
     model, x, y = made("BatchNorm1d")
     model.pop(3)  # no dropout: the reference has its own
     probe = Trajectory(Every(1), clean=Every(1))

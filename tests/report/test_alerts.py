@@ -44,7 +44,7 @@ def test_names_that_are_no_alerts_are_left_out(name):
     assert group_keys([name]) == []
 
 
-def test_alerts_stand_among_the_findings_unless_a_finding_says_it(tmp_path):
+def test_alerts_are_among_the_findings_unless_one_says_it(tmp_path):
     with Run.create(tmp_path / "run", {}) as run:
         for step in range(0, 400, 10):
             run.log(step, {"loss/step": 1.0, "rank/effective/a": 60.0 if step < 200 else 8.0})

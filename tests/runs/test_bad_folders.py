@@ -114,7 +114,7 @@ def test_a_database_that_is_not_one(path: Path) -> None:
     refused(path, "not a metrics database of Excite")
 
 
-def test_flipped_bytes_in_the_database_never_end_in_another_error(path: Path, tmp_path: Path) -> None:
+def test_flipped_bytes_raise_nothing_but_a_run_error(path: Path, tmp_path: Path) -> None:
     good = (path / "metrics.db").read_bytes()
     noticed = []
     for at in [*range(0, 100, 3), *range(100, len(good), 997)]:
@@ -203,7 +203,7 @@ for write in (
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs RLIMIT_FSIZE")
-def test_a_real_limit_on_file_size_is_a_run_error_and_the_run_stays_whole(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_a_run_error_and_keeps_the_run(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path / "run")], capture_output=True, text=True, timeout=600, check=False
     )

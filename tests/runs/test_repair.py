@@ -70,7 +70,7 @@ def test_a_lost_log_is_noticed_when_the_run_is_continued(tmp_path: Path) -> None
         assert run.load_checkpoint()[0] == 1
 
 
-def test_a_training_without_its_metrics_is_refused_and_continues_after_repair(tmp_path: Path) -> None:
+def test_training_without_metrics_continues_only_after_repair(tmp_path: Path) -> None:
     whole = train({**MOONS, "checkpoint_every": 4}, tmp_path / "whole").frame()
     path = tmp_path / "run"
     config = killed(path, 11)
@@ -90,7 +90,7 @@ def test_a_training_without_its_metrics_is_refused_and_continues_after_repair(tm
     assert repair(path).problems == ()
 
 
-def test_where_the_metrics_reach_no_checkpoint_the_newest_one_is_taken(tmp_path: Path) -> None:
+def test_where_metrics_reach_no_checkpoint_the_newest_is_used(tmp_path: Path) -> None:
     path = tmp_path / "run"
     config = killed(path, 11)
     without_log(path, 2)

@@ -74,7 +74,7 @@ def test_a_training_goes_on_while_the_database_is_locked(tmp_path: Path, until: 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_database_that_stays_locked_ends_the_training_at_its_end(
+def test_a_database_that_stays_locked_fails_training_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "_FINAL_TRIES", 3)
@@ -171,7 +171,7 @@ def test_the_longest_name_is_taken(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x" * 255]
 
 
-def test_margins_of_a_busy_run_are_printed_and_said_not_to_be_stored(
+def test_margins_of_a_busy_run_are_printed_as_not_stored(
     excite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(MOONS, tmp_path / "run").close()

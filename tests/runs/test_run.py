@@ -94,7 +94,7 @@ def test_metrics_that_are_no_dict_are_refused(run: Run) -> None:
         run.log(1, [1.0])  # type: ignore[arg-type]
 
 
-def test_a_row_that_sqlite_refuses_is_dropped_by_name_and_the_rest_is_stored(run: Run) -> None:
+def test_a_row_that_sqlite_refuses_is_named_and_the_rest_stored(run: Run) -> None:
     run.log(1, {"a/b": 1.0})
     run._metrics._buffer["bad/name", 2**63] = (2.0, 0.0)  # as if the check had missed them
     run._metrics._buffer["bad/value", 3] = (object(), 0.0)  # type: ignore[assignment]
@@ -144,7 +144,7 @@ def test_thinning_keeps_the_first_of_every_so_many_steps(steps, before, every) -
     assert sorted(zip(frame["name"], frame["step"])) == expected
 
 
-def test_thinning_makes_the_file_smaller_and_the_run_can_be_continued(run: Run) -> None:
+def test_thinning_shrinks_the_file_and_the_run_can_continue(run: Run) -> None:
     for step in range(20_000):
         run.log(step, {"a/b": 1.0})
     run.save_checkpoint(19_999, {})

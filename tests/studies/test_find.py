@@ -107,7 +107,7 @@ def test_a_missing_file_is_suggested(tmp_path: Path) -> None:
         find_study(tmp_path / "own_studdy.py")
 
 
-def test_claims_on_missing_variants_are_refused_before_anything_runs() -> None:
+def test_claims_on_missing_variants_are_refused_before_running() -> None:
     claim = Claim("more", "nowhere", "b minus a", ("a", "b"), lambda n: 0.0, above=0.0)
     study = experiment("pair", "A pair", lambda settings, seed: {}, {"a": {}}, [claim], measures={"value": "value"})
     with pytest.raises(InputError, match="claim 'more' names b; expected some of a"):

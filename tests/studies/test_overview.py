@@ -38,7 +38,7 @@ def stored(folder: Path, name: str, scale: str, words: list[str], **more: object
     (place / "numbers.json").write_text(json.dumps(content))
 
 
-def test_every_study_says_where_it_stands_what_it_asks_and_what_it_costs() -> None:
+def test_every_study_states_its_place_question_and_cost() -> None:
     for name, study in STUDIES.items():
         assert study.asks, name
         assert len(study.asks) <= 32, name

@@ -42,7 +42,7 @@ def job(path: Path, stop_at: int = 0, nan_at: int = 0, resume: bool = False) -> 
     return model
 
 
-def test_continued_training_has_the_same_dropout_order_and_losses(tmp_path: Path) -> None:
+def test_continued_training_has_the_same_dropout_and_losses(tmp_path: Path) -> None:
     before = torch.cuda.get_rng_state()
     whole = job(tmp_path / "whole")
     assert torch.equal(before, torch.cuda.get_rng_state())
@@ -60,7 +60,7 @@ def test_continued_training_has_the_same_dropout_order_and_losses(tmp_path: Path
     assert next(iter(model.parameters())).is_cuda
 
 
-def test_a_nan_is_found_at_its_step_though_losses_are_fetched_later(tmp_path: Path) -> None:
+def test_a_nan_is_found_at_its_step_with_losses_fetched_later(tmp_path: Path) -> None:
     with pytest.raises(TrainingStopped, match=r"at step 45.*checkpoint is that of step 42"):
         job(tmp_path / "run", nan_at=45)
     run: Any = load_run(tmp_path / "run")

@@ -79,7 +79,7 @@ def test_an_interrupted_training_continues_to_the_same_weights(tmp_path: Path) -
     assert whole.frame().equals(run.frame())
 
 
-def test_two_starts_on_a_run_that_never_started_do_not_remove_each_other(
+def test_two_starts_on_an_unstarted_run_do_not_remove_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second start comes between the check of the first and what follows it."""

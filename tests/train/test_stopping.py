@@ -203,7 +203,7 @@ def test_the_command_stops_with_a_checkpoint(
 
 
 @pytest.mark.slow
-def test_workers_write_a_checkpoint_when_the_first_process_is_stopped(tmp_path: Path) -> None:
+def test_workers_write_a_checkpoint_when_rank_0_is_stopped(tmp_path: Path) -> None:
     config = parse_config({**CONFIG, "epochs": 100_000, "checkpoint_every": "100000 epochs", "watch": False})
     task = TrainingJob("variant", 0, tmp_path / "run-0", config)
 

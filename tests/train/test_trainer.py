@@ -75,7 +75,7 @@ def test_the_seed_decides(data: Dataset) -> None:
     assert not same_weights(run_fit(data, seed=1)[0], run_fit(data, seed=2)[0])
 
 
-def test_the_result_does_not_depend_on_the_global_random_state_nor_touch_it(data: Dataset) -> None:
+def test_the_result_is_independent_of_the_global_random_state(data: Dataset) -> None:
     def dropout() -> nn.Module:
         with torch.random.fork_rng():
             torch.manual_seed(0)
@@ -228,7 +228,7 @@ def test_continued_from_any_step_is_identical(data: Dataset, tmp_path: Path, at:
 
 
 @pytest.mark.parametrize(("every", "kept"), [("1 epoch", [3]), ("100 steps", [])])
-def test_what_a_killed_process_logged_past_its_checkpoint_is_dropped(
+def test_rows_a_killed_process_logged_too_late_are_dropped(
     data: Dataset, tmp_path: Path, every: str, kept: list[int]
 ) -> None:
     model = network()
@@ -253,9 +253,7 @@ def test_a_finished_run_is_not_trained_again(data: Dataset, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_and_the_last_good_checkpoint_stays(
-    data: Dataset, tmp_path: Path, value: float
-) -> None:
+def test_a_loss_not_finite_stops_and_the_good_checkpoint_stays(data: Dataset, tmp_path: Path, value: float) -> None:
     model = network()
     with (
         pytest.raises(TrainingStopped, match=r"at step 5.*checkpoint is that of step 4") as error,
@@ -306,7 +304,7 @@ def test_an_interrupted_training_is_stopped_and_can_be_continued(data: Dataset, 
     assert same_weights(model, run_fit(data)[0])
 
 
-def test_a_full_disk_stops_training_with_the_last_good_checkpoint(data: Dataset, tmp_path: Path, monkeypatch) -> None:
+def test_a_full_disk_stops_training_with_the_last_checkpoint(data: Dataset, tmp_path: Path, monkeypatch) -> None:
     fsync, calls = os.fsync, 0
 
     def full(descriptor: int) -> None:
@@ -332,7 +330,7 @@ def test_a_full_disk_stops_training_with_the_last_good_checkpoint(data: Dataset,
     assert same_weights(model, run_fit(data)[0])
 
 
-def test_a_damaged_checkpoint_is_a_run_error_and_nothing_is_trained(data: Dataset, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_a_run_error_before_training(data: Dataset, tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         run_fit(data, run=run)
         path = run.checkpoints()[-1].path

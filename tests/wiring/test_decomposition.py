@@ -76,7 +76,7 @@ def autograd(graph: Graph, x: np.ndarray) -> tuple[dict[tuple[str, str], float],
 
 @settings(max_examples=60)
 @given(graphs())
-def test_equation_2_is_the_derivative_and_the_gradient_of_the_tree_is_the_pattern(
+def test_equation_2_is_the_derivative_and_tree_gradient(
     case: tuple[Graph, np.ndarray],
 ) -> None:
     """∇μ(h(x)) = Z(x), the products of slopes along paths: equations 2 and 3 say the same wherever they are defined."""

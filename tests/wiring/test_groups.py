@@ -249,7 +249,7 @@ def test_sites_say_where_the_channels_stand() -> None:
     torch.testing.assert_close(third.rows(model.third.weight), model.third.weight[:, :3].transpose(0, 1).flatten(1))  # type: ignore[union-attr, operator, index]
 
 
-def test_grouped_convolutions_count_input_channels_through_all_blocks() -> None:
+def test_grouped_convolutions_count_inputs_through_all_blocks() -> None:
     model, x = build("grouped")
     (site,) = trace(model, x).groups[0].consumers
     weight = model[2].weight.detach()  # type: ignore[index]
@@ -282,7 +282,7 @@ def test_a_parameter_that_does_not_train_has_no_law() -> None:
     assert [group.law for group in trace(model, x).groups] == ["channel", "channel"]
 
 
-def test_frozen_batch_normalization_breaks_the_law_in_front_of_it() -> None:
+def test_frozen_batch_norm_breaks_the_law_in_front_of_it() -> None:
     model, x = build("batchnorm")
     model[1].eval()  # type: ignore[index]
     first, second = trace(model, x).groups

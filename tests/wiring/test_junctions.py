@@ -20,7 +20,7 @@ def test_names_are_distinct(name):
         assert len(set(names)) == len(names)
 
 
-def test_junctions_of_the_same_layers_are_numbered_in_the_order_of_their_channels():
+def test_junctions_of_the_same_layers_are_numbered_by_channels():
     model, x = build("heads")
     found = {junction.name: junction for junction in junctions(excite.trace(model, x))}
     assert list(found) == ["query>key/head0", "query>key/head1", "value>out/head0", "value>out/head1", "out>head"]
@@ -30,7 +30,7 @@ def test_junctions_of_the_same_layers_are_numbered_in_the_order_of_their_channel
     assert list(found) == ["first>second/part0", "first>second/part1"]
 
 
-def test_the_name_of_a_junction_that_has_its_layers_for_itself_is_that_of_the_layers():
+def test_a_junction_with_its_own_layers_is_named_after_them():
     model, x = build("resnet-free")
     names = [junction.name for junction in junctions(excite.trace(model, x))]
     assert "block1.conv2+block1.skip>block2.conv1+block2.skip" in names

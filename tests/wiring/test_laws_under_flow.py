@@ -244,7 +244,7 @@ def flowed(construct: Construct) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", CONSTRUCTS)
-def test_the_law_of_every_construct_is_conserved_by_gradient_flow(name: str) -> None:
+def test_the_law_of_each_construct_is_conserved_by_gradient_flow(name: str) -> None:
     law, moved = flowed(CONSTRUCTS[name])
     assert law < 1e-8
     assert moved > 1e-4

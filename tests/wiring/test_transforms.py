@@ -57,7 +57,7 @@ def test_parameters_inside_a_transform_are_named(how: str, data: tuple[Tensor, T
         bound(model, x)
 
 
-def test_a_model_of_which_all_is_inside_a_transform_is_refused_with_the_reason() -> None:
+def test_a_model_fully_inside_a_transform_is_refused() -> None:
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -325,7 +325,7 @@ def test_the_operator_of_a_site_is_the_matrix(name: str) -> None:
     assert torch.allclose(given.reshape(len(x), -1), x @ same.w.T, rtol=1e-10, atol=1e-12)
 
 
-def test_a_weight_that_is_repeated_for_every_sample_has_no_operator() -> None:
+def test_a_weight_repeated_per_sample_has_no_operator() -> None:
     model, _, x = build_way("bilinear with a learned input")
     with pytest.raises(ModelError, match="repeated for every sample"):
         find(model, x)
@@ -353,7 +353,7 @@ class Caching(nn.Module):
         return self.head(torch.tanh(x @ self.cache[0]))
 
 
-def test_a_weight_that_is_kept_from_one_pass_to_the_next_stays_one() -> None:
+def test_a_weight_kept_between_passes_stays_a_weight() -> None:
     model, x = Caching(), torch.randn(3, 5)
     PersistentExcitation(model, 0.1).loss(x, torch.tensor([0, 1, 0])).backward()
     assert model.w.grad is not None
@@ -440,7 +440,7 @@ def test_a_constant_times_a_weight_is_a_weight(name: str) -> None:
     assert [(layer.name, layer.in_shape) for layer in wiring.layers] == [("w", (5,)), ("head", (4,))]
 
 
-def test_a_weight_that_is_normalized_by_a_product_with_ones_stays_one() -> None:
+def test_a_weight_normalized_by_a_product_with_ones_stays_one() -> None:
     wiring = trace(Multiplying(lambda m, x: x @ (m.w / (torch.ones(1, 5) @ m.w.abs()))), torch.randn(3, 5))
     assert [(layer.name, layer.in_shape) for layer in wiring.layers] == [("w", (1, 5)), ("w#2", (5,)), ("head", (4,))]
 
@@ -456,7 +456,7 @@ IN_PART_DATA = {
 
 
 @pytest.mark.parametrize("name", IN_PART_DATA)
-def test_a_weight_that_is_in_part_data_is_recognised_by_its_parameter(name: str) -> None:
+def test_a_weight_that_is_partly_data_is_found_by_its_parameter(name: str) -> None:
     make = IN_PART_DATA[name]
     torch.manual_seed(0)
     model = Multiplying(lambda m, x: x @ make(m, x)).double()
@@ -546,7 +546,7 @@ def test_a_product_with_out_is_recognised() -> None:
 
 @pytest.mark.parametrize("name", ["addmm_", "x.mul_(v).sum", "x *= v, sum", "x.div_(v).sum", "(x / v).sum"])
 @pytest.mark.parametrize("low", ["autocast", "input"])
-def test_calls_in_place_keep_the_numbers_of_the_model_in_low_precision(name: str, low: str) -> None:
+def test_in_place_calls_keep_low_precision_outputs(name: str, low: str) -> None:
     model, _, x = build_way(name)
     model, x = model.float(), x.float()
     if low == "input" and name != "addmm_":

@@ -70,7 +70,7 @@ def extremes(model: nn.Module, x: Tensor, norm: str = "inf", **settings: object)
 @pytest.mark.parametrize("norm", ["inf", "2", "1"])
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize("mode", MODES)
-def test_extremes_are_those_of_a_search_over_the_signal_that_is_not_padded(mode: str, axes: int, norm: str) -> None:
+def test_extremes_are_those_of_the_unpadded_signal(mode: str, axes: int, norm: str) -> None:
     model, x = network(mode, axes)
     found = extremes(model, x, norm)
     literal = [torch.stack([extreme(model, point[None], 0.1, norm, 3, sign)[0] for point in x]) for sign in (-1, 1)]

@@ -49,7 +49,7 @@ def test_the_bound_holds_on_trainings(trained):
     assert valued >= 5
 
 
-def test_at_any_time_it_holds_for_weights_that_were_never_trained():
+def test_at_any_time_it_holds_for_untrained_weights():
     rng = np.random.default_rng(0)
     said = 0
     for _ in range(100):

@@ -192,7 +192,7 @@ def test_theorem_2_with_squared_norms_in_d_is_false() -> None:
     assert first**2 >= second**2 - abs(second**2 - first**2)
 
 
-def test_layers_that_make_several_junctions_have_a_bound_for_each() -> None:
+def test_layers_with_several_junctions_have_a_bound_for_each() -> None:
     model, x = build("heads")
     found = reduced_alignment(model, x)
     assert list(found) == ["query>key/head0", "query>key/head1", "value>out/head0", "value>out/head1", "out"]

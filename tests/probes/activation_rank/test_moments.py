@@ -22,7 +22,7 @@ def by_definition(rows):
     seed=st.integers(0, 99),
 )
 @settings(max_examples=40)
-def test_any_splitting_gives_the_explicit_eigenvalues_and_the_same_bits(n, d, cuts, seed):
+def test_any_split_gives_the_eigenvalues_and_the_same_bits(n, d, cuts, seed):
     torch.manual_seed(seed)
     rows = torch.randn(n, d) * torch.rand(d) + 2
     whole, parts = Moments(d), Moments(d)

@@ -15,7 +15,7 @@ from probes.networks import Zero
 
 @pytest.mark.parametrize("size", [5, 4])  # four samples of four steps: the axes cannot be told by their length
 @pytest.mark.parametrize("layout", ["batch first", "time first", "time outermost", "batch outermost"])
-def test_points_with_output_zero_do_not_count_wherever_the_batch_stands(layout: str, size: int) -> None:
+def test_points_with_output_zero_do_not_count_on_any_batch_axis(layout: str, size: int) -> None:
     torch.manual_seed(0)
     model = Zero(layout).double()
     x = torch.randn(size, 4, 3, dtype=torch.float64)

@@ -113,7 +113,7 @@ def test_refusals():
         smallest_eigenvalue(torch.full((70, 70), float("nan")))
 
 
-def test_the_tolerance_is_above_what_rounding_makes_of_dependent_columns():
+def test_the_tolerance_is_above_rounding_of_dependent_columns():
     """Columns that depend on each other up to float32: their noise must not count as a direction."""
     for width in (16, 64, 256):
         torch.manual_seed(width)

@@ -28,7 +28,7 @@ def test_patterns_and_slopes_of_a_network_written_out():
         assert float(slopes[i]) == pytest.approx(float(jacobian.detach().norm()), rel=1e-12)
 
 
-def test_gamma_is_the_largest_factor_between_two_slopes_of_a_point():
+def test_gamma_is_the_largest_ratio_of_two_slopes_of_a_point():
     slopes = torch.tensor([[1.0, 2.0, 0.0], [1.5, 1.9, 0.0], [1.2, 2.1, 0.0]])
     patterns = torch.tensor([[1, 7, 3], [1, 7, 3], [1, 8, 3]])
     found = consistency(patterns, slopes)

@@ -35,7 +35,7 @@ class Speech(nn.Module):
         return self.head(torch.tanh(self.conv(h.mT)).mean(-1))
 
 
-def test_a_model_that_asks_for_the_gradient_of_its_input_is_watched_in_training_mode(tmp_path) -> None:
+def test_a_model_that_takes_its_input_gradient_is_watched(tmp_path) -> None:
     torch.manual_seed(0)
     model, x, y = Speech().train(), torch.randn(4, 6), torch.tensor([0, 1, 0, 1])
     assert "vector" in labels(model, x, find(model, x))

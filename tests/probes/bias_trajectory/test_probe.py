@@ -27,7 +27,7 @@ PLAIN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
-def test_every_step_measures_what_the_function_says_of_the_weights_before_it(name):
+def test_each_step_equals_the_function_at_the_weights_before_it(name):
     model, x = build(name)
     case = CASES[name]
     y = torch.randn(4, case.outputs, dtype=torch.float64)
@@ -136,7 +136,7 @@ def test_gradient_accumulation_counts_every_sample_once():
         assert t.values["mean/0"] == pytest.approx(expected.mean, rel=1e-12)
 
 
-def test_samples_without_a_loss_gradient_are_counted_and_left_out():
+def test_samples_without_a_loss_gradient_are_left_out():
     model, x = build("mlp")
     y = model(x).detach()
     y[2:] += 1
@@ -190,7 +190,7 @@ def test_validation_passes_do_not_count():
         assert t.step(x, y)["samples/0"] == 4
 
 
-def test_batch_normalization_is_labelled_and_a_clean_pass_is_exact():
+def test_batch_norm_is_labelled_and_a_clean_pass_is_exact():
     model, x = build("batchnorm", batch=8)
     y = torch.randn(8, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with Training(model, x, Trajectory(Every(1), clean=Every(2))) as t:
@@ -276,7 +276,7 @@ def test_several_models_each_have_their_own():
         assert (a.step(x, y)["mean/0"], b.step(x, y)["mean/0"]) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_compiled_model_is_seen_if_watched_from_the_start_and_refused_if_not():
+def test_a_compiled_model_must_be_watched_from_the_start():
     model, x = build("mlp")
     y = torch.zeros(4, 1, dtype=torch.float64)
     expected = trajectory(model, x)["0"].mean
@@ -464,7 +464,7 @@ def _accumulated(model, x, y):
      (_functional, False), (_accumulated, False)],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
-def test_every_sample_counts_once_however_many_backward_passes_there_are(how, repeated):
+def test_every_sample_counts_once_over_several_backward_passes(how, repeated):
     model, x, y = smooth()
     exact = trajectory(model, x, layers="all")
     probe = Trajectory(Every(1), layers="all", bounds_every=1, clean=Every(1))
@@ -529,7 +529,7 @@ def _depth():
         (_depth, "Depth"),
     ],
 )
-def test_values_of_a_random_sub_network_are_labelled_and_named_once(make, named):
+def test_values_of_a_random_sub_network_are_labelled_once(make, named):
     torch.manual_seed(0)
     model, x, y = make().double(), torch.randn(64, 5, dtype=torch.float64), torch.randn(64, 1, dtype=torch.float64)
     before = state_of(model)

@@ -43,7 +43,7 @@ def test_nothing_is_lost_before_windows_are_merged(plain, every):
 
 
 @both
-def test_merged_windows_are_exact_to_a_block_and_never_promise_too_much(plain):
+def test_merged_windows_are_exact_to_a_block_and_never_too_high(plain):
     for updates in curves(3000):
         steady = Steady(CPU, plain=plain)
         for n in range(1, len(updates) + 1):
@@ -155,7 +155,7 @@ def test_the_probe_writes_what_its_maxima_say(tmp_path, passes):
         )  # 31: measured when the first was closed
 
 
-def test_it_is_among_what_watch_measures_and_goes_with_any_schedule(tmp_path):
+def test_watch_measures_it_with_any_schedule(tmp_path):
     model, x = build("mlp")
     with excite.watch(model, x, tmp_path / "run", every=PowersOfTwo()) as watch:
         for _ in range(4):

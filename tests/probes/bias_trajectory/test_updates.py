@@ -50,7 +50,7 @@ def matrix_of(layer, shape):
 @pytest.mark.parametrize(
     "loss", [lambda f, y: (f - y).square() / 2, lambda f, y: F.binary_cross_entropy(f.sigmoid(), y)]
 )
-def test_it_is_the_update_of_sgd_at_batch_size_one_over_rate_and_loss_derivative(loss, rate):
+def test_it_is_the_scaled_sgd_update_at_batch_size_one(loss, rate):
     for i in range(3):
         model, x = build("mlp", seed=i)
         x, y = x[:1], torch.ones(1, 1, dtype=torch.float64)
@@ -65,7 +65,7 @@ def test_it_is_the_update_of_sgd_at_batch_size_one_over_rate_and_loss_derivative
         assert float(expected) == pytest.approx(float(moved / rate / derivative.abs().squeeze()), rel=1e-12)
 
 
-def test_of_a_convolution_it_is_the_update_of_the_bias_that_is_not_shared():
+def test_of_a_convolution_it_is_the_update_of_the_unshared_bias():
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, 3, stride=2, padding=1).double()
     rest = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 1)).double()
@@ -201,7 +201,7 @@ def test_a_direction_that_comes_to_lead_is_found():
 
 
 @pytest.mark.parametrize("layer", [nn.Conv2d(2, 3, 3), nn.Linear(6, 9), nn.Linear(9, 6)])
-def test_following_the_largest_singular_value_from_the_start_and_without_finite_weights(layer):
+def test_the_largest_singular_value_is_nan_for_infinite_weights(layer):
     layer = layer.double()
     shape = (2, 6, 5) if isinstance(layer, nn.Conv2d) else (layer.in_features,)
     model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(1).double())
@@ -240,7 +240,7 @@ def test_all_layers_say_how_steep_the_rest_is():
     assert list(trajectory(model, x, layers=["2"])) == ["2"]
 
 
-def test_samples_without_a_loss_gradient_are_left_out_and_counted():
+def test_samples_without_a_loss_gradient_are_left_out():
     model, x = build("mlp")
     y = model(x).detach()
     y[1:] += 1

@@ -67,7 +67,7 @@ def test_laws_are_those_of_the_function(part: str, reentrant: bool) -> None:
             assert ledger.read().holds == (penalty == 0)
 
 
-def test_a_layer_under_reentrant_checkpointing_is_refused_with_the_cause() -> None:
+def test_a_layer_under_reentrant_checkpointing_is_refused() -> None:
     for layers, part in (("first", "a"), ("all", "b"), (["b"], "b")):
         net, x = model(part, True)
         with pytest.raises(
@@ -92,9 +92,7 @@ def test_checkpointing_that_is_switched_on_later_is_named_too() -> None:
 
 
 @pytest.mark.parametrize(("part", "reentrant"), [("b", True), ("a", False), ("b", False)])
-def test_layers_outside_it_and_other_checkpointing_are_measured_as_ever(
-    part: str, reentrant: bool, tmp_path: Any
-) -> None:
+def test_layers_outside_and_other_checkpointing_are_measured(part: str, reentrant: bool, tmp_path: Any) -> None:
     found = []
     for way in (None, reentrant):
         net, x = model(part, way)
@@ -107,7 +105,7 @@ def test_layers_outside_it_and_other_checkpointing_are_measured_as_ever(
     assert found[0] == pytest.approx(found[1], rel=1e-12, nan_ok=True)
 
 
-def test_checkpointing_is_as_before_afterwards_whatever_the_order_of_threads() -> None:
+def test_checkpointing_is_restored_in_any_order_of_threads() -> None:
     first, second = without_reentrant_checkpointing(), without_reentrant_checkpointing()
     first.__enter__()
     other = threading.Thread(target=second.__enter__)

@@ -17,7 +17,7 @@ from excite.wiring import trace
 from probes.conserved.two_layers import rates, tensor
 
 
-def test_lemma_3_second_part_fails_for_relu_with_one_point_and_two_units() -> None:
+def test_lemma_3_second_part_fails_for_relu_with_two_units() -> None:
     """f(x) = a₁ relu(w₁x) + a₂ relu(w₂x) at x = 1 with w = (1, −1), a = (1, 1), y = 0, half the squared error: four weights,
     none of them zero. Unit 1 is active, unit 2 is not; f = 1, so ∂w₁ = 1, ∂a₁ = 1 and unit 2 gets no gradient. Then
     d/dt(w₁w₂) = −1·w₂ = 1 while d/dt(a₁a₂) = −1·a₂ = −1: the difference that the lemma conserves grows at the rate 2.
@@ -50,7 +50,7 @@ def test_off_the_diagonal_by_coincidence() -> None:
         assert rates(w1, w2)[0, 1].item() == rate
 
 
-def test_lemma_8_with_absolute_values_fails_even_for_linear_convolutions() -> None:
+def test_lemma_8_with_absolute_values_fails_if_linear() -> None:
     """One number x = 1, two channels with kernels of size one: f = a₁w₁ + a₂w₂, w = (1, 2), a = (1, −1), and the loss f.
     ∂w = a and ∂a = w, so d/dt(w₁w₂) = −(1·2 + 1·(−1)) = −1 and d/dt(a₁a₂) = −(1·(−1) + 1·2) = −1: the signed law holds.
     But a₁a₂ < 0, so d/dt|a₁a₂| = 1 ≠ d/dt|w₁w₂| = −1."""
@@ -81,7 +81,7 @@ def test_the_signed_law_holds_for_linear_convolutions() -> None:
             assert entry.off_diagonal.relative < 1e-14
 
 
-def test_the_loss_of_y_times_the_output_is_not_the_loss_of_the_output_at_y_times_x() -> None:
+def test_the_loss_of_y_times_f_x_is_not_that_of_f_of_y_times_x() -> None:
     """ℓ(y ν(x)) = ℓ(ν(y x)), used in section 2, fails for ν(x) = relu(x), x = 1, y = −1: −1 against 0."""
     relu = torch.nn.functional.relu
     x = torch.ones(())
@@ -111,7 +111,7 @@ def flow(sites: list[Tensor]) -> Tensor:
     return torch.stack([(rows * grads).sum(1) for rows, grads in zip(sites[::2], sites[1::2])]).sum(0)
 
 
-def test_theorem_1_case_6_as_printed_fails_and_with_y_over_z_holds() -> None:
+def test_theorem_1_case_6_fails_as_printed_and_holds_with_y_z() -> None:
     """A convolution in front of a free residual block is read by [Y; Z]; [U Z] does not even have its columns."""
     model, x = blocks("conv")
     (model(x) - 1).square().sum().backward()
@@ -162,7 +162,7 @@ def test_appendix_f_the_slack_is_bounded_by_the_initial_risk() -> None:
     assert 0 < float(entry.parts["step"].abs().max()) <= 2 * first
 
 
-def test_attention_conserves_queries_against_keys_and_values_against_outputs_per_head() -> None:
+def test_attention_conserves_queries_keys_and_values_outputs() -> None:
     """[W_Q b_Q][W_Q b_Q]' − [W_K b_K][W_K b_K]' and [W_V b_V][W_V b_V]' − W_O'W_O, whole matrices within a head; entries
     between heads are not conserved."""
     torch.manual_seed(0)

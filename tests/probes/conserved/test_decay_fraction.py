@@ -11,7 +11,7 @@ from models import build
 from probes.conserved.trainings import hidden_laws, snapshot, squared
 
 
-def test_what_decay_does_through_the_momentum_buffer_counts_as_decay() -> None:
+def test_decay_through_the_momentum_buffer_counts_as_decay() -> None:
     """Small weights that the data does not move: all the drift is decay's, with momentum 0.9 nine tenths of it delayed."""
     for setting in ({}, {"dampening": 0.5}, {"nesterov": True}):
         model, x = build("mlp")
@@ -27,7 +27,7 @@ def test_what_decay_does_through_the_momentum_buffer_counts_as_decay() -> None:
                 assert entry.relative < 1e-13
 
 
-def test_decay_that_comes_and_goes_and_parameters_that_skip_a_step() -> None:
+def test_decay_is_right_if_intermittent_or_a_weight_is_skipped() -> None:
     """v_d goes on when decay is switched off, and stands still for a parameter without a gradient."""
     model, x = build("mlp")
     last = [p for k, p in model.named_parameters() if k.startswith("4")]

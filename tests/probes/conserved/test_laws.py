@@ -13,7 +13,7 @@ from probes.conserved.trainings import OPTIMIZERS, snapshot, squared
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_laws_of_products_sum_rows_for_each_of_them_and_as_often_as_they_count(make: Any) -> None:
+def test_laws_of_products_sum_rows_with_multiplicity(make: Any) -> None:
     """relu(W₁x) · (W₂x), read by W₃, whose output is squared and read by W₄."""
     for penalty in (0.0, 0.01):
         model, x = build("gated")

@@ -233,7 +233,7 @@ def test_accumulation_and_clipping_by_norm_leave_no_rest() -> None:
         assert ledger.read().holds
 
 
-def test_clipping_by_value_and_a_penalty_in_the_loss_break_the_law_and_are_named() -> None:
+def test_value_clipping_and_a_loss_penalty_are_named() -> None:
     model, x = build("mlp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with conservation(model, optimizer, x) as ledger:
@@ -251,7 +251,7 @@ def test_clipping_by_value_and_a_penalty_in_the_loss_break_the_law_and_are_named
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_parameters_changed_outside_the_optimizer_are_found_and_the_step_named(make: Any) -> None:
+def test_changes_outside_the_optimizer_are_found_with_their_step(make: Any) -> None:
     model, x = build("mlp")
     optimizer = make(model.parameters())
     with conservation(model, optimizer, x) as ledger:
@@ -299,7 +299,7 @@ def test_conservation_that_was_not_checked_is_not_reported() -> None:
         assert "changed after step 2" in str(reading)
 
 
-def test_an_optimizer_without_a_known_formula_is_measured_and_says_so() -> None:
+def test_an_optimizer_without_a_known_formula_is_measured() -> None:
     """Its own update can break no law that is checked; changes outside it are found all the same."""
     model, x = build("mlp")
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-3)
@@ -336,7 +336,7 @@ def test_learning_rates_and_decays_by_group() -> None:
         assert reading["2"].parts["decay"].abs().max() > 1e-5
 
 
-def test_frozen_layers_have_no_law_and_a_layer_frozen_later_is_flagged() -> None:
+def test_frozen_layers_have_no_law_and_later_freezing_is_flagged() -> None:
     model, x = build("mlp")
     model[0].weight.requires_grad_(False)  # type: ignore[index]
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)

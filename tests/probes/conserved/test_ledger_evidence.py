@@ -146,13 +146,13 @@ def test_an_update_that_is_not_predicted_never_holds(name: str, kind: str, tmp_p
 
 @pytest.mark.parametrize("kind", MIDDLE)
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "rmsprop"])
-def test_a_closure_is_checked_where_the_update_follows_from_the_gradient_that_it_leaves(name: str, kind: str) -> None:
+def test_a_closure_is_checked_if_the_update_follows_its_gradient(name: str, kind: str) -> None:
     for penalty in PENALTIES:
         entry = train(CHECKED[name], penalty, kind, closure=True).entries[0]
         assert entry.state == ("holds" if penalty == "none" else "flagged"), penalty
 
 
-def test_a_law_that_was_checked_in_some_steps_says_in_how_many_it_was_not() -> None:
+def test_a_law_states_in_how_many_steps_it_was_not_checked() -> None:
     model, x = network("channel")
     optimizer = SGD(model.parameters(), 0.02, momentum=0.9, nesterov=True)
 
@@ -367,7 +367,7 @@ def test_an_eps_that_cannot_be_predicted_is_named(what: str) -> None:
         assert not reading.holds
 
 
-def test_batch_normalization_under_checkpointing_needs_its_variance_alone() -> None:
+def test_batch_norm_under_checkpointing_needs_only_its_variance() -> None:
     model, x = normed("batch_norm")
     optimizer = SGD(model.parameters(), 0.02)
     with conservation(model, optimizer, x) as ledger:
@@ -378,7 +378,7 @@ def test_batch_normalization_under_checkpointing_needs_its_variance_alone() -> N
         assert ledger.read().holds
 
 
-def test_hooks_are_not_copied_or_saved_with_the_model_and_come_off() -> None:
+def test_hooks_are_not_copied_or_saved_and_are_removed() -> None:
     model, x = normed("batch_norm")
     optimizer = SGD(model.parameters(), 0.02)
     with conservation(model, optimizer, x) as ledger:

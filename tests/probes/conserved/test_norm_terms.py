@@ -17,9 +17,7 @@ from probes.conserved.normalized import NORMS, normed, simple
 @pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("eps", [1e-8, 1e-5, 0.3, 30.0])
 @pytest.mark.parametrize("name", NORMS)
-def test_the_eps_term_is_the_derivative_with_respect_to_the_scale_of_the_input(
-    name: str, eps: float, affine: bool
-) -> None:
+def test_the_eps_term_is_the_derivative_by_the_input_scale(name: str, eps: float, affine: bool) -> None:
     """dL/da of L(norm(a·x)) at a = 1, with an a of its own for every position, by autograd."""
     torch.manual_seed(0)
     make, shape = NORMS[name]

@@ -43,7 +43,7 @@ def test_the_probe_writes_the_ledger(tmp_path: Any) -> None:
         excite.watch(model, x, probes=[Conservation()])
 
 
-def test_without_parts_the_probe_writes_the_same_drift_and_does_nothing_between() -> None:
+def test_without_parts_the_probe_writes_the_same_drift() -> None:
     found = []
     for parts in (True, False):
         torch.manual_seed(0)

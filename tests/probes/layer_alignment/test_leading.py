@@ -55,7 +55,7 @@ def test_subspace_iteration_from_a_warm_start(shape: tuple[int, int], dtype: tor
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_direction_that_comes_to_lead_is_found_at_the_next_look(dtype: torch.dtype) -> None:
+def test_a_direction_that_comes_to_lead_is_found_next_time(dtype: torch.dtype) -> None:
     """Orthogonal to all that a search would start from: training makes such directions out of a flat spectrum."""
     g = torch.Generator().manual_seed(0)
     w = torch.randn(200, 300, generator=g, dtype=torch.float64)
@@ -98,7 +98,7 @@ def test_orthonormal_columns_by_cholesky_factors_as_by_qr(small: int, steep: flo
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("orthonormal", [leading_module._orthonormal, shifted_cholesky])
-def test_degenerate_matrices_have_no_singular_value_above_the_true_one(orthonormal, dtype, monkeypatch) -> None:
+def test_degenerate_matrices_do_not_exceed_the_true_value(orthonormal, dtype, monkeypatch) -> None:
     """The powers of such a matrix on a vector are dependent from the second on."""
     monkeypatch.setattr(leading_module, "_orthonormal", orthonormal)
     n = 40

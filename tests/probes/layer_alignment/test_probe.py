@@ -81,7 +81,7 @@ def test_neighbours_are_those_of_the_wiring() -> None:
     assert found.between("0>1").law == "matrix"
 
 
-def test_a_residual_block_is_u_and_z_together_and_norms_are_looked_through() -> None:
+def test_a_residual_block_is_u_and_z_and_norms_are_skipped() -> None:
     model, x = build("resnet-free")
     junction = alignment(model, x).between("block1.conv2+block1.skip>block2.conv1+block2.skip")
     block = model.block1

@@ -63,7 +63,7 @@ def test_the_numbers_are_those_of_the_functions(folder):
 
 
 @pytest.mark.slow
-def test_where_training_has_settled_the_bounds_hold_and_say_something(settled):
+def test_where_training_has_settled_the_bounds_hold_and_inform(settled):
     model, x, y = settled
     found = audit(model, (x, y), loss="squared", descent=0.1, **QUICK)
     assert {one.bound.name.split(" (")[0] for one in found.theorems} == {
@@ -84,7 +84,7 @@ def test_where_training_has_settled_the_bounds_hold_and_say_something(settled):
 
 
 @pytest.mark.slow
-def test_the_run_s_own_margins_are_taken_if_they_are_of_this_checkpoint(tmp_path):
+def test_the_runs_margins_are_used_if_of_this_checkpoint(tmp_path):
     path = tmp_path / "run"
     train(config(checkpoint_every="1 step"), path).close()
     measure(load_model(path), norm="inf", options=SearchOptions(steps=5))

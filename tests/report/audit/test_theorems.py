@@ -56,7 +56,7 @@ def test_a_linear_classifier_with_two_logits_is_their_difference(tmp_path):
     assert "squared error" in silent(found, "Richness")
 
 
-def test_without_the_initial_weights_the_span_is_measured_and_fails():
+def test_without_initial_weights_the_span_is_measured_and_fails():
     x, y = points(6, dimensions=10)
     model = nn.Linear(10, 1).double()
     found = audit(model, (x, y), loss="squared", **QUICK)
@@ -136,7 +136,7 @@ def full_hessian(model, x, error):
 
 
 @pytest.mark.parametrize("loss", ["squared", "mse"])
-def test_several_real_outputs_are_summed_unless_the_loss_is_the_mean(loss):
+def test_real_outputs_are_summed_unless_the_loss_is_the_mean(loss):
     """‖f − y‖² has m times the curvature of `F.mse_loss`; every theorem sees the same sharpness over its limit."""
     torch.manual_seed(0)
     x, y = torch.randn(12, 2, dtype=torch.float64), torch.randn(12, 3, dtype=torch.float64)
@@ -153,7 +153,7 @@ def test_several_real_outputs_are_summed_unless_the_loss_is_the_mean(loss):
         assert one.bound.terms["sharpness"] / one.bound.terms["limit"] == pytest.approx(top * 0.05 / 2, rel=1e-6)
 
 
-def test_a_step_that_diverges_with_several_outputs_is_not_called_stable():
+def test_a_diverging_step_of_many_outputs_is_not_called_stable():
     """Linear outputs: the loss is a quadratic, and gradient descent with 1.5 times the largest step runs away."""
     torch.manual_seed(0)
     x, y = torch.randn(12, 2, dtype=torch.float64), torch.randn(12, 3, dtype=torch.float64)

@@ -39,7 +39,7 @@ def test_the_loss_and_the_start_are_those_of_the_training(changes, tmp_path):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_sharpness_over_limit_is_the_same_in_the_units_of_the_training_and_of_the_theorems(classes, tmp_path):
+def test_sharpness_over_limit_is_the_same_in_both_units(classes, tmp_path):
     data = {"name": "digits", "classes": list(range(classes)), "train": 12, "test": 6}
     train(config(data=data, epochs=5, batch=12), tmp_path / "run").close()
     found = audit(tmp_path / "run", units=False, **QUICK)

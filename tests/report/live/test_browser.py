@@ -82,7 +82,7 @@ def training(tmp_path):
 
 
 @pytest.mark.slow
-def test_curves_grow_while_a_training_goes_on_and_the_page_outlives_it(training, tmp_path, serve, browser_page, keep):
+def test_curves_grow_during_training_and_the_page_outlives_it(training, tmp_path, serve, browser_page, keep):
     process, go = training
     root = tmp_path / "runs"
     root.mkdir()

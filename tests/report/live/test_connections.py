@@ -91,7 +91,7 @@ def test_a_request_byte_by_byte_has_as_long_as_any_other(page, monkeypatch):
             threading.Event().wait(0.01)
 
 
-def test_a_client_that_does_not_take_its_answer_is_not_waited_for(page, monkeypatch):
+def test_a_client_that_does_not_read_is_not_waited_for(page, monkeypatch):
     gone = threading.Event()
     original = connections.Connection._abort
     monkeypatch.setattr(connections, "WRITE_SECONDS", 0.1)

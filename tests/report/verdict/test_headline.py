@@ -44,7 +44,7 @@ def test_a_network_that_is_not_robust():
     assert somewhat.text.startswith("Somewhat robust: a change of 4/255")
 
 
-def test_a_gap_is_stated_with_its_direction_and_what_chance_gives():
+def test_a_gap_is_stated_with_direction_and_what_chance_gives():
     over = line(both(0.06, 0.04))
     assert over.kind == "warning"
     assert "training overstates it: " in over.text
@@ -175,7 +175,7 @@ def test_several_runs_are_ranked_and_those_that_diverged_named():
     assert headline(alike).text.startswith("Undecided which of 2 is most robust: ")
 
 
-def test_runs_of_one_distribution_show_a_gap_no_more_often_than_stated():
+def test_runs_of_one_distribution_show_a_gap_as_rarely_as_stated():
     """At the 5 % level: of 400 pairs, 20 are expected and 35 exceeded once in 1000 times; ties make it rarer."""
     rng = np.random.default_rng(0)
     for n in (40, 500):

@@ -22,7 +22,7 @@ def test_gap_and_chance_are_those_of_the_two_sample_test():
     assert found.accuracy == {"train": 0.92, "test": 0.92}
 
 
-def test_the_interval_of_a_median_holds_it_in_nineteen_of_twenty_cases():
+def test_the_interval_of_a_median_covers_it_in_95_percent():
     rng = np.random.default_rng(0)
     for n in (20, 101, 500):
         found = [median_of([rng.exponential(1.0, n)]) for _ in range(1000)]

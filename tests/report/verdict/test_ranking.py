@@ -62,7 +62,7 @@ def test_seeds_count_as_noise():
     assert [row.rank for row in steady] == [1, 2]
 
 
-def test_medians_in_progress_have_an_interval_from_their_quantiles():
+def test_medians_in_progress_have_an_interval_of_quantiles():
     def outcome(name, median):
         values = {"median/test": median, "low/test": median / 2, "chance": 0.12, "gap": 0.0}
         return from_latest({f"margin_gap/{key}": value for key, value in values.items()}, label=name)

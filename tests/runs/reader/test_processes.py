@@ -65,7 +65,7 @@ def test_long_series_come_in_parts(run):
 
 
 @pytest.mark.parametrize("size", [0, 100, 5000])
-def test_shared_memory_that_is_shortened_in_place_does_not_end_this_process(run, size, tmp_path):
+def test_shortened_shared_memory_does_not_end_this_process(run, size, tmp_path):
     hostile, reader = tmp_path / "hostile", Reader()
     hostile.mkdir()
     for name in ("metrics.db", "metrics.db-wal"):  # of a killed process; nobody but the reader maps the shared memory

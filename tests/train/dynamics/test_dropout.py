@@ -87,7 +87,7 @@ def test_steps_are_those_of_autograd(widths: tuple[int, ...], where: str) -> Non
     torch.testing.assert_close(run.plain * run.outputs * (1 - run.outputs), run.phi)
 
 
-def test_the_two_ways_agree_for_one_hidden_layer_up_to_the_factor() -> None:
+def test_the_two_ways_agree_for_one_hidden_layer_up_to_a_factor() -> None:
     """Depth 2: the footnote of the paper. Doubling the last weight makes up for the factor in the first step."""
     model, (x, y) = network(3, 6, 1), points()
     double = network(3, 6, 1)

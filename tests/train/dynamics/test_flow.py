@@ -41,7 +41,7 @@ def test_the_flow_conserves_what_it_should_and_only_that() -> None:
         assert np.all(np.diff(course.values["loss"]) < 0)
 
 
-def test_a_kink_that_is_crossed_there_and_back_within_one_step_is_seen() -> None:
+def test_a_kink_crossed_there_and_back_within_one_step_is_seen() -> None:
     """R = relu(v² − 0.01)/2 − v from v = −1: v' = 1 − v, but for v' = 1 in |v| < 0.1. At both ends of a long step S is positive."""
     start = np.log(2 / 1.1)  # v = 1 − 2 e^−t reaches −0.1
     end = 1 - 0.9 * np.exp(-(2.0 - start - 0.2))
@@ -52,7 +52,7 @@ def test_a_kink_that_is_crossed_there_and_back_within_one_step_is_seen() -> None
         assert (course.crossings, course.sliding) == (2, 0.0)
 
 
-def test_kinks_are_crossed_as_by_an_integrator_that_creeps_up_to_them() -> None:
+def test_kinks_are_crossed_as_by_a_slow_integrator() -> None:
     model, loss = residual(3)
     course = gradient_flow(model, loss, 0.1, at=1)
     truth, count = plain(model, loss, 0.1, rtol=1e-9, atol=1e-12)
@@ -88,7 +88,7 @@ def test_the_length_clock_walks_the_same_path_further() -> None:
         torch.testing.assert_close(p, q, rtol=0, atol=1e-4)
 
 
-def test_it_stops_where_the_gradient_vanishes_and_leaves_the_model_alone() -> None:
+def test_it_stops_at_zero_gradient_and_leaves_the_model_alone() -> None:
     x, y = data()
     model = network(3, 1, relu=False)
     before = state_of(model)

@@ -24,7 +24,7 @@ def test_a_path_that_slides_along_a_kink_is_followed() -> None:
     assert rest.times[-1] == pytest.approx(np.log(1e8), rel=0.2)
 
 
-def test_along_a_kink_that_is_not_seen_it_goes_down_in_small_steps() -> None:
+def test_along_an_unseen_kink_it_descends_in_small_steps() -> None:
     """The same |w| written with `where`: plain descent zigzags around w = 0, and says how often."""
     course = gradient_flow(Valley(1.0, 1.0), lambda m: torch.where(m.w > 0, m.w, -m.w) - m.w / 2 + m.v**2 / 2, 4.0,
                            shortest=5e-3, at=[2.0, 4.0], quantities=READ)  # fmt: skip
@@ -62,7 +62,7 @@ def test_a_path_leaves_a_kink_when_one_side_lets_it_go() -> None:
 
 
 @pytest.mark.slow
-def test_a_residual_network_slides_in_few_steps_where_the_limit_of_descent_goes() -> None:
+def test_a_residual_network_slides_to_the_limit_of_descent() -> None:
     """174 weights: creeping up to the kinks took more than 13,000 gradients to t = 0.344, most of them while sliding."""
     model, loss = residual(0)
     course = gradient_flow(model, loss, 0.344, at=4, quantities={"weights": lambda m: torch.from_numpy(flat(m))})

@@ -67,7 +67,7 @@ def test_stacked_layers_in_float64(make: Any, shape: tuple[int, ...]) -> None:
     assert all(torch.equal(model.weight, stacked.weight[i]) for i, model in enumerate(models))  # type: ignore[index]
 
 
-def test_weights_side_by_side_are_a_grouped_convolution_in_float64() -> None:
+def test_stacked_weights_are_a_grouped_convolution_in_float64() -> None:
     weight = torch.randn(3, 4, 2, 5, 5, dtype=torch.float64, requires_grad=True)
     x = torch.randn(6, 6, 9, 9, dtype=torch.float64)
     dense, grouped = F.conv2d(x, side_by_side(weight)), F.conv2d(x, weight.flatten(0, 1), groups=3)

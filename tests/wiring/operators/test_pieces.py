@@ -347,7 +347,7 @@ def test_every_row_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_regions_and_segments_have_the_slopes_of_autograd_and_of_finite_differences(name: str) -> None:
+def test_regions_have_the_slopes_of_autograd_and_differences(name: str) -> None:
     model = Example(EXAMPLES[name])
     with Names() as names, torch.no_grad():
         model(points(4, 0))

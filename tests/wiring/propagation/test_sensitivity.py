@@ -13,7 +13,7 @@ def node(shape: tuple[int, ...]) -> torch.fx.Node:
     return made
 
 
-def test_the_two_norm_multiplies_and_the_infinity_norm_follows_elements() -> None:
+def test_the_2_norm_multiplies_and_the_inf_norm_goes_by_elements() -> None:
     weight = torch.tensor([[1.0, -2.0], [0.0, 0.5]], dtype=torch.float64)
     two, inf = LipschitzContext("2"), LipschitzContext("inf")
     moved = two.apply(node((2,)), Sensitivity(3.0, (2,)), "layer", lambda: 4.0, lambda t: t)
