@@ -41,7 +41,7 @@ def test_bad_models_and_examples_are_refused_in_one_line() -> None:
     with pytest.raises(ModelError, match=r"no affine layer.*lstm"):
         trace(nn.LSTM(5, 6), torch.randn(2, 3, 5), output=0)
     with pytest.raises(
-        ModelError, match=r"does not run on the example \(shapes \(2, 3\)\): RuntimeError: .*one batch"
+        ModelError, match=r"does not run on a few samples of the example \(shapes \(2, 3\)\): RuntimeError: .*one batch"
     ) as caught:
         trace(model, torch.randn(2, 3, dtype=torch.float64))
     assert "\n" not in str(caught.value)

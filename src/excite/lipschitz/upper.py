@@ -15,7 +15,7 @@ from excite._core.intercept.affine import clean_path
 from excite._core.preserve import eval_mode
 from excite._core.wrappers import unwrap
 from excite.errors import InputError, ModelError
-from excite.wiring.export import Exported, ExportFailed, exported, resized, run
+from excite.wiring.export import Exported, ExportFailed, does_not_run, exported, resized, run
 from excite.wiring.propagation.interpreter import Interpreter
 from excite.wiring.propagation.sensitivity import NO_BOUND, LipschitzContext, LipschitzNorm, Sensitivity
 
@@ -180,8 +180,7 @@ def _explain(model: nn.Module, example: Batch, output: Pick) -> None:
     try:
         returned = run(model, two)
     except Exception as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise ModelError(f"the model does not run on the example: {type(error).__name__}: {first}") from error
+        raise does_not_run(error, two) from error
     pick_output(returned, output)
 
 

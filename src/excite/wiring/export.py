@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from excite._core.calls import Batch, Pick, arguments, batch_size, call, pick_output
 from excite._core.intercept.affine import clean_path
 from excite._core.preserve import preserve_state
 from excite._core.wrappers import eagerly, unwrap, without_reentrant_checkpointing
+from excite.errors import ModelError
 
 
 class ExportFailed(Exception):
@@ -61,6 +62,16 @@ def resized(batch: Batch, size: int) -> Batch:
         return leaf
 
     return tree_map(resize, batch)  # type: ignore[no-any-return]
+
+
+def does_not_run(error: Exception, batch: Batch) -> ModelError:
+    """What to raise when the model fails on some samples of the example."""
+    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+    line = (str(error).splitlines() or [""])[0]
+    return ModelError(
+        f"the model does not run on a few samples of the example (shapes {shapes}): {type(error).__name__}: {line}; "
+        "give one batch as the model takes it, with a model that takes any number of samples"
+    )
 
 
 @contextlib.contextmanager

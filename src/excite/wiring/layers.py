@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, pick_output
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
 from excite._core.intercept.parameters import TRANSFORMED, Roles, sentence
 from excite.errors import ExciteError, ModelError
-from excite.wiring.export import resized, run
+from excite.wiring.export import does_not_run, resized, run
 
 
 @dataclass(frozen=True)
@@ -127,12 +126,7 @@ def _run(model: nn.Module, names: Names, batch: Batch, roles: Roles | None = Non
     except ExciteError:
         raise
     except Exception as error:
-        shapes = ", ".join(str(tuple(t.shape)) for t in torch.utils._pytree.tree_leaves(batch) if isinstance(t, Tensor))
-        first = (str(error).splitlines() or [""])[0]
-        raise ModelError(
-            f"the model does not run on the example (shapes {shapes}): {type(error).__name__}: {first}; "
-            "give one batch as the model takes it"
-        ) from error
+        raise does_not_run(error, batch) from error
     return recorder, returned
 
 

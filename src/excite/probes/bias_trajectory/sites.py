@@ -14,7 +14,7 @@ from excite._core.intercept.affine import AffineCall, AffineMode, Names, clean_p
 from excite._core.preserve import preserve_state
 from excite._core.wrappers import eagerly, in_reentrant_checkpoint, without_reentrant_checkpointing
 from excite.errors import ExciteError, InputError, ModelError
-from excite.wiring.export import resized
+from excite.wiring.export import does_not_run, resized
 from excite.wiring.operators import OPERATORS
 
 # Python functions that are made of smooth operators.
@@ -148,8 +148,7 @@ def _run(model: nn.Module, batch: Batch) -> Finder:
     except ExciteError:
         raise
     except Exception as error:
-        line = (str(error).splitlines() or [""])[0]
-        raise ModelError(f"the model does not run on the example: {type(error).__name__}: {line}") from error
+        raise does_not_run(error, batch) from error
     finally:
         for handle in handles:
             handle.remove()
