@@ -57,6 +57,20 @@ def margins(step, scale=1.0, spread=0.02):
     }
 
 
+def sampled(points, spread=0.02):
+    """The same with the number of points: `points` while it trains, 500 at the end."""
+
+    def values(step):
+        found = margins(step, spread=spread)
+        if "margin_gap/gap" in found:
+            count = 500 if step == 39 else points
+            found |= {f"margin_gap/points/{part}": float(count) for part in ("train", "test")}
+            found["margin_gap/chance"] = 1.358 * (2 / count) ** 0.5
+        return found | ({"alert/Above/loss/step": 1.0} if step == 1 else {})
+
+    return values
+
+
 def bert(step):
     ranks = {f"rank/share/{name}": 0.9 - 0.03 * i * step / 40 for i, name in enumerate(LAYERS)}
     return {
@@ -80,6 +94,9 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     make(root / "mlp", margins)
     make(root / "bert", bert)
+    for points in (64, 32):
+        make(root / f"sampled/{points}", sampled(points))
+    make(root / "sampled/other", sampled(64, spread=0.05))
     make(root / "diverged", diverged)
     for i, rate in enumerate((0.01, 0.1, 0.5)):
         make(root / f"sweep/lr-{rate}", lambda step, i=i: margins(step, 1.0 + i), {"lr": rate, "batch": 64})
@@ -161,6 +178,40 @@ def test_first_line_and_first_chart(runs, address, look, tmp_path, kind, width):
     assert test["x"] == [*range(0, 40, 4), 39]
     assert [curve["name"] for curve in page.evaluate(CURVES, "chart-margin-gap")] == ["chance level", "gap"]
     assert top(page, "#verdict") < top(page, "#chart-median-margins") < top(page, "#findings") < top(page, "#panels")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_another_sample_is_a_mark_of_its_own(runs, look, tmp_path, width):
+    page = look(report(runs, tmp_path, "sampled/64"), "report-sampled", width, "#chart-margin-gap canvas")
+    curves = {curve["name"]: curve for curve in page.evaluate(CURVES, "chart-median-margins")}
+    assert list(curves) == ["64 training points", "500 training points", "64 test points", "500 test points"]
+    assert curves["64 test points"]["x"] == list(range(0, 40, 4))
+    assert curves["500 test points"]["x"] == [39]
+    assert page.evaluate("document.getElementById('chart-median-margins').chart.series[1].lone") == "diamond"
+    assert "no line joins them" in page.locator("#chart-median-margins .chart-note").inner_text()
+    chance = {curve["name"]: curve["y"][-1] for curve in page.evaluate(CURVES, "chart-margin-gap")}
+    assert chance["chance level, 500 points"] == pytest.approx(0.086, abs=0.001)
+    assert chance["chance level, 64 points"] == pytest.approx(0.240, abs=0.001)
+    # The first chart is not drawn again below, and training and test keep their colours.
+    shown = page.locator("#panel-margin_gap select").first.locator("option").all_inner_texts()
+    assert not {"median margin", "distance explained by chance"} & set(shown)
+    colours = "(id) => document.getElementById(id).chart.series.map(({ name, colour }) => [name, colour])"
+    assert page.evaluate(colours, "chart-margin_gap") == [["train", 0], ["test", 1]]
+    assert dict(page.evaluate(colours, "chart-median-margins"))["64 test points"] == 1
+    assert page.locator("#panel-other-alert").count() == 0  # alerts are sentences
+
+
+@pytest.mark.parametrize(("other", "bands"), [("sampled/other", 1), ("sampled/32", 0)])
+def test_a_chance_level_is_right_for_every_run(runs, look, tmp_path, other, bands):
+    page = look(report(runs, tmp_path, "sampled/64", other), "report-chances", 1400, "#chart-margin-gap canvas")
+    names = [curve["name"] for curve in page.evaluate(CURVES, "chart-margin-gap")]
+    assert names.count("chance level, 64 points") == bands
+    assert names.count("chance level, 500 points") == 1  # the same for both
+    assert ("differs between these runs" in page.locator("#chart-margin-gap .chart-note").inner_text()) == (not bands)
+    assert [name for name in names if name.endswith("gap, 500 points")] == [
+        "64, gap, 500 points",
+        f"{other[8:]}, gap, 500 points",
+    ]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

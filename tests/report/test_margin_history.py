@@ -42,3 +42,31 @@ def test_long_series_are_thinned_and_keep_their_extremes(tmp_path):
     (found,) = margin_history([view(tmp_path / "a")])
     assert len(found["test"]["x"]) <= 500
     assert (min(found["test"]["y"]), max(found["test"]["y"])) == (0.1, 0.9)
+
+
+def test_another_number_of_points_is_no_point_of_the_curve(tmp_path):
+    with Run.create(tmp_path / "a", {}) as run:
+        for step, points in ((0, 64), (10, 64), (20, 500)):
+            values = {
+                "median/train": 0.1,
+                "median/test": 0.2,
+                "gap": 0.3,
+                "chance": 0.4,
+                "points/train": points,
+                "points/test": points + 1,
+            }
+            run.log(step, {f"margin_gap/{name}": value for name, value in values.items()})
+    (found,) = margin_history([view(tmp_path / "a")])
+    assert found["points"] == 64
+    assert found["train"] == {"x": [0, 10], "y": [0.1, 0.1]}
+    assert found["apart"] == [{"step": 20, "points": 500, "train": 0.1, "test": 0.2, "gap": 0.3, "chance": 0.4}]
+    json.dumps(found, allow_nan=False)
+
+
+def test_measurements_of_as_many_points_are_one_curve(tmp_path):
+    with Run.create(tmp_path / "a", {}) as run:
+        for step in (0, 10):
+            run.log(step, {"margin_gap/median/test": float("nan"), "margin_gap/points/test": 40.0})
+        run.log(20, {"margin_gap/median/test": 1.0, "margin_gap/points/test": float("nan")})
+    (found,) = margin_history([view(tmp_path / "a")])
+    assert found == {"run": 0, "test": {"x": [0, 10, 20], "y": [None, None, 1]}, "points": 40, "apart": []}

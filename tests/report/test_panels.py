@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from excite.report.panels import PANELS, in_order, make_panels, natural, select, split
+from excite.report.panels import PANELS, anchor, in_order, make_panels, natural, select, split
 
 
 def test_every_metric_has_one_place():
@@ -103,3 +103,17 @@ def test_as_many_calls_as_names(form):
         return made
 
     assert calls(2000) < 8 * calls(500) + 1000
+
+
+def test_the_first_chart_and_the_alerts_are_no_panels():
+    names = [
+        "margin_gap/median/test",
+        "margin_gap/gap",
+        "margin_gap/low/test",
+        "margin_gap/low/train",
+        "alert/Above/loss/step",
+    ]
+    (panel,) = make_panels(names)
+    assert [(one.key, one.layers) for one in panel.quantities] == [("margin_gap/low", ("train", "test"))]
+    assert select(names, 10) == ({"margin_gap/low/test", "margin_gap/low/train"}, 0)
+    assert (anchor("margin_gap"), anchor("rank")) == ("#margin-history", "#panel-rank")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from excite import InputError
-from excite.runs.import_paths import ModelSource, import_path, model_source
+from excite.runs.import_paths import BUILT_IN, ModelSource, import_path, model_source
 
 
 class Plain(nn.Module):
@@ -103,3 +103,15 @@ def test_refused(factory, options, said):
     with pytest.raises(InputError, match=said) as error:
         model_source(Plain(), factory, options)
     assert "\n" not in str(error.value)
+
+
+def test_a_built_in_name_with_a_typo_is_refused_when_saving():
+    from excite.train import ARCHITECTURES
+
+    assert tuple(ARCHITECTURES) == BUILT_IN
+    for name in BUILT_IN:
+        assert model_source(nn.Linear(2, 1), name).factory == name
+    with pytest.raises(InputError, match="no built-in model 'papers_cnn': did you mean 'papers-cnn'"):
+        model_source(nn.Linear(2, 1), "papers_cnn")
+    with pytest.raises(InputError, match=r"'vit': expected one of papers-cnn, .*, or 'module:function'"):
+        model_source(nn.Linear(2, 1), "vit")

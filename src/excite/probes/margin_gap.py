@@ -74,10 +74,9 @@ class MarginGap(Probe):
     at_end = True
     panel = Panel(
         "margin_gap",
-        "Margins of training and test data",
-        "How far an input has to be changed before the decision changes, for fixed samples of the training and the test data. The "
-        "gap is the largest distance between the two margin curves; up to the chance level, two samples of one distribution "
-        "differ as much.",
+        "Closest points and accuracy",
+        "Of the same samples of the training and the test data as the margins above: the margin that a tenth of the points do not "
+        "reach, the accuracy, and the fraction for which the search found no adversarial example.",
         (
             ("median", "median margin"),
             ("gap", "largest distance between the two margin curves"),
@@ -87,7 +86,7 @@ class MarginGap(Probe):
             ("censored", "fraction without an adversarial example"),
         ),
         order=5,
-        hidden=("points",),
+        hidden=("points", "median", "gap", "chance"),  # the first chart of a page shows these
     )
 
     def __init__(

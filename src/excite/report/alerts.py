@@ -8,7 +8,7 @@ from typing import Any
 
 from excite.monitor.alerts import advice
 from excite.probes.findings import MAX_NAMED
-from excite.report.panels import panel_of, split
+from excite.report.panels import ALERT, anchor, panel_of, split
 from excite.report.subsample import Series
 from excite.report.verdict.links import docs_url
 
@@ -19,7 +19,7 @@ _TEXTS = {
     "Above": "{what} was above its limit",
     "Below": "{what} was below its limit",
 }
-PREFIX = "alert/"
+PREFIX = f"{ALERT}/"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class AlertGroup:
         """Fields for JSON; `run` is the label of the run."""
         panel, _ = panel_of(self.key)
         return {
-            "run": run, "kind": "warning", "text": self.text, "action": advice(self.rule, self.key), "link": f"#panel-{panel}",
+            "run": run, "kind": "warning", "text": self.text, "action": advice(self.rule, self.key), "link": anchor(panel),
             "docs": docs_url("alerts.md#what-to-do"), "count": len(self.names), "names": list(self.names), "step": min(self.steps),
         }  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +42,7 @@ class RunData:
     margins: dict[str, Margins]  # "train", "test"
     accuracy: dict[str, float]  # "train", "test"
     wiring: dict[str, Any] | None
+    note: str = ""  # on accuracies that are left out
 
     @cached_property
     def metrics(self) -> dict[str, Series]:
@@ -159,7 +160,8 @@ def _read_run(path: Path, norm: str, below: Path | None) -> RunData:
         status="stopped" if status == "stale" else status,
         reason=reason,
         margins=stored_margins(path, below, _MAX_ARTIFACT, norm),
-        accuracy=accuracy,
+        accuracy=fractions(accuracy),
+        note=not_fractions(accuracy),
         wiring=wiring,
     )
 
@@ -194,7 +196,7 @@ def stored_margins(path: Path, below: Path | None, max_bytes: int, norm: str | N
 def stored_accuracy(path: Path, below: Path | None) -> dict[str, float]:
     """Accuracy by part, from a run's summary; empty if it has none."""
     file = path / "artifacts" / "summary.json"
-    return _accuracy(_object(file, below, _MAX_ARTIFACT), path) if os.path.lexists(file) else {}
+    return fractions(_accuracy(_object(file, below, _MAX_ARTIFACT), path)) if os.path.lexists(file) else {}
 
 
 def _object(file: Path, below: Path | None, max_bytes: int) -> dict[str, Any]:
@@ -202,6 +204,20 @@ def _object(file: Path, below: Path | None, max_bytes: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunError(f"{file} is damaged: expected a JSON object")
     return value
+
+
+def not_fractions(accuracy: Mapping[str, float]) -> str:
+    """A sentence on values that are no fractions of points, such as percentages, which pages leave out; empty if all are."""
+    wrong = [value for value in accuracy.values() if not 0 <= value <= 1]
+    if not wrong:
+        return ""
+    advice = f": log {wrong[0] / 100:.4g} for {wrong[0]:.4g} %" if 1 < wrong[0] <= 100 else ""
+    return f"An accuracy of {wrong[0]:.4g} is not a fraction between 0 and 1 and is left out{advice}."
+
+
+def fractions(accuracy: Mapping[str, float]) -> dict[str, float]:
+    """The values that are fractions."""
+    return {part: value for part, value in accuracy.items() if 0 <= value <= 1}
 
 
 def _accuracy(summary: dict[str, Any], path: Path) -> dict[str, float]:

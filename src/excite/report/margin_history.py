@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from excite.report.subsample import between, extremes, plain
 from excite.report.view import RunView
@@ -15,29 +17,65 @@ METRICS = {
     "gap": "margin_gap/gap",
     "chance": "margin_gap/chance",
 }
+_COUNT = "margin_gap/points/{part}"
 _POINTS = 500  # of a curve
+_APART = 20  # measurements beside the curves, at most
 
 
 def margin_history(runs: Sequence[RunView]) -> list[dict[str, Any]]:
     """Median margins of training and test points, their gap and its chance level, for the runs that measured any.
 
+    A measurement of another number of points than the first one, such as the one at the end, is no point of the curves: it
+    samples other points, so that a step between the two says nothing about the network.
+
     Args:
         runs: The runs of a page.
 
     Returns:
-        One entry per run: its index `run`, and of each of "train", "test", "gap" and "chance" that was measured the
-        curve {"x": steps, "y": values}.
+        One entry per run: its index `run`; of each of "train", "test", "gap" and "chance" that was measured the curve
+        {"x": steps, "y": values}; `points`, the number of points of these, and `apart`, the measurements of another number:
+        {"step", "points", "train", "test", "gap", "chance"}. Both are missing where the number is not known.
     """
     found = []
     for i, run in enumerate(runs):
         there = set(run.follower.names())
-        curves = {part: _curve(run.follower, name) for part, name in METRICS.items() if name in there}
-        if curves.keys() & {"train", "test"}:
-            found.append({"run": i, **curves})
+        names = {part: name for part, name in METRICS.items() if name in there}
+        if names.keys() & {"train", "test"}:
+            found.append({"run": i, **_split(run.follower, names, there)})
     return found
+
+
+def _split(follower: MetricsReader, names: Mapping[str, str], there: Collection[str]) -> dict[str, Any]:
+    counts = [_COUNT.format(part=part) for part in ("train", "test") if part in names]
+    known = [name for name in counts if name in there]
+    if not known or follower.binned(known[0], _POINTS // 2 - 1, None, None) is not None:
+        return {part: _curve(follower, name) for part, name in names.items()}
+    sizes: dict[int, int] = {}  # points per part, the smaller of both, by step
+    for name in known:
+        for step, count in zip(*follower.series(name)):
+            if np.isfinite(count):
+                sizes[int(step)] = min(int(count), sizes.get(int(step), int(count)))
+    if not sizes:
+        return {part: _curve(follower, name) for part, name in names.items()}
+    usual = sizes[min(sizes)]
+    other = {step: count for step, count in sorted(sizes.items()) if count != usual}
+    curves: dict[str, Any] = {}
+    apart: dict[int, dict[str, Any]] = {step: {"step": step, "points": count} for step, count in other.items()}
+    for part, name in names.items():
+        steps, values = follower.series(name)
+        for step, value in zip(steps, values):
+            if int(step) in apart:
+                apart[int(step)][part] = float(value) if np.isfinite(value) else None
+        joined = ~np.isin(steps, list(other))
+        curves[part] = _listed(steps[joined], values[joined])
+    return {**curves, "points": usual, "apart": list(apart.values())[-_APART:]}
 
 
 def _curve(follower: MetricsReader, name: str) -> dict[str, list[Any]]:
     binned = follower.binned(name, _POINTS // 2 - 1, None, None)
-    steps, values = extremes(*(follower.series(name) if binned is None else between(*binned)), _POINTS)
+    return _listed(*(follower.series(name) if binned is None else between(*binned)))
+
+
+def _listed(steps: Any, values: Any) -> dict[str, list[Any]]:
+    steps, values = extremes(steps, values, _POINTS)
     return {"x": plain(steps), "y": plain(values)}

@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from excite.probes import built_in_probes
+from excite.probes import MarginGap, built_in_probes
 from excite.probes.findings import Panel
+from excite.probes.margin_gap import PARTS
 
+ALERT = "alert"  # first part of the names of alerts, which pages show as sentences
 WHOLE = ""  # the "layer" of a value for the whole network
 
 
@@ -81,6 +83,11 @@ def panel_of(key: str) -> tuple[str, str]:
     return panel.id, dict(panel.labels).get(quantity, key)
 
 
+def anchor(panel: str) -> str:
+    """Where a page draws a panel, as a link; margins of training and test data are the first chart."""
+    return "#margin-history" if panel == MarginGap.name else f"#panel-{panel}"
+
+
 def make_panels(names: Iterable[str], order: Sequence[str] = ()) -> list[PanelView]:
     """The panels for these metrics; `order` are the layers in the order of execution, as far as it is known."""
     found: dict[str, dict[str, set[str]]] = {}
@@ -88,7 +95,7 @@ def make_panels(names: Iterable[str], order: Sequence[str] = ()) -> list[PanelVi
     for name in names:
         probe, quantity, layer = split(name)
         key = f"{probe}/{quantity}" if quantity else probe
-        if key in _HIDDEN:
+        if key in _HIDDEN or probe == ALERT:
             continue
         panel = _panel_of(probe, quantity)
         chosen[panel.id] = panel
@@ -108,7 +115,7 @@ def select(names: Iterable[str], limit: int, order: Sequence[str] = (), part: st
     for name in names:
         probe, quantity, _ = split(name)
         key = f"{probe}/{quantity}" if quantity else probe
-        if key not in _HIDDEN and part in name:
+        if key not in _HIDDEN and probe != ALERT and part in name:
             groups.setdefault(key, []).append(name)
     total = sum(map(len, groups.values()))
     if total <= limit and len(groups) <= _MAX_OTHERS:
@@ -146,7 +153,7 @@ def _panel(panel: Panel, keys: dict[str, set[str]], order: Sequence[str]) -> Pan
     def place(key: str) -> tuple[int, int, list[tuple[int, str]]]:
         probe, quantity, _ = split(key)
         return (
-            wanted.index(quantity) if quantity in wanted else len(wanted),
+            wanted.index(quantity) if quantity in wanted else len(wanted) + (key == "epoch"),  # what a menu shows last
             panel.probes.index(probe) if probe in panel.probes else 0,
             natural(key),
         )
@@ -162,9 +169,12 @@ def _panel(panel: Panel, keys: dict[str, set[str]], order: Sequence[str]) -> Pan
 
 
 def in_order(layers: Iterable[str], order: Sequence[str] = ()) -> tuple[str, ...]:
-    """The whole network first, then layers as they are executed, then the others by name."""
+    """The whole network first, then layers as they are executed, then the others by name; training before test data."""
+    found = list(layers)
+    if set(found) <= {WHOLE, *PARTS}:
+        order = PARTS
     places = {name: i for i, name in enumerate(order)}
-    return tuple(sorted(layers, key=lambda one: (one != WHOLE, places.get(one, len(places)), natural(one))))
+    return tuple(sorted(found, key=lambda one: (one != WHOLE, places.get(one, len(places)), natural(one))))
 
 
 def natural(text: str) -> list[tuple[int, str]]:

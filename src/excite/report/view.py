@@ -14,7 +14,7 @@ from excite.report.curves import smooth
 from excite.report.history import MetricHistory
 from excite.report.narrative import Finding
 from excite.report.narrative import findings as history_findings
-from excite.report.panels import PANELS, WHOLE, PanelView, Quantity, make_panels
+from excite.report.panels import PANELS, WHOLE, PanelView, Quantity, anchor, make_panels
 from excite.report.panels import select as select_names
 from excite.report.subsample import Series, between, extremes, grid, plain, within
 from excite.report.verdict.links import docs_url
@@ -186,7 +186,7 @@ def _words(run: RunView, limit: int | None) -> list[dict[str, str]]:
     found = [
         {
             "run": run.label, "kind": finding.kind, "text": finding.text, "action": finding.action,
-            "link": f"#panel-{finding.panel}" if finding.panel else "", "docs": docs_url(finding.docs),
+            "link": anchor(finding.panel) if finding.panel else "", "docs": docs_url(finding.docs),
         }
         for finding in run_findings(run, limit)
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import inspect
@@ -18,6 +19,8 @@ from excite._core.checks import check_text, first_line, shown
 from excite._core.randomness import seeded_weights
 from excite._core.wrappers import unwrap
 from excite.errors import InputError, one_line
+
+BUILT_IN = ("papers-cnn", "small-cnn", "resnet", "preact-resnet", "mlp", "linear")  # keys of excite.train.ARCHITECTURES
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,12 @@ def model_source(
             import_factory(factory)
         elif "." in factory:
             raise InputError(f"factory: expected 'module:function', or the name of a built-in model; got {factory!r}")
+        elif factory not in BUILT_IN:
+            near = difflib.get_close_matches(factory, BUILT_IN, 1)
+            hint = (
+                f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(BUILT_IN)}, or 'module:function'"
+            )
+            raise InputError(f"factory: there is no built-in model {factory!r}: {hint}")
         return ModelSource(factory, kept)
     if not callable(factory) or isinstance(factory, nn.Module):
         raise InputError(f"factory: expected 'module:function', a function or a class; got {shown(factory)}")

@@ -53,4 +53,4 @@ def test_the_first_line_is_that_of_the_margins(folder):
     assert found.to_dict()["verdict"] == line.to_dict()
     without = audit(folder, units=False, **QUICK).headline
     assert without.text.startswith("Robustness was not measured: not requested. Layer ")
-    assert without.action == "Measure it: excite margins RUN."
+    assert without.action == f"Measure it: excite margins {folder}."

@@ -3,6 +3,7 @@
 import pytest
 
 from excite.report.collect import collect
+from excite.report.verdict import headline, rank
 from excite.report.verdict.runs import classes, has_checkpoint, outcome_of, overviews
 from excite.runs import Run
 
@@ -68,3 +69,25 @@ def test_checkpoints(tmp_path):
     assert not has_checkpoint(tmp_path)
     (tmp_path / "checkpoints/5.safetensors").touch()
     assert has_checkpoint(tmp_path)
+
+
+def test_weights_that_a_watch_stored_can_be_measured(tmp_path):
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts/model.safetensors").touch()
+    assert has_checkpoint(tmp_path)
+
+
+def test_a_percentage_is_left_out_with_a_sentence(tmp_path):
+    make_run(tmp_path / "a", "a", 0.0)
+    with Run.open(tmp_path / "a", "a") as run:
+        run.write_json("summary", {"arm": "a", "accuracy": {"train": 0.99, "test": 93.2}})
+    (found,) = outcome(tmp_path / "a")
+    assert found.accuracy["train"] == 0.99
+    assert 0 <= found.accuracy["test"] <= 1  # the fraction of points with a margin above 0
+    assert found.note == "An accuracy of 93.2 is not a fraction between 0 and 1 and is left out: log 0.932 for 93.2 %."
+    assert headline([found, found]).text.count(found.note) == 1
+    with Run.create(tmp_path / "b", {}) as run:
+        run.log(7, {"margin_gap/median/test": 0.2, "margin_gap/chance": 0.1, "margin_gap/accuracy/test": -3.0})
+    (other,) = outcome(tmp_path / "b")
+    assert (other.accuracy, other.note) == ({}, "An accuracy of -3 is not a fraction between 0 and 1 and is left out.")
+    assert [one.rank for one in rank([found, other])]

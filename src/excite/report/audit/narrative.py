@@ -42,18 +42,18 @@ def first_line(audit: Audit) -> Headline:
     known: dict[str, Any] = {
         "label": audit.name,
         "classes": max(2, audit.outputs),
-        "measurable": audit.step is not None,
+        "measurable": audit.path != "",
     }
     norm = "inf" if "inf" in audit.margins else next(iter(audit.margins), None)
     if norm is None:
-        line = headline([RunOutcome(accuracy=audit.accuracy, **known)])
+        line = headline([RunOutcome(accuracy=audit.accuracy, **known)], name=audit.path)
         line = replace(
             line, text=f"Robustness was not measured: {audit.margins_why}. {_richness(audit)}", link="#layers"
         )
         return (
             line if audit.accuracy else replace(line, action="Read the bounds and Lipschitz constants below instead.")
         )
-    line = headline([from_margins(audit.margins[norm], audit.accuracy, **known)])
+    line = headline([from_margins(audit.margins[norm], audit.accuracy, **known)], name=audit.path)
     return replace(line, link=f"#chart-margins-{norm}")
 
 

@@ -43,6 +43,7 @@ class Audit:
         lipschitz: Lipschitz constants in the 2-norm and in the inf-norm.
         margins: Margins by norm and part.
         margins_why: Why there are no margins, or which were taken from the run.
+        path: The run as an argument of commands; empty for a model and for a file of weights.
 
     Example:
         >>> result = excite.audit(model, train=(x, y), with_margins=False)
@@ -65,6 +66,7 @@ class Audit:
     lipschitz: tuple[LipschitzConstants, ...]
     margins: Mapping[str, Mapping[str, Margins]]
     margins_why: str
+    path: str = ""
 
     promises = renamed_attribute("promises", "theorems")
     silent = renamed_attribute("silent", "not_applicable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,7 @@ def _measure(
         lipschitz=constants,
         margins=measured,
         margins_why=margins_why,
+        path="" if saved.run is None else shlex.quote(str(saved.run)) + (" --trust" if saved.trusted else ""),
     )
 
 

@@ -158,9 +158,10 @@ window.ExciteCharts = (() => {
     return found;
   }
 
-  // A chart of lines. set({x, y, series, title, label, legend, onZoom}):
+  // A chart of lines. set({x, y, series, title, label, legend, note, onZoom}):
   //   x, y: {label, log, percent, zero, whole, min, max};
-  //   series: [{name, x, y, colour, dash, width, step, fill, faint, vertical, markers}], each with its own x.
+  //   series: [{name, x, y, colour, dash, width, step, fill, faint, vertical, markers, lone, unlisted}], each with its own x;
+  //   lone: "diamond", "solid" (a filled one) or "bar", a mark at every point and no line; unlisted: not in the legend.
   class Lines extends Chart {
     constructor(place, height = 300) {
       super(place);
@@ -269,6 +270,7 @@ window.ExciteCharts = (() => {
       for (let i = 0; i < x.length; i++) {
         if (!this.y.drawable(y[i]) || !this.x.drawable(x[i])) { if (pen && fill) { fill.lineTo(across(x[i - 1]), base); } pen = false; continue; }
         const px = across(x[i]), py = down(y[i]);
+        if (one.lone) { this.mark(stroke, px, py, one.lone); continue; }
         if (pen) {
           if (one.step) stroke.lineTo(px, last);
           stroke.lineTo(px, py);
@@ -285,6 +287,19 @@ window.ExciteCharts = (() => {
       }
       if (pen && fill) fill.lineTo(across(x[x.length - 1]), base);
       return { stroke: fill ? null : stroke, fill, clip: null, band: null, gaps: null, flags: 1 };
+    }
+
+    // A mark of its own: no line leads to it.
+    mark(path, x, y, kind) {
+      const unit = window.devicePixelRatio;
+      if (kind === "bar") { path.moveTo(x - 9 * unit, y); path.lineTo(x + 9 * unit, y); return; }
+      for (const size of kind === "solid" ? [5, 3, 1] : [5]) {
+        path.moveTo(x - size * unit, y);
+        path.lineTo(x, y - size * unit);
+        path.lineTo(x + size * unit, y);
+        path.lineTo(x, y + size * unit);
+        path.closePath();
+      }
     }
 
     // A small disk, from which the line continues.
@@ -319,7 +334,7 @@ window.ExciteCharts = (() => {
     broken() {
       const found = [];
       for (const one of this.series) {
-        if (one.hidden || one.faint) continue;
+        if (one.hidden || one.faint || one.lone) continue;
         let i = one.y.length;
         while (i > 0 && !finite(one.y[i - 1])) i--;
         if (i < one.y.length && one.y.length > 1) found.push({ name: one.short, step: one.x[i] });
@@ -329,7 +344,7 @@ window.ExciteCharts = (() => {
 
     // What the axes cannot show, in words.
     say() {
-      const ends = this.broken(), words = [];
+      const ends = this.broken(), words = this.spec.note ? [this.spec.note] : [];
       if (ends.length) {
         const names = ends.length < this.series.filter((one) => !one.faint && !one.hidden).length ? ` (${ends.slice(0, 3).map(({ name }) => name).join(", ")}${ends.length > 3 ? ", …" : ""})` : "";
         words.push(`Not a finite number from ${this.spec.x.label || "x"} ${number(Math.min(...ends.map(({ step }) => step)), { digits: 9 })} on${names}.`);
@@ -343,7 +358,7 @@ window.ExciteCharts = (() => {
 
     // -- legend: a button for each curve, or a scale of colours for many
     listed() {
-      const named = this.series.filter((one) => !one.faint);
+      const named = this.series.filter((one) => !one.faint && !one.unlisted);
       const names = [...new Set(named.map((one) => one.name))];
       this.legend.hidden = this.spec.legend === false || (names.length < 2 && !this.spec.always);
       this.legend.classList.toggle("scale", names.length > LISTED);
@@ -357,8 +372,9 @@ window.ExciteCharts = (() => {
       }
       this.legend.replaceChildren(...names.map((name) => {
         const one = named.find((candidate) => candidate.name === name);
-        const mark = element("span", { class: one.fill ? "mark fill" : "mark" });
+        const mark = element("span", { class: one.fill ? "mark fill" : one.lone === "diamond" ? "mark diamond" : "mark" });
         if (one.fill) mark.style.background = theme().band;
+        else if (one.lone === "diamond") mark.style.borderColor = colour(one.colour);
         else mark.style.background = this.dashed(one);
         const button = element("button", { type: "button", "aria-pressed": String(!this.hidden.has(name)), title: name }, mark, one.short);
         button.addEventListener("click", () => this.toggle(name, button));

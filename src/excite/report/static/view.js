@@ -160,32 +160,68 @@
   }
 
   // -- the first chart: margins of training and test points over time, and their gap -----------------------------
+  const WORDS = { train: "training", test: "test" };
+
+  // Measurements of another number of points than the curve: marks that no line joins. "500", or "" for several numbers.
+  function apart(one, part) {
+    const found = (one.apart || []).filter((each) => each[part] !== undefined && each[part] !== null);
+    const sizes = [...new Set(found.map(({ points }) => points))];
+    return { x: found.map(({ step }) => step), y: found.map((each) => each[part]), count: sizes.length === 1 ? thousands(sizes[0]) : "" };
+  }
+
   function marginHistory(found) {
     const section = byId("margin-history");
     section.hidden = !found.length;
     if (!found.length) return;
-    const several = found.length > 1, names = runNames();
-    const words = { train: "training", test: "test" };
-    const medians = found.flatMap((one) => ["train", "test"].filter((part) => one[part]).map((part) => ({
-      ...one[part], name: several ? `${names[one.run]}, ${words[part]}` : `${words[part]} points`,
-      ...(several ? { colour: runLine(state.runs[one.run]).colour, dash: part === "test" ? 1 : 0 } : { colour: part === "train" ? 0 : 1 }),
-    })));
-    const chance = found.filter((one) => one.chance).map((one) => one.chance);
-    const gaps = [
-      ...chance.slice(0, 1).map((one) => ({ ...one, name: "chance level", colour: 6, fill: true })),
-      ...found.filter((one) => one.gap).map((one) => ({ ...one.gap, name: several ? names[one.run] : "gap", ...(several ? runLine(state.runs[one.run]) : { colour: 2 }) })),
-    ];
-    const x = { label: "step", whole: true };
-    const last = (curve) => (curve && curve.y.length && curve.y[curve.y.length - 1] !== null ? curve.y[curve.y.length - 1] : "no value");
-    const spoken = found.map((one) => `${state.runs[one.run].label}: median margin training ${last(one.train)}, test ${last(one.test)}, gap ${last(one.gap)}.`).join(" ");
-    draw("chart-median-margins", medians, { x, y: { label: "median margin", zero: true }, label: spoken });
-    draw("chart-margin-gap", gaps, { x, y: { label: "gap of the curves", zero: true }, label: spoken });
+    const several = state.runs.length > 1, names = runNames();
+    const look = (one, part) => (several ? { colour: runLine(state.runs[one.run]).colour } : { colour: { train: 0, test: 1, gap: 2 }[part] });
+    const marks = (one, part) => {
+      const { x, y, count } = apart(one, part), many = count || "more", what = WORDS[part] ? `${many} ${WORDS[part]} points` : `${part}, ${many} points`;
+      return x.length ? [{ x, y, ...look(one, part), lone: several && part === "train" ? "solid" : "diamond", unlisted: several, name: several ? `${names[one.run]}, ${what}` : what }] : [];
+    };
+    const medians = found.flatMap((one) => ["train", "test"].filter((part) => one[part]).flatMap((part) => [
+      { ...one[part], ...look(one, part), dash: several && part === "test" ? 1 : 0, name: several ? `${names[one.run]}, ${WORDS[part]}` : `${one.points ? `${thousands(one.points)} ` : ""}${WORDS[part]} points` },
+      ...marks(one, part),
+    ]));
+    const gaps = [...chances(found, several), ...found.filter((one) => one.gap).flatMap((one) => [
+      { ...one.gap, ...(several ? runLine(state.runs[one.run]) : look(one, "gap")), name: several ? names[one.run] : one.points ? `gap, ${thousands(one.points)} points` : "gap" }, ...marks(one, "gap"),
+    ])];
+    const single = found.flatMap((one) => (one.apart || []).map(({ step }) => step)), steps = [...single, ...medians.flatMap((one) => one.x)];
+    const [first, end] = [Math.min(...steps), Math.max(...steps)];
+    const x = { label: "step", whole: true, ...(single.includes(end) && end > first ? { max: end + 0.03 * (end - first) } : {}) }; // room for the mark
+    const which = several ? " (filled: training, open: test)" : "";
+    const note = single.length ? `Diamonds${which} are measurements of another sample, such as the larger one at the end: no line joins them, since a step from one sample to another is no change of the network.` : "";
+    const last = (one, part) => [...apart(one, part).y.slice(-1), ...((one[part] || { y: [] }).y.slice(-1)), null].find(finite) ?? "no value";
+    const spoken = found.map((one) => `${state.runs[one.run].label}: median margin training ${last(one, "train")}, test ${last(one, "test")}, gap ${last(one, "gap")}.`).join(" ");
+    draw("chart-median-margins", medians, { x, y: { label: "median margin", zero: true }, label: spoken, note });
+    draw("chart-margin-gap", gaps, { x, y: { label: "gap of the curves", zero: true }, label: spoken, note: chanceNote(found, several, gaps) });
+  }
+
+  // The chance level is that of the number of points. Several runs share one band only if it is right for all of them.
+  const levels = (found) => [...new Set(found.filter((one) => one.chance).flatMap((one) => one.chance.y.filter(finite)))];
+
+  function chances(found, several) {
+    const held = found.filter((one) => one.chance);
+    const sizes = [...new Set(held.map(({ points }) => points))], grey = { colour: 6, fill: true, name: `chance level${sizes.length === 1 && sizes[0] ? `, ${thousands(sizes[0])} points` : ""}` };
+    const ends = held.map((one) => apart(one, "chance")), count = [...new Set(ends.filter(({ x }) => x.length).map((one) => one.count))];
+    const same = [...new Set(ends.flatMap(({ y }) => y))].length <= 1;
+    const bars = ends.some(({ x }) => x.length) && (!several || same)
+      ? [{ x: ends.flatMap(({ x }) => x).sort((a, b) => a - b), y: ends.flatMap(({ y }) => y), colour: 6, lone: "bar", name: `chance level, ${count.length === 1 && count[0] ? count[0] : "more"} points` }] : [];
+    if (!several) return [...held.map((one) => ({ ...one.chance, ...grey })), ...bars];
+    const level = levels(held), steps = held.flatMap((one) => one.chance.x);
+    if (level.length !== 1 || held.length !== found.length) return bars;
+    return [{ x: [Math.min(...steps), Math.max(...steps)], y: [level[0], level[0]], ...grey }, ...bars];
+  }
+
+  function chanceNote(found, several, gaps) {
+    const drawn = gaps.some((one) => one.fill);
+    return several && !drawn && levels(found).length > 1 ? "The chance level differs between these runs, since they measured different numbers of points: the page of each run shows it." : "";
   }
 
   function draw(id, series, spec) {
     const place = byId(id);
     place.hidden = !series.length;
-    const marked = series.map((one) => ({ ...one, markers: one.x.length <= MARKED && !one.dash }));
+    const marked = series.map((one) => ({ ...one, markers: one.x.length <= MARKED && !one.dash && !one.lone }));
     if (series.length) (place.chart || new Lines(place, 230)).set({ ...spec, series: marked, always: true });
   }
 

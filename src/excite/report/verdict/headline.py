@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from excite.probes.findings import Finding
+from excite.report.panels import anchor
 from excite.report.verdict.links import docs_url
 from excite.report.verdict.outcome import RunOutcome, hardly
 from excite.report.verdict.ranking import Ranked, rank
@@ -57,9 +58,9 @@ def headline(outcomes: Sequence[RunOutcome], worst: Finding | None = None, name:
     Returns:
         The line.
     """
-    if len(outcomes) == 1:
-        return _one(outcomes[0], worst, name)
-    return _several(outcomes, name)
+    found = _one(outcomes[0], worst, name) if len(outcomes) == 1 else _several(outcomes, name)
+    notes = dict.fromkeys(one.note for one in outcomes if one.note)
+    return replace(found, text=" ".join([found.text, *notes]))
 
 
 def _one(outcome: RunOutcome, worst: Finding | None, name: str) -> Headline:
@@ -100,7 +101,7 @@ def _unmeasured(outcome: RunOutcome, worst: Finding | None, name: str) -> Headli
     if worst is not None:
         text += f" Most important otherwise: {worst.text}"
     warned = outcome.status == "failed" or (worst is not None and worst.kind == "warning")
-    link = f"#panel-{worst.panel}" if worst is not None and worst.panel else ""
+    link = anchor(worst.panel) if worst is not None and worst.panel else ""
     return Headline("warning" if warned else "note", text, how, link, docs_url("margins.md"))
 
 

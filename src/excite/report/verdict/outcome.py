@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from excite.margin import Margins
 from excite.margin.gap import Gap
+from excite.report.collect import fractions, not_fractions
 from excite.report.curves import widest_gap
 from excite.report.verdict.units import InputUnit, short, unit_of
 
@@ -65,6 +66,7 @@ class RunOutcome:
         final: Margins are those of the trained network, not of the last measurement while it trains.
         measurable: The run has a checkpoint, so that `excite margins` can measure it.
         classes: Number of classes, or None if it is not known.
+        note: A sentence on values that were left out; may be empty.
     """
 
     label: str = ""
@@ -84,6 +86,7 @@ class RunOutcome:
     final: bool = False
     measurable: bool = False
     classes: int | None = None
+    note: str = ""
 
     @property
     def margin(self) -> float | None:
@@ -147,8 +150,9 @@ def from_latest(latest: Mapping[str, float], **more: Any) -> RunOutcome:
     if not medians and "margin/median" in found:
         medians["batch"] = Median(found["margin/median"])
     accuracy = {part: found[key] for part in ("train", "test") if (key := f"{PROBE}/accuracy/{part}") in found}
+    note = more.pop("note", "") or not_fractions(accuracy)
     return replace(
-        RunOutcome(medians=medians, points=points, accuracy=accuracy, chance=chance),
+        RunOutcome(medians=medians, points=points, accuracy=fractions(accuracy), chance=chance, note=note),
         gap=None if gap is None or not chance else gap_interval(gap, chance),
         **more,
     )
@@ -213,8 +217,9 @@ def hardly(classes: int) -> float:
 def divergence(first: Sequence[float], last: Sequence[float], running: bool = False) -> str:
     """How a training diverged, from the first and the last values of its loss; empty if it did not.
 
-    It did if the last value is not finite (three in a row while it runs: mixed precision skips single steps), or if the
-    median of the last values is more than ten times that of the first.
+    It did if the last value is not finite (three in a row while it runs: mixed precision skips single steps), if the
+    median of the last values is more than ten times that of the first, or if all of the last values are more than a hundred times
+    the very first one: with a learning rate far too high, the second step diverges.
     """
     begun, ended = (np.asarray(values, dtype=np.float64) for values in (first, last))
     if not len(ended):
@@ -227,7 +232,12 @@ def divergence(first: Sequence[float], last: Sequence[float], running: bool = Fa
     start, end = (
         float(np.median(v[np.isfinite(v)])) if np.isfinite(v).any() else 0.0 for v in (begun[:few], ended[-few:])
     )
-    return f"the loss rose from {start:.3g} to {end:.3g}" if start > 0 and end > EXPLODED * start else ""
+    if start > 0 and end > EXPLODED * start:
+        return f"the loss rose from {start:.3g} to {end:.3g}"
+    least = float(np.min(ended[np.isfinite(ended)], initial=math.inf))
+    if begun.size and 0 < begun[0] < math.inf and math.inf > least > EXPLODED**2 * begun[0]:  # within the first steps
+        return f"the loss rose from {begun[0]:.3g} to {end:.3g}"
+    return ""
 
 
 def standing(

@@ -13,6 +13,7 @@ import numpy as np
 from excite.report.collect import RunData, VariantRuns
 from excite.report.verdict.outcome import SUMMARY, RunOutcome, from_latest, from_margins, standing
 from excite.runs.reader import Overview, read_overview
+from excite.runs.weights import NAME as WEIGHTS
 
 NAMES = (*SUMMARY, "margin/median", "loss/step")
 SPARKS = ("margin_gap/median/test", "loss/step")  # the first that was measured
@@ -41,6 +42,7 @@ def outcome_of(variant: VariantRuns, found: Mapping[Path, Overview]) -> RunOutco
     known: dict[str, Any] = {
         "label": variant.name, "status": status, "reason": reason, "step": found[runs[0].path].step,
         "classes": classes(runs[0].wiring), "measurable": any(has_checkpoint(run.path) for run in runs),
+        "note": next((run.note for run in runs if run.note), ""),
     }  # fmt: skip
     means = {part: [run.accuracy[part] for run in runs if part in run.accuracy] for part in ("train", "test")}
     accuracy = {part: float(np.mean(values)) for part, values in means.items() if values}
@@ -67,7 +69,9 @@ def classes(wiring: Mapping[str, Any] | None) -> int | None:
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether a run has a checkpoint that can be measured."""
+    """Whether a run has weights that can be measured: a checkpoint, or those of `watch(checkpoint=...)` and `Run.save`."""
+    if (path / WEIGHTS).is_file():
+        return True
     try:
         with os.scandir(path / "checkpoints") as entries:
             return any(not entry.name.startswith(".") for entry in entries)
