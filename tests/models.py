@@ -614,3 +614,38 @@ def same_state(before: object, after: object) -> bool:
     if isinstance(before, Tensor) and isinstance(after, Tensor):
         return torch.equal(before, after)
     return before == after
+
+
+FAMILIES = ("gpt2", "llama", "qwen3", "bert", "vit")
+
+
+def transformer(family: str, kernel: str = "sdpa", layers: int = 1) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A tiny model of a family of transformers' in float64, without dropout, and an example; `output="logits"` picks its output.
+
+    Four query heads of four channels; llama and qwen3 have two key heads. `kernel` is the form of attention: "sdpa" or "eager".
+    """
+    import transformers as tf
+
+    torch.manual_seed(0)
+    tokens = {"input_ids": torch.randint(0, 31, (2, 5))}
+    common = {"attn_implementation": kernel, "hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 4}
+    text = {**common, "vocab_size": 31, "intermediate_size": 24, "max_position_embeddings": 16}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    grouped = {**text, "num_key_value_heads": 2, "use_cache": False, "tie_word_embeddings": False}
+    model: nn.Module
+    if family == "gpt2":
+        drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config = tf.GPT2Config(
+            vocab_size=31, n_positions=16, n_embd=16, n_layer=layers, n_head=4, attn_implementation=kernel, use_cache=False, **drops
+        )  # fmt: skip
+        model = tf.GPT2LMHeadModel(config)
+    elif family == "llama":
+        model = tf.LlamaForCausalLM(tf.LlamaConfig(**grouped))
+    elif family == "qwen3":
+        model = tf.Qwen3ForCausalLM(tf.Qwen3Config(**grouped, head_dim=4))
+    elif family == "bert":
+        model = tf.BertForSequenceClassification(tf.BertConfig(**text, **quiet))
+    else:
+        config = tf.ViTConfig(**common, **quiet, image_size=8, patch_size=4, num_channels=3, intermediate_size=24)
+        model, tokens = tf.ViTForImageClassification(config), {"pixel_values": torch.randn(2, 3, 8, 8).double()}
+    return model.double(), tokens

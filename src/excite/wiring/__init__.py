@@ -6,15 +6,18 @@ from excite.wiring.groups import Group, Site
 from excite.wiring.layers import Layer
 from excite.wiring.path_counts import PathCount, path_count
 from excite.wiring.paths import Graph, fully_connected
+from excite.wiring.roles import Attention, Projection
 from excite.wiring.tracing import Wiring, trace
 
 __all__ = [
+    "Attention",
     "Cut",
     "Decomposition",
     "Graph",
     "Group",
     "Layer",
     "PathCount",
+    "Projection",
     "Site",
     "Wiring",
     "cuts",

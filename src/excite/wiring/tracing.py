@@ -18,6 +18,8 @@ from excite.wiring.cuts import Cut, cuts
 from excite.wiring.export import ExportFailed, exported
 from excite.wiring.groups import Group, Site, assemble, names
 from excite.wiring.layers import Layer, record
+from excite.wiring.roles.attention import Attention, find_attentions
+from excite.wiring.roles.provenance import follow_origins
 from excite.wiring.table import group_rows, layer_rows, render
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ class Wiring:
         layers: The affine calls in order of execution.
         groups: Sets of channels that scale together, with their producers, their consumers and what is conserved.
         notes: What is not known, such as parameters that are part of no layer that Excite recognizes.
+        attentions: The attentions of the model in order of execution, with the weights of their queries, keys, values and
+            outputs by head. Empty where `torch.export` cannot follow the model; kernels that are not understood are named in
+            the notes.
         parameters: By path, the role of each parameter: "weight of NAME", "bias of NAME", "normalization", "embedding",
             "scaling", …
 
@@ -45,6 +50,7 @@ class Wiring:
     groups: tuple[Group, ...]
     notes: tuple[str, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
+    attentions: tuple[Attention, ...] = ()
 
     def __str__(self) -> str:
         return render(self.layers, self.groups, self.cuts(), self.notes)
@@ -122,13 +128,19 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
     model = unwrap(model)
     refuse_lazy(model)
     layers, parameters, notes = record(model, example, output)
+    attentions: tuple[Attention, ...] = ()
     try:
-        groups = assemble(follow(model, exported(model, example, output)))
+        graph = exported(model, example, output)
+        ctx = follow(model, graph)
+        groups = assemble(ctx)
+        found = follow_origins(graph, ctx)
+        attentions = find_attentions(found)
+        notes += tuple(f"attention of {module} cannot be told: it calls {op}" for module, op in found.unknown.items())
     except ExportFailed as failure:
         # A weight that is computed on the fly (weight normalization) is no parameter that a group could hold.
         alone = [layer for layer in layers if layer.weight_name is not None]
         groups = tuple(_lonely(layer, f"torch.export failed: {failure}") for layer in alone)
-    return Wiring(layers, groups, notes, parameters)
+    return Wiring(layers, groups, notes, parameters, attentions)
 
 
 def _lonely(layer: Layer, why: str) -> Group:

@@ -55,8 +55,12 @@ class ChannelInterpreter(Interpreter):
 
     def apply(self, rule: Callable[..., Any], node: torch.fx.Node, arguments: SimpleNamespace) -> Any:
         """Applies an operator's rule; channels that enter an overload it was not written for are pinned."""
+        before = len(self.context.uses)
         try:
-            return rule(self.context, node, arguments)
+            result = rule(self.context, node, arguments)
+            if isinstance(result, ChannelSignal) and len(self.context.uses) > before:
+                self.context.made[node] = self.context.uses[before], result.labels
+            return result
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
             # An overload that the rule was not written for. What enters it is pinned, so that no law is claimed.
             return self.missing(node, followed_in((arguments.args, arguments.kwargs)))

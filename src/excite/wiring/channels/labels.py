@@ -72,6 +72,11 @@ class Classes:
         self._parent.extend(range(start, start + count))
         return torch.arange(start, start + count)
 
+    @property
+    def last(self) -> int:
+        """The largest label so far."""
+        return len(self._parent) - 1
+
     def source(self, name: str) -> int:
         """A negative label for what never scales: the model's input, a constant."""
         if name not in self._sources:

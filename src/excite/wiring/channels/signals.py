@@ -57,6 +57,7 @@ class ChannelContext:
     def __init__(self, shapes: dict[str, tuple[int, ...]], training: bool):
         self.classes = Classes()
         self.uses: list[Use] = []
+        self.made: dict[torch.fx.Node, tuple[Use, Tensor]] = {}  # by call: its first use, and the labels of its result
         self.relations = Relations(self.classes)
         self.more_prints: list[tuple[Tensor, Tensor]] = []  # further fingerprints: labels, projections (channels, 2)
         self.norm_reads: list[NormRead] = []

@@ -170,7 +170,7 @@ def _weighted(
     return ChannelSignal(labels, pattern.expand(shape))
 
 
-def _matmul_letters(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[str, str, str]:
+def matmul_letters(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[str, str, str]:
     """matmul as an equation; batch axes of size one on one side are left to the caller to squeeze."""
     batch = "abcdefgh"[: max(len(x), len(y)) - 2] if max(len(x), len(y)) > 2 else ""
     first = (batch[len(batch) - (len(x) - 2) :] if len(x) > 2 else "") + ("mk" if len(x) > 1 else "k")
@@ -180,7 +180,7 @@ def _matmul_letters(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[str, str, s
 
 def _matmul_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     x, y = a.args[:2]
-    equation = _matmul_letters(held_shape(x), held_shape(y))
+    equation = matmul_letters(held_shape(x), held_shape(y))
     sizes: dict[str, set[int]] = {}
     for letters, value in zip(equation, (x, y)):
         for k, size in zip(letters, held_shape(value)):
@@ -192,7 +192,7 @@ def _matmul_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespac
 
 def _addmm_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     x, y = a.args[1:3]
-    result = _product_channels(ctx, node, x, y, _matmul_letters(held_shape(x), held_shape(y)))
+    result = _product_channels(ctx, node, x, y, matmul_letters(held_shape(x), held_shape(y)))
     if a.beta == 0:
         return result
     bias = ctx.signal(a.self, ctx.uses[-1].layer if ctx.uses else None)

@@ -68,6 +68,10 @@ class Interpreter:
         """Called where `node` writes into memory that is read later under another name; `values` are those of all names."""
         raise refused(self.refusal, node, f"{name_of(node.target)}_ on a tensor that is read elsewhere")
 
+    def rule(self, node: torch.fx.Node, row: OperatorRow | None) -> Callable[..., Any] | None:
+        """The rule for a call, by the operator's row of the table; None if it has none."""
+        return None if row is None else getattr(row, self.column)
+
     def run(self, exported: Exported) -> Any:
         """The values of the graph's outputs, nested as the model returns them."""
         values: dict[torch.fx.Node, Any] = {}
@@ -103,7 +107,7 @@ class Interpreter:
         if not followed:
             return self.compute(node, args, kwargs)
         row = lookup(node.target)
-        rule = None if row is None else getattr(row, self.column)
+        rule = self.rule(node, row)
         if rule is None:
             return self.missing(node, followed)
         arguments = bind(node.target, args, kwargs)

@@ -1,0 +1,5 @@
+"""What the weights of a transformer do: queries, keys, values and outputs of each attention, head by head."""
+
+from excite.wiring.roles.attention import Attention, Projection
+
+__all__ = ["Attention", "Projection"]

@@ -1,0 +1,205 @@
+"""One attention of a model: which rows of which weights make its queries, keys and values, and which columns read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from excite.wiring.channels.slots import Slot, Use
+from excite.wiring.propagation.schema import module_of
+from excite.wiring.roles.provenance import FoundAttention, Origin, Provenance
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The part of one weight that makes the queries, keys or values of an attention, or reads its heads.
+
+    Attributes:
+        layer: Name of the affine layer, as in `Wiring.layers`.
+        parameter: Path of its weight; for a fused projection (GPT-2's `c_attn`, `in_proj_weight`) query, key and value
+            have the same one.
+        index: By head, the numbers of its channels among the output channels of the call (of its part of the weight,
+            where the weight is chunked before the call); for the output projection, among its input channels. One tuple per
+            key head for keys and values of grouped attention.
+        bias: Path of the bias that is added to these channels; None if there is none, and for the output projection.
+        norm: Path of the normalization between the projection and the product (QK-norm), or None.
+        slot: The layout of the weight, for `heads`.
+
+    Example:
+        >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> (attention,) = excite.trace(model, torch.zeros(2, 3, 8)).attentions
+        >>> attention.key.parameter, attention.key.index[1]
+        ('self_attn.in_proj_weight', (12, 13, 14, 15))
+        >>> attention.key.heads(model.self_attn.in_proj_weight).shape
+        torch.Size([2, 4, 8])
+    """
+
+    layer: str
+    parameter: str
+    index: tuple[tuple[int, ...], ...]
+    bias: str | None = None
+    norm: str | None = None
+    slot: Slot = field(repr=False, compare=False, kw_only=True)
+    reads: bool = field(default=False, repr=False, kw_only=True)
+
+    def heads(self, tensor: Tensor) -> Tensor:
+        """Returns the part of the weight that belongs to each head.
+
+        Args:
+            tensor: The weight, its gradient, or anything of its shape.
+
+        Returns:
+            Tensor (heads, channels per head, features): for queries, keys and values, row (h, i) maps the input to
+            channel i of head h; for the output, it is the column that channel i of head h is multiplied by. So
+            q.heads(W_q)[h].T @ k.heads(W_k)[g] is the bilinear form of the logits of head h with key head g, but for
+            biases, norms and rotations between.
+        """
+        rows = self.slot.in_rows(tensor) if self.reads else self.slot.out_rows(tensor)
+        return rows[torch.tensor(self.index, device=tensor.device)]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One call of attention, softmax(QK') V.
+
+    Attributes:
+        number: 0 for the first attention that the model runs, 1 for the second, …
+        module: Path of the module that makes the call.
+        layer: The number of the block it is in: the last number in the module's path; `number` if the path has none.
+        name: "layer 3"; with the part of the model, or the name of the module, where that is not unique.
+        kernel: "scaled_dot_product_attention", or "softmax" where it is written out.
+        heads: Number of query heads.
+        key_heads: Number of key and value heads: `heads`, fewer for grouped attention, 1 for multi-query attention.
+        groups: By query head, the number of its key head.
+        query: Where the queries come from; None if it cannot be told (a weight that is computed on the fly).
+        key: Where the keys come from, likewise.
+        value: Where the values come from, likewise.
+        output: The projection that reads the heads, likewise.
+        cross: Whether keys are made from another signal than queries (cross-attention).
+
+    Example:
+        >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> (attention,) = excite.trace(model, torch.zeros(2, 3, 8)).attentions
+        >>> attention.module, attention.heads, attention.output.parameter
+        ('self_attn', 2, 'self_attn.out_proj.weight')
+    """
+
+    number: int
+    module: str
+    layer: int
+    name: str
+    kernel: str
+    heads: int
+    key_heads: int
+    groups: tuple[int, ...]
+    query: Projection | None
+    key: Projection | None
+    value: Projection | None
+    output: Projection | None
+    cross: bool = False
+
+
+def find_attentions(found: Provenance) -> tuple[Attention, ...]:
+    """Returns the attentions of a model in order of execution.
+
+    Args:
+        found: Where the numbers of the model's graph come from (`follow_origins`).
+    """
+    attentions = []
+    for number, one in enumerate(found.attentions):
+        module = module_of(one.node)
+        query, key, value = (_made(found, part) for part in (one.query, one.key, one.value))
+        reads = [_input_of(found, part) for part in (one.query, one.key)]
+        attentions.append(
+            Attention(
+                number,
+                module,
+                block_number(module, number),
+                "",
+                one.kernel,
+                one.heads,
+                max(one.groups) + 1,
+                tuple(one.groups),
+                query,
+                key,
+                value,
+                _reader(found, one),
+                cross=None not in reads and not torch.equal(*reads),  # type: ignore[arg-type]
+            )
+        )
+    return _named(attentions)
+
+
+def block_of(path: str) -> str:
+    """The path up to its last number, such as model.layers.3; empty if it has none."""
+    parts = path.split(".")
+    last = max((i for i, part in enumerate(parts) if part.isdecimal()), default=-1)
+    return ".".join(parts[: last + 1])
+
+
+def block_number(path: str, default: int) -> int:
+    """The last number in a path."""
+    block = block_of(path)
+    return int(block.rpartition(".")[2]) if block else default
+
+
+def _named(attentions: Sequence[Attention]) -> tuple[Attention, ...]:
+    """Attentions named by their layer; by the part of the model and by their module where that is not unique."""
+    result = []
+    for one in attentions:
+        block = block_of(one.module)
+        same = [other for other in attentions if other.layer == one.layer and other is not one]
+        name = f"layer {one.layer}"
+        if any(block_of(other.module) != block for other in same):
+            paths = [block_of(other.module).split(".") for other in same] + [block.split(".")]
+            own = [part for part in paths[-1] if not all(part in path for path in paths)]
+            name = f"{own[0]} {name}" if own else f"{block} {name}".strip()
+        if any(block_of(other.module) == block for other in same):
+            name += f", {one.module.removeprefix(block).strip('.') or f'attention {one.number}'}"
+        result.append(replace(one, name=name))
+    return tuple(result)
+
+
+def _made(found: Provenance, part: Origin) -> Projection | None:
+    """The projection that makes queries, keys or values (lead, D): each head once; None if several weights do, or none."""
+    heads = list(dict.fromkeys(tuple(row) for row in part.labels.tolist()))
+    owners = [[found.owner(label) for label in row] for row in heads]
+    uses = {id(one[0]) if one is not None else 0: one for row in owners for one in row}
+    use = next(iter(uses.values())) if len(uses) == 1 else None
+    if use is None or not isinstance(use[0], Use):
+        return None
+    index = tuple(tuple(one[1] for one in row if one is not None) for row in owners)
+    norm = part.norms[-1] if part.norms else None
+    return _projection(found, use[0], index, norm)
+
+
+def _projection(
+    found: Provenance, use: Use, index: tuple[tuple[int, ...], ...], norm: str | None = None, reads: bool = False
+) -> Projection:
+    biases = [b for b in found.ctx.uses if b.layer == use.layer and b.inp is None and b.slot.shape[2:] == (1, 1)]
+    bias = biases[0].slot.held.path if biases and not reads else None
+    return Projection(use.layer, use.slot.held.path, index, bias, norm, slot=use.slot, reads=reads)
+
+
+def _input_of(found: Provenance, part: Origin) -> Tensor | None:
+    """The origin of what the projection of a part reads."""
+    owner = found.owner(int(part.labels.flatten()[0])) if part.labels.numel() else None
+    return next((read.labels for use, read, _ in found.calls if owner and use is owner[0] and read is not None), None)
+
+
+def _reader(found: Provenance, attention: FoundAttention) -> Projection | None:
+    """The first affine call that reads the heads of an attention, all of them."""
+    count = attention.heads * attention.width
+    for use, read, _ in found.calls:
+        if read is None:
+            continue
+        numbers = (read.labels - attention.start).tolist()
+        if sorted(numbers) == list(range(count)):
+            by_head: list[list[int]] = [[] for _ in range(attention.heads)]
+            for channel in sorted(range(count), key=lambda c: numbers[c]):
+                by_head[numbers[channel] // attention.width].append(channel)
+            return _projection(found, use, tuple(map(tuple, by_head)), reads=True)
+    return None
