@@ -394,6 +394,7 @@ CALLS: dict[str, Call] = {
         "lipschitz": ("number", lambda: None), "seed": ("seed", lambda: 0)}),
     "HiddenOptions": Call(HiddenOptions, {"norm": NORM, "budget": ("choice", lambda: "layer"), "random_start": ("flag", lambda: False)}),
     "studies.judge_again": Call(studies.judge_again, {"study": ("text", lambda: "margin-losses"), "file": ("path", lambda: "nowhere"), "scale": ("text", lambda: None)}),
+    "studies.plan_seeds": Call(studies.plan_seeds, {"study": ("text", lambda: "margin-losses"), "file": ("path", lambda: "nowhere"), "scale": ("text", lambda: None), "power": ("number", lambda: 0.8)}),
     "studies.find_study": Call(studies.find_study, {"reference": ("text", lambda: "margin-losses")}),
     "robust_accuracy": Call(robust_accuracy, {
         "model": MODEL, "x": X, "y": Y, "radii": ("radii", lambda: [0.0, 0.1]), "norm": NORM, "bounds": ("bounds", lambda: None), "classes": ("classes", lambda: None),

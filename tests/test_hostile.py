@@ -20,6 +20,7 @@ NOT_THERE = (
     "report.make_report",
     "studies.run",
     "studies.judge_again",
+    "studies.plan_seeds",
     "runs.read_checkpoint",
     "runs.repair",
     "Run.open",

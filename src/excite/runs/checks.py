@@ -7,8 +7,6 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from excite._core.checks import check_count, is_whole, shown
 from excite._version import __version__
 from excite.errors import InputError, RunError
@@ -42,7 +40,7 @@ def check_metrics(values: Any) -> Iterator[tuple[str, float]]:
         if isinstance(value, str | bytes | bytearray):  # float() reads numbers from text
             raise InputError(f"metric {name!r}: expected a number; got {value!r}")
         try:
-            yield name, float(value.item() if isinstance(value, np.ndarray) else value)
+            yield name, float(value.item() if hasattr(value, "item") else value)  # of arrays and tensors
         except OverflowError as error:
             raise InputError(
                 f"metric {name!r}: expected a number that fits into float64; got {shown(value)}"

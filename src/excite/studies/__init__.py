@@ -3,11 +3,12 @@
 from excite._core.compatibility import renamed_names
 from excite.studies.experiment import experiment
 from excite.studies.find import find_study
-from excite.studies.numbers import judge_again
+from excite.studies.judging.numbers import judge_again
+from excite.studies.judging.plan import plan_seeds
+from excite.studies.judging.verdicts import Verdict
 from excite.studies.registry import STUDIES
 from excite.studies.runner import StudyResult, run
 from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
-from excite.studies.verdicts import Verdict
 
 __all__ = [
     "STUDIES",
@@ -21,6 +22,7 @@ __all__ = [
     "experiment",
     "find_study",
     "judge_again",
+    "plan_seeds",
     "run",
 ]
 

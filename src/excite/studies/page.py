@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from excite.studies.judging.verdicts import Verdict
 from excite.studies.study import Claim, VariantResult
-from excite.studies.verdicts import Verdict
 
 if TYPE_CHECKING:
     from excite.studies.runner import StudyResult
@@ -88,6 +88,11 @@ def _rules(verdicts: Sequence[Verdict]) -> list[str]:
         "undecided otherwise, if the accuracy of a network is close to chance, or if the numbers of half of the networks of a variant",
         "are unreliable. Effects are paired by seed; intervals are Student's t.",
     ]
+    if any(verdict.images for verdict in verdicts):
+        lines += [
+            "All seeds are measured on the same images: intervals *over seeds and images* also cover what other images would give, found by",
+            "resampling them.",
+        ]
     counted = sum(verdict.adjusted is not None for verdict in verdicts)
     if counted > 1:
         lines += [

@@ -27,9 +27,9 @@ from excite.jobs.training_job import TrainingJob
 from excite.jobs.workspace import find_workspace
 from excite.studies.figures import save
 from excite.studies.find import find_study
+from excite.studies.judging.verdicts import Verdict, judge_all
 from excite.studies.page import page, table
 from excite.studies.study import Scale, Study, VariantResult
-from excite.studies.verdicts import Verdict, judge_all
 from excite.train.from_config import find_device
 
 _VERSIONS = ("excite", "python", "torch", "numpy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -53,6 +53,8 @@ class VariantResult:
         values: Numbers by name, also readable as attributes: ``result.gap``.
         flags: Reasons not to trust the numbers; empty if there are none.
         by_chance: Whether the network decides hardly better than by chance, so that its other numbers mean little.
+        resamples: Where all seeds and variants were measured on the same images: some of the values again, each on images drawn with
+            replacement, the same draws everywhere. Intervals then cover other images, not only other seeds.
 
     Example:
         >>> VariantResult("plain", 0, {"gap": 0.3}).gap
@@ -64,6 +66,7 @@ class VariantResult:
     values: Mapping[str, float] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     by_chance: bool = False
+    resamples: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     arm = renamed_attribute("arm", "variant")
 
@@ -73,11 +76,21 @@ class VariantResult:
             return values[name]
         raise AttributeError(f"no number {name!r}; expected one of {', '.join(values)}")
 
+    def resampled(self, at: int) -> VariantResult:
+        """The result on the images of one resample."""
+        values = {**self.values, **{name: drawn[at] for name, drawn in self.resamples.items()}}
+        return replace(self, values=values, resamples={})
+
     def plain(self) -> dict[str, Any]:
-        """The entry of numbers.json: values that are not finite are None."""
+        """The entry of numbers.json: values that are not finite are None; resampled ones have four digits."""
         values = {name: value if math.isfinite(value) else None for name, value in self.values.items()}
         by_chance = {"by_chance": True} if self.by_chance else {}
-        return {"arm": self.variant, "seed": self.seed, **values, "flags": self.flags, **by_chance}
+        drawn = {
+            name: [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]
+            for name, values in self.resamples.items()
+        }
+        resamples = {"resamples": drawn} if drawn else {}
+        return {"arm": self.variant, "seed": self.seed, **values, "flags": self.flags, **by_chance, **resamples}
 
 
 @dataclass(frozen=True)

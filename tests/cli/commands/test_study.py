@@ -1,4 +1,6 @@
-"""`excite study list`, `excite study show`, `excite study judge` and `excite study run`"""
+"""`excite study list`, `excite study show`, `excite study judge`, `excite study plan` and `excite study run`"""
+
+import json
 
 import pytest
 
@@ -25,6 +27,23 @@ def test_verdicts_are_found_again_from_numbers(excite, refused, tmp_path, monkey
     assert status != 0
     assert "run `excite study run margin-layers`" in out + err
     refused("does not exist", "study", "judge", "margin-layers", "--numbers", "nowhere")
+
+
+def test_seeds_are_planned_from_numbers(excite, refused, tmp_path):
+    numbers = [
+        {"arm": arm, "seed": seed, "gap": gap + 0.01 * seed * (arm != "plain"), "flags": []}
+        for seed in range(3)
+        for arm, gap in (("plain", 0.5), ("every layer", 0.2), ("input only", 0.4))
+    ]
+    stored = {"study": "margin-layers", "scale": "quick", "numbers": numbers, "verdicts": []}
+    (tmp_path / "numbers.json").write_text(json.dumps(stored))
+    status, out, _ = excite("study", "plan", "margin-layers", "--numbers", str(tmp_path))
+    assert status == 0
+    assert "if effects and their spread stay as they are" in out
+    refused(
+        "power: expected a number between", "study", "plan", "margin-layers", "--numbers", str(tmp_path), "--power", "2"
+    )
+    refused("does not exist", "study", "plan", "margin-layers", "--numbers", "nowhere")
 
 
 def test_near_misses_are_not_run(refused):

@@ -9,7 +9,7 @@ import pytest
 
 from excite.studies import VariantResult
 from excite.studies.beyond.weight_decay import DECAYED, EXCITED, PLAIN, SCALES, claims, variants
-from excite.studies.verdicts import judge
+from excite.studies.judging.verdicts import judge
 from excite.train.config import parse_config
 from studies.small import run_tiny
 

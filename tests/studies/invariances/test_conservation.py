@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from excite.studies.invariances.conservation import CASES, KINDS, CasesScale, Net, claims, compute, name
+from excite.studies.judging.verdicts import judge
 from excite.studies.study import VariantResult
-from excite.studies.verdicts import judge
 from studies.small import nothing, run_tiny
 
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from excite.data import Dataset
 from excite.studies import computed
+from excite.studies.judging.verdicts import judge
 from excite.studies.study import VariantResult
 from excite.studies.trajectory import architecture
 from excite.studies.trajectory.architecture import SCALES, STUDY, claims, in_an_ensemble, name_of, network, with_a_probe
-from excite.studies.verdicts import judge
 from studies.small import run_tiny
 
 SETTINGS: dict[str, Any] = {"steps": 20, "lr": 0.02, "test": 6}

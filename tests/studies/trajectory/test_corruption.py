@@ -23,8 +23,8 @@ def test_larger_shares_of_corrupted_labels_contain_smaller_ones() -> None:
 
 
 def test_claims_and_figure_from_short_trainings() -> None:
+    from excite.studies.judging.verdicts import judge
     from excite.studies.study import VariantResult
-    from excite.studies.verdicts import judge
 
     x, y = images(12)
     parts = (x.float(), y.float(), x.float(), y.float())

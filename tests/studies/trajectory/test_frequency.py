@@ -14,6 +14,7 @@ from excite.bounds import bias_distance, bias_variance
 from excite.errors import TrainingStopped
 from excite.studies import runner
 from excite.studies.computed import Jointly
+from excite.studies.judging.verdicts import judge
 from excite.studies.study import VariantResult
 from excite.studies.trajectory.frequency import (
     FREQUENCIES,
@@ -26,7 +27,6 @@ from excite.studies.trajectory.frequency import (
     points,
     thinned,
 )
-from excite.studies.verdicts import judge
 from excite.train import ensemble
 from excite.train.batches import Shuffle
 from studies.small import run_tiny

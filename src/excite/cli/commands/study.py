@@ -1,4 +1,4 @@
-"""The commands `excite study list`, `excite study show`, `excite study judge` and `excite study run`."""
+"""The commands `excite study list`, `excite study show`, `excite study judge`, `excite study plan` and `excite study run`."""
 
 from __future__ import annotations
 
@@ -58,11 +58,29 @@ def study_judge(
     scale: Annotated[str | None, typer.Option(help="Which scale in runs/studies; by default the largest.")] = None,
 ) -> None:
     """Judge the claims of a study again from its stored numbers; nothing is run."""
-    from excite.studies.numbers import judge_again
+    from excite.studies.judging.numbers import judge_again
 
     judged = judge_again(name, numbers, scale)
     print_line(f"{judged.study.name}, scale {judged.scale}, numbers of {judged.file}")
     print_line(judged)
+
+
+@study_app.command("plan", epilog="Example: excite study plan persistency:6")
+def study_plan(
+    name: Reference,
+    numbers: Annotated[
+        Path | None,
+        typer.Option(help="A numbers.json or its folder; by default in runs/studies, else docs/results/NAME.json."),
+    ] = None,
+    scale: Annotated[str | None, typer.Option(help="Which scale in runs/studies; by default the largest.")] = None,
+    power: Annotated[float, typer.Option(help="Probability with which a claim is to be decided.")] = 0.8,
+) -> None:
+    """Say how many seeds each claim of a study needs, from its stored numbers; nothing is run."""
+    from excite.studies.judging.plan import plan_seeds
+
+    plan = plan_seeds(name, numbers, scale, power=power)
+    print_line(f"{plan.study.name}, scale {plan.scale}, numbers of {plan.file}")
+    print_line(plan)
 
 
 @study_app.command("run", epilog="Example: excite study run margin-layers --scale quick --workers 2")

@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
-from scipy import stats
 
+from excite.studies.judging.intervals import LEVEL, Array, Estimate, holm, over_seeds, over_seeds_and_images
 from excite.studies.study import Claim, VariantResult
 
 Word = Literal["holds", "fails", "undecided", "exact", "not tested"]
-Array = npt.NDArray[np.float64]
-LEVEL = 0.95  # of intervals; claims are decided at 1 − LEVEL
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,7 @@ class Verdict:
         notes: What speaks against the numbers, and why a verdict is not what its interval says.
         p: Two-sided p-value of the effect against the threshold; None where the claim is not judged by an interval.
         adjusted: p after Holm's correction for the claims of the page.
+        estimate: The mean effect and its standard error; None where the claim is not judged by an interval.
 
     Example:
         >>> claim = Claim("a is larger", "not in the papers", "a − b", ("a", "b"), lambda n: n["a"].v - n["b"].v, above=0.0)
@@ -48,6 +46,12 @@ class Verdict:
     notes: tuple[str, ...] = ()
     p: float | None = None
     adjusted: float | None = None
+    estimate: Estimate | None = None
+
+    @property
+    def images(self) -> bool:
+        """Whether the interval covers other images too, not only other seeds."""
+        return self.estimate is not None and self.estimate.by_images is not None
 
     @property
     def wanted(self) -> str:
@@ -68,7 +72,8 @@ class Verdict:
             return f"no finite effect, {seeds}"
         if self.claim.kind != "effect":
             return f"{'smallest' if self.claim.above is not None else 'largest'} {_signed(self.effect)}, {seeds}"
-        interval = f"95 % interval {_signed(self.low)} to {_signed(self.high)}, " if self.seeds > 1 else ""
+        covered = " over seeds and images" if self.images else ""
+        interval = f"95 % interval{covered} {_signed(self.low)} to {_signed(self.high)}, " if self.seeds > 1 else ""
         corrected = "" if self.adjusted is None or self.seeds < 2 else f", {_probability('Holm p', self.adjusted)}"
         return f"{_signed(self.effect)} ({interval}{seeds}{corrected})"
 
@@ -83,7 +88,7 @@ class Verdict:
         return {
             "verdict": self.word, "text": claim.text, "source": claim.source, "measure": claim.measure, "arms": claim.variants,
             "kind": claim.kind, "above": claim.above, "below": claim.below, "within": claim.within, **numbers,
-            "p": self.p, "holm": self.adjusted, "seeds": self.seeds, "notes": self.notes,
+            "p": self.p, "holm": self.adjusted, "seeds": self.seeds, "images": self.images, "notes": self.notes,
         }  # fmt: skip
 
 
@@ -111,7 +116,8 @@ def judge(claim: Claim, numbers: Sequence[VariantResult]) -> Verdict | None:
     wholly on the other side it fails, else it is undecided; a claim of equivalence holds with the interval inside of ±`within`.
     An identity is exact and a universal claim holds if every seed is on the claimed side; one that is not makes them fail. Whatever
     the effects, a claim is undecided if the accuracy of a network is close to chance, or if the numbers of half of the networks of
-    a variant are unreliable. Seeds that do not meet the claim's premise are left out.
+    a variant are unreliable. Seeds that do not meet the claim's premise are left out. Where all seeds were measured on the same images
+    and results have `resamples`, the interval covers other images too.
     """
     by_seed: dict[int, dict[str, VariantResult]] = {}
     for found in numbers:
@@ -124,7 +130,11 @@ def judge(claim: Claim, numbers: Sequence[VariantResult]) -> Verdict | None:
         note = "Not tested: its premise is met on none of the seeds."
         return Verdict(claim, "not tested", math.nan, -math.inf, math.inf, len(pairs), (note,))
     effects = np.array([np.atleast_1d(claim.effect(variants)) for variants in tested], dtype=float)  # (seeds, rungs)
-    verdict = _on_every_seed(claim, effects) if claim.kind != "effect" else _by_interval(claim, effects)
+    verdict = (
+        _on_every_seed(claim, effects)
+        if claim.kind != "effect"
+        else _by_interval(claim, effects, _resampled(claim, tested))
+    )
     notes = [] if len(tested) == len(pairs) else [f"Its premise is met on {len(tested)} of {len(pairs)} seeds; the others are left out."]  # fmt: skip
     reasons = _reasons(claim, tested)
     if reasons and verdict.word != "undecided":
@@ -146,9 +156,31 @@ def _on_every_seed(claim: Claim, effects: Array) -> Verdict:
     return Verdict(claim, word, worst, -math.inf, math.inf, len(effects))
 
 
-def _by_interval(claim: Claim, effects: Array) -> Verdict:
+def _resampled(claim: Claim, tested: Sequence[Mapping[str, VariantResult]]) -> Array | None:
+    """(seeds, resamples, rungs): effects on resampled images; None where results have none, or not all of the same number."""
+    draws = {
+        len(values) for results in tested for name in claim.variants for values in results[name].resamples.values()
+    }
+    if len(draws) != 1:
+        return None
+    return np.array(
+        [
+            [
+                np.atleast_1d(claim.effect({name: result.resampled(at) for name, result in results.items()}))
+                for at in range(next(iter(draws)))
+            ]
+            for results in tested
+        ],
+        dtype=float,
+    )
+
+
+def _by_interval(claim: Claim, effects: Array, resampled: Array | None) -> Verdict:
     """Claims on means. With several rungs each has to lie on the claimed side; the least certain one is reported."""
-    found = [_rung(claim, rung) for rung in effects.T]
+    found = [
+        _rung(claim, effects[:, at], None if resampled is None else resampled[:, :, at])
+        for at in range(effects.shape[1])
+    ]
     holding = [verdict for verdict in found if verdict.word == "holds"]
     if len(holding) < len(found):
         # One rung that fails is enough; with several to choose from its p-value is corrected.
@@ -161,48 +193,18 @@ def _by_interval(claim: Claim, effects: Array) -> Verdict:
     return max(found, key=lambda verdict: verdict.p or 0.0)
 
 
-def _rung(claim: Claim, effects: Array) -> Verdict:
-    low, high = t_interval(effects)
-    p, word = _p_value(claim, effects), _word(claim, low, high)
-    return Verdict(claim, word, float(effects.mean()), low, high, len(effects), p=p)
+def _rung(claim: Claim, effects: Array, resampled: Array | None) -> Verdict:
+    estimate = over_seeds(effects) if resampled is None else over_seeds_and_images(effects, resampled)
+    low, high = estimate.interval()
+    p, word = _p_value(claim, estimate), _word(claim, low, high)
+    return Verdict(claim, word, estimate.mean, low, high, len(effects), p=p, estimate=estimate)
 
 
-def t_interval(effects: Array, level: float = LEVEL) -> tuple[float, float]:
-    """mean ± t · s / √n with n − 1 degrees of freedom; unbounded for a single value or one that is not finite."""
-    n = len(effects)
-    if n < 2 or not np.isfinite(effects).all():
-        return -math.inf, math.inf
-    reach = float(stats.t.ppf((1 + level) / 2, n - 1) * effects.std(ddof=1) / math.sqrt(n))
-    return float(effects.mean()) - reach, float(effects.mean()) + reach
-
-
-def t_test(effects: Array, threshold: float) -> float:
-    """Two-sided p-value of the mean against a threshold: at most 5 % where the 95 % `t_interval` leaves the threshold out."""
-    n = len(effects)
-    if n < 2 or not np.isfinite(effects).all():
-        return 1.0
-    error = float(effects.std(ddof=1)) / math.sqrt(n)
-    distance = abs(float(effects.mean()) - threshold)
-    if error == 0:
-        return 0.0 if distance > 0 else 1.0
-    return float(2 * stats.t.sf(distance / error, n - 1))
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: the k-th smallest of m p-values times m − k + 1, not below the one before, at most 1."""
-    order = np.argsort(p, kind="stable")
-    adjusted, largest = [0.0] * len(p), 0.0
-    for rank, at in enumerate(order):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[at]))
-        adjusted[at] = largest
-    return adjusted
-
-
-def _p_value(claim: Claim, effects: Array) -> float:
+def _p_value(claim: Claim, estimate: Estimate) -> float:
     if claim.within is None:
-        return t_test(effects, claim.above if claim.above is not None else claim.below or 0.0)
-    nearest = min((claim.within, -claim.within), key=lambda end: abs(float(effects.mean()) - end))
-    return t_test(effects, nearest)  # of two one-sided tests, inside or outside, the less certain one
+        return estimate.p_value(claim.above if claim.above is not None else claim.below or 0.0)
+    nearest = min((claim.within, -claim.within), key=lambda end: abs(estimate.mean - end))
+    return estimate.p_value(nearest)  # of two one-sided tests, inside or outside, the less certain one
 
 
 def _word(claim: Claim, low: float, high: float) -> Word:

@@ -11,7 +11,7 @@ import pytest
 from excite import studies
 from excite.errors import InputError
 from excite.studies import Claim, VariantResult, experiment
-from excite.studies.numbers import judge_again
+from excite.studies.judging.numbers import judge_again
 
 
 def draw(settings, seed):
@@ -105,7 +105,7 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_published_numbers_give_the_published_verdicts() -> None:
     """Pages whose numbers are committed: their verdicts are those of the numbers."""
-    root = Path(__file__).parents[2] / "docs/results"
+    root = Path(__file__).parents[3] / "docs/results"
     for file in sorted(root.glob("*.json")):
         judged = judge_again(file.stem, file)
         assert judged.changes == (), file.name

@@ -13,8 +13,9 @@ import pytest
 from scipy import stats
 
 from excite.errors import InputError
+from excite.studies.judging.intervals import holm, over_seeds
+from excite.studies.judging.verdicts import judge, judge_all
 from excite.studies.study import Claim, Ladder, VariantResult
-from excite.studies.verdicts import holm, judge, judge_all, t_interval, t_test
 from studies.small import numbers
 
 
@@ -60,7 +61,7 @@ def test_chance_settles_nothing_and_flags_are_noted() -> None:
 
 def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
     rng = np.random.default_rng(0)
-    inside = [low <= 1 <= high for low, high in (t_interval(rng.normal(1, 2, 5)) for _ in range(2000))]
+    inside = [low <= 1 <= high for low, high in (over_seeds(rng.normal(1, 2, 5)).interval() for _ in range(2000))]
     assert 0.93 < np.mean(inside) < 0.97
 
 
@@ -131,12 +132,12 @@ def test_p_values_agree_with_intervals_and_with_scipy() -> None:
     rng = np.random.default_rng(1)
     for _ in range(100):
         effects = rng.normal(0.5, 1, rng.integers(2, 9))
-        low, high = t_interval(effects)
-        assert (t_test(effects, 0.0) <= 0.05) == (low > 0 or high < 0)
-        assert t_test(effects, 0.0) == pytest.approx(stats.ttest_1samp(effects, 0.0).pvalue)
-    assert t_test(np.array([1.0, 1.0]), 0.0) == 0.0
-    assert t_test(np.array([1.0, 1.0]), 1.0) == 1.0
-    assert t_test(np.array([1.0, math.inf]), 0.0) == 1.0
+        low, high = over_seeds(effects).interval()
+        assert (over_seeds(effects).p_value(0.0) <= 0.05) == (low > 0 or high < 0)
+        assert over_seeds(effects).p_value(0.0) == pytest.approx(stats.ttest_1samp(effects, 0.0).pvalue)
+    assert over_seeds(np.array([1.0, 1.0])).p_value(0.0) == 0.0
+    assert over_seeds(np.array([1.0, 1.0])).p_value(1.0) == 1.0
+    assert over_seeds(np.array([1.0, math.inf])).p_value(0.0) == 1.0
 
 
 def test_holm() -> None:
@@ -221,3 +222,32 @@ def test_seeds_without_the_premise_are_left_out() -> None:
 def test_contradictory_claims_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         claim(**changes)
+
+
+def test_other_images_can_undecide_a_claim() -> None:
+    """Three seeds agree on an effect that the images shared by them produce."""
+    draws = np.random.default_rng(0).normal(0, 0.2, 50)
+    found = [
+        replace(numbers(variant, seed, value), resamples={"margin_test": list(value + draws)} if shared else {})
+        for seed in range(3)
+        for variant, value, shared in (("a", 1.0, False), ("b", 1.2 + 0.01 * seed, True))
+    ]
+    with_images = judge(claim(above=0.0), found)
+    alone = judge(claim(above=0.0), [replace(result, resamples={}) for result in found])
+    assert with_images is not None
+    assert alone is not None
+    assert (alone.word, with_images.word) == ("holds", "undecided")
+    assert "over seeds and images" in with_images.numbers
+    assert "images" not in alone.numbers
+    assert with_images.effect == alone.effect
+
+
+def test_resamples_of_different_numbers_are_not_paired() -> None:
+    found = [
+        replace(numbers(variant, seed, 1.0 + seed), resamples={"margin_test": [1.0] * (3 + (variant == "b"))})
+        for seed in range(3)
+        for variant in "ab"
+    ]
+    verdict = judge(claim(above=0.0), found)
+    assert verdict is not None
+    assert not verdict.images

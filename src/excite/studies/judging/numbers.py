@@ -13,12 +13,12 @@ from typing import Any
 from excite.errors import InputError
 from excite.runs.folder import check_folder_name
 from excite.studies.find import find_study
+from excite.studies.judging.verdicts import Verdict, judge_all
 from excite.studies.overview import RUNS
 from excite.studies.study import Study, VariantResult
-from excite.studies.verdicts import Verdict, judge_all
 
 PUBLISHED = Path("docs/results")  # of a checkout: NAME.json beside NAME.md
-_RESERVED = ("arm", "seed", "flags", "by_chance")
+_RESERVED = ("arm", "seed", "flags", "by_chance", "resamples")
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,11 @@ def _result(entry: Mapping[str, Any], path: Path) -> VariantResult:
             key: math.nan if value is None else float(value) for key, value in entry.items() if key not in _RESERVED
         }
         flags = tuple(map(str, entry["flags"]))
-        return VariantResult(str(entry["arm"]), int(entry["seed"]), values, flags, bool(entry.get("by_chance", False)))
+        resamples = {
+            key: [math.nan if value is None else float(value) for value in drawn]
+            for key, drawn in entry.get("resamples", {}).items()
+        }
+        by_chance = bool(entry.get("by_chance", False))
+        return VariantResult(str(entry["arm"]), int(entry["seed"]), values, flags, by_chance, resamples)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error!r}): expected numbers by variant and seed") from error

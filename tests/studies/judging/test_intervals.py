@@ -1,0 +1,91 @@
+"""Intervals over seeds, and over seeds and images."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from excite.studies.judging.intervals import Array, Estimate, over_seeds, over_seeds_and_images, resample
+
+
+def crossed(rng: np.random.Generator, seeds: int, images: int, by_seed: float, by_image: float, rest: float) -> Array:
+    """(seeds, images): 0.3 plus what the seed, the image and both together add."""
+    return (
+        0.3
+        + by_seed * rng.normal(size=(seeds, 1))
+        + by_image * rng.normal(size=(1, images))
+        + rest * rng.normal(size=(seeds, images))
+    )
+
+
+def on_resamples(effects: Array, draws: int = 100, stream: int = 0) -> Array:
+    return np.asarray(effects[:, resample(effects.shape[1], draws, stream)].mean(2))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "by_seed", "by_image", "rest"),
+    [
+        (5, 0.1, 1.0, 1.0),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((10, 0.3, 2.0, 1.0), (10, 0.02, 1.0, 0.2), (5, 0.1, 0.1, 0.5))
+        ),
+    ],
+)
+def test_coverage_over_seeds_and_images(seeds: int, by_seed: float, by_image: float, rest: float) -> None:
+    rng = np.random.default_rng(0)
+    covered = np.zeros(2)
+    for stream in range(repeats := 1000):
+        effects = crossed(rng, seeds, 100, by_seed, by_image, rest)
+        means = effects.mean(1)
+        both = over_seeds_and_images(means, on_resamples(effects, stream=stream))
+        for at, (low, high) in enumerate((both.interval(), over_seeds(means).interval())):
+            covered[at] += low <= 0.3 <= high
+    together, alone = covered / repeats
+    assert 0.93 <= together <= 0.97
+    if by_image >= 1:  # the images matter: seeds alone say too much
+        assert alone < 0.92
+
+
+def test_images_never_narrow_an_interval() -> None:
+    rng = np.random.default_rng(1)
+    for stream in range(50):
+        effects = crossed(rng, 4, 50, 0.1, 0.1, 1.0)
+        both = over_seeds_and_images(effects.mean(1), on_resamples(effects, stream=stream))
+        assert both.error >= over_seeds(effects.mean(1)).error
+        assert (both.by_images or 0.0) >= 0
+
+
+def test_without_spread_over_images_it_is_students_interval() -> None:
+    effects = np.array([0.1, 0.2, 0.3])
+    alone = over_seeds(effects)
+    same = over_seeds_and_images(effects, np.repeat(effects[:, None], 10, 1))
+    assert same.interval() == pytest.approx(alone.interval())
+
+
+@pytest.mark.parametrize("bad", [np.array([0.1]), np.array([0.1, math.inf])])
+def test_unknown_errors_are_unbounded(bad: Array) -> None:
+    estimate = over_seeds_and_images(bad, np.ones((len(bad), 5)))
+    assert estimate.interval() == (-math.inf, math.inf)
+    assert estimate.p_value(0.0) == 1.0
+    assert estimate.by_images is None
+
+
+def test_resamples_that_are_not_finite_are_not_used() -> None:
+    effects = np.array([0.1, 0.3])
+    assert over_seeds_and_images(effects, np.full((2, 5), math.nan)) == over_seeds(effects)
+
+
+def test_constant_effects_have_no_error() -> None:
+    estimate = over_seeds_and_images(np.ones(3), np.ones((3, 5)))
+    assert estimate == Estimate(1.0, 0.0, 2, 0.0)
+    assert estimate.interval() == (1.0, 1.0)
+    assert (estimate.p_value(0.5), estimate.p_value(1.0)) == (0.0, 1.0)
+
+
+def test_resamples_are_always_the_same() -> None:
+    assert (resample(7, 3) == resample(7, 3)).all()
+    assert (resample(7, 3) != resample(7, 3, 1)).any()
+    assert resample(7, 300).max() == 6
