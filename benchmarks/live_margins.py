@@ -83,7 +83,7 @@ def main() -> None:
         f"one measurement of {found['live']} + {found['live']} points, seconds": f"{found['cost']:.2f}",
         "measurements during training": f"{found['measured']}",
         "their fraction of the training time": f"{found['spent'] / found['trained']:.1%}",
-        "fraction of all probes together": f"{found['share']:.1%}",
+        "fraction of all probes together (watch.share)": f"{found['share']:.1%}",
         f"at the end, {found['points']} + {found['points']} points, seconds": f"{found['end']:.1f}",
     }
     for name, value in rows.items():

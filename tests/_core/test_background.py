@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from excite._core.background import DeferredChecks, _thread, submit
+from excite._core.background import DeferredChecks, DeviceTimer, _thread, submit
 from excite.errors import InputError
 
 
@@ -98,3 +98,58 @@ def test_a_copy_has_no_calls_to_judge(later: DeferredChecks, copied: Any) -> Non
     copied(later).finish()
     with pytest.raises(InputError):
         later.finish()
+
+
+class Queue:
+    """A pretended GPU: kernels take time one after the other, the host launches them ahead."""
+
+    def __init__(self):
+        self.host = self.device = 0.0
+
+    def launch(self, seconds):
+        self.device = max(self.host, self.device) + seconds
+
+    def event(self):
+        queue = self
+
+        class Event:
+            def record(self, stream):
+                queue.launch(0.0)
+                self.at = queue.device
+
+            def query(self):
+                return queue.host >= self.at
+
+            def elapsed_time(self, other):
+                return 1000 * (other.at - self.at)
+
+        return Event()
+
+
+def test_a_busy_gpu_is_delayed_by_kernels_not_by_the_host():
+    gpu = Queue()
+    timer = DeviceTimer(torch.device("cpu"), gpu.event)
+    for _ in range(10):
+        gpu.launch(1.0)  # a training step; the host does not wait
+        started = timer.start()
+        gpu.host += 0.9  # such as waiting for room in the launch queue
+        gpu.launch(0.01)
+        timer.stop(started)
+    assert timer.seconds < 0.1  # what the GPU has not come to does not count
+    gpu.host = gpu.device
+    assert timer.seconds == pytest.approx(0.1)
+    assert len(timer._spare) <= 20
+
+
+def test_a_gpu_that_waits_is_delayed_by_the_host():
+    gpu = Queue()
+    timer = DeviceTimer(torch.device("cpu"), gpu.event)
+    for _ in range(10):
+        gpu.launch(0.1)
+        gpu.host = gpu.device + 1.0  # the GPU is idle
+        started = timer.start()
+        gpu.host += 0.9
+        gpu.launch(0.01)
+        timer.stop(started)
+    gpu.host = gpu.device
+    assert timer.seconds == pytest.approx(10 * 0.91)

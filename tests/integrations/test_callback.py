@@ -1,10 +1,13 @@
 """What all integrations share."""
 
+import json
+from enum import Enum
+
 import torch
 from torch import nn
 
 import excite
-from excite.integrations.callback import DeferredWatch, first_samples, unused_folder, unwrap_optimizer
+from excite.integrations.callback import DeferredWatch, first_samples, plain_values, unused_folder, unwrap_optimizer
 
 
 class Wrapper:
@@ -58,3 +61,22 @@ def test_probe_names_get_a_prefix_and_text_is_left_out(tmp_path):
     deferred.end()
     assert excite.load_run(tmp_path / "run").names() == ["lr", "own/loss", "own/loss/a"]
     assert sink.names == set()  # the framework's loggers have them already
+
+
+def test_only_plain_values_become_settings():
+    class Colour(Enum):
+        RED = "red"
+
+    given = {
+        "lr": 0.1,
+        "net": nn.Linear(2, 1),
+        "sizes": (1, 2),
+        "mixed": [1, print],
+        "deep": {"a": None, "b": object()},
+        3: Colour.RED,
+    }
+    expected = {"lr": 0.1, "sizes": [1, 2], "deep": {"a": None}, "3": "red"}
+    assert plain_values(given) == expected
+    circle = {}
+    circle["again"] = circle
+    assert json.dumps(plain_values(circle))

@@ -236,3 +236,24 @@ def test_data_without_margins_are_named_once_in_training(tmp_path):
         targets = DataLoader(TensorDataset(x, x[:, :1]), batch_size=8)
         trainer(tmp_path, [ExciteCallback(tmp_path / "second")], epochs=1).fit(Plain(), targets)
     assert len(excite.load_run(tmp_path / "second").series("loss/step")[0]) == 4
+
+
+class Recorded(Plain):
+    def __init__(self, lr=0.1, widths=(8, 4), loss=None):
+        super().__init__()
+        self.save_hyperparameters()
+
+
+@pytest.mark.parametrize("given", [{}, {"config": {"mine": 1}}])
+def test_hyperparameters_are_the_config_of_the_run(tmp_path, given):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning on a module among the hyperparameters
+        module = Recorded(lr=0.2, loss=nn.MSELoss())
+    trainer(tmp_path, [ExciteCallback(tmp_path / "run", probes=[Loss()], **given)], epochs=1).fit(module, data())
+    expected = {"lr": 0.2, "widths": [8, 4]}  # no text of a module
+    assert excite.load_run(tmp_path / "run").config["config"] == given.get("config", expected)
+
+
+def test_a_module_without_hyperparameters_has_no_config(tmp_path):
+    trainer(tmp_path, [ExciteCallback(tmp_path / "run", probes=[Loss()])], epochs=1).fit(Plain(), data())
+    assert "config" not in excite.load_run(tmp_path / "run").config

@@ -11,7 +11,8 @@ from excite import InputError
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 transformers = pytest.importorskip("transformers")
 
-from excite.integrations.transformers import ExciteCallback, ExcitedTrainer  # noqa: E402
+from excite.integrations.callback import plain_values  # noqa: E402
+from excite.integrations.transformers import ExciteCallback, ExcitedTrainer, _settings  # noqa: E402
 from models import state_of  # noqa: E402
 
 
@@ -155,6 +156,7 @@ def test_margins_of_the_trainers_data_are_in_the_run(tmp_path):
         warnings.simplefilter("ignore")
         trainer.train()
     run = excite.load_run(tmp_path / "run")
+    assert run.config["config"]["learning_rate"] == 0.1
     assert run.series("margin_gap/median/train")[0].tolist() == [0, 12]
     assert run.series("margin_gap/points/test")[1].tolist() == [10, 10]
     stored = run.read_json("margins-inf-test")
@@ -172,3 +174,27 @@ def test_token_ids_have_no_margin_which_is_said_once(tmp_path):
     assert len(about) == 1
     assert "train: inputs are whole numbers such as token ids" in about[0]
     assert any(name.startswith("rank/effective/") for name in excite.load_run(tmp_path / "run").names())
+
+
+def test_the_config_is_what_the_user_chose_of_the_arguments(tmp_path):
+    found = plain_values(_settings(arguments(tmp_path, hub_token="secret", eval_strategy="epoch")))
+    assert found["learning_rate"] == 0.1
+    assert (found["eval_strategy"], found["lr_scheduler_type"], found["optim"]) == ("epoch", "constant", "sgd")
+    assert (found["seed"], found["weight_decay"]) == (42, 0.0)  # defaults that everybody compares
+    assert "adam_beta1" not in found
+    assert "secret" not in str(found)
+    assert str(tmp_path) not in str(found)
+
+
+def test_the_evaluation_data_are_those_of_the_trainer_that_calls(tmp_path):
+    callback, inner = ExciteCallback(tmp_path / "run"), ExciteCallback(tmp_path / "inner")
+    trainer = transformers.Trainer(network(), arguments(tmp_path), eval_dataset=data(), callbacks=[callback])
+
+    class Calls(transformers.Trainer):
+        def nested(self):
+            return callback._evaluation_data(), inner._evaluation_data()
+
+    other = Calls(network(), arguments(tmp_path), eval_dataset=data()[:3], callbacks=[inner])
+    assert other.nested() == (None, other.eval_dataset)  # not that of a trainer that does not hold the callback
+    assert callback._evaluation_data() is None
+    assert trainer.eval_dataset is not None

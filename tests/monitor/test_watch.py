@@ -382,3 +382,20 @@ def test_the_run_says_what_the_model_is_made_of(tmp_path):
     assert layers["layers"] == json.loads(json.dumps(truth["layers"]))
     assert layers["groups"] == []
     assert not (tmp_path / "none" / "artifacts" / "wiring.json").exists()
+
+
+def test_share_is_the_slow_down_of_training_only(tmp_path):
+    class Sleeps(Probe):
+        name = "sleeps"
+
+        def measure(self, ctx):
+            time.sleep(0.5 if ctx.step == 0 else 0.02)
+            return {}
+
+    model, x = build("mlp")
+    with excite.watch(model, x, probes=[Sleeps()], alerts=[]) as watch:
+        assert watch.share < 0.1  # what was measured before training is not part of it
+        for _ in range(10):
+            time.sleep(0.02)
+            watch.step()
+        assert 0.25 < watch.share < 0.75

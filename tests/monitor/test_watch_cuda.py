@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import excite
-from excite.probes import Conservation, Every, Loss, default_probes
+from excite.probes import Conservation, Every, Loss, Probe, StepContext, default_probes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -148,3 +148,34 @@ def test_the_training_thread_never_waits_for_the_device(
                 watch.step(loss)
                 torch.cuda.set_sync_debug_mode("default")
     assert not waits, f"{len(waits)} times; first at\n{waits[0]}"
+
+
+def test_share_is_the_slow_down_of_a_busy_device(tmp_path: Path) -> None:
+    """The host that waits for room in the launch queue does not count; kernels of a probe do."""
+    big = torch.randn(4096, 4096, device="cuda")
+    model, x = network(), torch.randn(8, 3, 16, 16, device="cuda")
+
+    class Product(Probe):
+        name = "product"
+
+        def __init__(self, times: int):
+            super().__init__(Every(1))
+            self.times = times
+
+        def measure(self, ctx: StepContext) -> dict[str, Tensor]:
+            for _ in range(self.times):
+                found = big @ big
+            return {"corner": found[0, 0]}
+
+    shares = []
+    for times in (1, 20):
+        with excite.watch(model, x, tmp_path / f"run{times}", probes=[Product(times)], alerts=[]) as watch:
+            torch.cuda.synchronize()
+            for _ in range(30):
+                for _ in range(20):  # a training step of twenty such products
+                    big @ big
+                watch.step()
+            torch.cuda.synchronize()
+            shares.append(watch.share)
+    assert 0.01 < shares[0] < 0.15  # 1 of 21
+    assert 0.35 < shares[1] < 0.65  # 20 of 40

@@ -169,6 +169,52 @@ class HostCopy:
         return numbers
 
 
+class DeviceTimer:
+    """By how many seconds stretches of host code delay what a GPU computes, without waiting for it.
+
+    An event at each end of a stretch. While the host runs ahead, the time between the two is that of the kernels that the stretch
+    launched, however long the host waited for room in the launch queue; where the GPU waits for the host, it is the host's time.
+    Kernels on other streams are not counted.
+
+    Args:
+        device: The GPU.
+        event: Makes an event that keeps its time; the default is CUDA's.
+    """
+
+    def __init__(self, device: torch.device, event: Callable[[], Any] | None = None):
+        self._device = device
+        self._event = event or (lambda: torch.cuda.Event(enable_timing=True))
+        self._spare: list[Any] = []
+        self._pending: deque[tuple[Any, Any]] = deque()
+        self._seconds = 0.0
+
+    def start(self) -> Any:
+        """Begins a stretch; returns what `stop` takes."""
+        self._collect()
+        return self._record()
+
+    def stop(self, started: Any) -> None:
+        """Ends a stretch."""
+        self._pending.append((started, self._record()))
+
+    @property
+    def seconds(self) -> float:
+        """Total of the stretches that the GPU has come through."""
+        self._collect()
+        return self._seconds
+
+    def _record(self) -> Any:
+        event = self._spare.pop() if self._spare else self._event()
+        event.record(torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None)
+        return event
+
+    def _collect(self) -> None:
+        while self._pending and self._pending[0][1].query():
+            first, last = self._pending.popleft()
+            self._seconds += first.elapsed_time(last) / 1000
+            self._spare += [first, last]
+
+
 class DeferredChecks:
     """Checks of the inputs of a function that is called at every training step, without waiting for a GPU.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from excite.monitor.writer import Sink
 from excite.runs import Run
 from excite.runs.checks import is_name
 
+_OTHER = object()  # what is not JSON
+_DEEPEST = 8  # levels of a setting
 _MAX_EXAMPLE = 256  # samples of the first batch that serve as the example
 
 
@@ -49,6 +52,7 @@ class DeferredWatch:
         fallback: str | os.PathLike[str],
         sinks: list[Sink],
         data: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> Watch:
         """Attaches to the model; continues the existing run after `load_state_dict`.
 
@@ -59,6 +63,7 @@ class DeferredWatch:
             fallback: Folder in which the run is created if none was given.
             sinks: Sinks of the framework.
             data: The framework's data, "train" and "test", whose margins are measured unless the user chose data or probes.
+            config: The framework's settings, of which plain values are stored in a new run unless the user passed a config.
         """
         folder = self.folder or unused_folder(Path(fallback) / "excite")
         options = {"example": example, **self._with_data(model, data or {})}
@@ -70,6 +75,8 @@ class DeferredWatch:
             self._run.set_status("running")
             self._run.rewind(int(self._state["steps"]))  # type: ignore[index]
         where = None if resumed and self._run is None else self._run or folder
+        if not resumed and "config" not in options and (plain := plain_values(config or {})):
+            options["config"] = plain
         self.watch = watch(model, run=where, optimizer=unwrap_optimizer(optimizer), **options)
         if self._state is not None:
             self.watch.load_state_dict(self._state)
@@ -141,6 +148,27 @@ class DeferredWatch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a checkpoint: applied when the watch starts."""
         self._state = dict(state) or None
+
+
+def plain_values(settings: Mapping[Any, Any]) -> dict[str, Any]:
+    """The settings whose values are JSON: numbers, text, None, and lists and dicts of these; others are left out."""
+    return {str(name): value for name, given in settings.items() if (value := _plain(given)) is not _OTHER}
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if depth == _DEEPEST:
+        return _OTHER
+    if isinstance(value, list | tuple):
+        members = [_plain(one, depth + 1) for one in value]
+        return _OTHER if any(one is _OTHER for one in members) else members
+    if isinstance(value, Mapping):
+        named = {str(name): _plain(one, depth + 1) for name, one in value.items()}
+        return {name: one for name, one in named.items() if one is not _OTHER}
+    return _OTHER
 
 
 def first_samples(batch: Any) -> Any:

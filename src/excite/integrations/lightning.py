@@ -42,7 +42,8 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
     """`excite.watch` as a callback: attached before the first training batch, one step per optimizer step.
 
     What the module logs with `self.log` is recorded too, every `log_every_n_steps` steps, and at the end of epochs and
-    validations, with or without a logger. A name that belongs to a probe, such as "loss", becomes "lightning/loss".
+    validations, with or without a logger. A name that belongs to a probe, such as "loss", becomes "lightning/loss". The config of the
+    run is what `save_hyperparameters` recorded.
 
     Args:
         run: Folder of the run; by default `excite` in the trainer's log folder.
@@ -74,7 +75,8 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
             optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
             where = trainer.log_dir or trainer.default_root_dir
             example, data = first_samples(input_of(batch)), _data(trainer)
-            self._deferred.start(self._watched(pl_module), example, optimizer, where, _sinks(trainer), data)
+            config = _hyperparameters(trainer, pl_module)
+            self._deferred.start(self._watched(pl_module), example, optimizer, where, _sinks(trainer), data, config)
             self._steps = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -203,6 +205,12 @@ def _logged(trainer: Any) -> dict[str, Any]:
     if connector is None or not getattr(trainer, "_results", None):
         return {}
     return dict(connector.metrics["log"])
+
+
+def _hyperparameters(trainer: Any, pl_module: Any) -> dict[str, Any]:
+    """What `save_hyperparameters` recorded of the module and of the data module."""
+    both = (getattr(trainer, "datamodule", None), pl_module)
+    return {name: value for one in both for name, value in dict(getattr(one, "hparams_initial", None) or {}).items()}
 
 
 def _data(trainer: Any) -> dict[str, Any]:

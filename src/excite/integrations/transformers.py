@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
@@ -23,13 +24,29 @@ from excite.monitor.sinks import MLflow, TensorBoard, WandB
 from excite.monitor.writer import Sink
 
 _transformers: Any = need("transformers", "transformers")
+_COMPARED = (
+    "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "weight_decay",
+    "optim", "lr_scheduler_type", "seed",
+)  # fmt: skip
+_PLACES = (
+    "hub_",
+    "report_to",
+    "run_name",
+    "local_rank",
+    "disable_tqdm",
+    "log",
+    "debug",
+    "accelerator_config",
+    "include_for_metrics",
+)
 
 
 class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
     """`excite.watch` as a callback: attached before the first training pass, one step per optimizer step.
 
     The loss is the one that the model returns, summed over the micro-batches of an accumulated step. What the trainer logs is
-    recorded too, as "train/learning_rate", "eval/loss" and so on.
+    recorded too, as "train/learning_rate", "eval/loss" and so on. The config of the run is that of `TrainingArguments`: what differs
+    from the defaults, and the learning rate, batch size, epochs and the like in any case.
 
     Args:
         run: Folder of the run; by default `excite` in the trainer's output folder.
@@ -56,7 +73,9 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
         self.close()
         model = unwrap(given["model"])
         self._parts = max(1, args.gradient_accumulation_steps)
-        where, data = args.output_dir, _data(given.get("train_dataloader"))
+        where, config = args.output_dir, _settings(args)
+        evaluated = given.get("eval_dataloader")  # of an evaluation before this training
+        data = _data(given.get("train_dataloader"), self._evaluation_data() if evaluated is None else evaluated)
 
         def first(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
             """Before the first training pass, when there is a batch and no step is done."""
@@ -66,7 +85,7 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
             batch = first_samples(dict(named)) if named else first_samples(tuple(positional))
             named_only = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.dim()} if named else batch
             sinks = _sinks(args) if state.is_world_process_zero else []
-            self._deferred.start(module, named_only, given["optimizer"], where, sinks, data)
+            self._deferred.start(module, named_only, given["optimizer"], where, sinks, data, config)
 
         def returned(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             loss = output.get("loss") if hasattr(output, "get") else None
@@ -78,6 +97,21 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
             model.register_forward_pre_hook(first, with_kwargs=True),
             model.register_forward_hook(returned, with_kwargs=True),
         ]
+
+    def _evaluation_data(self) -> Any:
+        """The evaluation data of the trainer that calls this callback; None if it has none.
+
+        Trainer passes a callback its training loader, but the evaluation loader only once it has evaluated, and itself never:
+        margins at the start need the data before. The trainer is the one among the callers that holds this callback. Where a
+        future version calls callbacks otherwise none is found, and `test=` has to be passed.
+        """
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, _transformers.Trainer) and self in caller.callback_handler.callbacks:
+                return caller.eval_dataset
+            frame = frame.f_back
+        return None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Records one optimizer step."""
@@ -147,18 +181,30 @@ def _grouped(name: str) -> str:
     return f"train/{name}"
 
 
-def _data(loader: Any) -> dict[str, Any]:
-    """The training loader, and that of the evaluation data if the trainer has some."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and not isinstance(frame.f_locals.get("self"), _transformers.Trainer):
-        frame = frame.f_back  # callbacks get the training loader, but neither the trainer nor its evaluation data
-    trainer = None if frame is None else frame.f_locals["self"]
-    several = getattr(trainer, "eval_dataset", None)
-    if several is None or loader is None:
-        return {"train": loader}
+def _data(loader: Any, evaluation: Any) -> dict[str, Any]:
+    """The training loader, and a loader of the evaluation data, a loader or a data set, if there are any."""
+    several = evaluation
     test = next(iter(several.values()), None) if isinstance(several, dict) else several
+    if test is None or loader is None:
+        return {"train": loader}
     # Not trainer.get_eval_dataloader, which would leave a loader with the accelerator.
-    return {"train": loader, "test": test if test is None else DataLoader(test, 64, collate_fn=loader.collate_fn)}
+    return {
+        "train": loader,
+        "test": test if hasattr(test, "collate_fn") else DataLoader(test, 64, collate_fn=loader.collate_fn),
+    }
+
+
+def _settings(args: Any) -> dict[str, Any]:
+    """The arguments that a user chose, and the few that everybody compares; not those that say where things are written."""
+    given = args.to_dict()
+    defaults = {field.name: field.default for field in fields(args) if field.default is not MISSING}
+    return {
+        name: value
+        for name, value in given.items()
+        if not name.startswith(_PLACES)
+        and not name.endswith(("_dir", "_token"))
+        and (name in _COMPARED or value != defaults.get(name, MISSING))
+    }
 
 
 def _sinks(args: Any) -> list[Sink]:

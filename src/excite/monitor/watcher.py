@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from excite._core.background import DeviceTimer
 from excite._core.calls import Batch, Pick
 from excite._core.checks import as_scalar, is_number, shown
 from excite._core.distributed import let_go, rank_and_size
@@ -74,7 +75,7 @@ class Watch:
         steps: Optimizer steps so far.
         probes: The probes that are attached; one that raised is removed.
         run: The run, or None.
-        share: Fraction of the time since training began that was spent inside `step`.
+        share: Fraction of the training time that `step` took: by so much it is slower.
 
     Example:
         >>> with excite.watch(model, example=x) as watch:
@@ -101,6 +102,8 @@ class Watch:
         self._sharded = is_sharded(self.model)
         began = self._began = time.monotonic()
         self._spent, self._apart, self._counted = 0.0, 0.0, 0  # seconds; those of a PaidSchedule; steps
+        self._before = 0.0  # seconds spent before training
+        self._timer: DeviceTimer | None = None
         self._measured_at: dict[str, int] = {}  # last step by probe
         self._loss: Tensor | None = None  # of the last step
         try:
@@ -111,7 +114,8 @@ class Watch:
             raise
         self._buffer.start()
         self._began = time.monotonic()
-        self._spent = self._began - began - self._apart
+        self._spent = self._before = self._began - began - self._apart
+        self._timer = DeviceTimer(self._device) if self._device.type == "cuda" else None
         self._apart = 0.0  # what is measured at the start counts for no budget
 
     def step(self, loss: Tensor | float | None = None) -> None:
@@ -167,9 +171,13 @@ class Watch:
 
     @property
     def share(self) -> float:
-        """Fraction of the time since training began that was spent inside `step`."""
+        """Fraction of the time since training began that `step` took from it, without what was measured before.
+
+        On a GPU this is the time on its own clock: what the host spends while the GPU is busy with training costs nothing.
+        """
         total = time.monotonic() - self._began
-        return self._spent / total if total > 0 else 0.0
+        spent = self._spent - self._before if self._timer is None else self._timer.seconds
+        return spent / total if total > 0 else 0.0
 
     def flush(self) -> None:
         """Writes everything measured so far to the run, and waits until it is on the disk."""
@@ -310,6 +318,7 @@ class Watch:
 
     def _measure(self, ctx: StepContext) -> None:
         due = self._due(ctx.step)
+        started = None if self._timer is None else self._timer.start()
         paid = budgets([probe.schedule for probe in due])
         began = self._settled() if paid else time.monotonic()
         costs = self._measure_probes(due, ctx, paid)
@@ -321,6 +330,8 @@ class Watch:
             if self._buffer.ready(ctx.step):
                 self._write()
         self._spent += time.monotonic() - began
+        if self._timer is not None:
+            self._timer.stop(started)
         self._apart += sum(costs[id(budget)] for budget in paid if isinstance(budget, PaidSchedule))
         shared = sum(costs[id(budget)] for budget in paid if not isinstance(budget, PaidSchedule))
         for budget in paid:
