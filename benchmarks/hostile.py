@@ -82,7 +82,7 @@ def _fingerprint(model: Any, trains: bool) -> Any:
     return shape, values, [p.grad is None for p in model.parameters()], random_state
 
 
-def _numbers(found: Any, depth: int = 0) -> Iterator[float]:
+def numbers(found: Any, depth: int = 0) -> Iterator[float]:
     """The numbers of an answer; none of one that says itself that its assumptions do not hold."""
     if getattr(found, "holds", None) is False:
         return
@@ -93,13 +93,13 @@ def _numbers(found: Any, depth: int = 0) -> Iterator[float]:
         yield found
     elif depth < 4 and isinstance(found, tuple | list):
         for part in found:
-            yield from _numbers(part, depth + 1)
+            yield from numbers(part, depth + 1)
     elif depth < 4 and isinstance(found, dict):
         for part in found.values():
-            yield from _numbers(part, depth + 1)
+            yield from numbers(part, depth + 1)
     elif depth < 4 and dataclasses.is_dataclass(found):
         for field in dataclasses.fields(found):
-            yield from _numbers(getattr(found, field.name, None), depth + 1)
+            yield from numbers(getattr(found, field.name, None), depth + 1)
 
 
 def _of_the_model(error: BaseException) -> bool:
@@ -168,7 +168,7 @@ def hostile_call(name: str, number: int, seed: int) -> Outcome:
         with _limited(), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             found = call.function(**arguments)
-        result = "silent NaN" if not call.trains and any(math.isnan(v) for v in _numbers(found)) else "answer"
+        result = "silent NaN" if not call.trains and any(math.isnan(v) for v in numbers(found)) else "answer"
         why = ""
     except Hang:
         result, why = "hang", f"longer than {LIMIT} s"

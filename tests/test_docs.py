@@ -33,7 +33,9 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     names = given()
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S):
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    assert blocks
+    for block in blocks:
         exec(compile(block, str(page), "exec"), names)
 
 

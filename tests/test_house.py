@@ -1,4 +1,4 @@
-"""The plan of the packages (storeys, sizes of folders, the top level) and of the tests (their names)."""
+"""The plan of the packages (storeys, sizes of folders, the top level) and of the tests (their names, their checks)."""
 
 from __future__ import annotations
 
@@ -140,3 +140,70 @@ def test_tests_named_in_the_docs_exist():
                 missing.append(f"{page.relative_to(ROOT)}: {path}::{name}")
     assert count >= 20
     assert missing == []
+
+
+def called(function: ast.AST) -> set[str]:
+    """The names of the functions and fixtures that are called as such: `check(…)`, no method."""
+    calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+    return {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+
+
+def checks_something(function: ast.AST) -> bool:
+    """Whether there is an `assert`, a `pytest.raises` or its like, or a `testing.assert_…`."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Attribute) and (
+            node.attr in ("raises", "warns", "fail", "deprecated_call") or node.attr.startswith("assert_")
+        ):
+            return True
+    return False
+
+
+def without_a_check(texts: dict[str, str]) -> list[str]:
+    """Tests that cannot fail but by an error: neither they nor a helper that they call checks anything.
+
+    A helper is a function of the same file, else one of that name anywhere in the tests (imported, or a fixture).
+    """
+    defined = {
+        path: {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}
+        for path, text in texts.items()
+    }
+    anywhere = {name: (path, node) for path, functions in defined.items() for name, node in functions.items()}
+
+    def checked(path: str, function: ast.FunctionDef, seen: frozenset[str] = frozenset()) -> bool:
+        if checks_something(function):
+            return True
+        for name in called(function) - seen:
+            home, helper = (path, defined[path][name]) if name in defined[path] else anywhere.get(name, ("", None))
+            if helper is not None and checked(home, helper, seen | {name}):
+                return True
+        return False
+
+    return [
+        f"{path}::{name}"
+        for path, functions in defined.items()
+        for name, function in functions.items()
+        if name.startswith("test") and not checked(path, function)
+    ]
+
+
+def test_every_test_checks_something():
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert without_a_check({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}) == []
+
+
+def test_tests_that_check_nothing_are_caught():
+    text = (
+        "def close(a): assert a\n"
+        "def through(a): close(a)\n"
+        "def idle(a): return a\n"
+        "def test_by_helper(): through(1)\n"
+        "def test_by_fixture(refused): refused('x')\n"
+        "def test_by_raises():\n    with pytest.raises(ValueError): f()\n"
+        "def test_by_numpy(): np.testing.assert_allclose(1, 1)\n"
+        "def test_nothing(): idle(1)\n"
+        "def test_method(run): run.close()\n"
+    )
+    fixture = "def refused(excite):\n    def check(m):\n        assert m\n    return check\n"
+    assert without_a_check({"a.py": text, "b.py": fixture}) == ["a.py::test_nothing", "a.py::test_method"]

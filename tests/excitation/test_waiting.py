@@ -141,11 +141,17 @@ def test_bad_values_are_refused_by_next_call_or_checkpoint(name: str) -> None:
 
 
 def test_bounds_placed_while_predicting_serve_in_training() -> None:
-    method = PersistentExcitation(network(4).double(), 0.1, classes=4, bounds=(0 * HIGH, HIGH))
     x, y = batch(4)
-    with torch.inference_mode():
-        method.predict(x.double())
-    method.loss(x.double(), y).backward()
+    gradients = []
+    for predict in (False, True):
+        method = PersistentExcitation(network(4).double(), 0.1, classes=4, bounds=(0 * HIGH, HIGH))
+        if predict:
+            with torch.inference_mode():
+                method.predict(x.double())
+        torch.manual_seed(2)
+        method.loss(x.double(), y).backward()
+        gradients.append([p.grad for p in method.model.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
 
 
 @contextmanager
@@ -176,6 +182,8 @@ def test_nothing_waits_on_a_gpu(name: str, autocast: bool) -> None:
     with no_waiting():
         for _ in range(3):
             step()
+        with pytest.raises(RuntimeError, match="synchronizing"):  # what waits is seen
+            y.sum().item()
     method.state_dict()
 
 

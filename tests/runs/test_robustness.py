@@ -126,7 +126,10 @@ def test_a_run_is_continued_with_an_equal_config(tmp_path: Path, config: dict[An
 
 def test_numbers_that_are_equal_are_equal_configs(tmp_path: Path) -> None:
     Run.create(tmp_path / "run", {"lr": 1}).close()
-    Run.create(tmp_path / "run", {"lr": 1.0}, resume=True).close()
+    with Run.create(tmp_path / "run", {"lr": 1.0}, resume=True) as run:
+        assert run.config == {"lr": 1}
+    with pytest.raises(library.ExciteError, match="another config"):
+        Run.create(tmp_path / "run", {"lr": 1.5}, resume=True)
 
 
 ODD = "[bold] [/red] [link=x] :smile: run"

@@ -80,6 +80,7 @@ def test_watch_of_a_model_with_a_transform(data: tuple[Tensor, Tensor], tmp_path
             loss.backward()
             optimizer.step()
             watch.step(loss)
+    assert len(excite.load_run(tmp_path / "run").series("loss/step")[1]) == 2
 
 
 class OneDict(nn.Module):

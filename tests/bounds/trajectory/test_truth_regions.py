@@ -20,6 +20,7 @@ def check(trainings: int, dropouts: int, steps: int) -> None:
     for name, one, truth in dropout(dropouts, steps=max(2000, steps)):
         reached = one.program.reached
         assert one.program.holds
+        assert reached.any(), name
         assert (truth[reached] <= one.program.values[reached] * (1 + 1e-9) + 1e-14).all(), name
 
 

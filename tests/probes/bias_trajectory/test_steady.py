@@ -166,12 +166,15 @@ def test_watch_measures_it_with_any_schedule(tmp_path):
     assert {"trajectory/phi/0", "trajectory/tau/0"} <= set(names)
 
 
-def test_checkpoints_of_before_load():
+def test_checkpoints_of_before_load(tmp_path):
     probe = Trajectory(Every(1))
     model, x = build("mlp")
-    with excite.watch(model, x, probes=[probe], strict=True) as watch:
+    with excite.watch(model, x, tmp_path / "run", probes=[probe], strict=True) as watch:
         state = watch.state_dict()
         del state["probes"]["trajectory"]["steady"]
         watch.load_state_dict(state)
         model(x).square().mean().backward()
         watch.step()
+    steps, values = excite.load_run(tmp_path / "run").series("trajectory/mean/0")
+    assert len(steps) == 1
+    assert values[0] > 0

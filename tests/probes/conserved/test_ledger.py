@@ -130,7 +130,7 @@ def parts_equal_explicit_matrices(
             optimizer.step()
         reading = ledger.read()
     assume(all(float(entry.scale.max()) < 1e9 for entry in reading.entries))  # it did not diverge
-    for i, (entry, value) in enumerate(zip(reading.entries, hidden_laws(model, snapshot(model)))):
+    for i, (entry, value) in enumerate(zip(reading.entries, hidden_laws(model, snapshot(model)), strict=True)):
         scale = entry.scale
         assert torch.all((entry.value - value).abs() <= 1e-12 * scale)
         assert torch.all((entry.drift - (value - start[i])).abs() <= 1e-12 * scale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -43,4 +44,6 @@ def test_plain_tensors_are_not_cut() -> None:
 
 
 def test_a_model_without_buffers_needs_no_broadcast() -> None:
-    broadcast_buffers(nn.Linear(2, 1))  # there is no process group
+    with pytest.raises(ValueError, match="process group"):  # there is none
+        broadcast_buffers(nn.BatchNorm1d(2))
+    broadcast_buffers(nn.Linear(2, 1))
