@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import re
+from pathlib import Path
 
-from excite.studies.page import table
-from excite.studies.study import VariantResult
+import pytest
+
+from excite.studies import STUDIES
+from excite.studies.page import claim_cell, table
+from excite.studies.study import Claim, VariantResult
+
+ROOT = Path(__file__).parents[2]
+_spec = importlib.util.spec_from_file_location("claims", ROOT / "tools/claims.py")
+assert _spec is not None
+assert _spec.loader is not None
+claims = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(claims)
 
 COLUMNS = {"gap": ("gap", "{:.2f}"), "loss": ("loss", "{:.1f}"), "absent": ("absent", "{}")}
 
@@ -18,3 +31,40 @@ def test_means_and_ranges_by_variant() -> None:
         ["plain", "0.20 (0.10–0.30)", "1.0", "2 of 2"],
         ["excited", "not reached", "–", "0 of 1"],
     ]
+
+
+def claimed(quote: str = "", **more: str) -> Claim:
+    return Claim(
+        "a is larger", "section 6", "a − b", ("a", "b"), lambda n: n["a"].v - n["b"].v, above=0.0, quote=quote, **more
+    )  # type: ignore[arg-type]
+
+
+def test_a_claim_stands_beside_the_papers_words() -> None:
+    assert claim_cell(claimed("a is |much| larger", strength="weaker")) == (
+        "a is larger (section 6)<br>*“a is \\|much\\| larger”*; tested in a weaker form: the paper says more"
+    )
+    assert claim_cell(claimed()) == "a is larger (section 6)<br>the paper does not claim this: the claim is ours"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/results").glob("*.md")), ids=lambda page: page.stem)
+def test_results_pages_have_the_words_of_the_claims(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert claims.with_claims(text) == text, "run tools/claims.py"
+
+
+def test_a_page_with_an_unknown_claim_is_refused() -> None:
+    text = (ROOT / "docs/results/all-biases.md").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="all-biases: no claim of the registry is 'bias 7"):
+        claims.with_claims(text.replace("the trajectory of bias 1", "bias 7"))
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+def test_claims_on_a_paper_quote_it_or_are_marked_as_ours(study) -> None:  # type: ignore[no-untyped-def]
+    paper = re.compile(
+        "(Persistency of excitation|Richness of hidden activations|What training reveals|Training invariances), "
+    )
+    for scale in study.scales.values():
+        for claim in study.claims(scale):
+            assert bool(claim.quote) or claim.ours
+            if paper.match(claim.source) and not claim.quote:
+                pytest.fail(f"{claim.text}: its source is the paper, and it quotes nothing")

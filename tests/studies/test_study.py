@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from excite.studies.study import Ladder, Scale, Variant, VariantResult, gap_claim
+from excite.errors import InputError
+from excite.studies.study import STRENGTHS, Ladder, Scale, Variant, VariantResult, gap_claim
 
 
 def test_names_of_folders() -> None:
@@ -35,3 +36,13 @@ def test_a_ladder_grows_from_each_to_the_next() -> None:
     ladder = Ladder(("0", "1", "2"), "rung")
     assert ladder.each("grows", "source", "length", "length").effect(results) == pytest.approx([1.0, math.log10(0.5)])
     assert ladder.ends("grows", "source", "length", "length").effect(results) == pytest.approx(math.log10(5.0))
+
+
+def test_a_claim_quotes_the_paper_and_says_how_strongly() -> None:
+    claim = gap_claim("smaller", "source", "excited", "plain")
+    assert (claim.ours, claim.reading) == (True, STRENGTHS["ours"])
+    quoted = claim.quoting("much lower", "weaker")
+    assert (quoted.quote, quoted.ours, quoted.reading) == ("much lower", False, STRENGTHS["weaker"])
+    assert claim.quoting("what is plotted", "ours").ours
+    with pytest.raises(InputError, match=r"strength: expected one of 'as said', .* got 'louder'"):
+        claim.quoting("much lower", "louder")  # type: ignore[arg-type]

@@ -206,7 +206,7 @@ def show_lines(study: Study, width: int = 100, folder: Path = RUNS) -> list[str]
         word, numbers = standing.of(claim) if standing else ("not judged", "")
         lines += _wrapped(f"  {number:>2}  {word:<10}  ", claim.text, width)
         said = f"the paper: “{claim.quote}”" if claim.quote else ""
-        for text in (numbers or claim.measure, claim.source, said):
+        for text in (numbers or claim.measure, claim.source, said, claim.reading):
             lines += _wrapped(" " * 18, text, width) if text else []
     return lines
 

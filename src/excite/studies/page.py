@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
         "| verdict | claim | effect, 95 % interval over seeds |",
         "| --- | --- | --- |",
         *(
-            f"| **{v.word}** | {_claim_cell(v.claim)} | {v.claim.measure}: {v.numbers}; claimed {v.wanted} |"
+            f"| **{v.word}** | {claim_cell(v.claim)} | {v.claim.measure}: {v.numbers}; claimed {v.wanted} |"
             for v in result.verdicts
         ),
         "",
@@ -76,9 +77,11 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     return text if in_docs else text.replace("; see [Margins](../margins.md)", "").replace("](../", "](")
 
 
-def _claim_cell(claim: Claim) -> str:
-    quote = f"<br>*“{claim.quote}”*" if claim.quote else ""
-    return f"{claim.text} ({claim.source}){quote}"
+def claim_cell(claim: Claim) -> str:
+    """The claim with its source, the paper's sentence and how the two compare."""
+    quote = re.sub(r"([\\`*_\[\]|])", r"\\\1", claim.quote)
+    said = f"*“{quote}”*; " if quote else ""
+    return f"{claim.text} ({claim.source})<br>{said}{claim.reading}"
 
 
 def _rules(verdicts: Sequence[Verdict]) -> list[str]:

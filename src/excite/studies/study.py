@@ -93,6 +93,16 @@ class VariantResult:
         return {"arm": self.variant, "seed": self.seed, **values, "flags": self.flags, **by_chance, **resamples}
 
 
+Strength = Literal["as said", "threshold", "weaker", "stronger", "ours"]
+STRENGTHS: Mapping[Strength, str] = {
+    "as said": "tested as said",
+    "threshold": "the paper gives no number: the threshold is ours",
+    "weaker": "tested in a weaker form: the paper says more",
+    "stronger": "tested in a stronger form: the paper says less",
+    "ours": "the paper does not claim this: the claim is ours",
+}
+
+
 @dataclass(frozen=True)
 class Claim:
     """A sentence, and a number per seed that has to lie above `above`, below `below`, or within ±`within`, for it to hold.
@@ -112,7 +122,9 @@ class Claim:
         kind: "effect" for a claim on the mean over seeds, judged by its interval; "universal" for a theorem or bound, which fails on
             one counterexample; "exact" for an identity, which holds up to rounding on every seed.
         premise: What the claim assumes, on the results of one seed; seeds on which it is not met are left out.
-        quote: The sentence of the paper, word by word; empty where the paper does not say it, and the claim is ours.
+        quote: The sentence of the paper, word by word; empty where the paper has none.
+        strength: How what is tested compares with the quote: "as said"; "threshold", where the paper gives no number; "weaker" or
+            "stronger"; "ours", where the paper does not claim it. Without a quote a claim is ours.
 
     Example:
         >>> claim = Claim("excitation shrinks the gap", "figure 1", "gap", ("plain", "excited"),
@@ -133,10 +145,28 @@ class Claim:
     kind: Literal["effect", "exact", "universal"] = "effect"
     premise: Callable[[Mapping[str, VariantResult]], bool] | None = None
     quote: str = ""
+    strength: Strength = "as said"
 
     arms = renamed_attribute("arms", "variants")
 
+    def quoting(self, quote: str, strength: Strength = "as said") -> Claim:
+        """The claim with the paper's sentence beside it, and how what is tested compares with it."""
+        return replace(self, quote=quote, strength=strength)
+
+    @property
+    def ours(self) -> bool:
+        """Whether the paper does not claim it."""
+        return not self.quote or self.strength == "ours"
+
+    @property
+    def reading(self) -> str:
+        """How what is tested compares with the paper's words, in words."""
+        return STRENGTHS["ours" if self.ours else self.strength]
+
     def __post_init__(self) -> None:
+        if self.strength not in STRENGTHS:
+            expected = ", ".join(map(repr, STRENGTHS))
+            raise InputError(f"claim {self.text!r}: strength: expected one of {expected}; got {self.strength!r}")
         limits = [name for name in ("above", "below", "within") if getattr(self, name) is not None]
         if len(limits) != 1:
             got = " and ".join(limits) or "none of them"
@@ -148,9 +178,9 @@ class Claim:
             )
 
 
-def gap_claim(text: str, source: str, variant: str, than: str, *, wider: bool = False, quote: str = "") -> Claim:
+def gap_claim(text: str, source: str, variant: str, than: str, *, wider: bool = False) -> Claim:
     """The claim that the gap between training and test curves is smaller in `variant` than in the variant `than`, or `wider`."""
-    bounds: dict[str, Any] = {"quote": quote, **({"above": 0.0} if wider else {"below": 0.0})}
+    bounds: dict[str, Any] = {"above": 0.0} if wider else {"below": 0.0}
     measure = f"gap of the curves, {variant} minus {than}"
     return Claim(text, source, measure, (than, variant), lambda n: n[variant].gap - n[than].gap, **bounds)
 

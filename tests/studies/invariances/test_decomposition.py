@@ -18,3 +18,4 @@ def test_decomposition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by_variant = {n.variant: n for n in result.numbers}
     assert by_variant["ReLU"].error < 1e-12
     assert by_variant[decomposition.COUNTS].resnet18 > 20
+    assert by_variant[decomposition.COUNTS].values["count error"] < 1e-9  # width^(depth + 1) paths, fully connected

@@ -35,6 +35,7 @@ def test_the_same_verdicts_come_out(result: studies.StudyResult) -> None:
     assert judged.verdicts == result.verdicts
     assert judged.changes == ()
     assert str(judged).endswith("all verdicts are as stored")
+    assert "    the paper does not claim this: the claim is ours" in str(judged).splitlines()
     for file in ("runs/studies/pair-quick", "docs/results/pair.json"):
         again = judge_again("pair", file)
         assert [v.word for v in again.verdicts] == [v.word for v in result.verdicts]

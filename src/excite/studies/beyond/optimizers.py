@@ -289,8 +289,16 @@ def _rank(a: Sequence[float] | np.ndarray[Any, Any], b: Sequence[float] | np.nda
     return float(stats.spearmanr(a, b).statistic)
 
 
+_QUESTION = (
+    "what is the effect of optimization algorithms and of batching on the connection between complexity and training behavior? Does layer "
+    "normalization play a role? What can be glimpsed by the trajectory of other parameters?"
+)
+
+
 def _one(text: str, way: str, name: str, measure: str, above: float = 0.0) -> Claim:
-    return Claim(f"{way}: {text}", _SOURCE, measure, (way,), lambda n: float(getattr(n[way], name)), above=above)
+    return Claim(
+        f"{way}: {text}", _SOURCE, measure, (way,), lambda n: float(getattr(n[way], name)), above=above
+    ).quoting(_QUESTION, "ours")
 
 
 def _coupled(n: Mapping[str, VariantResult]) -> float:

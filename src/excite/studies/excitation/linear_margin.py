@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 LEFT, RIGHT, THREE = "two ellipses", "a line", "three points"
 LEFT_SCALED, RIGHT_SCALED = "two ellipses, scaled", "a line, centred and scaled"
 ROUNDING = 1e-9  # a bound that is met exactly may be passed by this much, relative to it
+_POOR = "the decision boundary of a linear classifier could also have an extremely poor margin"
+_STATED = (
+    "the minimization of the cross-entropy loss yields a margin smaller than or equal to 1/√(1/γ²_OPT + B² Σ_k Δ_k²)"
+)
+_UNAVOIDABLE = "having a poor margin is unavoidable when the crossentropy loss is used for low-dimensional data sets"
 _FIGURE = "Persistency of excitation, section 1, figure 2"
 _THEOREM = "Persistency of excitation, Theorem 2"
 
@@ -159,14 +164,15 @@ def claims(scale: StepsScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
     unavoidable = "Persistency of excitation, section 3.1: a poor margin is unavoidable where data are low-dimensional"
     return [
-        _poor("the margin is extremely poor, less than half of the optimal one, on the left", _FIGURE, LEFT),
-        _poor("and on the right", _FIGURE, RIGHT),
+        _poor("the margin is extremely poor, less than half of the optimal one, on the left", _FIGURE, LEFT).quoting(_POOR, "threshold"),
+        _poor("and on the right", _FIGURE, RIGHT).quoting(_POOR, "threshold"),
         *(
-            _bounded(f"the bound as printed holds, {variant}", _THEOREM, variant, "printed") for variant in (LEFT, RIGHT, THREE)
+            _bounded(f"the bound as printed holds, {variant}", _THEOREM, variant, "printed").quoting(_STATED)
+            for variant in (LEFT, RIGHT, THREE)
         ),
         *(
             _bounded(f"the bound with the optimal margin of the support vectors holds, {variant}", "excite.bounds.linear_margin",
-                     variant, "bound") for variant in (LEFT, RIGHT, THREE)
+                     variant, "bound").quoting(_STATED, "ours") for variant in (LEFT, RIGHT, THREE)
         ),
         *(
             Claim(
@@ -176,11 +182,15 @@ def claims(scale: StepsScale) -> list[Claim]:
                 (variant,),
                 lambda n, variant=variant: n[variant].bound / n[variant].optimal,  # type: ignore[misc]
                 below=0.5,
+            ).quoting(
+                "the margin obtained with cross-entropy minimization will be much smaller than the optimal value if the support "
+                "vectors of the data set lie in a low dimensional affine subspace",
+                "threshold",
             )
             for variant, where in ((LEFT, "on the left"), (RIGHT, "on the right"))
         ),
-        _poor("with the data divided by their size the margin stays poor on the left", unavoidable, LEFT_SCALED),
-        _poor("and with the mean removed too on the right", unavoidable, RIGHT_SCALED),
+        _poor("with the data divided by their size the margin stays poor on the left", unavoidable, LEFT_SCALED).quoting(_UNAVOIDABLE, "threshold"),
+        _poor("and with the mean removed too on the right", unavoidable, RIGHT_SCALED).quoting(_UNAVOIDABLE, "threshold"),
     ]  # fmt: skip
 
 

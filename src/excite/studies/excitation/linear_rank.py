@@ -180,6 +180,13 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     return Outcome(values, {"curve": curve})
 
 
+_FOUR = "each weight matrix W̄_k has rank 1, almost surely"
+_FIVE = (
+    "If the weight matrices converge in direction to (W̄_1, …, W̄_L) from a random initialization, then each W̄_k has rank 1 almost "
+    "surely."
+)
+
+
 def claims(scale: RankScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
     four, five = (f"Persistency of excitation, Theorem {k}" for k in (4, 5))
@@ -195,7 +202,8 @@ def claims(scale: RankScale) -> list[Claim]:
         )
 
     return [
-        *(one_direction(f"weight decay makes every layer one direction, {loss}", four, variant) for loss, variant in DECAY.items()),
+        *(one_direction(f"weight decay makes every layer one direction, {loss}", four, variant).quoting(_FOUR, "threshold")
+          for loss, variant in DECAY.items()),
         Claim(
             "every layer then has rank 1, however strong the decay",
             four,
@@ -204,16 +212,20 @@ def claims(scale: RankScale) -> list[Claim]:
             lambda n: n[STRONG].rank,
             above=0.5,
             kind="universal",
-        ),
+        ).quoting(_FOUR),
         never_passed("on the way σ₂ is at most ‖gradient‖ / 2μ", DECAY["cross-entropy"]),
-        one_direction("cross-entropy alone makes every layer one direction, in the limit", five, GROWING),
+        one_direction("cross-entropy alone makes every layer one direction, in the limit", five, GROWING).quoting(_FIVE, "threshold"),
         never_passed("on the way σ₂ is bounded by the differences W_k W_k' − W_{k+1}' W_{k+1}", GROWING),
-        one_direction(f"{scale.steps:,} steps of gradient descent come near that limit", f"{five}, in practice", DESCENT),
-        one_direction("they do if the initial weights are small", f"{five}, in practice", SMALL),
+        one_direction(f"{scale.steps:,} steps of gradient descent come near that limit", f"after {five}", DESCENT).quoting(_FIVE, "ours"),
+        one_direction("they do if the initial weights are small", f"after {five}", SMALL).quoting(_FIVE, "ours"),
         one_direction(
             "gradient descent induces signals of low rank, without cross-entropy or decay too",
             "Persistency of excitation, section 4, item 2, read beyond its theorems",
             PLAIN,
+        ).quoting(
+            "the use of the gradient descent algorithm for training multiple-layer networks induces low-rank signals in the intermediate "
+            "layers of the network",
+            "threshold",
         ),
     ]  # fmt: skip
 

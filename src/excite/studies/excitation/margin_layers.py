@@ -18,6 +18,8 @@ _INDICATOR = (
     "when all layers are perturbed for persistency of excitation as described in Algorithm 1, the margin of the training data "
     "becomes a good indicator of the margin of the test data"
 )
+_DROPOUT = "it is difficult to fill up the neighborhood of the training data in this space with random perturbations"
+_AUGMENTING = "augmenting the training data set may not help achieving robustness in neural networks"
 
 
 def variants(scale: TrainingScale) -> list[Variant]:
@@ -49,8 +51,9 @@ def _of_the_figure() -> list[Claim]:
             (PLAIN, INPUT),
             lambda n: n[INPUT].margin_train - n[PLAIN].margin_train,
             above=0.0,
-            quote="perturbing only the first layer of the network during training substantially increases the margin of the "
-            "training data",
+        ).quoting(
+            "perturbing only the first layer of the network during training substantially increases the margin of the training data",
+            "weaker",
         ),
         Claim(
             "that is not an improvement for test images: their margin grows by less than a tenth",
@@ -59,22 +62,19 @@ def _of_the_figure() -> list[Claim]:
             (PLAIN, INPUT),
             lambda n: n[INPUT].margin_test / n[PLAIN].margin_test - 1 if n[PLAIN].margin_test else float("nan"),
             below=0.1,
-            quote="however, this does not correspond to an improvement for the margin of the test data",
-        ),
+        ).quoting("however, this does not correspond to an improvement for the margin of the test data", "threshold"),
         gap_claim(
             "with every layer perturbed training margins predict test margins better than with the input perturbed alone",
             _FIGURE,
             ALL,
             INPUT,
-            quote=_INDICATOR,
-        ),
+        ).quoting(_INDICATOR, "weaker"),
         gap_claim(
             "with every layer perturbed training margins predict test margins better than after plain training",
             _FIGURE,
             ALL,
             PLAIN,
-            quote=_INDICATOR,
-        ),
+        ).quoting(_INDICATOR, "weaker"),
     ]
 
 
@@ -86,10 +86,10 @@ def _in_words(scale: TrainingScale) -> list[Claim]:
             f"Richness of hidden activations, section 5, {where}",
             ALL,
             variant,
-        )
-        for variant, what, where in (
-            ("dropout", "dropout", "Dropout"),
-            ("augmented data", "augmenting the data", "Importance of low-dimensional activations"),
+        ).quoting(quote, "stronger")
+        for variant, what, where, quote in (
+            ("dropout", "dropout", "Dropout", _DROPOUT),
+            ("augmented data", "augmenting the data", "Importance of low-dimensional activations", _AUGMENTING),
         )
     ]
     return [
@@ -101,6 +101,9 @@ def _in_words(scale: TrainingScale) -> list[Claim]:
             tuple(dict.fromkeys((fewer, more, PLAIN, ALL))),
             lambda n: (n[fewer].gap - n[more].gap) - (n[PLAIN].gap - n[ALL].gap),
             below=0.0,
+        ).quoting(
+            "it is not possible to achieve robustness in neural networks simply by retrieving more training data",
+            "weaker",
         ),
         gap_claim(
             "an adaptive optimizer leaves a wider gap than gradient descent",
@@ -108,7 +111,7 @@ def _in_words(scale: TrainingScale) -> list[Claim]:
             "adaptive optimizer",
             PLAIN,
             wider=True,
-        ),
+        ).quoting("adaptive gradient algorithms do not usually yield solutions which generalize well", "stronger"),
         gap_claim(
             "perturbing the hidden layers alone leaves a wider gap than perturbing the input too",
             "the papers do not say; Algorithm 1 perturbs both",

@@ -9,6 +9,7 @@ from excite.studies.excitation.planes_and_horses import SCALES, TASK, cross_entr
 from excite.studies.study import Claim, Study, Variant, VariantResult
 
 LARGE = 16 / 255  # 8/255 of pixels in [0, 1], the size CIFAR-10 networks are usually asked to stand
+_NEITHER = "neither the squared-error loss nor the cross-entropy loss is effective in providing a large margin for the unseen test data"
 _SOURCE = "Persistency of excitation, section 6, figure 4"
 
 
@@ -32,9 +33,7 @@ def _small(variant: str) -> Claim:
         (variant,),
         effect,
         below=LARGE,
-        quote="neither the squared-error loss nor the cross-entropy loss is effective in providing a large margin for the unseen "
-        "test data",
-    )
+    ).quoting(_NEITHER, "threshold")
 
 
 def _smaller(variant: str) -> Claim:
@@ -46,7 +45,7 @@ def _smaller(variant: str) -> Claim:
         (variant,),
         effect,
         above=0.0,
-    )
+    ).quoting(_NEITHER, "ours")
 
 
 STUDY = Study(

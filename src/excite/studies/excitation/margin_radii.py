@@ -27,7 +27,9 @@ def claims(scale: TrainingScale) -> list[Claim]:
             ("plain", _SMALL),
             lambda n: n[_SMALL].margin_train - n["plain"].margin_train,
             above=0.0,
-            quote="applying a small persistently-exciting perturbation increases the margin of the training data conspicuously",
+        ).quoting(
+            "applying a small persistently-exciting perturbation increases the margin of the training data conspicuously",
+            "weaker",
         ),
         Claim(
             "a large perturbation, 0.020, keeps the training error from reaching zero",
@@ -36,8 +38,7 @@ def claims(scale: TrainingScale) -> list[Claim]:
             ("plain", _LARGE),
             lambda n: n["plain"].accuracy_train - n[_LARGE].accuracy_train,
             above=0.0,
-            quote="the training error is not able to reach zero when the perturbation is relative large",
-        ),
+        ).quoting("the training error is not able to reach zero when the perturbation is relative large"),
         Claim(
             "the largest perturbation, 0.020, gives the largest margin of test images",
             _SOURCE,
@@ -45,8 +46,7 @@ def claims(scale: TrainingScale) -> list[Claim]:
             ("plain", _SMALL, _MIDDLE, _LARGE),
             lambda n: n[_LARGE].margin_test - max(n[variant].margin_test for variant in ("plain", _SMALL, _MIDDLE)),
             above=0.0,
-            quote="the same magnitude of perturbation attains the largest margin on the test data",
-        ),
+        ).quoting("the same magnitude of perturbation attains the largest margin on the test data"),
     ]
 
 

@@ -216,6 +216,10 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     return PARTS[settings["part"]](settings, seed, on_progress)
 
 
+_SAME = "For each λ, there exists some ϵ such that the solutions of the two problems are identical."
+_BOUNDED = "enforcing boundedness of the parameters could prevent the discovery of the optimal solution"
+
+
 def _claim(text: str, where: str, measure: str, variant: str, name: str, **limit: Any) -> Claim:
     source = f"{_PAPER}, {where}"
     return Claim(text, source, f"{variant}: {measure}", (variant,), lambda n: n[variant].values[name], **limit)
@@ -227,28 +231,33 @@ def claims(scale: RegressionScale) -> list[Claim]:
     return [
         *(
             _claim("where λ does not give zero, an ε gives the same solution", "Theorem 6",
-                   "largest difference of Xw and ‖w‖, relative, over λ and m", variant, "difference", below=1e-6, kind="exact")
+                   "largest difference of Xw and ‖w‖, relative, over λ and m", variant, "difference", below=1e-6, kind="exact").quoting(_SAME, "weaker")
             for variant in SIX.values()
         ),
-        _claim("every λ has such an ε", "Theorem 6", "values of λ without one, all with m = 1", SIX["2"], "alone", below=0.5, kind="universal"),
+        _claim("every λ has such an ε", "Theorem 6", "values of λ without one, all with m = 1", SIX["2"], "alone", below=0.5, kind="universal").quoting(_SAME),
         _claim("n ghost measurements give the ridge solution", "equation 10", "relative difference", NOISE, "ghosts",
-               below=1e-9, kind="exact"),
+               below=1e-9, kind="exact").quoting("adding the regularization term is equivalent to adding n ghost measurements"),
         _claim("2n directions of noise at every point give the ridge solution", "equation 11", "relative difference", NOISE,
-               "directions", below=1e-9, kind="exact"),
+               "directions", below=1e-9, kind="exact").quoting(
+                   "the ridge regression could be considered as augmenting the training data set by perturbing each training point in, "
+                   "for example, 2n different directions"),
         _claim("problem 13 is not convex", "section 5.1",
-               "pairs of weights, of 2,000, with the loss in their middle above the chord", BELOW, "above", above=0.5),
+               "pairs of weights, of 2,000, with the loss in their middle above the chord", BELOW, "above", above=0.5).quoting("This problem is not convex"),
         _claim("problem 13 has no finite optimum while ε is below the margin", "section 5.1",
-               "growth of ‖w‖ over the last nine tenths of training", BELOW, "growth", above=0.1),
+               "growth of ‖w‖ over the last nine tenths of training", BELOW, "growth", above=0.1).quoting(
+                   "this problem does not attain its global minimum at a finite point — as long as ϵ does not exceed the maximum p-norm "
+                   "margin of the original data set", "threshold"),
         _claim(f"and its solution generalizes to all {near}", "section 5.1",
-               "distance of the nearest training point from the boundary over ε", BELOW, "reach", above=1.0),
+               "distance of the nearest training point from the boundary over ε", BELOW, "reach", above=1.0).quoting(
+                   "the optimal solution is unbounded but generalizes perfectly for the unseen data near the training points"),
         _claim("problem 13 has a finite optimum once ε is above the margin", "section 5.1, by contrast",
-               "growth of ‖w‖ over the last nine tenths of training", ABOVE, "growth", below=0.01),
+               "growth of ‖w‖ over the last nine tenths of training", ABOVE, "growth", below=0.01).quoting("as long as ϵ does not exceed the maximum p-norm margin of the original data set", "ours"),
         _claim(f"bounding the weights keeps it from generalizing to all {near}", "section 5.1",
-               "distance of the nearest training point from the boundary over ε", BOUNDED, "reach", below=1.0),
+               "distance of the nearest training point from the boundary over ε", BOUNDED, "reach", below=1.0).quoting(_BOUNDED, "stronger"),
         _claim("gradient descent on least squares converges with the same step however large the targets", "section 2.1",
-               "gradient left, relative to the first", LINEAR, "unconverged", below=1e-6),
+               "gradient left, relative to the first", LINEAR, "unconverged", below=1e-6).quoting("it does not require the step size to be small for convergence", "threshold"),
         _claim("and the Lipschitz constant of a linear estimator grows with them without bound", "section 2.1",
-               "constant for targets 1,000 times as large over the first", LINEAR, "lipschitz", above=999.0),
+               "constant for targets 1,000 times as large over the first", LINEAR, "lipschitz", above=999.0).quoting("the spectral radius of Ŵ could be arbitrarily large", "threshold"),
     ]  # fmt: skip
 
 

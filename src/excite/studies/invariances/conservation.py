@@ -204,6 +204,14 @@ def variants(scale: CasesScale) -> list[Variant]:
     ]
 
 
+_QUOTES = {
+    "Training invariances, Theorem 1": "we have the following matrix-wise invariance for a.e. time t ≥ 0: "
+    "W_2(t)'W_2(t) − W_1(t)W_1(t)' = W_2(0)'W_2(0) − W_1(0)W_1(0)'",
+    "Training invariances, appendix F": "With slight modifications to the proof technique, one can show all the results for Theorem 1, "
+    "Theorem 2 and Corollary 1",
+}
+
+
 def claims(scale: CasesScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
 
@@ -212,7 +220,7 @@ def claims(scale: CasesScale) -> list[Claim]:
         measure = f"largest relative change over the seven cases, {kind}"
         return Claim(
             text, source, measure, mine, lambda n: max(getattr(n[a], number) for a in mine), below=below, kind="exact"
-        )
+        ).quoting(_QUOTES[source])
 
     def least(kind: str, number: str, text: str, source: str, below: float) -> Claim:
         mine = tuple(name(case, kind) for case in CASES)
@@ -221,9 +229,9 @@ def claims(scale: CasesScale) -> list[Claim]:
         def effect(n: Mapping[str, VariantResult]) -> float:
             return math.log10(min(getattr(n[a], number) for a in mine))
 
-        return Claim(text, source, measure, mine, effect, below=math.log10(below))
+        return Claim(text, source, measure, mine, effect, below=math.log10(below)).quoting(_QUOTES[source], "weaker")
 
-    one, f = "Training invariances, Theorem 1", "Training invariances, appendix F"
+    one, f = _QUOTES
     six = name(6, "ReLU")
     return [
         worst("linear", "diagonal", "linear: descent conserves the diagonal, up to η² squared gradients", f, ROUNDING),
@@ -242,7 +250,7 @@ def claims(scale: CasesScale) -> list[Claim]:
             lambda n: math.log10(n[six].printed),
             below=-4.0,
             kind="universal",
-        ),
+        ).quoting("W_1 convolutional, […] and W_2 is a rearrangement of [U Z]"),
     ]
 
 

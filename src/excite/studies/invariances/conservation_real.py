@@ -161,6 +161,9 @@ def variants(scale: RealScale) -> list[Variant]:
     ]  # fmt: skip
 
 
+_SLACK = "To control singular values of adjacent layers' matrix representations, we need to control the growth of the slack term using the step size η."
+
+
 def claims(scale: RealScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
     source = "Training invariances, appendix F"
@@ -174,12 +177,12 @@ def claims(scale: RealScale) -> list[Claim]:
         left = ("largest residual of a channel, relative", lambda n: n.rest)
         drift = ("drift of all laws, relative", lambda n: n.drift)
         result += [
-            of(plain, f"{model}: the residual of SGD is rounding", *left, source, below=FLOAT32, kind="exact"),
+            of(plain, f"{model}: the residual of SGD is rounding", *left, source, below=FLOAT32, kind="exact").quoting(_SLACK, "stronger"),
             of(heavy, f"{model}: with momentum and decay too", *left, "excite.probes.conservation", below=FLOAT32, kind="exact"),
             of(adam, f"{model}: and with AdamW", *left, "excite.probes.conservation", below=FLOAT32, kind="exact"),
-            of(plain, f"{model}: SGD conserves its laws", *drift, source, below=SMALL),
-            of(heavy, f"{model}: momentum and decay conserve them, too", *drift, f"{source}, read beyond it", below=SMALL),
-            of(adam, f"{model}: AdamW conserves them, too", *drift, f"{source}, read beyond it", below=SMALL),
+            of(plain, f"{model}: SGD conserves its laws", *drift, source, below=SMALL).quoting(_SLACK, "threshold"),
+            of(heavy, f"{model}: momentum and decay conserve them, too", *drift, f"{source}, read beyond it", below=SMALL).quoting(_SLACK, "ours"),
+            of(adam, f"{model}: AdamW conserves them, too", *drift, f"{source}, read beyond it", below=SMALL).quoting(_SLACK, "ours"),
             of(
                 heavy, f"{model}: decay alone explains most of the drift of momentum and decay",
                 "fraction of the drift", lambda n: n.decay, "the law of decay, Q → Q (1 − ηλ)²", above=0.5,
@@ -202,7 +205,14 @@ def claims(scale: RealScale) -> list[Claim]:
     grown = "squared weights in front of normalizations, end over start"
     return [
         *result,
-        of(plain, "SGD increases the weights in front of normalizations", grown, lambda n: n.growth, source, above=1.0),
+        of(
+            plain,
+            "SGD increases the weights in front of normalizations",
+            grown,
+            lambda n: n.growth,
+            f"after {source}",
+            above=1.0,
+        ),
         of(heavy, "with momentum and decay they shrink", grown, lambda n: n.growth, "the law of decay", below=1.0),
     ]
 

@@ -212,22 +212,34 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     return Outcome(values, {"curve": curve})
 
 
+_LIMIT = "‖W_j(t)/‖W_j(t)‖_F − u_j(t)v_j'(t)‖_F → 0, |⟨v_{j+1}, u_j⟩| → 1"
+_QUOTES = {
+    "Training invariances, Theorem 2": f"for the last few fully-connected layers j […] we have, in the limit of t → ∞: {_LIMIT}",
+    "Training invariances, Corollary 1": "For fully-connected networks with ReLU activations, trained with linearly separable data under "
+    "logistic loss ℓ, under the assumptions that R(w(0)) < ℓ(0) and the limiting direction of weight vector […] has no 0 entries, "
+    "Equation 15 holds.",
+    "after Training invariances, section 1": "They also include the squared loss used there, in addition to the exponential or logistic "
+    "loss used in most theoretical low-rank results.",
+}
+_PAIRS = "Σ_{a∈IN} w_au(t)w_av(t) − Σ_{b∈OUT} w_ub(t)w_vb(t) = Σ_{a∈IN} w_au(0)w_av(0) − Σ_{b∈OUT} w_ub(0)w_vb(0)"
+
+
 def claims(scale: RankScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
-    two, cor = "Training invariances, Theorem 2", "Training invariances, Corollary 1"
+    two, cor, one = _QUOTES
 
     # Corollary 1 assumes that signs settle. Both statements are about a limit, so that finite trainings are judged by their mean.
     def rank_one(text: str, source: str, variant: str) -> Claim:
         measure = f"{variant}: smallest ‖W‖₂²/‖W‖²_F"
         return Claim(
             text, source, measure, (variant,), lambda n: n[variant].ratio, above=NEAR, **assumed(source, variant)
-        )
+        ).quoting(_QUOTES.get(source, ""), "threshold" if source in (two, cor) else "ours")
 
     def aligned(text: str, source: str, variant: str) -> Claim:
         measure = f"{variant}: smallest alignment of adjacent layers"
         return Claim(
             text, source, measure, (variant,), lambda n: n[variant].alignment, above=NEAR, **assumed(source, variant)
-        )
+        ).quoting(_QUOTES[source], "threshold")
 
     def assumed(source: str, variant: str) -> dict[str, Any]:
         return {"premise": lambda n: n[variant].settled < SETTLED} if source == cor else {}
@@ -239,7 +251,7 @@ def claims(scale: RankScale) -> list[Claim]:
         *(rank_one(f"layers of ReLU networks become rank one, {loss} loss", cor, RELU[loss]) for loss in tails),
         *(aligned(f"and adjacent layers align, {loss} loss", cor, RELU[loss]) for loss in tails),
         rank_one("they do so on two points 100° apart with the same label", cor, TWO),
-        rank_one("squared error does it too, linear networks", "Training invariances, section 1", LINEAR["squared"]),
+        rank_one("squared error does it too, linear networks", one, LINEAR["squared"]),
         rank_one("squared error does it from small weights, linear networks", "observed", SMALL["linear"]),
         rank_one("squared error does it from small weights, ReLU networks", "observed", SMALL["ReLU"]),
         rank_one("layers of linear networks with three outputs become rank one", "beyond the paper", MANY["linear"]),
@@ -267,7 +279,7 @@ def _settling_and_conservation() -> list[Claim]:
                 (name,),
                 lambda n, name=name: n[name].settled,  # type: ignore[misc]
                 below=SETTLED,
-            )
+            ).quoting("for all t ∈ [t_0, t_N), sgn(w(t)) = sgn(w(t_0))", "threshold")
             for name in (LINEAR["logistic"], RELU["logistic"])
         ),
         *(
@@ -278,7 +290,7 @@ def _settling_and_conservation() -> list[Claim]:
                 (name,),
                 lambda n, name=name: n[name].off,  # type: ignore[misc]
                 below=0.01,
-            )
+            ).quoting(_PAIRS, "threshold")
             for kind, name in (("linear", LINEAR["logistic"]), ("ReLU", RELU["logistic"]))
         ),
         Claim(
@@ -288,6 +300,8 @@ def _settling_and_conservation() -> list[Claim]:
             (RELU["logistic"],),
             lambda n: n[RELU["logistic"]].on,
             below=0.01,
+        ).quoting(
+            "Σ_{u∈IN_v} w²_uv(t) − Σ_{b∈OUT_v} w²_vb(t) = Σ_{u∈IN_v} w²_uv(0) − Σ_{b∈OUT_v} w²_vb(0)", "threshold"
         ),
     ]
 

@@ -161,17 +161,21 @@ def claims(scale: StepsScale) -> list[Claim]:
             lambda n: n[variant].room,
             above=-0.005,
             kind="universal",
-        )
+        ).quoting("(1/(8^{N_r(j)} V_c(j))) ‖W_j(t)‖²_F − ‖W_j(t)‖²_2 ≤ D", "stronger")
 
     def limit(variant: str, words: str) -> Claim:
         measure = f"{variant}: least measured ratio minus the limit, at the end (norms are finite: up to 0.05 below)"
         return Claim(
             f"equation 14 with 2 for 8, {words}", source, measure, (variant,), lambda n: n[variant].above, above=-0.05
-        )
+        ).quoting("1/min(rank(W_k), 8^{N_r(j)} V_c(j)) ≤ ‖W_k(t)‖²_2 / ‖W_k(t)‖²_F ≤ 1", "stronger")
 
     def below_one(variant: str, words: str) -> Claim:
         text = f"alignment is reduced: some layer stays below 0.99, {words}"
-        return Claim(text, source, f"{variant}: least ratio", (variant,), lambda n: n[variant].ratio, below=0.99)
+        return Claim(
+            text, f"after {source}", f"{variant}: least ratio", (variant,), lambda n: n[variant].ratio, below=0.99
+        ).quoting(
+            "the ratio ‖W‖_2/‖W‖_F converges to a value strictly less than 1 for some fully-connected layer W", "ours"
+        )
 
     names = {"linear convolutions": CONV["linear"], "linear residual blocks": FREE["linear"], "linear, fully connected": DENSE["linear"]}  # fmt: skip
     nonlinear = {"ReLU convolutions": CONV["ReLU"], "ReLU residual blocks": FREE["ReLU"], "ReLU, fully connected": DENSE["ReLU"]}  # fmt: skip

@@ -15,7 +15,7 @@ from excite.runs.folder import check_folder_name
 from excite.studies.find import find_study
 from excite.studies.judging.verdicts import Verdict, judge_all
 from excite.studies.overview import RUNS
-from excite.studies.study import Study, VariantResult
+from excite.studies.study import Claim, Study, VariantResult
 
 PUBLISHED = Path("docs/results")  # of a checkout: NAME.json beside NAME.md
 _RESERVED = ("arm", "seed", "flags", "by_chance", "resamples")
@@ -41,7 +41,13 @@ class JudgedAgain:
 
     def __str__(self) -> str:
         changed = [f"changed: {text} ({before} as stored, now {after})" for text, before, after in self.changes]
-        return "\n".join([*map(str, self.verdicts), *(changed or ["all verdicts are as stored"])])
+        lines = [line for verdict in self.verdicts for line in (str(verdict), f"    {_said(verdict.claim)}")]
+        return "\n".join([*lines, *(changed or ["all verdicts are as stored"])])
+
+
+def _said(claim: Claim) -> str:
+    """What the paper says, and how what is tested compares with it."""
+    return f"the paper: “{claim.quote}”; {claim.reading}" if claim.quote else claim.reading
 
 
 def judge_again(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from excite.studies.by_margins import TrainingScale
 from excite.studies.excitation import planes_and_horses
 from excite.studies.excitation.planes_and_horses import RADIUS, TASK, excited, settings
 from excite.studies.richness.by_spectra import LAYERS, SEEN, BySpectra
-from excite.studies.study import Claim, Study, Variant, VariantResult
+from excite.studies.study import Claim, Strength, Study, Variant, VariantResult
 
 PLAIN, ALL = "plain", "every layer excited"
 NETWORK = {"widths": [6, 18, 120, 84], "activation": "relu"}
@@ -65,6 +65,15 @@ def variants(scale: TrainingScale) -> list[Variant]:
     ]
 
 
+_FEW = "the signals in the upper layers of the network can be explained by the first few principal components"
+_MUCH = (
+    "The rank of the activation patterns in the upper layers are much lower than the number of nodes in those layers."
+)
+_IMPROVES = "a new training algorithm that improves the richness of the hidden-layer activations during training"
+_VARIETY = "Randomly setting some of the neurons in the hidden layers during training increases the variety in the hidden-layer activations"
+_DOUBT = "adding more training data will not necessarily be effective for attaining the required richness in the hidden layers"
+
+
 def claims(scale: TrainingScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
     return [*_of_the_figure(), *_training(), *_by_layer(scale)]
@@ -74,13 +83,13 @@ def _of_the_figure() -> list[Claim]:
     found = []
     for name in ("linear1", "linear2"):
         layer = LAYERS[name]
-        for text, measure, effect, bounds in (
+        for text, measure, effect, bounds, quote, strength in (
             ("the first five components explain nine tenths of the variance", "fraction of variance in five components",
-             _ratio("five", None, name), {"above": 0.9}),
+             _ratio("five", None, name), {"above": 0.9}, _FEW, "threshold"),
             ("half as many components as units explain 99 % of it", "components for 99 % over units",
-             _ratio("components99", "width", name), {"below": 0.5}),
+             _ratio("components99", "width", name), {"below": 0.5}, _MUCH, "threshold"),
             ("the rank is lower than the number of units", "numerical rank over units",
-             _ratio("rank", "width", name), {"below": 1.0}),
+             _ratio("rank", "width", name), {"below": 1.0}, _MUCH, "weaker"),
         ):  # fmt: skip
             found.append(
                 Claim(
@@ -91,7 +100,7 @@ def _of_the_figure() -> list[Claim]:
                     effect,
                     bounds.get("above"),
                     bounds.get("below"),
-                )
+                ).quoting(quote, cast(Strength, strength))
             )
     return found
 
@@ -105,6 +114,8 @@ def _training() -> list[Claim]:
             (PLAIN,),
             _log2(_ratio("effective", "untrained", name)),
             below=0.0,
+        ).quoting(
+            "activations in the hidden layers of a naively-trained neural network will become low-dimensional", "weaker"
         )
         for name in SEEN
     ]
@@ -112,13 +123,20 @@ def _training() -> list[Claim]:
 
 def _by_layer(scale: TrainingScale) -> list[Claim]:
     fewer, more = (PLAIN, "twice the data") if "twice the data" in scale.sizes else ("5,000 images", PLAIN)
-    pairs = [
-        (PLAIN, ALL, "perturbing every layer", "Richness of hidden activations, abstract"),
-        (PLAIN, "input excited", "perturbing the input", "left open by the papers"),
-        (PLAIN, "dropout", "dropout", "Richness of hidden activations, section 5"),
-        (PLAIN, "augmented data", "augmented data", "doubted in Richness of hidden activations, section 5"),
-        (fewer, more, "doubling the data", "doubted in Richness of hidden activations, section 5"),
-        (PLAIN, "adaptive optimizer", "an adaptive optimizer", "left open by the papers"),
+    pairs: list[tuple[str, str, str, str, str, Strength]] = [
+        (PLAIN, ALL, "perturbing every layer", "Richness of hidden activations, abstract", _IMPROVES, "as said"),
+        (PLAIN, "input excited", "perturbing the input", "left open by the papers", "", "ours"),
+        (PLAIN, "dropout", "dropout", "Richness of hidden activations, section 5", _VARIETY, "as said"),
+        (
+            PLAIN,
+            "augmented data",
+            "augmented data",
+            "doubted in Richness of hidden activations, section 5",
+            _DOUBT,
+            "ours",
+        ),
+        (fewer, more, "doubling the data", "doubted in Richness of hidden activations, section 5", _DOUBT, "ours"),
+        (PLAIN, "adaptive optimizer", "an adaptive optimizer", "left open by the papers", "", "ours"),
     ]
     return [
         Claim(
@@ -128,8 +146,8 @@ def _by_layer(scale: TrainingScale) -> list[Claim]:
             (than, variant),
             _gain(variant, than, name),
             above=0.0,
-        )
-        for than, variant, what, source in pairs
+        ).quoting(quote, strength)
+        for than, variant, what, source, quote, strength in pairs
         for name in SEEN
     ]
 

@@ -106,7 +106,7 @@ def _longer(size: int) -> Claim:
         (low, high),
         effect,
         above=0.0,
-    )
+    ).quoting("The trajectory length correlates with the NN's complexity for different batch sizes.")
 
 
 def _larger(omega: float) -> Claim:
@@ -122,7 +122,7 @@ def _larger(omega: float) -> Claim:
         (one, many),
         effect,
         above=0.0,
-    )
+    ).quoting("Increasing the batch size from 1 to 32 also leads to a slight increase in trajectory length")
 
 
 def claims(scale: StepsScale) -> list[Claim]:
@@ -134,7 +134,8 @@ def claims(scale: StepsScale) -> list[Claim]:
 
     return [
         *(_longer(size) for size in SIZES),
-        Claim("longer trajectories go with higher test loss", _FIGURE, "rank correlation over the six ways", every, together, above=0.0),
+        Claim("longer trajectories go with higher test loss", _FIGURE, "rank correlation over the six ways", every, together, above=0.0).quoting(
+            "a longer bias trajectory indicating that the NN is fitting a more complex hypothesis and correlating with higher test loss"),
         *(_larger(w) for w in FREQUENCIES),
     ]  # fmt: skip
 

@@ -126,27 +126,34 @@ def _short(curve: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
     return [float(f"{value:.5g}") for value in curve]
 
 
+_SLOWS = "training slows down as the complexity of the fitted function increases"
+_LONGER = "the bias trajectory is significantly longer when fitting higher complexity functions"
+_TEST = "longer trajectories consistently corresponding to poorer test performance"
+_SAME = "The same variance trend can be seen in Figure 3c for image classification."
+_GROWS = "the trajectory length of NNs grows with the complexity of the function they are learning"
+
+
 def claims(scale: ImagesScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
     late = f"mean of the last {LAST} epochs"
     length, theirs = f"length per epoch, {late}", f"length per epoch with the reciprocal, {late}"
     return [
-        _LADDER.each("training slows down with corruption", f"{_PAPER}, figure 2d", "loss", f"training loss, {late}"),
-        _LADDER.each("the trajectory of an epoch is longer the more labels are corrupted", f"{_PAPER}, figure 2e", "trajectory", length),
-        _LADDER.ends("the trajectory of an epoch is longer with 60 % corrupted than with none", f"{_PAPER}, figure 2e", "trajectory", length),
+        _LADDER.each("training slows down with corruption", f"{_PAPER}, figure 2d", "loss", f"training loss, {late}").quoting(_SLOWS),
+        _LADDER.each("the trajectory of an epoch is longer the more labels are corrupted", f"{_PAPER}, figure 2e", "trajectory", length).quoting(_LONGER),
+        _LADDER.ends("the trajectory of an epoch is longer with 60 % corrupted than with none", f"{_PAPER}, figure 2e", "trajectory", length).quoting(_LONGER, "weaker"),
         _LADDER.each("normalized by the reciprocal, as the authors' program does, it is longer the more labels are corrupted",
-                 f"{_PAPER}, the authors' program", "theirs", theirs),
-        _LADDER.ends("normalized by the reciprocal it is longer with 60 % corrupted than with none", f"{_PAPER}, the authors' program", "theirs", theirs),
-        _LADDER.each("the test loss grows with corruption", f"{_PAPER}, figure 2f", "test", f"test loss, {late}"),
-        _LADDER.each("the variance of the bias near the end grows with corruption", f"{_PAPER}, figure 3c", "variance", "variance"),
-        _LADDER.ends("the variance of the bias is larger with 60 % corrupted than with none", f"{_PAPER}, figure 3c", "variance", "variance"),
-        _LADDER.each("the whole trajectory is longer the more labels are corrupted", f"{_PAPER}, figure 7b", "total", "whole length"),
-        _LADDER.ends("the whole trajectory is longer with 60 % corrupted than with none", f"{_PAPER}, figure 7b", "total", "whole length"),
+                 f"not in the paper: the authors' program of {_PAPER}", "theirs", theirs),
+        _LADDER.ends("normalized by the reciprocal it is longer with 60 % corrupted than with none", f"not in the paper: the authors' program of {_PAPER}", "theirs", theirs),
+        _LADDER.each("the test loss grows with corruption", f"{_PAPER}, figure 2f", "test", f"test loss, {late}").quoting(_TEST),
+        _LADDER.each("the variance of the bias near the end grows with corruption", f"{_PAPER}, figure 3c", "variance", "variance").quoting(_SAME),
+        _LADDER.ends("the variance of the bias is larger with 60 % corrupted than with none", f"{_PAPER}, figure 3c", "variance", "variance").quoting(_SAME, "weaker"),
+        _LADDER.each("the whole trajectory is longer the more labels are corrupted", f"{_PAPER}, figure 7b", "total", "whole length").quoting(_GROWS),
+        _LADDER.ends("the whole trajectory is longer with 60 % corrupted than with none", f"{_PAPER}, figure 7b", "total", "whole length").quoting(_GROWS, "weaker"),
         Claim(
             "with cross-entropy the bias does not end further from its start the more labels are corrupted", f"{_PAPER}, figure 4",
             "distance, log10 of the smallest ratio of a fraction to the next lower one", VARIANTS,
             lambda n: float(np.diff(np.log10([n[variant].distance for variant in VARIANTS])).min()), below=0.0,
-        ),
+        ).quoting("the distance is not an increasing function of complexity"),
     ]  # fmt: skip
 
 

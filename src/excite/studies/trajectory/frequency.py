@@ -128,28 +128,46 @@ def _together(n: Mapping[str, VariantResult]) -> float:
     )
 
 
+_SLOWS = "training slows down as the complexity of the fitted function increases"
+_LONGER = "the bias trajectory is significantly longer when fitting higher complexity functions"
+_TEST = (
+    "the trajectory length also correlates with the loss of the network on a held-out test set, with longer trajectories consistently "
+    "corresponding to poorer test performance"
+)
+_STABLE = (
+    "when fitting a lower complexity function and an MSE loss is utilized, the bias will remain more stable (here we show the variance "
+    "in the last 10 epochs) and closer to initialization"
+)
+_GROWS = "the trajectory length of NNs grows with the complexity of the function they are learning"
+
+
 def claims(scale: StepsScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
     late = f"length per epoch, mean of the last {LAST}"
     return [
-        _LADDER.each("training slows down with the frequency", f"{_PAPER}, figure 2a", "epochs", f"epochs until the training loss is below {FIT}"),
-        _LADDER.each("near the end the trajectory of an epoch is longer the higher the frequency", f"{_PAPER}, figure 2b", "trajectory", late),
-        _LADDER.ends("near the end the trajectory of an epoch is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 2b", "trajectory", late),
-        _LADDER.each("the test loss grows with the frequency", f"{_PAPER}, figure 2c", "test", "test loss at the end"),
+        _LADDER.each("training slows down with the frequency", f"{_PAPER}, figure 2a", "epochs", f"epochs until the training loss is below {FIT}").quoting(_SLOWS),
+        _LADDER.each("near the end the trajectory of an epoch is longer the higher the frequency", f"{_PAPER}, figure 2b", "trajectory", late).quoting(_LONGER),
+        _LADDER.ends("near the end the trajectory of an epoch is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 2b", "trajectory", late).quoting(_LONGER, "weaker"),
+        _LADDER.each("the test loss grows with the frequency", f"{_PAPER}, figure 2c", "test", "test loss at the end").quoting(_TEST),
         Claim(
             "longer trajectories go with poorer test loss", f"{_PAPER}, section 6", "rank correlation over frequencies",
             VARIANTS, _together, above=0.0,
+        ).quoting(_TEST, "weaker"),
+        _LADDER.each("the variance of the bias over the last ten epochs grows with the frequency", f"{_PAPER}, figure 3a", "variance", "variance").quoting(_STABLE),
+        _LADDER.ends("the variance of the bias is larger at the highest frequency than at the lowest", f"{_PAPER}, figure 3a", "variance", "variance").quoting(_STABLE, "weaker"),
+        _LADDER.each("the bias ends further from where it began the higher the frequency", f"{_PAPER}, figure 3b", "distance", "distance").quoting(_STABLE),
+        _LADDER.ends("the bias ends further from where it began at the highest frequency than at the lowest", f"{_PAPER}, figure 3b", "distance", "distance").quoting(_STABLE, "weaker"),
+        _LADDER.each("the whole trajectory is longer the higher the frequency", f"{_PAPER}, figure 7a", "total", "whole length at the end").quoting(_GROWS),
+        _LADDER.ends("the whole trajectory is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 7a", "total", "whole length at the end").quoting(_GROWS, "weaker"),
+        _LADDER.ends("at every point of training, such as a third of the way, it is longer at the highest frequency than at the lowest", f"after the caption of figure 7 of {_PAPER}", "total_third", "whole length at a third of the epochs").quoting(
+            "Length of the normalized trajectory at every pointing in the training starting from initialization.", "ours"
         ),
-        _LADDER.each("the variance of the bias over the last ten epochs grows with the frequency", f"{_PAPER}, figure 3a", "variance", "variance"),
-        _LADDER.ends("the variance of the bias is larger at the highest frequency than at the lowest", f"{_PAPER}, figure 3a", "variance", "variance"),
-        _LADDER.each("the bias ends further from where it began the higher the frequency", f"{_PAPER}, figure 3b", "distance", "distance"),
-        _LADDER.ends("the bias ends further from where it began at the highest frequency than at the lowest", f"{_PAPER}, figure 3b", "distance", "distance"),
-        _LADDER.each("the whole trajectory is longer the higher the frequency", f"{_PAPER}, figure 7a", "total", "whole length at the end"),
-        _LADDER.ends("the whole trajectory is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 7a", "total", "whole length at the end"),
-        _LADDER.ends("at every point of training, such as a third of the way, it is longer at the highest frequency than at the lowest", f"{_PAPER}, figure 7a", "total_third", "whole length at a third of the epochs"),
         _LADDER.each(
             "among networks that have fitted their points equally well, the trajectory so far is longer the higher the frequency",
             f"{_PAPER}, appendix A.4", "total_fit", f"whole length until the training loss is below {FIT}",
+        ).quoting(
+            "between any two NNs that have fitted the training data equally well, the one that implements a higher complexity function "
+            "has consistently a longer trajectory"
         ),
     ]  # fmt: skip
 

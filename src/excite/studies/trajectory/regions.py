@@ -35,6 +35,7 @@ MAIN, DEEP = "ω = 0.5", "ω = 0.5, four hidden layers"
 OTHERS = {0.25: "ω = 0.25", 1.0: "ω = 1"}
 ROUNDING = 1e-9
 _PAPER = "What training reveals, appendix A.3"
+_FOUR = "the bound overestimates the constants by roughly a factor of four"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +243,7 @@ def _claims_of(variant: str) -> list[Claim]:
             lambda n: float(n[variant].least < 1 - ROUNDING),
             below=0.5,
             kind="universal",
-        ),
+        ).quoting("the Lipschitz constant of f^(t) in R_x is bounded by the following Basis Pursuit problem"),
         Claim(
             f"the theorem does not explain the global behaviour: most of the empty plane is not covered by it, {variant}",
             _PAPER,
@@ -250,7 +251,7 @@ def _claims_of(variant: str) -> list[Claim]:
             (variant,),
             lambda n: n[variant].reached,
             below=0.5,
-        ),
+        ).quoting("the theory does not explain the global behavior of the NN", "threshold"),
         Claim(
             f"where it applies the bound overestimates by roughly a factor of four (two to eight), {variant}",
             f"{_PAPER}, with exact constants at training points as in figure 6",
@@ -258,7 +259,7 @@ def _claims_of(variant: str) -> list[Claim]:
             (variant,),
             lambda n: abs(np.log2(n[variant].ratio_exact / 4)),
             below=1.0,
-        ),
+        ).quoting(_FOUR, "threshold"),
         Claim(
             f"the same with φ measured in training, {variant}",
             "What training reveals, Theorem 2",
@@ -266,7 +267,7 @@ def _claims_of(variant: str) -> list[Claim]:
             (variant,),
             lambda n: abs(np.log2(n[variant].ratio / 4)),
             below=1.0,
-        ),
+        ).quoting(_FOUR, "threshold"),
     ]
 
 
@@ -281,7 +282,7 @@ def claims(scale: RegionsScale) -> list[Claim]:
             (MAIN,),
             lambda n: n[MAIN].density,
             above=1.0,
-        ),
+        ).quoting("the smaller and more densely packed regions being found close to the (0,0)point"),
         Claim(
             "low and high constants are clustered",
             _PAPER,
@@ -289,7 +290,7 @@ def claims(scale: RegionsScale) -> list[Claim]:
             (MAIN,),
             lambda n: n[MAIN].clustering,
             below=1.0,
-        ),
+        ).quoting("it appears that low- and high-Lipschitz constants are clustered", "threshold"),
         *(claim for variant in (*OTHERS.values(), DEEP) for claim in _claims_of(variant)[:2]),
         Claim(
             "a deeper network leaves less within reach",
