@@ -288,6 +288,37 @@ def _probe(kind: Any, **arguments: tuple[str, Callable[[], Any]]) -> Call:
     )
 
 
+class _Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + torch.relu(y.transpose(1, 2).flatten(2))
+
+
+def _vital(kind: Any, **options: Any) -> None:
+    """Two steps of a small transformer that one probe watches."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(5, 8), _Attention(), torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 5)
+    )
+    optimizer, ids = torch.optim.Adam(model.parameters()), torch.randint(5, (3, 4))
+    probe = kind(**options)
+    with excite.watch(model, ids, None, optimizer, [probe], strict=True) as watching:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(ids).square().mean().backward()
+            optimizer.step()
+            watching.step(0.5)
+
+
+def _sign(kind: Any, **arguments: tuple[str, Callable[[], Any]]) -> Call:
+    return Call(lambda **given: _vital(kind, **given), {"schedule": ("schedule", lambda: None), **arguments})
+
+
 def _run_method(name: str) -> Callable[..., Any]:
     """The method of a run with two steps and a checkpoint."""
 
@@ -464,6 +495,14 @@ CALLS: dict[str, Call] = {
     "probes.Distance": _probe(probes.Distance),
     "probes.GradientNorm": _probe(probes.GradientNorm),
     "probes.UpdateRatio": _probe(probes.UpdateRatio),
+    "probes.AdamMoments": _sign(probes.AdamMoments),
+    "probes.AttentionLogits": _sign(probes.AttentionLogits),
+    "probes.DeadUnits": _sign(probes.DeadUnits),
+    "probes.ResidualStream": _sign(probes.ResidualStream),
+    "probes.LogNormalizer": _sign(probes.LogNormalizer, output=PICK),
+    "probes.TokenRank": _sign(probes.TokenRank, sequences=("count", lambda: 2)),
+    "probes.CriticalSharpness": _sign(probes.CriticalSharpness, loss=("function", lambda: None)),
+    "probes.vital_signs": Call(lambda **given: [one.name for one in probes.vital_signs(**given)], {"every": ("count", lambda: 10), "output": ("pick", lambda: None)}),
     "probes.Direction": _probe(probes.Direction, window=("count", lambda: 2)),
     "probes.Signs": _probe(probes.Signs, window=("count", lambda: 2)),
     "probes.Rank": _probe(probes.Rank, max_rows=("count", lambda: 8), units=("flag", lambda: False)),

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from excite._core.calls import Batch, Pick
 from excite.errors import InputError
-from excite.probes import Probe, default_probes
+from excite.probes import AdamMoments, Probe, default_probes, vital_signs
 from excite.probes.schedules import Schedule, as_schedule
+from excite.probes.vital_signs.adam_moments import is_adam
+from excite.probes.vital_signs.blocks import has_attention
 
 Every = int | Schedule | Mapping[str, int | Schedule]
 
@@ -21,11 +24,12 @@ def chosen_probes(
     optimizer: torch.optim.Optimizer | None,
     output: Pick,
     further: Sequence[Probe],
+    model: nn.Module,
 ) -> list[Probe]:
     """The probes to attach. Of the defaults those are left out that need an example or an optimizer that is not there."""
     given = {"example": example, "optimizer": optimizer}
     if probes is None:
-        everything = default_probes(output)
+        everything = default_probes(output) + _signs(model, optimizer, output)
         chosen = [p for p in everything if all(given[need] is not None for need in p.requires)]
     else:
         chosen = list(probes)
@@ -40,6 +44,14 @@ def chosen_probes(
     if every is not None:
         _schedule(chosen, every)
     return chosen
+
+
+def _signs(model: nn.Module, optimizer: torch.optim.Optimizer | None, output: Pick) -> list[Probe]:
+    """Vital signs of models with attention; without Adam's moments for other optimizers."""
+    if not has_attention(model):
+        return []
+    adam = optimizer is not None and is_adam(optimizer)
+    return [probe for probe in vital_signs(output=output) if adam or not isinstance(probe, AdamMoments)]
 
 
 def _schedule(probes: Sequence[Probe], every: Every) -> None:

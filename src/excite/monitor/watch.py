@@ -86,7 +86,7 @@ def watch(
     _check(model, example, run, strict)
     margins = LiveMargins.draw(model, train, test, normalize=normalize, bounds=bounds, threshold=threshold)
     example = margins.example(model) if example is None else example
-    chosen = chosen_probes(probes, every, example, optimizer, output, margins.probes(margin_batch, output))
+    chosen = chosen_probes(probes, every, example, optimizer, output, margins.probes(margin_batch, output), model)
     settings = WatchSettings(
         example, None, optimizer, chosen, strict, not isinstance(run, Run), (), _checked_rules(alerts), probes is None, output,
         make_saver(checkpoint, model, run),

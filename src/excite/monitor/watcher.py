@@ -365,7 +365,9 @@ class Watch:
                 if id(probe.schedule) in costs:
                     end = self._settled() if self._device.type == "cuda" else time.monotonic()
                     costs[id(probe.schedule)] += end - start
-        if (ctx.messages or ctx.artifacts) and rank_and_size()[0] == 0:
+        if (ctx.messages or ctx.artifacts or ctx.earlier) and rank_and_size()[0] == 0:
+            for step, values in ctx.earlier:
+                self._buffer.add_scalars(step, LOGGED_BY_FRAMEWORK, DeviceScalars(values))
             for message in ctx.messages:
                 say(message)
             self._store(ctx)

@@ -29,15 +29,27 @@ from excite.probes.schedules import Budget, Every, PaidSchedule, PowersOfTwo, Sc
 from excite.probes.signs import Signs, sign_changes
 from excite.probes.spectrum import Between, Spectrum
 from excite.probes.update_ratio import UpdateRatio
+from excite.probes.vital_signs.adam_moments import AdamMoments
+from excite.probes.vital_signs.attention_logits import AttentionLogits
+from excite.probes.vital_signs.critical_sharpness import CriticalSharpness
+from excite.probes.vital_signs.dead_units import DeadUnits
+from excite.probes.vital_signs.defaults import vital_signs
+from excite.probes.vital_signs.log_normalizer import LogNormalizer
+from excite.probes.vital_signs.residual_stream import ResidualStream
+from excite.probes.vital_signs.token_rank import TokenRank
 
 __all__ = [
+    "AdamMoments",
     "Alignment",
     "Alignments",
+    "AttentionLogits",
     "Between",
     "Budget",
     "Conservation",
     "Consistency",
     "Consistent",
+    "CriticalSharpness",
+    "DeadUnits",
     "Direction",
     "Distance",
     "Every",
@@ -48,6 +60,7 @@ __all__ = [
     "Ledger",
     "LedgerEntry",
     "LedgerReport",
+    "LogNormalizer",
     "Loss",
     "Margin",
     "MarginGap",
@@ -56,12 +69,14 @@ __all__ = [
     "PowersOfTwo",
     "Probe",
     "Rank",
+    "ResidualStream",
     "Richness",
     "Schedule",
     "Signs",
     "Smallest",
     "Spectrum",
     "StepContext",
+    "TokenRank",
     "Trajectory",
     "Units",
     "UpdateRatio",
@@ -78,6 +93,7 @@ __all__ = [
     "smallest_eigenvalue",
     "smallest_eigenvalues",
     "trajectory",
+    "vital_signs",
 ]
 
 __getattr__ = renamed_names(__name__, {"Entry": "LedgerEntry", "Moment": "StepContext", "Reading": "LedgerReport"})

@@ -70,6 +70,8 @@ class StepContext:
         final: Whether this is the measurement at the end of the training.
         messages: Lines for the user; a probe may append some.
         artifacts: Results that the watch stores in the run as JSON, by name; a probe may add some.
+        shared: What one probe computed at this step and others may use, by key.
+        earlier: Values of earlier steps by full metric name, (step, values); a probe may append some for the run.
 
     Example:
         >>> ctx = StepContext(model, step=0, example=x)
@@ -87,6 +89,8 @@ class StepContext:
     final: bool = False
     messages: list[str] = field(default_factory=list, repr=False)
     artifacts: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    shared: dict[str, Any] = field(default_factory=dict, repr=False)
+    earlier: list[tuple[int, dict[str, float]]] = field(default_factory=list, repr=False)
 
     def wiring(self, output: Pick = None) -> Wiring:
         """What the model is made of (`excite.trace` on the example), for all probes that ask at this moment."""

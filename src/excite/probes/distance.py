@@ -43,12 +43,12 @@ def _distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[
     return moved, moved / tensor_norms(start).to(moved.device).norm()
 
 
-def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Euclidean norms of several tensors, (count,) in float64; of the full tensors where these are sharded."""
+def tensor_norms(tensors: Sequence[Tensor], order: int = 2) -> Tensor:
+    """Norms of several tensors, by default Euclidean, (count,) in float64; of the full tensors where these are sharded."""
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
     wide = [one if one.dtype in (torch.float32, torch.float64) else one.float() for one in tensors]
-    norms = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in torch._foreach_norm(wide)]
+    norms = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in torch._foreach_norm(wide, order)]
     return torch.stack([one.double().to(norms[0].device) for one in norms])
 
 
@@ -74,9 +74,12 @@ class LayerGroups:
 
     def norms(self, tensors: Sequence[Tensor]) -> Tensor:
         """Euclidean norm of each group, (groups,) in float64, of tensors in the order of `paths`; left on the device."""
-        norms = tensor_norms(tensors)
-        self._member = self._member.to(norms.device)
-        return (self._member @ norms.square()).sqrt()
+        return self.roots(tensor_norms(tensors).square())
+
+    def roots(self, squares: Tensor) -> Tensor:
+        """√Σ over the members of each group, (groups,), of one number per path."""
+        self._member = self._member.to(squares.device)
+        return (self._member @ squares).sqrt()
 
 
 class Distance(Probe):

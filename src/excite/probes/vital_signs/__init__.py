@@ -1,0 +1,1 @@
+"""Vital signs of transformers, one probe each: attention, residual stream, updates, outputs."""

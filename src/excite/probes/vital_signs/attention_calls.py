@@ -1,0 +1,152 @@
+"""Every call of attention while a model runs: the largest logit and the entropy of each head.
+
+Kernels are not changed. For `scaled_dot_product_attention` the logits are computed again from the queries and keys it gets; where
+the model calls softmax itself, its input has the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from excite._core.intercept.functions import OPENED
+
+_SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_MASKED = -1e30  # logits below belong to pairs that may not attend: masks add the smallest number of a dtype
+_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of attention.
+
+    Attributes:
+        module: Path of the module that makes it.
+        largest: Largest logit of each head, (heads,), over sequences and over pairs of tokens that may attend.
+        entropy: Mean over query tokens of the entropy −Σ p log p of each head, (heads,), in nats.
+    """
+
+    module: str
+    largest: Tensor
+    entropy: Tensor
+
+
+def attention_signs(logits: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Largest logit and mean entropy of each head.
+
+    Args:
+        logits: (sequences, heads, queries, keys), −∞ where a query may not attend.
+        tokens: (sequences, queries), 0 for queries that are padding. Queries that may attend to nothing do not count either.
+
+    Returns:
+        Two tensors (heads,). Entropies are means over queries, in nats.
+    """
+    largest, total, count = _head_sums(logits, tokens)
+    return largest, total / count
+
+
+def _head_sums(logits: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each head, (heads,): the largest logit, the sum of the entropies of queries that count, and their number."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = logits.masked_fill(logits < _MASKED, -math.inf)
+    counted = (logits > -math.inf).any(-1)  # (sequences, heads, queries)
+    if tokens is not None and tokens.shape == (logits.shape[0], logits.shape[2]):
+        counted = counted & tokens.bool()[:, None, :]
+    largest = torch.where(counted, logits.amax(-1), -math.inf).amax((0, 2))
+    log_p = torch.where(counted[..., None], logits, 0.0).log_softmax(-1)
+    entropy = torch.special.entr(log_p.exp()).sum(-1)  # 0 log 0 = 0
+    return largest, torch.where(counted, entropy, 0.0).sum((0, 2)), counted.sum((0, 2)).to(entropy.dtype)
+
+
+def attention_logits(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+    """Logits of `scaled_dot_product_attention`, (..., heads, queries, keys), −∞ where a query may not attend.
+
+    Keys of grouped attention are shared by heads/groups consecutive query heads.
+    """
+    wide = torch.promote_types(query.dtype, torch.float32)
+    query, key = query.to(wide), key.to(wide)
+    if key.dim() > 2 and key.shape[-3] != query.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    scores = query @ key.transpose(-1, -2)
+    scores = scores * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allowed, -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return scores
+
+
+class AttentionMode(TorchFunctionMode):
+    """While active, records every call of attention in `calls`.
+
+    Args:
+        sequences: Size of the batch: tells the axis of heads where it is merged with that of sequences.
+        tokens: (sequences, tokens), 0 for padding.
+    """
+
+    def __init__(self, sequences: int, tokens: Tensor | None = None):
+        super().__init__()
+        self.calls: list[AttentionCall] = []
+        self.stack: list[str] = []  # paths of the modules that run
+        self._sequences, self._tokens = sequences, tokens
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            self._kernel(dict(zip(_SDPA, args)) | kwargs)
+        elif func in _SOFTMAX:
+            self._softmax(args, kwargs)
+        elif func in OPENED:  # nn.MultiheadAttention: what it calls is seen one by one
+            with self:
+                return OPENED[func](*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _kernel(self, a: dict[str, Any]) -> None:
+        query, key, mask = a["query"], a["key"], a.get("attn_mask")
+        if query.dim() == 3:  # (sequences · heads, tokens, width)
+            query, key = self._with_heads(query), self._with_heads(key)
+            mask = self._with_heads(mask) if mask is not None and mask.dim() == 3 else mask
+        elif query.dim() != 4:
+            return
+        causal, scale = bool(a.get("is_causal", False)), a.get("scale")
+        parts = []
+        for i in range(query.shape[0]):  # one sequence at a time: a square of tokens per head
+            one = mask[i : i + 1] if mask is not None and mask.dim() == 4 and mask.shape[0] > 1 else mask
+            logits = attention_logits(query[i : i + 1], key[i : i + 1], one, causal, scale)
+            parts.append(self._sums(logits, i))
+        self._add(parts)
+
+    def _softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        logits = args[0] if args else kwargs.get("input")
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        if not isinstance(logits, Tensor) or dim not in (-1, logits.dim() - 1) or logits.dim() not in (3, 4):
+            return
+        if logits.dim() == 3:
+            # (sequences, tokens, classes) is no attention; (sequences · heads, queries, keys) is, inside a module named so.
+            if "att" not in self._module().rpartition(".")[2].lower() or logits.shape[0] % self._sequences:
+                return
+            logits = self._with_heads(logits)
+        self._add([self._sums(logits[i : i + 1], i) for i in range(logits.shape[0])])
+
+    def _with_heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(0, (self._sequences, -1)) if x.shape[0] % self._sequences == 0 else x[None]
+
+    def _sums(self, logits: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        return _head_sums(logits, None if self._tokens is None else self._tokens[i : i + 1])
+
+    def _add(self, parts: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+        largest, total, count = (torch.stack(column) for column in zip(*parts))
+        self.calls.append(AttentionCall(self._module(), largest.amax(0), total.sum(0) / count.sum(0)))
+
+    def _module(self) -> str:
+        return self.stack[-1] if self.stack else ""

@@ -1,0 +1,156 @@
+"""Attention by head: the largest logit and the entropy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from excite._core.warn import warn_user
+from excite.errors import ModelError
+from excite.probes.base import Every, Probe, Reduction, Schedule, StepContext, Values
+from excite.probes.findings import MAX_NAMED, Finding, MetricSeries, Panel, finite, number, rise, since
+from excite.probes.vital_signs.attention_calls import AttentionCall
+from excite.probes.vital_signs.blocks import attention_modules
+from excite.probes.vital_signs.sample import sample_pass
+
+_LARGE = 50.0  # logits above which softmax is close to one-hot, and trainings in bfloat16 have diverged
+_COLLAPSED = 0.05  # nats
+
+
+class AttentionLogits(Probe):
+    """Largest attention logit and entropy of every head, on two sequences of the example.
+
+    Records, for the whole network and per head (named by the module that calls attention):
+        ``attention/logit[/MODULE/headN]``: largest q·k/√d with bias and mask, over queries and the keys they may attend to.
+        ``attention/entropy[/MODULE/headN]``: mean over queries of −Σ p log p, in nats; the value of the network is the smallest.
+
+    Logits that grow without bound and entropies that fall to zero precede divergence (Zhai et al. 2023, Wortsman et al. 2023). The
+    pass is one of its own in evaluation mode: the training step and its kernels are not changed. For
+    ``scaled_dot_product_attention`` logits are computed again from the queries and keys that it gets; where the model calls
+    softmax itself, its input has the logits. Values are computed in float32 or better. Padding, as the ``attention_mask`` of the
+    example says it, does not count.
+
+    A module named after attention that calls neither, such as a kernel of another package, is named in one warning.
+
+    Args:
+        schedule: When to measure. Default: every 50 steps.
+
+    Example:
+        >>> from excite.probes import AttentionLogits, Every
+        >>> probe = AttentionLogits(Every(100))
+    """
+
+    name = "attention"
+    reduction = "max"
+    reductions: ClassVar[Mapping[str, Reduction]] = {"entropy": "mean"}
+    requires = ("example",)
+    panel = Panel(
+        "attention",
+        "Attention by head",
+        "The largest attention logit of each head, and the mean entropy of its attention. Logits that keep growing, and "
+        "entropies that fall to zero, precede divergence.",
+        (("logit", "largest logit"), ("entropy", "entropy (nats)")),
+        order=33,
+        heatmap=True,
+        docs="language-models.md#vital-signs",
+    )
+
+    def __init__(self, schedule: Schedule | None = None):
+        super().__init__(Every(50) if schedule is None else schedule)
+
+    def attach(self, ctx: StepContext) -> None:
+        """Finds the calls of attention; warns once of modules whose attention cannot be seen."""
+        calls = sample_pass(ctx).attention
+        unseen = unseen_attention(ctx.model, calls)
+        if not calls:
+            named = f" ({_listed(unseen)})" if unseen else ""
+            raise ModelError(
+                f"no attention can be seen{named}: expected scaled_dot_product_attention, or softmax over logits "
+                "(sequences, heads, queries, keys); a custom kernel hides its logits"
+            )
+        if unseen:
+            warn_user(
+                f"attention of {_listed(unseen)} cannot be seen, as in a custom kernel: expected "
+                "scaled_dot_product_attention or softmax over its logits; others are measured"
+            )
+
+    def measure(self, ctx: StepContext) -> Values:
+        """Measures the attention of each head on the sample."""
+        values: dict[str, Tensor] = {}
+        calls = sample_pass(ctx).attention
+        for name, call in head_calls(calls):
+            for head, (logit, entropy) in enumerate(zip(call.largest.unbind(), call.entropy.unbind())):
+                values[f"logit/{name}/head{head}"], values[f"entropy/{name}/head{head}"] = logit, entropy
+        if calls:
+            values["logit"] = max_of([call.largest.amax() for call in calls])
+            values["entropy"] = -max_of([-call.entropy.amin() for call in calls])
+        return values
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
+        return [*_growing(history), *_collapsed(history)]
+
+
+def max_of(scalars: Sequence[Tensor]) -> Tensor:
+    """The largest of several scalars, on the device of the first."""
+    largest = scalars[0]
+    for one in scalars[1:]:
+        largest = largest.maximum(one.to(largest.device))
+    return largest
+
+
+def head_calls(calls: Sequence[AttentionCall]) -> Iterator[tuple[str, AttentionCall]]:
+    """Calls with names: the path of the module, with "#2" for its second call."""
+    seen: Counter[str] = Counter()
+    for call in calls:
+        name = call.module or "attention"
+        seen[name] += 1
+        yield (f"{name}#{seen[name]}" if seen[name] > 1 else name), call
+
+
+def unseen_attention(model: nn.Module, calls: Sequence[AttentionCall]) -> list[str]:
+    """Innermost modules named after attention, other than containers and helpers without weights, that made no call."""
+    found = attention_modules(model)
+    seen = {call.module for call in calls}
+    innermost = [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
+    return [
+        path
+        for path in innermost
+        if next(found[path].parameters(), None) is not None
+        and not any(one == path or one.startswith(f"{path}.") or path.startswith(f"{one}.") for one in seen)
+    ]
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
+    return f"{', '.join(paths[:MAX_NAMED])}{more}"
+
+
+def _growing(history: MetricSeries) -> list[Finding]:
+    found = {head: rise(series) for head, series in history.layers("attention/logit").items()}
+    large = {head: up for head, up in found.items() if up is not None and up.large and up.now > _LARGE}
+    if not large:
+        return []
+    head = max(large, key=lambda one: large[one].now)
+    up = large[head]
+    more = f"; {len(large) - 1} more heads are above {number(_LARGE)}" if len(large) > 1 else ""
+    return [Finding("warning", f"The largest attention logit of {head} grew from {number(up.before)} to {number(up.now)} {since(up)}{more}.",
+                    "Normalize queries and keys (QK-norm), or lower the learning rate of these projections.")]  # fmt: skip
+
+
+def _collapsed(history: MetricSeries) -> list[Finding]:
+    last = {head: finite(series)[1] for head, series in history.layers("attention/entropy").items()}
+    low = {
+        head: float(values[-1])
+        for head, values in last.items()
+        if len(values) > 1 and values[-1] < _COLLAPSED < values[0]
+    }
+    if not low:
+        return []
+    names = sorted(low, key=low.__getitem__)
+    return [Finding("warning", f"The attention of {_listed(names)} has collapsed onto one token: its entropy is "
+                               f"{number(low[names[0]])} nats.", "Normalize queries and keys (QK-norm).")]  # fmt: skip

@@ -1,0 +1,55 @@
+"""Where the attention modules and the blocks of a transformer are, from its modules alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from excite._core.intercept.affine import clean_path
+
+_ATTENTION = ("attention", "attn")
+
+
+def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules whose class is named after attention ("CausalSelfAttention", "GPT2Attention", ...), by path."""
+    return {
+        clean_path(path): module
+        for path, module in model.named_modules()
+        if any(word in type(module).__name__.lower() for word in _ATTENTION)
+    }
+
+
+def has_attention(model: nn.Module) -> bool:
+    """Whether `excite.watch` measures vital signs by default: a module's class is named after attention."""
+    return bool(attention_modules(model))
+
+
+def blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """The repeated blocks of a transformer by path: items of a list of modules that hold attention.
+
+    An item counts where a module below it (or itself) is named after attention; of nested lists the outer one counts.
+    """
+    held = [path for path, _ in attention_modules(model).items()]
+    found: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        path = clean_path(path)
+        if not isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict) or _below(path, found):
+            continue
+        items = {f"{path}.{name}" if path else name: item for name, item in module.named_children()}
+        # An attention module may itself be a list; its parts are no blocks.
+        found |= {name: item for name, item in items.items() if any(_below(one, (name,)) for one in held)}
+    return found
+
+
+def _below(path: str, others: Any) -> bool:
+    return any(path == other or path.startswith(f"{other}.") for other in others)
+
+
+def stream(output: Any) -> Tensor | None:
+    """The residual stream (..., tokens, width) that a block returns: its output, or the first part of it."""
+    while isinstance(output, tuple | list) and output:
+        output = output[0]
+    if not isinstance(output, Tensor):
+        output = getattr(output, "last_hidden_state", None)
+    return output if isinstance(output, Tensor) and output.is_floating_point() and output.dim() >= 2 else None

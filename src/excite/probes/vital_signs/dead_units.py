@@ -1,0 +1,133 @@
+"""Units whose activation no token of a sample excites, per layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from excite._core.calls import Batch, call, own_copy
+from excite._core.intercept.affine import AffineCall, Names
+from excite.errors import InputError, ModelError
+from excite.probes.base import Every, Probe, Schedule, StepContext, Values
+from excite.probes.findings import MAX_NAMED, Finding, MetricSeries, Panel, finite
+from excite.probes.layer_inputs import unit_rows
+from excite.probes.vital_signs.sample import SEQUENCES, few_sequences, running, token_mask
+from excite.wiring.activations import ActivationCall, UnitMode
+from excite.wiring.normalization import as_trained
+
+_MANY = 0.5  # fraction of dead units above which there is a warning
+_NOT_ACTIVATIONS = ("pow", "square", "sqrt", "rsqrt", "reciprocal", "abs")  # of normalizations, and of a GELU by hand
+
+
+class _Activated(UnitMode):
+    """Affine calls whose units reach an activation, with the shape of their input."""
+
+    def __init__(self, names: Names):
+        super().__init__(names)
+        self.affine: list[tuple[AffineCall, torch.Size, torch.Size]] = []  # with the shapes of input and output
+
+    def called(self, call: AffineCall) -> Tensor:
+        output = call.run(call.input)
+        self.affine.append((call, call.input.shape, output.shape))
+        return output
+
+    def activated(self, activation: ActivationCall) -> None:
+        if activation.name not in _NOT_ACTIVATIONS:
+            super().activated(activation)
+
+    def active(self, reached: dict[str, Tensor]) -> dict[str, Tensor]:
+        """(points, units) by layer: where the input of the activation that units reach is positive.
+
+        `reached` has the units of each layer that reach one; it is filled the first time, which waits for the device.
+        """
+        found = {}
+        for number, (affine, shape, made) in enumerate(self.affine):
+            judged = self.judged[number]
+            if not judged or any(one.before for one in judged):  # no activation follows element by element
+                continue
+            ones = torch.ones(made, device=judged[0].positive.device)
+            rows = unit_rows(affine, shape, self.positive(number, lambda: -ones))  # noqa: B023
+            if rows is None:
+                continue
+            if affine.name not in reached:
+                # Elements that reach no activation follow the sign of what is given for them.
+                other = unit_rows(affine, shape, self.positive(number, lambda: ones))  # noqa: B023
+                assert other is not None
+                reached[affine.name] = rows.eq(other).all(0).nonzero().flatten()
+            if len(reached[affine.name]):
+                found[affine.name] = rows.index_select(1, reached[affine.name])
+        return found
+
+
+def dead_fraction(active: Tensor, tokens: Tensor | None = None) -> Tensor:
+    """Fraction of units that are active at no point, of (points, units); points that are padding do not count."""
+    if tokens is not None and tokens.numel() == len(active):
+        active = active & (tokens != 0).reshape(-1, 1)
+    return (~active.any(0)).double().mean()
+
+
+class DeadUnits(Probe):
+    """Fraction of units that no token of a sample activates, on two sequences of the example.
+
+    A unit is active where the input of its activation is positive, after the normalization that stands between. Of a ReLU the
+    units that are never active receive no gradient from the sample; GELU and SiLU pass a little.
+
+    Records, per layer whose outputs enter an activation:
+        ``dead/fraction/LAYER``: units that are active for no token, over all units of the layer.
+
+    Attention and output layers have no activation and no value. The rank of a layer's input is `Rank`'s to measure.
+
+    Args:
+        schedule: When to measure. Default: every 50 steps.
+
+    Example:
+        >>> from excite.probes import DeadUnits, Every
+        >>> probe = DeadUnits(Every(100))
+    """
+
+    name = "dead"
+    reduction = "mean"
+    requires = ("example",)
+    panel = Panel(
+        "dead",
+        "Dead units",
+        "The fraction of units of a layer that no token of the sample activates: the input of their activation is never positive.",
+        (("fraction", "fraction of dead units"),),
+        order=36,
+        heatmap=True,
+        docs="language-models.md#vital-signs",
+    )
+
+    def __init__(self, schedule: Schedule | None = None):
+        super().__init__(Every(50) if schedule is None else schedule)
+        self._reached: dict[str, Tensor] = {}
+
+    def attach(self, ctx: StepContext) -> None:
+        """Checks that a layer enters an activation."""
+        if not self.measure(ctx):
+            raise ModelError("no layer enters an activation that can be seen: leave DeadUnits out")
+
+    @torch.no_grad()
+    def measure(self, ctx: StepContext) -> Values:
+        """Measures which units are active on the sample."""
+        if ctx.example is None:
+            raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
+        batch: Batch = few_sequences(ctx.example, SEQUENCES)
+        mode = _Activated(Names(ctx.model))
+        with running(SEQUENCES), as_trained(ctx.model, batch), mode:
+            call(ctx.model, own_copy(batch))
+        tokens = token_mask(batch)
+        return {f"fraction/{layer}": dead_fraction(rows, tokens) for layer, rows in mode.active(self._reached).items()}
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
+        last = {layer: finite(series)[1] for layer, series in history.layers("dead/fraction").items()}
+        dead = {layer: float(values[-1]) for layer, values in last.items() if len(values) and values[-1] > _MANY}
+        if not dead:
+            return []
+        names = sorted(dead, key=lambda layer: -dead[layer])
+        listed = ", ".join(f"{dead[layer]:.0%} of {layer}" for layer in names[:MAX_NAMED])
+        more = f" and {len(names) - MAX_NAMED} more layers" if len(names) > MAX_NAMED else ""
+        return [Finding("warning", f"Units that no token activates: {listed}{more}.",
+                        "Lower the learning rate, or use an activation that passes negative inputs.")]  # fmt: skip

@@ -1,0 +1,127 @@
+"""The residual stream after each block of a transformer: size, outliers, kurtosis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from excite.errors import ModelError
+from excite.probes.base import Every, Probe, Reduction, Schedule, StepContext, Values
+from excite.probes.findings import Finding, MetricSeries, Panel, number, rise, since
+from excite.probes.vital_signs.sample import sample_pass, wide
+
+
+@dataclass(frozen=True)
+class StreamSigns:
+    """Size of a residual stream over all entries of all tokens.
+
+    Attributes:
+        rms: Root mean square.
+        largest: Largest absolute value.
+        kurtosis: Fourth central moment over the squared variance; 3 for a normal distribution.
+    """
+
+    rms: Tensor
+    largest: Tensor
+    kurtosis: Tensor
+
+
+def stream_signs(x: Tensor, tokens: Tensor | None = None) -> StreamSigns:
+    """Root mean square, largest entry and kurtosis of activations, over all entries.
+
+    Args:
+        x: Activations (..., tokens, width).
+        tokens: Mask (..., tokens), 0 for tokens that do not count.
+
+    Returns:
+        Tensors with one element each, in float32 or better, left on the device.
+
+    Example:
+        >>> import torch
+        >>> from excite.probes.vital_signs.residual_stream import stream_signs
+        >>> float(stream_signs(torch.tensor([[[1.0, -1.0], [1.0, -1.0]]])).kurtosis)
+        1.0
+    """
+    x = wide(x)
+    if tokens is None or tokens.shape != x.shape[:-1]:
+        counted, total = torch.ones((), dtype=x.dtype, device=x.device), x.new_tensor(float(x.numel()))
+    else:
+        counted = (tokens != 0)[..., None].to(x.dtype)
+        total = counted.sum() * x.shape[-1]
+    mean = (counted * x).sum() / total
+    variance = (counted * (x - mean).square()).sum() / total
+    fourth = (counted * (x - mean).pow(4)).sum() / total
+    return StreamSigns(
+        ((counted * x.square()).sum() / total).sqrt(), (counted * x.abs()).amax(), fourth / variance.square()
+    )
+
+
+class ResidualStream(Probe):
+    """Size of the residual stream after each block, on two sequences of the example.
+
+    Records, per block:
+        ``residual/rms/BLOCK``: root mean square over all entries of all tokens.
+        ``residual/largest/BLOCK``: largest absolute value.
+        ``residual/kurtosis/BLOCK``: fourth central moment over the squared variance; 3 for a normal distribution, large where
+        a few channels or tokens carry outliers.
+
+    A block is an item of a ``ModuleList`` (or ``Sequential``) that holds attention; the stream is its output. Padding, as the
+    ``attention_mask`` of the example says it, does not count.
+
+    Args:
+        schedule: When to measure. Default: every 50 steps.
+
+    Example:
+        >>> from excite.probes import Every, ResidualStream
+        >>> probe = ResidualStream(Every(100))
+    """
+
+    name = "residual"
+    reduction = "mean"
+    reductions: ClassVar[Mapping[str, Reduction]] = {"largest": "max"}
+    requires = ("example",)
+    panel = Panel(
+        "residuals",
+        "Residual stream",
+        "Size of the residual stream after each block. A few entries that grow far beyond the rest show as a large kurtosis; "
+        "they make low precision and quantization fail.",
+        (("rms", "root mean square"), ("largest", "largest entry"), ("kurtosis", "kurtosis")),
+        order=34,
+        log=True,
+        heatmap=True,
+        docs="language-models.md#vital-signs",
+    )
+
+    def __init__(self, schedule: Schedule | None = None):
+        super().__init__(Every(50) if schedule is None else schedule)
+
+    def attach(self, ctx: StepContext) -> None:
+        """Checks that blocks can be found."""
+        if not sample_pass(ctx).streams:
+            raise ModelError("no blocks found: expected a ModuleList of blocks whose attention modules are named so")
+
+    def measure(self, ctx: StepContext) -> Values:
+        """Measures the stream after each block."""
+        found = sample_pass(ctx)
+        signs = {path: stream_signs(x, found.tokens) for path, x in found.streams.items()}
+        return {
+            f"{quantity}/{path}": getattr(one, quantity)
+            for path, one in signs.items()
+            for quantity in ("rms", "largest", "kurtosis")
+        }
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
+        grown = {path: rise(series) for path, series in history.layers("residual/largest").items()}
+        large = {path: up for path, up in grown.items() if up is not None and up.large and up.ratio > 10}
+        if not large:
+            return []
+        path = max(large, key=lambda one: large[one].ratio)
+        up = large[path]
+        return [Finding("note", f"The largest entry of the residual stream after {path} grew from {number(up.before)} to "
+                                f"{number(up.now)} {since(up)}.")]  # fmt: skip

@@ -1,0 +1,130 @@
+"""Rank of the tokens within a sequence, apart from the rank over sequences."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from excite._core.checks import check_count
+from excite.errors import ModelError
+from excite.probes.activation_rank.covariance import Covariances
+from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
+from excite.probes.findings import Finding, MetricSeries, Panel, fall, number, since
+from excite.probes.vital_signs.sample import sample_pass, wide
+
+_TOKENS = 128  # of a sequence, spread evenly
+
+
+def spread(count: int, most: int = _TOKENS) -> Tensor:
+    """At most `most` places out of `count`, spread evenly."""
+    places: Tensor = torch.linspace(0, count - 1, min(count, most)).round().long()
+    return places
+
+
+def sequence_means(x: Tensor, tokens: Tensor | None = None) -> Tensor:
+    """Mean over the tokens of each sequence, (sequences, tokens, width) -> (sequences, width)."""
+    x = wide(x)
+    if tokens is None or tokens.shape != x.shape[:-1]:
+        return x.mean(-2)
+    counted = (tokens != 0)[..., None].to(x.dtype)
+    return (counted * x).sum(-2) / counted.sum(-2)
+
+
+def without_padding(x: Tensor, tokens: Tensor | None = None) -> Tensor:
+    """At most 128 tokens of each sequence; padding is replaced by the mean of the others.
+
+    That adds nothing to the covariance but a factor, which the effective rank does not see.
+    """
+    index = spread(x.shape[1]).to(x.device, non_blocking=True)
+    rows = wide(x).index_select(1, index)
+    if tokens is None or tokens.shape != x.shape[:-1]:
+        return rows
+    tokens = tokens.index_select(1, index)
+    return torch.where((tokens != 0)[..., None], rows, sequence_means(rows, tokens)[:, None, :])
+
+
+class TokenRank(Probe):
+    """Effective rank of the residual stream, of the tokens within a sequence and over sequences.
+
+    Records, per block:
+        ``token_rank/within/BLOCK``: effective rank of the tokens of one sequence (at most 128 of them, spread evenly) around
+        their mean; mean over sequences.
+        ``token_rank/between/BLOCK``: effective rank of the means of the sequences; at most the number of sequences − 1.
+
+    The effective rank is the exponential of the entropy of the normalized eigenvalues of the covariance (`effective_rank`). A rank
+    that pools the tokens of all sequences cannot tell a collapse of tokens onto one vector within every sequence, which deep
+    attention tends to, from sequences that all look alike.
+
+    Padding, as the ``attention_mask`` of the example says it, does not count.
+
+    Args:
+        schedule: When to measure. Default: every 250 steps.
+        sequences: Number of sequences of the example.
+
+    Raises:
+        InputError: If `sequences` is not a whole number of at least 1.
+
+    Example:
+        >>> from excite.probes import Every, TokenRank
+        >>> probe = TokenRank(Every(500), sequences=16)
+    """
+
+    name = "token_rank"
+    reduction = "mean"
+    requires = ("example",)
+    panel = Panel(
+        "token-rank",
+        "Rank of tokens",
+        "Effective rank of the residual stream after each block: of the tokens within a sequence, and of the means of sequences. "
+        "Tokens that all become one vector show as a rank within that falls to 1.",
+        (("within", "rank within a sequence"), ("between", "rank over sequences")),
+        order=32,
+        heatmap=True,
+        docs="language-models.md#vital-signs",
+    )
+
+    def __init__(self, schedule: Schedule | None = None, sequences: int = 8):
+        super().__init__(Every(250) if schedule is None else schedule)
+        self.sequences = check_count(sequences, "TokenRank: sequences")
+
+    def attach(self, ctx: StepContext) -> None:
+        """Checks that blocks return one vector per token."""
+        shapes = [tuple(x.shape) for x in sample_pass(ctx, self.sequences).streams.values()]
+        if not any(len(shape) == 3 for shape in shapes):
+            raise ModelError(f"expected blocks that return (sequences, tokens, width); got {shapes or 'no blocks'}")
+
+    @torch.no_grad()
+    def measure(self, ctx: StepContext) -> Measurement:
+        """Measures both ranks on the sample."""
+        found = sample_pass(ctx, self.sequences)
+        names: list[str] = []
+        rows: list[Tensor] = []
+        for path, x in found.streams.items():
+            if x.dim() != 3:
+                continue
+            rows += without_padding(x, found.tokens).unbind()
+            names += [f"within/{path}"] * len(x)
+            if len(x) > 1:
+                rows.append(sequence_means(x, found.tokens))
+                names.append(f"between/{path}")
+        covariances = Covariances(rows)
+
+        def compute() -> Values:
+            ranks: dict[str, list[float]] = {}
+            for name, spectrum in zip(names, covariances.spectra()):
+                ranks.setdefault(name, []).append(float(spectrum.effective_rank))
+            return {name: sum(several) / len(several) for name, several in ranks.items()}
+
+        return Deferred(compute) if covariances.apart else compute()
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
+        falls = {path: fall(series) for path, series in history.layers("token_rank/within").items()}
+        low = {path: down for path, down in falls.items() if down is not None and down.large and down.now < 2}
+        if not low:
+            return []
+        path = min(low, key=lambda one: low[one].now)
+        down = low[path]
+        return [Finding("warning", f"Tokens of a sequence became alike after {path}: their rank fell from {number(down.before)} to "
+                                   f"{number(down.now)} {since(down)}.", "Look at the entropy of attention in this block.")]  # fmt: skip
