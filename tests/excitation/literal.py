@@ -69,6 +69,28 @@ def direction(model: nn.Module, x: Tensor, radius: float, norm: str, turns: int,
     return v
 
 
+def longest_column(model: nn.Module, x: Tensor, radius: float) -> Tensor:
+    """Along the longest column of the Jacobian with respect to the perturbations of one layer; x of one sample."""
+    layers = layers_of(model)
+    d: list[Tensor | None] = [None] * len(layers)
+    output = forward(model, layers, x, d)
+    rows = [torch.autograd.grad(output[c], d, retain_graph=True) for c in range(len(output))]
+    jacobians = [torch.stack([row[k].flatten() for row in rows]) for k in range(len(layers))]  # (outputs, entries)
+    _, k, i = max((float(j[:, i].norm()), k, i) for k, j in enumerate(jacobians) for i in range(j.shape[1]))
+    step = [torch.zeros_like(p) for p in d]  # type: ignore[arg-type]
+    step[k].view(-1)[i] = radius
+    moved = forward(model, layers, x, list(step)) - output
+    return (moved / moved.norm()).detach()
+
+
+def reach(model: nn.Module, x: Tensor, norm: str, v: Tensor) -> float:
+    """Σ_k ‖J_k'v‖ in the dual norm; x of one sample."""
+    layers = layers_of(model)
+    d: list[Tensor | None] = [None] * len(layers)
+    gradients = torch.autograd.grad(forward(model, layers, x, d) @ v, d)
+    return sum(float(g.flatten().norm(p={"inf": 1, "2": 2, "1": torch.inf}[norm])) for g in gradients)
+
+
 def two_nearest(output: Tensor, codes: Tensor) -> Tensor:
     """From the second nearest code to the nearest, for one output."""
     order = (output - codes).norm(dim=1).argsort()

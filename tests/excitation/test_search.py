@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from excitation.literal import extreme, fixed, layers_of
+from excitation.literal import extreme, fixed, forward, layers_of, steepest
 from excite import PersistentExcitation, Relative
 from models import CASES, build, papers_network
 
@@ -192,3 +192,96 @@ def test_memory_does_not_grow_with_steps(monkeypatch):
             PersistentExcitation(model, 0.02, steps=steps).extremes(x)
         peaks.append(peak)
     assert peaks[1] == peaks[0]
+
+
+# Random starts, and the best iterate
+
+
+class Cosine(nn.Module):
+    def forward(self, x):
+        return x.cos()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("steps", [1, 4])
+def test_best_iterate_is_the_best_of_the_literal_ones(norm, steps):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), Cosine(), nn.Linear(6, 1)).double()
+    x, radius = torch.randn(4, 5, dtype=torch.float64), 20.0  # so large that steps overshoot
+    low, high = PersistentExcitation(model, radius, norm=norm, steps=steps, layers=["0"], keep_best=True).extremes(x)
+    last_low, last_high = PersistentExcitation(model, radius, norm=norm, steps=steps, layers=["0"]).extremes(x)
+    for i in range(len(x)):
+        up, down = ([model(x[i : i + 1]).squeeze()] for _ in range(2))
+        for sign, found in ((1, up), (-1, down)):
+            d = [None] * len([model[0]])
+            for _ in range(steps):
+                output = forward(model, [model[0]], x[i : i + 1], d)
+                gradients = torch.autograd.grad(output, d)
+                d = [
+                    (p + sign * radius / steps * steepest(g, norm)).detach().requires_grad_()
+                    for p, g in zip(d, gradients)
+                ]
+                found.append(forward(model, [model[0]], x[i : i + 1], d))
+        assert torch.allclose(high[i], torch.stack(up).max(), rtol=1e-10)
+        assert torch.allclose(low[i], torch.stack(down).min(), rtol=1e-10)
+    assert (high >= last_high - 1e-12).all()
+    assert (low <= last_low + 1e-12).all()
+    if steps > 1:
+        assert (high > last_high + 1e-6).any() or (low < last_low - 1e-6).any()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", ["mlp", "papers", "transformer-time-first", "dropout", "batchnorm"])
+def test_random_starts_stay_in_the_balls(name, norm):
+    model, x = build(name)
+    found = PersistentExcitation(model, 0.3, norm=norm, random_start=True, keep_best=True).perturbations(x)
+    for halves in found.values():
+        for d in halves:
+            if d.shape[0] == len(x):
+                assert (d.flatten(1).norm(p=float(norm), dim=1) <= 0.3 * (1 + 1e-12)).all()
+                assert (d != 0).any()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_linear_model_is_solved_from_a_random_start_too(norm):
+    model, x = build("linear")
+    pe = PersistentExcitation(model, 0.1, norm=norm, steps=20, layers="input", random_start=True, keep_best=True)
+    low, high = pe.extremes(x)
+    clean, reach = model(x).flatten(), 0.1 * model.weight.flatten().norm(p=DUAL[norm])
+    for move in (high - clean, clean - low):
+        assert (move <= reach * (1 + 1e-12)).all()
+        assert (move >= 0.95 * reach).all()
+
+
+def test_random_starts_come_from_the_global_random_state():
+    model, x = build("dropout")
+    pe = PersistentExcitation(model, 0.3, steps=1, random_start=True)
+    starts = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        starts.append(pe.loss(x, torch.tensor([0, 1, 1, 0])))
+        starts.append(pe.loss(x, torch.tensor([0, 1, 1, 0])))
+    assert torch.equal(starts[0], starts[2])
+    assert torch.equal(starts[1], starts[3])
+    assert len({float(s.detach()) for s in starts}) == 4
+
+
+def test_best_iterate_and_random_start_keep_bounds():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    x = torch.rand(5, 6, dtype=torch.float64)
+    pe = PersistentExcitation(model, 0.4, bounds=(0, 1), random_start=True, keep_best=True)
+    for d in pe.perturbations(x)["0"]:
+        assert (x + d).min() >= -1e-15
+        assert (x + d).max() <= 1 + 1e-15
+
+
+def test_a_hierarchy_and_codes_take_the_best_iterate():
+    for options, outputs in (({"classes": 3}, 3), ({"classes": 3, "hierarchy": "balanced"}, 2)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
+        x, y = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+        pe = PersistentExcitation(model, 0.2, keep_best=True, random_start=True, **options)
+        pe.loss(x, y).backward()
+        low, high = pe.extremes(x)
+        assert low.shape == high.shape == (5, outputs)

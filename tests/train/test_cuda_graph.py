@@ -123,6 +123,29 @@ def test_a_loss_per_sample_is_refused() -> None:
         step(torch.ones(2, 3), torch.ones(2))
 
 
+@on_a_gpu
+@pytest.mark.parametrize(
+    "options", [{"keep_best": True}, {"classes": 2, "starts": 3}, {"classes": 2, "norm": "1", "keep_best": True}], ids=str
+)
+def test_captured_search_options_are_the_plain_ones(
+    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    plain, captured = (losses(kind, "cuda", 30, **options) for kind in (Step, CapturedStep))
+    torch.testing.assert_close(plain, captured, rtol=1e-4, atol=1e-5)
+
+
+@on_a_gpu
+def test_captured_random_starts_differ_from_step_to_step() -> None:
+    model = build("small-cnn").cuda()
+    pe = PersistentExcitation(model, 0.3, steps=1, random_start=True)
+    step = CapturedStep(pe.loss, torch.optim.SGD(model.parameters(), lr=0.0), pe.setting)
+    x, y = torch.rand(20, 1, 8, 8).cuda(), (torch.arange(20) % 2).cuda()
+    found = [float(step(x, y)) for _ in range(10)]
+    assert step.why_not is None
+    assert len(set(found)) == 10
+
+
 HIDDEN = {
     "every layer": {"hidden_radius": 0.01},
     "every layer and AWP": {"hidden_radius": 0.01, "awp": 0.01},

@@ -23,7 +23,7 @@ from excite._core.preserve import Buffers, ignore_probes
 from excite._core.replay import Tape
 from excite._core.wrappers import eagerly
 from excite.errors import InputError
-from excite.excitation.perturbations import PerturbedInput, project, random_point, steepest
+from excite.excitation.perturbations import BestValues, PerturbedInput, steepest
 from excite.excitation.radius import root_mean_square
 from excite.excitation.search import (
     INPUT,
@@ -165,7 +165,8 @@ def _climb(
 ) -> dict[str, Tensor]:
     """All steps from `values`; `error` and `gradients` are those of the recording pass."""
     settings = ascent.settings
-    best = _Best(ascent.layers, ascent.batch) if settings.keep_best else None
+    layouts = {name: layer.layout for name, layer in ascent.layers.items()}
+    best = BestValues(layouts, ascent.batch) if settings.keep_best else None
     for step in range(settings.steps):
         if step or settings.record_clean or settings.hidden.random_start:  # the recording pass was not at these values
             values = {name: value.requires_grad_() for name, value in values.items()}
@@ -213,9 +214,7 @@ class _Ascent:
         start = {name: torch.zeros_like(inputs[name]).detach() for name in self._hidden}
         if self.settings.hidden.random_start:
             for name, zero in start.items():
-                layer, norm = self.layers[name], self._norm(name)
-                rows = random_point(layer.layout.by_sample(zero, self.batch), norm, layer.radius)
-                start[name] = layer.layout.from_samples(rows, zero).to(zero.dtype)
+                start[name] = self.layers[name].random(zero, self._norm(name), self.batch)
         return start
 
     def step(self, values: Mapping[str, Tensor], gradients: dict[str, Tensor | None]) -> dict[str, Tensor]:
@@ -243,9 +242,7 @@ class _Ascent:
                 return value.addcmul_(unit.to(value.dtype), length.to(value.dtype))
             return value.add_(unit.to(value.dtype), alpha=length)
         length = settings.step_size if name == INPUT else 2.5 * layer.radius / settings.steps
-        moved = value + (length * layer.steepest(value, gradient, norm, self.batch)).to(value.dtype)
-        rows = project(layer.layout.by_sample(moved, self.batch), norm, layer.radius)
-        return layer.within_bounds(layer.layout.from_samples(rows, moved))
+        return layer.projected_step(value, gradient, norm, length, self.batch)
 
     def _shared_step(self, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """The steepest step under Σ (‖d_k‖₂/r_k)² ≤ 1/steps²: d_k = r_k² g_k / (steps · √(Σ r_j² ‖g_j‖²)), per sample."""
@@ -263,26 +260,6 @@ class _Ascent:
             step = rows * layer.radius / torch.where(total > 0, total, 1)
             moved[name] = value + layer.layout.from_samples(step, value).to(value.dtype)
         return moved
-
-
-class _Best:
-    """The perturbations at which each sample had its largest error so far."""
-
-    def __init__(self, layers: Mapping[str, PerturbedInput], batch: int):
-        self._layers, self._batch = layers, batch
-        self._errors: Tensor | None = None
-        self.values: dict[str, Tensor] = {}
-
-    def update(self, values: Mapping[str, Tensor], errors: Tensor) -> None:
-        if self._errors is None:
-            self._errors, self.values = errors, {name: value.clone() for name, value in values.items()}
-            return
-        better = errors > self._errors
-        self._errors = torch.where(better, errors, self._errors)
-        for name, value in values.items():
-            layout = self._layers[name].layout
-            new, old = (layout.by_sample(tensor, self._batch) for tensor in (value, self.values[name]))
-            self.values[name] = layout.from_samples(torch.where(better[:, None], new, old), value)
 
 
 def _perturbed(radius: float | Tensor) -> bool:

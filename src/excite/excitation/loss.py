@@ -15,6 +15,7 @@ from excite._core.checks import (
     Bounds,
     check_bounds,
     check_count,
+    check_flag,
     check_layers,
     check_model,
     check_output,
@@ -76,6 +77,13 @@ class PersistentExcitation:
         kind: "additive", or "multiplicative": inputs h become h·(1 + d), for radii below 1.
         turns: how often the search for v alternates between d and v, at one forward and one backward pass of the batch
             each; with 0, v leads from the second nearest code to the nearest.
+        starts: starts of the search for v, each at 1 + turns backward passes and turns forward passes of the batch; the v
+            along which the linearised model moves most is kept for each sample. In the 1-norm the longest column of the
+            Jacobian is one more start, for up to 32 outputs, which makes v exact where one layer is perturbed.
+        random_start: begin both searches uniformly in the balls instead of at zero, from torch's global random state; steps
+            are then 2.5·radius/steps long (1.25·radius for one step), and projected. One more pass of the doubled batch.
+        keep_best: take the iterate with the largest, or smallest, v'f of each sample instead of the last one; one more
+            forward pass of the doubled batch.
 
     Raises:
         InputError: if an argument is of the wrong kind or out of range, or names a layer that the model does not have.
@@ -103,6 +111,9 @@ class PersistentExcitation:
         loss: Loss = "squared",
         kind: str = "additive",
         turns: int = 1,
+        starts: int = 1,
+        random_start: bool = False,
+        keep_best: bool = False,
     ):
         self.model = check_model(model)
         self.radius = check_radius(radius)
@@ -110,6 +121,9 @@ class PersistentExcitation:
         self.norm = parse_norm(norm)
         self.steps = check_count(steps, "steps")
         self.turns = check_count(turns, "turns", least=0)
+        self.starts = check_count(starts, "starts", most=1000)
+        self.random_start = check_flag(random_start, "random_start")
+        self.keep_best = check_flag(keep_best, "keep_best")
         self.layers = check_layers(layers)
         self.target = (
             choose_target(classes, threshold, loss)
@@ -334,6 +348,9 @@ class PersistentExcitation:
             read=self._read,
             start=self.target.start,
             alternations=self.turns,
+            starts=self.starts,
+            random_start=self.random_start,
+            keep_best=self.keep_best,
             size=common_root_mean_square if together and is_shared(self.model) else root_mean_square,
         )
         if isinstance(self.radius, Auto):

@@ -7,6 +7,7 @@ Along it a linear function grows by the dual norm of g.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -147,6 +148,19 @@ class PerturbedInput:
             return self.layout.mirrored(up)
         return self.layout.join(up, self.step(None, -gradient, norm, steps, samples))
 
+    def projected_step(
+        self, at: Tensor, gradient: Tensor, norm: Norm, length: float | Tensor, samples: int
+    ) -> Tensor:
+        """The perturbation after one steepest step of `length`, projected onto the ball and the bounds."""
+        moved = at + (length * self.steepest(at, gradient, norm, samples)).to(at.dtype)
+        rows = project(self.layout.by_sample(moved, samples), norm, self.radius)
+        return self.within_bounds(self.layout.from_samples(rows, moved))
+
+    def random(self, like: Tensor, norm: Norm, samples: int) -> Tensor:
+        """A point drawn uniformly from the ball for each sample, then moved into the bounds; shaped like `like`."""
+        rows = random_point(self.layout.by_sample(like, samples), norm, self.radius)
+        return self.within_bounds(self.layout.from_samples(rows, like).to(like.dtype))
+
     def steepest(self, at: Tensor | None, gradient: Tensor, norm: Norm, samples: int) -> Tensor:
         """The unit step up the gradient, along what the bounds leave free."""
         signal = self.clean
@@ -187,6 +201,40 @@ def steepest(gradient: Tensor, norm: Norm, layout: Layout, samples: int) -> Tens
         index = rows.abs().argmax(1, keepdim=True)
         rows = torch.zeros_like(rows).scatter_(1, index, rows.gather(1, index).sign())
     return layout.from_samples(rows, gradient)
+
+
+class BestValues:
+    """Of several sets of tensors by layer, for each sample those with the largest score.
+
+    Args:
+        layouts: Where the batch lies in the tensors of each layer.
+        samples: How many samples they have.
+    """
+
+    def __init__(self, layouts: Mapping[str, Layout], samples: int):
+        self._layouts, self._samples = layouts, samples
+        self._scores: Tensor | None = None
+        self.values: dict[str, Tensor] = {}
+
+    def update(self, values: Mapping[str, Tensor], scores: Tensor) -> Tensor:
+        """Takes over the tensors of samples whose score, (B,), is larger than before, and returns which those are, (B,)."""
+        if self._scores is None:
+            self._scores, self.values = scores, {name: value.clone() for name, value in values.items()}
+            return torch.ones_like(scores, dtype=torch.bool)
+        better = scores > self._scores
+        self._scores = torch.where(better, scores, self._scores)
+        for name, value in values.items():
+            layout = self._layouts[name]
+            new, old = (layout.by_sample(tensor, self._samples) for tensor in (value, self.values[name]))
+            self.values[name] = layout.from_samples(torch.where(better[:, None], new, old), value)
+        return better
+
+
+def dual_norm(rows: Tensor, norm: Norm) -> Tensor:
+    """By how much a linear function with these gradients, (B, n), grows along the steepest unit step, (B,)."""
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    dual: Tensor = rows.norm(p={"inf": 1.0, "2": 2.0, "1": torch.inf}[norm], dim=1)
+    return dual
 
 
 def project(rows: Tensor, norm: Norm, radius: float | Tensor) -> Tensor:

@@ -5,6 +5,7 @@ d = 0 the gradients for argmax and argmin are equal up to sign, so the first ste
 of the clean batch; the later steps run on the batch twice in a row, the first half going up and the second half going
 down. No step needs gradients for the weights, and every step frees its graph before the next, so memory does not grow
 with `steps`. Several outputs are searched along one direction for each sample, v'f, which is found first (`direction`).
+From a random start both searches have gradients of their own from the first step on, and every step is projected.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from excite._core.preserve import Buffers, RandomState, device_of, ignore_probes
 from excite._core.replay import Pass, PerturbedPass, Tape
 from excite._core.wrappers import eagerly, is_sharded
 from excite.errors import InputError, ModelError
-from excite.excitation.direction import any_direction, unit, wide
-from excite.excitation.perturbations import MODES, PerturbationMode, PerturbedInput
+from excite.excitation.direction import Linearized, any_direction, find_direction, wide
+from excite.excitation.perturbations import MODES, BestValues, PerturbationMode, PerturbedInput
 from excite.excitation.radius import root_mean_square
 
 INPUT = ""  # the name of the perturbation of the model's own input; no layer has it
@@ -53,6 +54,9 @@ class SearchSettings:
     mode: PerturbationMode = MODES["additive"]
     start: Callable[[Tensor], Tensor] = any_direction  # outputs (B, k) -> where the search for the direction begins
     alternations: int = 0  # of that search, where there are several outputs and no direction is given
+    starts: int = 1  # of that search; the direction that moves the outputs of a sample most is kept
+    random_start: bool = False  # begin uniformly in the balls instead of at zero; steps are then longer, and projected
+    keep_best: bool = False  # the best iterate of each sample instead of the last one
     size: Callable[[Tensor], Tensor] = root_mean_square  # of a layer's input, for radii relative to it
 
 
@@ -143,38 +147,77 @@ def search(
     known_layouts: dict[object, list[Layout | None]],
     direction: Tensor | None = None,
 ) -> Perturbations:
-    """argmax and argmin of the model's output over the perturbations: the last iterate, as the paper has it.
+    """argmax and argmin of the model's output over the perturbations: the last iterate, as the paper has it, or the best.
 
     Of several outputs, (B, k), what is searched is v'f with v the rows of `direction`; by default the direction in which
-    f can be moved most. The model is left as it was, except that the random state moves as in one ordinary forward of `x`.
-    `known_layouts` remembers, by the shapes met, where the batch lies inside the model.
+    f can be moved most. The model is left as it was, except that the random state moves as in one ordinary forward of `x`,
+    and further where random starts are drawn. `known_layouts` remembers, by the shapes met, where the batch lies inside the
+    model.
     """
-    batch, norm, steps = batch_size(x), settings.norm, settings.steps
-    tape, buffers = Tape(batch), Buffers(model)
+    tape, buffers = Tape(batch_size(x)), Buffers(model)
     try:
         with ignore_probes(), torch.inference_mode(False), torch.enable_grad(), eagerly(model):
             clean = record(model, names, x, settings, tape, buffers)
-            start, gradients, v = _first_gradients(model, names, x, settings, clean, buffers, known_layouts, direction)
+            start, slopes, v = _first_gradients(model, names, x, settings, clean, buffers, known_layouts, direction)
+            objective = along(clean.output.detach(), v)
             del clean
-            layers = start.layers
-            values = {
-                name: layers[name].first_step(gradients.pop(name), norm, steps, batch) for name in list(gradients)
-            }
-            for _ in range(steps - 1):
-                leaves = {name: value.requires_grad_() for name, value in values.items()}
-                output = repeat(model, repeated(x, 2, batch), replace(start, values=leaves), settings.read, buffers)
-                up, down = output[:batch], output[batch:]
-                if v is not None:
-                    up, down = (up * v).sum(1), (down * v).sum(1)
-                gradients_now = torch.autograd.grad(up.sum() - down.sum(), list(leaves.values()), allow_unused=True)
-                values = {
-                    name: leaf.detach() if g is None else layers[name].step(leaf.detach(), g, norm, steps, 2 * batch)
-                    for (name, leaf), g in zip(leaves.items(), gradients_now)
-                }
+
+            def outputs(values: dict[str, Tensor]) -> Tensor:
+                perturbed = replace(start, values=values)
+                return repeat(model, repeated(x, 2, tape.batch), perturbed, settings.read, buffers)
+
+            values = _climb(start.layers, slopes, v, objective, settings, outputs, tape)
     finally:
         buffers.restore(thorough=False)
         tape.rewind()
     return replace(start, values=values)
+
+
+def _climb(
+    layers: dict[str, PerturbedInput],
+    slopes: dict[str, Tensor],
+    v: Tensor | None,
+    clean: Tensor,
+    settings: SearchSettings,
+    outputs: Callable[[dict[str, Tensor]], Tensor],
+    tape: Tape,
+) -> dict[str, Tensor]:
+    """All steps of both searches.
+
+    `slopes` are the gradients at zero, `clean` (B,) is v'f there and `outputs` the model on the doubled batch.
+    """
+    batch, norm, steps = tape.batch, settings.norm, settings.steps
+    names = list(slopes)
+    values = {name: layers[name].first_step(slopes.pop(name), norm, steps, batch) for name in names}
+    best = BestValues({name: layer.layout for name, layer in layers.items()}, 2 * batch) if settings.keep_best else None
+    if settings.random_start:
+        values = {name: layers[name].random(value, norm, 2 * batch) for name, value in values.items()}
+        if tape.after is not None:  # the numbers drawn here are not drawn again
+            tape.after = RandomState(clean.device)
+    elif best is not None:
+        best.update({name: torch.zeros_like(value) for name, value in values.items()}, torch.cat([clean, -clean]))
+    length = 2.5 / steps if steps > 1 else 1.25  # times the radius, from a random start
+    for _ in range(steps if settings.random_start else steps - 1):
+        leaves = {name: value.requires_grad_() for name, value in values.items()}
+        up, down = (along(half, v) for half in outputs(leaves).split(batch))
+        if best is not None:
+            best.update({name: leaf.detach() for name, leaf in leaves.items()}, torch.cat([up, -down]).detach())
+        gradients = torch.autograd.grad(up.sum() - down.sum(), list(leaves.values()), allow_unused=True)
+        values = {}
+        for (name, leaf), gradient in zip(leaves.items(), gradients):
+            values[name] = at = leaf.detach()
+            if gradient is not None and settings.random_start:
+                values[name] = layers[name].projected_step(
+                    at, gradient, norm, length * layers[name].radius, 2 * batch
+                )
+            elif gradient is not None:
+                values[name] = layers[name].step(at, gradient, norm, steps, 2 * batch)
+    if best is None:
+        return values
+    with torch.no_grad():
+        up, down = (along(half, v) for half in outputs(values).split(batch))
+        best.update(values, torch.cat([up, -down]))
+    return best.values
 
 
 def evaluate(model: nn.Module, x: Batch, perturbations: Perturbations, read: Read, copies: int = 2) -> Tensor:
@@ -256,51 +299,70 @@ def _first_gradients(
     direction: Tensor | None,
 ) -> tuple[Perturbations, dict[str, Tensor], Tensor | None]:
     """The sites, the gradient of v'f with respect to the perturbations at zero, and v (None for scalar outputs)."""
-    tape, output, alternations = clean.made_by.tape, clean.output, 0
+    tape, output, alternations, searches = clean.made_by.tape, clean.output, 0, 1
     if direction is not None:
         direction = direction.to(output.device, wide(output))
     elif output.dim() == 2 and output.shape[1] == 1:
         direction = torch.ones_like(output, dtype=wide(output))
     elif output.dim() == 2:
-        direction, alternations = settings.start(output.detach()), settings.alternations
-    gradients = gradients_of(along(output, direction).sum(), clean.inputs, keep=alternations > 0)
+        direction, alternations, searches = settings.start(output.detach()), settings.alternations, settings.starts
+    keep = alternations > 0 or searches > 1
+    gradients = gradients_of(along(output, direction).sum(), clean.inputs, keep=keep)
     layouts = find_layouts(model, names, x, clean.made_by, known_layouts)
     buffers.restore(thorough=False)
     tape.sites.clear()
-    layers, signal_gradients = {}, {}
+    layers = _perturbed_layers(x, settings, clean, gradients, layouts)
+    inputs = {name: clean.inputs[name] for name in layers}
+    slopes = {name: settings.mode.slope(inputs[name].detach(), g) for name in layers if (g := gradients[name]) is not None}
+    start = Perturbations({}, layers, names, tape, frozenset(clean.made_by.inputs))
+    if direction is None or not (alternations or searches > 1):
+        return start, slopes, direction
+
+    def slopes_along(v: Tensor, last: bool) -> dict[str, Tensor]:
+        gradients = gradients_of(along(output, v).sum(), inputs, keep=not last)
+        return {
+            name: settings.mode.slope(inputs[name].detach(), g) for name, g in gradients.items() if g is not None
+        }
+
+    def move(slopes: dict[str, Tensor]) -> Tensor:
+        """f(x; d) − f(x) at the best d of the linearised model, the whole radius at once."""
+        step = {name: layers[name].step(None, g, settings.norm, 1, tape.batch) for name, g in slopes.items()}
+        with torch.no_grad():
+            moved = repeat(model, own_copy(x), replace(start, values=step), settings.read, buffers, copies=1)
+        return (moved - output.detach()).to(wide(output))
+
+    balls = {name: (layer.layout, layer.radius) for name, layer in layers.items()}
+    linearized = Linearized(output.detach(), slopes_along, move, balls, settings.norm)
+    v, slopes = find_direction(linearized, direction, slopes, alternations, settings.starts)
+    return start, slopes, v
+
+
+def _perturbed_layers(
+    x: Batch,
+    settings: SearchSettings,
+    clean: Recorded,
+    gradients: dict[str, Tensor | None],
+    layouts: dict[str, Layout | None],
+) -> dict[str, PerturbedInput]:
+    """The layers that are perturbed, with the sets that their perturbations lie in."""
+    layers = {}
     radii = {name: settings.radius(name) for name in clean.inputs}
     for name, signal in clean.inputs.items():
         number, relative = radii[name]
-        gradient, layout = gradients[name], layouts[name]
-        if gradient is None or layout is None or (not isinstance(number, Tensor) and number == 0):
+        layout = layouts[name]
+        if gradients[name] is None or layout is None or (not isinstance(number, Tensor) and number == 0):
             continue  # no influence on the output, not perturbed, or a signal that all samples share
         radius = number * settings.size(signal) if relative else number
         bounds = _shaped(settings.bounds, signal, x) if name == INPUT or name in clean.made_by.on_x else None
         layers[name] = PerturbedInput(
             layout, radius, bounds, signal.detach() if bounds is not None else None, settings.mode
         ).where(clean.made_by.on_x.get(name))
-        signal_gradients[name] = gradient
     if not layers:
         raise InputError(
             "nothing would be perturbed: no chosen layer has a radius above 0 and an influence on the output; "
             f"affine layers: {', '.join(clean.made_by.seen)}"
         )
-    inputs = {name: clean.inputs[name] for name in layers}
-    slopes = {name: settings.mode.slope(inputs[name].detach(), g) for name, g in signal_gradients.items()}
-    start = Perturbations({}, layers, names, tape, frozenset(clean.made_by.inputs))
-    for alternation in range(alternations):
-        # The best d of the linearised model for this v, the whole radius at once; then the best v for this d.
-        step = {
-            name: layers[name].step(None, gradient, settings.norm, 1, tape.batch) for name, gradient in slopes.items()
-        }
-        with torch.no_grad():
-            moved = repeat(model, own_copy(x), replace(start, values=step), settings.read, buffers, copies=1)
-        direction = unit((moved - output.detach()).to(wide(output)), otherwise=any_direction(output))
-        gradients = gradients_of(along(output, direction).sum(), inputs, keep=alternation < alternations - 1)
-        for name, gradient in gradients.items():
-            if gradient is not None:
-                slopes[name] = settings.mode.slope(inputs[name].detach(), gradient)
-    return start, slopes, direction
+    return layers
 
 
 def gradients_of(objective: Tensor, inputs: dict[str, Tensor], keep: bool = False) -> dict[str, Tensor | None]:

@@ -220,6 +220,8 @@ def _losses(trainer: Trainer, model: nn.Module) -> Callable[[Tensor, Tensor], Te
         raise ModelError("learning rates that move are not known to the step of several networks: train one by one")
     if not isinstance(excitation, PersistentExcitation) or isinstance(base_radius(excitation.radius), Relative | Auto):
         raise ModelError("radii relative to the layers are those of each network: train one by one")
+    if excitation.random_start:
+        raise ModelError("each network draws its own random starts: train one by one")
     stacked = excitation.of(model)
 
     def losses(x: Tensor, y: Tensor) -> Tensor:
