@@ -20,7 +20,7 @@ def losses(kind: type[Step], device: str, steps: int = 50, radius: float | Stage
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(200, 1, 8, 8, generator=generator) * 2 - 1, torch.arange(200) % 2
     x, y = (x + y[:, None, None, None] * 0.5).to(device), y.to(device)
-    model = build("small-cnn").to(device)
+    model = build("small-cnn", outputs=options.get("classes", 1)).to(device)
     pe = PersistentExcitation(model, radius, **options)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.9)
     step = kind(pe.loss, optimizer, pe.setting)
@@ -125,7 +125,9 @@ def test_a_loss_per_sample_is_refused() -> None:
 
 @on_a_gpu
 @pytest.mark.parametrize(
-    "options", [{"keep_best": True}, {"classes": 2, "starts": 3}, {"classes": 2, "norm": "1", "keep_best": True}], ids=str
+    "options",
+    [{"keep_best": True}, {"classes": 2, "starts": 3}, {"classes": 2, "norm": "1", "keep_best": True}],
+    ids=str,
 )
 def test_captured_search_options_are_the_plain_ones(
     options: dict[str, object], monkeypatch: pytest.MonkeyPatch

@@ -148,9 +148,7 @@ class PerturbedInput:
             return self.layout.mirrored(up)
         return self.layout.join(up, self.step(None, -gradient, norm, steps, samples))
 
-    def projected_step(
-        self, at: Tensor, gradient: Tensor, norm: Norm, length: float | Tensor, samples: int
-    ) -> Tensor:
+    def projected_step(self, at: Tensor, gradient: Tensor, norm: Norm, length: float | Tensor, samples: int) -> Tensor:
         """The perturbation after one steepest step of `length`, projected onto the ball and the bounds."""
         moved = at + (length * self.steepest(at, gradient, norm, samples)).to(at.dtype)
         rows = project(self.layout.by_sample(moved, samples), norm, self.radius)

@@ -207,9 +207,7 @@ def _climb(
         for (name, leaf), gradient in zip(leaves.items(), gradients):
             values[name] = at = leaf.detach()
             if gradient is not None and settings.random_start:
-                values[name] = layers[name].projected_step(
-                    at, gradient, norm, length * layers[name].radius, 2 * batch
-                )
+                values[name] = layers[name].projected_step(at, gradient, norm, length * layers[name].radius, 2 * batch)
             elif gradient is not None:
                 values[name] = layers[name].step(at, gradient, norm, steps, 2 * batch)
     if best is None:
@@ -313,16 +311,16 @@ def _first_gradients(
     tape.sites.clear()
     layers = _perturbed_layers(x, settings, clean, gradients, layouts)
     inputs = {name: clean.inputs[name] for name in layers}
-    slopes = {name: settings.mode.slope(inputs[name].detach(), g) for name in layers if (g := gradients[name]) is not None}
+    slopes = {
+        name: settings.mode.slope(inputs[name].detach(), g) for name in layers if (g := gradients[name]) is not None
+    }
     start = Perturbations({}, layers, names, tape, frozenset(clean.made_by.inputs))
     if direction is None or not (alternations or searches > 1):
         return start, slopes, direction
 
     def slopes_along(v: Tensor, last: bool) -> dict[str, Tensor]:
         gradients = gradients_of(along(output, v).sum(), inputs, keep=not last)
-        return {
-            name: settings.mode.slope(inputs[name].detach(), g) for name, g in gradients.items() if g is not None
-        }
+        return {name: settings.mode.slope(inputs[name].detach(), g) for name, g in gradients.items() if g is not None}
 
     def move(slopes: dict[str, Tensor]) -> Tensor:
         """f(x; d) − f(x) at the best d of the linearised model, the whole radius at once."""
