@@ -6,13 +6,16 @@ import importlib.util
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from excite import studies
 from excite.errors import ExciteError, InputError
-from excite.studies import Claim, experiment
+from excite.jobs.progress import JobProgress
+from excite.studies import Claim, experiment, runner
 from excite.studies.find import load_file
+from excite.studies.runner import OutOfTime
 
 EXAMPLE = Path(__file__).parents[2] / "examples/my_study.py"
 calls = []
@@ -51,6 +54,43 @@ def test_function_and_claims_become_a_results_page(tmp_path: Path) -> None:
     studies.run(study(), out=tmp_path / "out", workers=1)
     assert len(calls) == 6  # stored
     assert json.loads((result.folder / "numbers.json").read_text())["seconds"] == stored["seconds"]
+
+
+def test_time_limit_keeps_what_is_finished(tmp_path: Path) -> None:
+    calls.clear()
+    with pytest.raises(OutOfTime, match="0 of 6 jobs are finished and stored; the same command continues") as nothing:
+        studies.run(study(), out=tmp_path / "out", workers=1, seconds=0)
+    assert set(nothing.value.states.values()) == {"not started"}
+    assert not calls
+    assert not (tmp_path / "out/results.md").exists()
+    studies.run(study(), out=tmp_path / "out", workers=1, seeds=1)
+    with pytest.raises(OutOfTime, match="2 of 6 jobs") as some:
+        studies.run(study(), out=tmp_path / "out", workers=1, seconds=0)
+    assert list(some.value.states.values()).count("done") == 2
+    text = (tmp_path / "out/results.md").read_text()
+    assert "- Not finished, and left out: flat (seed 1); flat (seed 2); steep (seed 1); steep (seed 2)." in text
+    result = studies.run(study(), out=tmp_path / "out", workers=1, seconds=1000)
+    assert [seed for _, seed in calls[2:]] == [1, 1, 2, 2]  # seed by seed
+    assert not result.missing
+    assert "Not finished" not in (tmp_path / "out/results.md").read_text()
+
+
+def test_time_up_between_jobs_and_bad_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    with pytest.raises(OutOfTime, match=r"[1-5] of 6 jobs"):
+        studies.run(study(), out=tmp_path / "out", workers=1, seconds=4)
+    with pytest.raises(InputError, match="seconds: expected a finite number of at least 0"):
+        studies.run(study(), out=tmp_path / "out", seconds=-1)
+
+
+def test_ctrl_c_is_not_taken_for_the_time_limit(tmp_path: Path) -> None:
+    def interrupt(progress: JobProgress) -> None:
+        if progress.status == "running":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        studies.run(study(), out=tmp_path / "out", workers=1, seconds=1000, on_progress=interrupt)
 
 
 def test_results_are_computed_again_when_the_file_changes(tmp_path: Path) -> None:

@@ -227,6 +227,20 @@ def test_continued_from_any_step_is_identical(data: Dataset, tmp_path: Path, at:
     assert again.resumed_from == (done or None)
 
 
+def test_restored_momentum_has_the_layout_of_its_weight(tmp_path: Path) -> None:
+    images = load("digits", classes=(0, 1), train=20, test=10)
+    for _ in range(2):  # the second call restores the end of the first
+        model = build("small-cnn").to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with Run.create(tmp_path / "run", {}, resume=True) as run:
+            result = fit(model, images, squared_error(model), optimizer, epochs=1, batch=10, run=run)
+    assert result.resumed_from == result.steps
+    weight = next(p for p in model.parameters() if p.shape == (16, 8, 3, 3))
+    assert weight.stride() != weight.contiguous().stride()
+    for weight, state in optimizer.state.items():
+        assert state["momentum_buffer"].stride() == weight.stride()
+
+
 @pytest.mark.parametrize(("every", "kept"), [("1 epoch", [3]), ("100 steps", [])])
 def test_rows_a_killed_process_logged_too_late_are_dropped(
     data: Dataset, tmp_path: Path, every: str, kept: list[int]

@@ -8,23 +8,24 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from excite._core.checks import check_count
+from excite._core.checks import check_count, check_number
 from excite._core.compatibility import converted_keywords, renamed_keywords
 from excite._core.files import write_bytes, write_json, writing
-from excite.errors import InputError
+from excite.errors import InputError, TrainingStopped
 from excite.jobs.executors import Executor
 from excite.jobs.job import Job
-from excite.jobs.progress import ProgressCallback, count_jobs, with_tracker
+from excite.jobs.progress import JobProgress, ProgressCallback, count_jobs, with_tracker
 from excite.jobs.scheduler import run_jobs
 from excite.jobs.training_job import TrainingJob
 from excite.jobs.workspace import find_workspace
+from excite.runs.checkpoints import find as find_checkpoints
 from excite.studies.figures import save
 from excite.studies.find import find_study
 from excite.studies.judging.verdicts import Verdict, judge_all
@@ -48,6 +49,8 @@ class StudyResult:
         folder: Folder of the files.
         command: Command that runs the study again.
         versions: Versions of Excite and of the packages it uses.
+        seconds: What all jobs took, if one call has run them all.
+        missing: Variants and seeds that are not finished, of a study that was stopped.
 
     Example:
         >>> result = excite.studies.run("margin-losses")  # trains for minutes, on CIFAR-10  # doctest: +SKIP
@@ -62,7 +65,8 @@ class StudyResult:
     folder: Path
     command: str
     versions: dict[str, str]
-    seconds: float | None = None  # what all jobs took, if one call has run them all
+    seconds: float | None = None
+    missing: tuple[str, ...] = ()
 
     @property
     def figure(self) -> Path:
@@ -81,13 +85,26 @@ class StudyResult:
         return "\n".join([*lines, *map(str, self.verdicts)])
 
 
+class OutOfTime(TrainingStopped):
+    """Jobs of a study are left when its time is up; the same call continues.
+
+    Attributes:
+        states: State of each job by the name of its folder: "done", "not started", or what is stored of it.
+    """
+
+    def __init__(self, states: Mapping[str, str]) -> None:
+        finished = sum(state == "done" for state in states.values())
+        super().__init__(f"{finished} of {len(states)} jobs are finished and stored; the same command continues")
+        self.states = dict(states)
+
+
 @renamed_keywords(arms="variants", engine="executor")
 @converted_keywords(progress=("on_progress", count_jobs), show=("on_progress", with_tracker))
 def run(
     name: str | os.PathLike[str] | Study, scale: str = "quick", seeds: int | None = None, out: str |
     os.PathLike[str] | None = None, device: str | None = None, workers: int = 2, on_progress: ProgressCallback |
     None = None, *, variants: str | None = None, docs: str | os.PathLike[str] | None = None, executor: Executor |
-    None = None, retries: int = 1,
+    None = None, retries: int = 1, seconds: float | None = None,
 ) -> StudyResult:  # fmt: skip
     """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
 
@@ -104,12 +121,16 @@ def run(
         docs: also write the results page and its images into this folder.
         executor: runs the jobs, from `excite.jobs.executors.find_executor`; by default this process and its workers.
         retries: without an executor, how often a job is started again after an error that may be transient.
+        seconds: stop after about this time, with a checkpoint of each training under way; the next call continues. Jobs are
+            then taken seed by seed, so that complete sets of variants come first, and results of what is finished are
+            written once every variant has a seed. 0 runs nothing.
 
     Returns:
         Numbers, verdicts and the folder of the files.
 
     Raises:
         InputError: If there is no such study or scale, or an argument is not what is expected.
+        OutOfTime: If jobs are left after `seconds`.
         DataError: If a data set is not downloaded.
 
     Example:
@@ -119,6 +140,7 @@ def run(
     size = find_scale(study, scale)
     count = size.seeds if seeds is None else _count(seeds)
     chosen = _which(study, size, variants)
+    seconds = None if seconds is None else check_number(seconds, "seconds", 0)
     workspace = find_workspace(out if out is not None else Path("runs/studies") / f"{study.name}-{size.name}")
     folder = workspace.folder
     if device is None:
@@ -131,14 +153,63 @@ def run(
             _take_over(jobs, folder.parent.glob(f"*-{size.name}"))
         complete = not any(job.finished() for job in jobs)
         start = time.monotonic()
-        run_jobs(jobs, workers, on_progress, executor, workspace=workspace, retries=retries)
-        seconds = time.monotonic() - start if complete else _earlier_seconds(folder, len(jobs))
+        options: dict[str, Any] = {"executor": executor, "workspace": workspace, "retries": retries}
+        stopped = _run_within(seconds, jobs, workers, on_progress, **options)
+        taken = time.monotonic() - start if complete and stopped is None else _earlier_seconds(folder, len(jobs))
         workspace.download(jobs)
         command = _command(study, size, count, chosen)
-        result, details = _gather(study, size, jobs, folder, command)
-        result = dataclasses.replace(result, seconds=seconds)
-        _write(result, details, Path(docs) if docs is not None else None)
+        ready = jobs if stopped is None else _finished_part(jobs)
+        if ready:
+            result, details = _gather(study, size, ready, folder, command)
+            result = dataclasses.replace(result, seconds=taken, missing=_missing(jobs, ready))
+            _write(result, details, Path(docs) if docs is not None else None)
+    if stopped is not None:
+        raise stopped
     return result
+
+
+def _run_within(
+    seconds: float | None, jobs: list[Job], workers: int, on_progress: ProgressCallback | None, **options: Any
+) -> OutOfTime | None:
+    """Runs jobs; with `seconds` seed by seed until the time is up: trainings under way end after their step, with a checkpoint."""
+    if seconds is None:
+        run_jobs(jobs, workers, on_progress, **options)
+        return None
+    end = time.monotonic() + seconds
+
+    def on_change(progress: JobProgress) -> None:
+        if on_progress is not None:
+            on_progress(progress)
+        if progress.status == "running" and time.monotonic() >= end:  # before a job starts, and between its steps
+            raise KeyboardInterrupt
+
+    try:
+        run_jobs(sorted(jobs, key=lambda job: job.seed), workers, on_change, **options)
+    except KeyboardInterrupt:
+        if time.monotonic() < end:
+            raise
+        return OutOfTime({job.folder.name: _state(job) for job in jobs})
+    return None
+
+
+def _finished_part(jobs: Sequence[Job]) -> list[Job]:
+    """The finished jobs, if there is at least one of every variant; else none."""
+    finished = [job for job in jobs if job.finished()]
+    return finished if {job.variant for job in finished} == {job.variant for job in jobs} else []
+
+
+def _missing(jobs: Sequence[Job], ready: Sequence[Job]) -> tuple[str, ...]:
+    return tuple(f"{job.variant} (seed {job.seed})" for job in jobs if job not in ready)
+
+
+def _state(job: Job) -> str:
+    """How far a job is, by what its folder holds."""
+    if job.finished():
+        return "done"
+    checkpoints = find_checkpoints(job.folder / "checkpoints")
+    if checkpoints:
+        return f"trained to step {checkpoints[-1].step:,}"
+    return "begun" if job.folder.exists() else "not started"
 
 
 def plan_jobs(
@@ -248,6 +319,7 @@ def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None
         "settings": {"scale": scale.plain(), "seeds": result.seeds, "arms": settings},
         "versions": result.versions,
         "seconds": None if result.seconds is None else round(result.seconds, 1),
+        **({"missing": result.missing} if result.missing else {}),
     }
     write_json(folder / "numbers.json", numbers)
     if docs is not None:

@@ -446,6 +446,7 @@ class Trainer:
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            _match_layout(self.optimizer)
         except (RuntimeError, ValueError, KeyError) as error:
             where = "the run" if self.run is None else self.run.path
             raise RunError(f"the checkpoint of {where} is of another model or optimizer: {one_line(error)}") from error
@@ -462,6 +463,14 @@ class Trainer:
         if self.run is not None:
             self.run.rewind(step)
         restore(state["random"], self.device)
+
+
+def _match_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Stores momentum and other state in the memory layout of its parameter, which fused optimizers require; values are equal."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _device_name(device: torch.device) -> str:

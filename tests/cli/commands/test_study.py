@@ -62,6 +62,14 @@ def test_bad_input_is_refused(refused, monkeypatch, tmp_path):
     refused("gpus-per-job needs worker processes", "study", "run", "margin-losses", "--gpus-per-job", "1")
 
 
+def test_time_limit_says_what_is_done(excite, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = excite("study", "run", "excitation-basics", "--seeds", "1", "--seconds", "0")
+    assert status == 1
+    assert "not started" in out
+    assert "jobs are finished and stored; the same command continues" in err
+
+
 def test_earlier_names_of_options(refused):
     with pytest.warns(DeprecationWarning, match="--arms is deprecated: use --variants"):
         refused("variants: expected 'figure' or 'all'", "study", "run", "margin-losses", "--arms", "some")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from excite.jobs.training_job import TrainingJob
-from excite.studies.beyond.robust_overfitting import AUTO, PGD, SCALES, STUDY, awp, both, every, variants
+from excite.studies.beyond.robust_overfitting import AUTO, PGD, SCALES, STUDY, awp, both, every, style, variants
 from excite.studies.study import VariantResult
 
 QUICK = SCALES["quick"]
@@ -59,6 +59,19 @@ def test_every_variant_is_a_config(tmp_path: Path):
         configs = [STUDY.method.job("s", v, scale, 1, tmp_path, "cpu").config for v in variants(scale)]
         assert len({config.model_dump_json() for config in configs}) == len(configs)
         assert all(config.robust is not None and config.adversarial is not None for config in configs)
+
+
+def test_every_variant_has_a_style_of_its_own():
+    for scale in SCALES.values():
+        names = {variant.name for variant in variants(scale)}
+        assert names == style(scale).keys()
+        assert len(set(style(scale).values())) == len(names)
+
+
+def test_claims_need_no_extra_variants():
+    for scale in SCALES.values():
+        trained = {variant.name for variant in variants(scale) if not variant.extra}
+        assert all(set(claim.variants) <= trained for claim in STUDY.claims(scale))
 
 
 @pytest.mark.slow

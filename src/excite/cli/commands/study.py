@@ -104,6 +104,12 @@ def study_run(
     docs: Annotated[
         Path | None, typer.Option(help="Also write the results page and its images to this folder.")
     ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Stop after about this time and say what is done; the same command continues. 0 only says it."
+        ),
+    ] = None,
     on: On = None,
     gpus_per_job: GpusPerJob = 0.0,
     retries: Retries = 1,
@@ -115,14 +121,20 @@ def study_run(
     from excite.jobs.executors import find_executor
     from excite.jobs.terminal import JobView
     from excite.runs.store import is_url
-    from excite.studies import run
+    from excite.studies.runner import OutOfTime, run
     from excite.train.stopping import stop_signals
 
     executor = find_executor(on, workers, gpus_per_job, retries)
-    with stop_signals(), JobView(console) as view:
-        result = run(
-            name, scale, seeds, out, device, workers, view, variants=variants, docs=docs, executor=executor, retries=retries
-        )  # fmt: skip
+    try:
+        with stop_signals(), JobView(console) as view:
+            result = run(
+                name, scale, seeds, out, device, workers, view, variants=variants, docs=docs, executor=executor,
+                retries=retries, seconds=seconds,
+            )  # fmt: skip
+    except OutOfTime as error:
+        for job, state in error.states.items():
+            print_line(f"{state:<24} {job}")
+        raise
     print(result)
     location = out if is_url(out) else result.folder
     print_line(f"results: {location}/results.md, {location}/{result.figure.name}")
