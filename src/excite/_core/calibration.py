@@ -96,15 +96,15 @@ def resolve_layouts(
     latter is warned of. `run` runs the model without gradients. Where several processes make its passes together,
     `any_process` says whether something holds in any of them: all make as many passes.
     """
-    best = [one[0] if one else None for one in fitting]
-    if not any_process(any(len(one) > 1 for one in fitting)):
+    best = [layouts[0] if layouts else None for layouts in fitting]
+    if not any_process(any(len(layouts) > 1 for layouts in fitting)):
         return best, True
     try:
         choices = _consistent(run, names, tape, chosen, fitting, any_process)
     except ModelError:  # with marks the model takes another path
         choices = []
     if not choices:
-        unclear = dict.fromkeys(what for (what, _), one in zip(tape.shapes, fitting) if len(one) > 1)
+        unclear = dict.fromkeys(what for (what, _), layouts in zip(tape.shapes, fitting) if len(layouts) > 1)
         warnings.warn(
             f"cannot tell how samples lie in the input of {', '.join(unclear)}: all samples of the batch are equal there; "
             "start with a batch of different samples",
@@ -126,19 +126,21 @@ def _consistent(
     output = run(single, 1)
     # What comes after an unclear site may fit only because masks were laid out in the same wrong way.
     clear = takewhile(lambda item: len(item[1]) <= 1, enumerate(fitting))
-    waiting: list[dict[int, Layout]] = [{at: one[0] for at, one in clear if one}]
-    found: list[list[Layout | None]] = []
+    waiting: list[dict[int, Layout]] = [{at: layouts[0] for at, layouts in clear if layouts}]
+    assignments: list[list[Layout | None]] = []
     for _ in range(_MOST):
         if not any_process(bool(waiting)):
-            return found
+            return assignments
         choice = waiting.pop() if waiting else {}
         double = MarkedPass(names, tape, chosen, single, choice)
         twice = run(double, 2)
-        unclear = next((at for at, one in enumerate(double.fitting) if len(one) > 1 and at not in choice), None)
+        unclear = next((at for at, layouts in enumerate(double.fitting) if len(layouts) > 1 and at not in choice), None)
         if double.misfit is not None and (unclear is None or double.misfit < unclear):
             continue
         if unclear is not None:
             waiting += [{**choice, unclear: layout} for layout in reversed(double.fitting[unclear])]
         elif closest([Layout()], output, twice):
-            found.append([choice.get(at, one[0] if one else None) for at, one in enumerate(double.fitting)])
+            assignments.append(
+                [choice.get(at, layouts[0] if layouts else None) for at, layouts in enumerate(double.fitting)]
+            )
     return []

@@ -50,10 +50,10 @@ def _takes(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
 
 def tensors(batch: Batch) -> list[Tensor]:
     """All tensors of a batch, in order."""
-    found = [check_dense(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    if not found:
+    leaves = [check_dense(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if not leaves:
         raise InputError(f"expected a tensor, a tuple or a dict of tensors as input; got {type(batch).__name__}")
-    return found
+    return leaves
 
 
 def batch_size(batch: Batch) -> int:

@@ -93,10 +93,10 @@ def check_number(
     value: object, name: str, least: float = -math.inf, most: float = math.inf, *, above: bool = False
 ) -> float:
     """A finite number from `least` (`above`: greater than it) to `most`."""
-    given, number = as_scalar(value), math.nan
-    if is_number(given):
+    scalar, number = as_scalar(value), math.nan
+    if is_number(scalar):
         try:
-            number = float(given)
+            number = float(scalar)
         except OverflowError:
             number = math.inf
     if not math.isfinite(number) or not least <= number <= most or (above and number == least):
@@ -108,10 +108,10 @@ def check_number(
 
 def check_numbers(values: object, name: str, least: float = -math.inf) -> list[float]:
     """Finite numbers of at least `least`, in a list, a tuple or anything else that has an order, or in a tensor or array of one axis."""
-    whole = isinstance(values, Tensor | np.ndarray) and values.ndim == 1
-    if not whole and (not isinstance(values, Sequence) or isinstance(values, str | bytes)):
+    is_vector = isinstance(values, Tensor | np.ndarray) and values.ndim == 1
+    if not is_vector and (not isinstance(values, Sequence) or isinstance(values, str | bytes)):
         raise InputError(f"{name}: expected a list of numbers, such as [0.1, 0.2]; got {shown(values)}")
-    return [check_number(value, name, least) for value in (to_array(name, values) if whole else values)]  # type: ignore[attr-defined]
+    return [check_number(value, name, least) for value in (to_array(name, values) if is_vector else values)]  # type: ignore[attr-defined]
 
 
 def is_flag(value: object) -> TypeGuard[bool]:
@@ -121,10 +121,10 @@ def is_flag(value: object) -> TypeGuard[bool]:
 
 def check_flag(value: object, name: str) -> bool:
     """True or False."""
-    given = as_scalar(value)
-    if not is_flag(given):
+    scalar = as_scalar(value)
+    if not is_flag(scalar):
         raise InputError(f"{name}: expected True or False; got {shown(value)}")
-    return bool(given)
+    return bool(scalar)
 
 
 def check_maybe(value: object, name: str) -> bool | None:
@@ -161,7 +161,7 @@ def check_pair(value: object, name: str) -> tuple[float, float]:
     one_axis = isinstance(value, Tensor | np.ndarray) and value.ndim == 1
     if not (one_axis or isinstance(value, tuple | list)) or len(value) != 2:  # type: ignore[arg-type]
         raise InputError(f"{name}: expected (low, high) with low < high; got {shown(value)}")
-    low, high = (check_number(one, name) for one in value)  # type: ignore[attr-defined]
+    low, high = (check_number(bound, name) for bound in value)  # type: ignore[attr-defined]
     if not low < high:
         raise InputError(f"{name}: expected (low, high) with low < high; got {shown(value)}")
     return low, high
@@ -193,14 +193,14 @@ def check_tensors(values: object, what: str) -> list[Tensor]:
     """A list of at least one dense tensor of real numbers, all of them finite."""
     if isinstance(values, Tensor | str | bytes | dict) or not isinstance(values, Iterable):
         raise InputError(f"expected {what} as a list of tensors; got {shown(values)}")
-    found = [check_tensor(one, what, floating=False) for one in values]
-    if not found:
+    tensors = [check_tensor(value, what, floating=False) for value in values]
+    if not tensors:
         raise InputError(f"expected {what} as a list of at least one tensor; got none")
-    for one in found:
-        if one.is_complex():
-            raise InputError(f"expected {what} as real numbers; got {shown(one)}")
-    check_values(found, what)
-    return found
+    for value in tensors:
+        if value.is_complex():
+            raise InputError(f"expected {what} as real numbers; got {shown(value)}")
+    check_values(tensors, what)
+    return tensors
 
 
 def same_shapes(one: object, other: object, what: str) -> tuple[list[Tensor], list[Tensor]]:

@@ -174,8 +174,8 @@ def moved_keywords(options_type: type[Any]) -> Callable[[_F], _F]:
                 new = f"options={options_type.__name__}({', '.join(f'{name}=...' for name in sorted(moved))})"
                 old = ", ".join(f"{name}=..." for name in sorted(moved))
                 warn_user(f"{function.__name__}({old}) is deprecated: use {new} instead ({UNTIL})", DeprecationWarning)
-                given = kwargs.get("options")
-                kwargs["options"] = options_type(**moved) if given is None else dataclasses.replace(given, **moved)
+                options = kwargs.get("options")
+                kwargs["options"] = options_type(**moved) if options is None else dataclasses.replace(options, **moved)
             return function(*args, **kwargs)
 
         return call  # type: ignore[return-value]

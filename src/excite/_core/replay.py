@@ -98,7 +98,7 @@ class Pass(AffineMode):
             raise another_path(f"it came to {what}")
         if self.calibrate:
             # Where a mask may have been laid out wrongly, what comes of it need not fit.
-            strict = all(len(one) <= 1 for one in self.fitting)
+            strict = all(len(layouts) <= 1 for layouts in self.fitting)
             self.fitting.append(fitting_layouts(tape.sites[at], tensor, tape.batch, what, strict=strict))
             return self.layouts[-1]
         layout, expected = tape.layouts[at], list(tape.shapes[at][1])
@@ -151,8 +151,8 @@ class Pass(AffineMode):
 
     def dropout(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = ("input", "p", "train" if function in (torch.dropout, torch.feature_dropout) else "training")
-        given = {**dict(zip(names, args)), **kwargs}
-        x, p, on = given["input"], given.get("p", 0.5), given.get(names[2], function not in _OFF_BY_DEFAULT)
+        arguments = {**dict(zip(names, args)), **kwargs}
+        x, p, on = arguments["input"], arguments.get("p", 0.5), arguments.get(names[2], function not in _OFF_BY_DEFAULT)
         if not on or p == 0:
             return function(*args, **kwargs)
         what = function.__name__
@@ -175,9 +175,9 @@ class Pass(AffineMode):
         return x * scale + shift
 
     def rrelu(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = {**dict(zip(("input", "lower", "upper", "training"), args)), **kwargs}
-        x, lower, upper = given["input"], given.get("lower", 1 / 8), given.get("upper", 1 / 3)
-        if not given.get("training", False):
+        arguments = {**dict(zip(("input", "lower", "upper", "training"), args)), **kwargs}
+        x, lower, upper = arguments["input"], arguments.get("lower", 1 / 8), arguments.get("upper", 1 / 3)
+        if not arguments.get("training", False):
             return function(*args, **kwargs)
 
         def draw(t: Tensor) -> Tensor:  # slopes are drawn for negative entries only; elsewhere take their mean
@@ -188,17 +188,17 @@ class Pass(AffineMode):
 
     def attention(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-        given = {**dict(zip(names, args)), **kwargs}
-        p = given.get("dropout_p", 0.0)
+        arguments = {**dict(zip(names, args)), **kwargs}
+        p = arguments.get("dropout_p", 0.0)
         if not p:
             return function(*args, **kwargs)
-        query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
-        if given.get("enable_gqa"):
+        query, key, value, mask = arguments["query"], arguments["key"], arguments["value"], arguments.get("attn_mask")
+        if arguments.get("enable_gqa"):
             repeats = query.shape[-3] // key.shape[-3]
             key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
-        scale = given.get("scale") or query.shape[-1] ** -0.5
+        scale = arguments.get("scale") or query.shape[-1] ** -0.5
         scores = query @ key.transpose(-2, -1) * scale
-        if given.get("is_causal"):
+        if arguments.get("is_causal"):
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -219,12 +219,12 @@ class Pass(AffineMode):
         )
         if function is torch.batch_norm:
             names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
-        given = {**dict(zip(names, args)), **kwargs}
-        if not given.get("training", False) or self.live_norm:
-            if given.get("training", False):
+        arguments = {**dict(zip(names, args)), **kwargs}
+        if not arguments.get("training", False) or self.live_norm:
+            if arguments.get("training", False):
                 self._next("batch_norm")
             return function(*args, **kwargs)
-        x = given["input"]
+        x = arguments["input"]
         if self.record:
             dims = [d for d in range(x.dim()) if d != 1]
             if x.numel() <= x.shape[1]:
@@ -235,19 +235,19 @@ class Pass(AffineMode):
             mean, variance = self.tape.entries[-1]
         else:
             mean, variance = self._next("batch_norm")
-        affine = given.get("weight"), given.get("bias")
-        return _FixedNorm.apply(x, mean, variance, *affine, given.get("eps", 1e-5))  # type: ignore[no-untyped-call]
+        affine = arguments.get("weight"), arguments.get("bias")
+        return _FixedNorm.apply(x, mean, variance, *affine, arguments.get("eps", 1e-5))  # type: ignore[no-untyped-call]
 
     def instance_norm(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats")
-        given = {**dict(zip(names, args)), **kwargs}
-        if self.live_norm or not given.get("use_input_stats", True):
+        arguments = {**dict(zip(names, args)), **kwargs}
+        if self.live_norm or not arguments.get("use_input_stats", True):
             return function(*args, **kwargs)
         # Statistics are per sample: only the update of the running ones has to be kept out.
-        rest = {k: given[k] for k in ("weight", "bias", "eps") if k in given}
+        affine = {k: arguments[k] for k in ("weight", "bias", "eps") if k in arguments}
         if len(args) > 7:
-            rest["eps"] = args[7]
-        return F.instance_norm(given["input"], None, None, use_input_stats=True, **rest)
+            affine["eps"] = args[7]
+        return F.instance_norm(arguments["input"], None, None, use_input_stats=True, **affine)
 
     def draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         drawn = function(*args, **kwargs)
@@ -258,13 +258,13 @@ class Pass(AffineMode):
             self.tape.random = True
             self._keep(drawn.detach().clone())
             return drawn
-        kept = self._next(what)
-        if not isinstance(kept, Tensor):  # the statistics of a normalization
+        stored = self._next(what)
+        if not isinstance(stored, Tensor):  # the statistics of a normalization
             raise another_path(f"{what} drew other random numbers")
-        if drawn.shape != kept.shape:
-            kept = find_layout_by_shape(kept.shape, drawn.shape, self.tape.batch, what).join(kept, kept)
+        if drawn.shape != stored.shape:
+            stored = find_layout_by_shape(stored.shape, drawn.shape, self.tape.batch, what).join(stored, stored)
         # In-place functions must fill the tensor they were given.
-        return drawn.copy_(kept) if what.endswith("_") else kept
+        return drawn.copy_(stored) if what.endswith("_") else stored
 
     replacements: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {
         **dict.fromkeys(_RANDOM, draw),

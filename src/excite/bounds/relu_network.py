@@ -34,10 +34,10 @@ class ReluNetwork:
 
     def signals(self, x: Tensor) -> list[Tensor]:
         """[h_0, …, h_L] for x (N, n): the inputs of the layers, and what the last one gives (before a sigmoid)."""
-        found = [x]
+        signals = [x]
         for weight, bias in zip(self.weights[:-1], self.biases[:-1]):
-            found.append(F.relu(F.linear(found[-1], weight, bias)))
-        return [*found, F.linear(found[-1], self.weights[-1], self.biases[-1])]
+            signals.append(F.relu(F.linear(signals[-1], weight, bias)))
+        return [*signals, F.linear(signals[-1], self.weights[-1], self.biases[-1])]
 
     def parameters(self) -> list[Tensor]:
         """Returns weights and biases, layer by layer."""

@@ -73,17 +73,17 @@ def fitted(
     with torch.enable_grad():
         copy = network.copied()
         output = copy.signals(x)[-1]
-        found = largest_eigenvalue((output - y).square().sum() / 2, copy.parameters(), tolerance=1e-8)
+        sharpness = largest_eigenvalue((output - y).square().sum() / 2, copy.parameters(), tolerance=1e-8)
     signals = network.signals(x)
-    size = math.sqrt(max(found.value, 0.0) * float(signals[-1].square().sum() + y.square().sum()))
+    size = math.sqrt(max(sharpness.value, 0.0) * float(signals[-1].square().sum() + y.square().sum()))
     return FittedNetwork(
         network,
         x,
         y,
         signals,
         as_descent(descent).limit / scales[loss],
-        found,
-        found.gradient / size if size > 0 else (0.0 if found.gradient == 0 else math.inf),
+        sharpness,
+        sharpness.gradient / size if size > 0 else (0.0 if sharpness.gradient == 0 else math.inf),
         _nearest_kink(network, signals),
         tolerance,
     )
@@ -147,8 +147,8 @@ def excited(found: UnitMoments, silent: Tensor, where: str) -> Assumption:
     quiet = set(torch.nonzero(silent).flatten().tolist())
     bad = [k for k in found.deficient if k not in quiet]
     never = sum(1 for k in bad if found.count[k] == 0)
-    least = min((float(found.smallest[k]) for k in range(len(silent)) if k not in quiet), default=math.inf)
-    detail = f"smallest eigenvalue {least:.3g}"
+    smallest = min((float(found.smallest[k]) for k in range(len(silent)) if k not in quiet), default=math.inf)
+    detail = f"smallest eigenvalue {smallest:.3g}"
     if bad:
         shown = ", ".join(map(str, bad[:8])) + (", …" if len(bad) > 8 else "")
         detail = f"{len(bad)} of {len(silent)} units deficient, {never} never active: {shown}"

@@ -219,10 +219,10 @@ def largest_eigenvalue(
         except RuntimeError as error:
             line = str(error).splitlines()[0]
             raise ModelError(f"the loss has no second derivative that autograd can take: {line}") from error
-        found = torch.cat([s.reshape(-1) for s in second]).detach().cpu().double().numpy()
-        if not np.isfinite(found).all():
+        flat = torch.cat([s.reshape(-1) for s in second]).detach().cpu().double().numpy()
+        if not np.isfinite(flat).all():
             raise InputError("the second derivatives of the loss are not finite")
-        return found
+        return flat
 
     if tolerance is None:
         tolerance = 1e-8 if gradient.dtype == torch.float64 else 1e-4
@@ -308,19 +308,19 @@ def descent_stability(
         True
     """
     rule = as_descent(descent)
-    found = sharpness(model, loss, tolerance=tolerance, max_restarts=max_restarts, seed=seed)
-    ratio = rule.limit / found.value if found.value > 0 else math.inf
+    result = sharpness(model, loss, tolerance=tolerance, max_restarts=max_restarts, seed=seed)
+    ratio = rule.limit / result.value if result.value > 0 else math.inf
     return Bound(
         "Stability of gradient descent",
         "largest eigenvalue of the loss's Hessian",
         rule.limit,
         terms={
-            "sharpness": found.value,
-            "residual": found.residual,
+            "sharpness": result.value,
+            "residual": result.residual,
             "limit": rule.limit,
-            "gradient": found.gradient,
+            "gradient": result.gradient,
             "largest step": rule.step * ratio,
-            "products": found.products,
+            "products": result.products,
         },
-        assumptions=(stable(found, rule.limit),),
+        assumptions=(stable(result, rule.limit),),
     )

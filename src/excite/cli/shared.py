@@ -177,7 +177,7 @@ def print_verdict(results: Mapping[str, Margins], run: str) -> None:
     from excite.report.verdict import headline
     from excite.report.verdict.outcome import from_margins
 
-    if all(one.layers == "input" for one in results.values()):
+    if all(result.layers == "input" for result in results.values()):
         print_headline(headline([from_margins(results, measurable=True)], name=run))
 
 

@@ -129,10 +129,10 @@ def _sha256(path: Path) -> str:
 
 def _check_archive(path: Path, archive: Archive) -> None:
     try:
-        found = _sha256(path)
+        digest = _sha256(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    if found != archive.sha256:
+    if digest != archive.sha256:
         raise DataError(f"{path} does not have the expected SHA-256: delete it and get it again from {archive.url}")
 
 

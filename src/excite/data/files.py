@@ -71,12 +71,12 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             known = set(file.keys())
             about = json.loads((file.metadata() or {}).get("settings", "{}"))
-            found = {key: file.get_tensor(key).clone() for key in KEYS if key in known}
+            tensors = {key: file.get_tensor(key).clone() for key in KEYS if key in known}
     except SafetensorError as error:
         raise ValueError(str(error)) from error
     if not isinstance(about, dict):
         raise ValueError("its header is damaged")
-    return found, about
+    return tensors, about
 
 
 def _npz(path: Path) -> dict[str, Tensor]:

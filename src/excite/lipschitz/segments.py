@@ -163,11 +163,11 @@ def _check_linear(pieces_of: Any, at: Any, owner: Tensor, breaks: list[Tensor]) 
 
     Returns those two points of each piece, how the output changes from one to the other, and the eps of the numbers.
     """
-    low = torch.cat([found[:-1] for found in breaks]).to(owner.device)
-    long = torch.cat([found[1:] for found in breaks]).to(owner.device) - low
-    first, half, last = (at(owner, low + share * long) for share in (0.25, 0.5, 0.75))
-    found = [pieces_of(points) for points in (first, half, last)]
-    left, middle, right = (outputs for _, outputs, _ in found)
-    eps = max(eps for *_, eps in found)
+    low = torch.cat([pieces[:-1] for pieces in breaks]).to(owner.device)
+    long = torch.cat([pieces[1:] for pieces in breaks]).to(owner.device) - low
+    first, half, last = (at(owner, low + fraction * long) for fraction in (0.25, 0.5, 0.75))
+    pieces = [pieces_of(points) for points in (first, half, last)]
+    left, middle, right = (outputs for _, outputs, _ in pieces)
+    eps = max(eps for *_, eps in pieces)
     check_bend((left - 2 * middle + right).abs(), middle, eps)
     return first, last, right - left, eps

@@ -54,7 +54,7 @@ def signatures(
     model = unwrap(model)
     at_once = points_at_once(model, x, output=output) if at_once is None else at_once
     size = max(1, min(at_once, _AT_ONCE // max(1, x[:1].numel())))
-    found, outputs, eps = [], [], torch.finfo(x.dtype).eps
+    patterns, outputs, eps = [], [], torch.finfo(x.dtype).eps
     with eval_mode(model), eagerly(model), torch.no_grad():
         for part in x.detach().split(size) if len(x) else [x.detach()]:
             pieces = _Pieces(part.clone())
@@ -64,10 +64,10 @@ def signatures(
                 raise ModelError(
                     f"expected an output with one row per sample, ({len(part)}, ...); got {tuple(returned.shape)}: pick it with output="
                 )
-            found.append(pieces.hashed)
+            patterns.append(pieces.hashed)
             eps = max(eps, pieces.eps)
             outputs.append(returned.flatten(1) if returned.dim() > 1 else returned[:, None])
-    return torch.cat(found), torch.cat(outputs), eps
+    return torch.cat(patterns), torch.cat(outputs), eps
 
 
 def points_at_once(model: nn.Module, x: Tensor, *, output: Pick = None) -> int:
@@ -84,10 +84,10 @@ def points_at_once(model: nn.Module, x: Tensor, *, output: Pick = None) -> int:
     noise = torch.randn(3, *x.shape[1:], generator=generator, dtype=torch.float64).to(x)
     three = x[:1] + noise * x.abs().amax().clamp(min=1.0)
     try:
-        found, again = (signatures(model, part, output=output, at_once=3)[0] for part in (three, three.roll(1, 0)))
+        first, again = (signatures(model, part, output=output, at_once=3)[0] for part in (three, three.roll(1, 0)))
     except SamplesMixed:
         return 1
-    return _MOST_POINTS if torch.equal(found.roll(1, 0), again) else 1
+    return _MOST_POINTS if torch.equal(first.roll(1, 0), again) else 1
 
 
 def check_bend(bend: Tensor, outputs: Tensor, eps: float) -> None:
@@ -168,11 +168,13 @@ class _Pieces(TorchDispatchMode):
         if pieces.linearity == "constant":
             return result
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        patterns = [] if pieces.pattern is None else [one for one in pieces.pattern(a, result) if one is not None]
+        patterns = (
+            [] if pieces.pattern is None else [tensor for tensor in pieces.pattern(a, result) if tensor is not None]
+        )
         if pieces.linearity == "discrete":
             patterns = leaves
-        known = {id(one) for one in patterns}
-        for pattern in [*patterns, *(one for one in leaves if not _real(one) and id(one) not in known)]:
+        known = {id(tensor) for tensor in patterns}
+        for pattern in [*patterns, *(tensor for tensor in leaves if not _real(tensor) and id(tensor) not in known)]:
             self._hash(pattern)
         for leaf in leaves:
             moving = pieces.linearity != "discrete" and _real(leaf)
@@ -202,15 +204,15 @@ class _Pieces(TorchDispatchMode):
         why = pieces.unless(a) if pieces.unless is not None else None
         if why:
             raise ModelError(f"expected a piecewise-linear model; {a.op.strip('_')} {why}")
-        if sum(self._moves([getattr(a, one, None) for one in group]) for group in pieces.factors) > 1:
+        if sum(self._moves([getattr(a, operand, None) for operand in group]) for group in pieces.factors) > 1:
             raise ModelError(f"expected a piecewise-linear model; {a.op} multiplies two signals with each other")
-        for one in pieces.fixed:
-            if self._moves(getattr(a, one, None)):
-                what = "divides by" if a.op.startswith(("div", "true_div", "addcdiv")) else f"{a.op} takes as {one}"
+        for operand in pieces.fixed:
+            if self._moves(getattr(a, operand, None)):
+                what = "divides by" if a.op.startswith(("div", "true_div", "addcdiv")) else f"{a.op} takes as {operand}"
                 raise ModelError(f"expected a piecewise-linear model; it {what} something that depends on the input")
         if a.op == "index" and any(
-            one is not None and one.dtype in (torch.bool, torch.uint8) and _storage(one) in self._pinned
-            for one in a.indices
+            operand is not None and operand.dtype in (torch.bool, torch.uint8) and _storage(operand) in self._pinned
+            for operand in a.indices
         ):
             raise ModelError(
                 "cannot tell samples apart: a mask that depends on the input selects elements of all of them"

@@ -55,11 +55,11 @@ def path_of(folder: Path, step: int, final: bool) -> Path:
 
 def find(folder: Path) -> list[Checkpoint]:
     """Returns the checkpoints of a folder, oldest first."""
-    found = []
+    checkpoints = []
     for path in folder.glob("*.safetensors"):
         if match := _NAME.fullmatch(path.name):
-            found.append(Checkpoint(int(match[2]), path, match[1] == "final"))
-    return sorted(found, key=lambda c: (c.step, c.final))
+            checkpoints.append(Checkpoint(int(match[2]), path, match[1] == "final"))
+    return sorted(checkpoints, key=lambda c: (c.step, c.final))
 
 
 def write(folder: Path, step: int, state: dict[str, Any], *, final: bool, keep: int, commits: int) -> Checkpoint:

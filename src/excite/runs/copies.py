@@ -102,7 +102,7 @@ class Copy:
 
     def stamps(self) -> dict[str, Stamp]:
         """Time and size of every file that is copied; those of the database include its log."""
-        found: dict[str, Stamp] = {}
+        stamps: dict[str, Stamp] = {}
         for root, folders, files in os.walk(self.folder):
             folders[:] = [name for name in folders if not name.startswith(".")]
             for file in files:
@@ -111,13 +111,13 @@ class Copy:
                 if file.startswith(".") or name in _OURS:
                     continue
                 with suppress(FileNotFoundError):
-                    seen = path.stat()
-                    found[name] = (seen.st_mtime_ns, seen.st_size)
+                    status = path.stat()
+                    stamps[name] = (status.st_mtime_ns, status.st_size)
         log = self.folder / f"{_DATABASE}-wal"
-        if _DATABASE in found and log.exists():
-            time, size = found[_DATABASE]
-            found[_DATABASE] = (max(time, log.stat().st_mtime_ns), size + log.stat().st_size)
-        return found
+        if _DATABASE in stamps and log.exists():
+            time, size = stamps[_DATABASE]
+            stamps[_DATABASE] = (max(time, log.stat().st_mtime_ns), size + log.stat().st_size)
+        return stamps
 
 
 def local_copy(url: str, *, checkpoints: bool = False) -> Path:
@@ -147,13 +147,13 @@ def mirror(store: Store) -> Path:
 def scratch(store: Store) -> Path:
     """This machine's own folder for a store: below what EXCITE_SCRATCH names, or the folder for temporary files."""
     base = os.environ.get("EXCITE_SCRATCH") or tempfile.gettempdir()
-    mine = Path(base).absolute() / f"excite-{getpass.getuser()}"
-    folder = mine / hashlib.sha256(store.url.encode()).hexdigest()[:16]
+    own_folder = Path(base).absolute() / f"excite-{getpass.getuser()}"
+    folder = own_folder / hashlib.sha256(store.url.encode()).hexdigest()[:16]
     with writing(folder):
-        mine.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(exist_ok=True)
-        if hasattr(os, "getuid") and mine.stat().st_uid != os.getuid():
-            raise RunError(f"{mine} belongs to somebody else: name another folder with EXCITE_SCRATCH")
+        if hasattr(os, "getuid") and own_folder.stat().st_uid != os.getuid():
+            raise RunError(f"{own_folder} belongs to somebody else: name another folder with EXCITE_SCRATCH")
     return folder
 
 

@@ -66,7 +66,7 @@ def model_source(
                 f"options: expected a factory that takes them; got none: pass factory= for {shown(options)}"
             )
         return _class_source(unwrap(model))
-    kept = _json_options(options)
+    json_options = _json_options(options)
     if isinstance(factory, str):
         if ":" in factory:
             import_factory(factory)
@@ -78,13 +78,13 @@ def model_source(
                 f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(BUILT_IN)}, or 'module:function'"
             )
             raise InputError(f"factory: there is no built-in model {factory!r}: {hint}")
-        return ModelSource(factory, kept)
+        return ModelSource(factory, json_options)
     if not callable(factory) or isinstance(factory, nn.Module):
         raise InputError(f"factory: expected 'module:function', a function or a class; got {shown(factory)}")
     name, why = import_path(factory)
     if name is None:
         raise InputError(f"factory: {why}: pass one that a module defines, or its name 'module:function'")
-    return ModelSource(name, kept)
+    return ModelSource(name, json_options)
 
 
 def import_path(made_by: Callable[..., Any]) -> tuple[str | None, str]:
@@ -94,10 +94,10 @@ def import_path(made_by: Callable[..., Any]) -> tuple[str | None, str]:
         return None, f"{shown(made_by)} has no name that can be imported"
     if module == "__main__":
         return None, f"{name} is defined in the program itself, which cannot be imported without running it"
-    found: Any = sys.modules.get(module)
+    target: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return (f"{module}:{name}", "") if found is made_by else (None, f"{module}.{name} is something else")
+        target = getattr(target, part, None)
+    return (f"{module}:{name}", "") if target is made_by else (None, f"{module}.{name} is something else")
 
 
 def _class_source(model: nn.Module) -> ModelSource:
@@ -168,16 +168,16 @@ def import_factory(name: str) -> Any:
     if added:
         sys.path.insert(0, "")
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     except Exception as error:
         raise InputError(f"cannot import {module_name!r}: {type(error).__name__}: {one_line(error)}") from error
     finally:
         if added:
             sys.path.remove("")
     for part in path.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             raise InputError(f"{module_name!r} has no {path!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise InputError(f"{name} is not a function that makes a model: it is a {type(found).__name__}")
-    return found
+        target = getattr(target, part)
+    if not callable(target):
+        raise InputError(f"{name} is not a function that makes a model: it is a {type(target).__name__}")
+    return target

@@ -72,10 +72,10 @@ class Lease:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / _NAME
             try:
-                found = json.loads(path.read_text()) if self.store.fetch(_NAME, path) else {}
+                content = json.loads(path.read_text()) if self.store.fetch(_NAME, path) else {}
             except ValueError:
-                found = {}
-            return found if isinstance(found, dict) else {}
+                content = {}
+            return content if isinstance(content, dict) else {}
 
 
 def _gone(holder: dict[str, Any]) -> bool:

@@ -96,9 +96,9 @@ class MetricsTable:
         if self._pragma("application_id") != APPLICATION:
             raise RunError(f"{self.path} is not a metrics database of Excite")
         check_version(self.path, self._pragma("user_version"), VERSION)
-        found = self._pragma("quick_check(1)")
-        if found != "ok":
-            raise RunError(f"{self.path} is damaged ({str(found).splitlines()[-1]}): {self._remedy()}")
+        answer = self._pragma("quick_check(1)")
+        if answer != "ok":
+            raise RunError(f"{self.path} is damaged ({str(answer).splitlines()[-1]}): {self._remedy()}")
 
     def _pragma(self, name: str) -> Any:
         return self._open().execute(f"PRAGMA {name}").fetchone()[0]
@@ -266,8 +266,8 @@ class MetricsTable:
     def last_step(self) -> int | None:
         """The last step at which anything was measured."""
         with self._guard():
-            found = self._open().execute("SELECT max(step) FROM metrics").fetchone()[0]
-            return None if found is None else int(found)
+            step = self._open().execute("SELECT max(step) FROM metrics").fetchone()[0]
+            return None if step is None else int(step)
 
     def rows(self) -> list[tuple[int, str, float | None]]:
         """All (step, name, value), ordered by step, then name. NaN comes as None."""

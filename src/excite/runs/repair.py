@@ -252,15 +252,15 @@ class _Check:
 
 def _unreadable(path: Path) -> str | None:
     try:
-        found = read_json(path)
+        content = read_json(path)
     except RunError as error:
         return str(error)
-    return None if isinstance(found, dict | list) else f"{path} is damaged: expected a JSON object"
+    return None if isinstance(content, dict | list) else f"{path} is damaged: expected a JSON object"
 
 
 def _readable_rows(path: Path) -> Iterator[tuple[str, int, float | None, float]]:
     """What can be read of a damaged database: from the first row on up to the damage, and from the last row back to it."""
-    found: dict[tuple[str, int], tuple[str, int, float | None, float]] = {}
+    rows: dict[tuple[str, int], tuple[str, int, float | None, float]] = {}
     for order in ("name, step", "name DESC, step DESC"):
         with suppress(sqlite3.Error, OSError), closing(_read_only(path)) as connection:
             for name, step, value, time in connection.execute(
@@ -268,5 +268,5 @@ def _readable_rows(path: Path) -> Iterator[tuple[str, int, float | None, float]]
             ):
                 right = isinstance(name, str) and isinstance(step, int) and 0 <= step <= MAX_STEP
                 if right and isinstance(value, float | None) and isinstance(time, float):
-                    found[name, step] = (name, step, value, time)
-    return iter(found.values())
+                    rows[name, step] = (name, step, value, time)
+    return iter(rows.values())

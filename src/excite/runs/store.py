@@ -68,10 +68,10 @@ class Store:
         with self._reaching():
             self._fs.invalidate_cache()
             try:
-                found: Mapping[str, Any] = self._fs.find(base, detail=True)
+                files: Mapping[str, Any] = self._fs.find(base, detail=True)
             except FileNotFoundError:
                 return {}
-        listed = {path[len(base) :].lstrip("/"): _key(about) for path, about in found.items()}
+        listed = {path[len(base) :].lstrip("/"): _key(about) for path, about in files.items()}
         return {name: key for name, key in listed.items() if name and not _hidden(name)}
 
     def exists(self, name: str) -> bool:

@@ -282,8 +282,8 @@ def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     if first["type"] == "missing":
         return f"{key!r} is missing"
     if first["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        given = first["input"].get("name") if isinstance(first["input"], Mapping) else None
-        return f"'{key}.name': expected 'sgd', 'adam' or 'adamw'; got {_short(given)}"
+        name = first["input"].get("name") if isinstance(first["input"], Mapping) else None
+        return f"'{key}.name': expected 'sgd', 'adam' or 'adamw'; got {_short(name)}"
     # Every member of a union complains. The one that came furthest is the one that was meant.
     related = [item for item in problems if item[0][: len(path)] == path]
     path, first = max(related, key=lambda item: len(item[0]))

@@ -47,10 +47,10 @@ def measure(
         raise InputError(f"{saved.data.name} is a regression: margins need classes")
     kind = parse_norm(norm, ("inf", "2"))
     with closing(Run.open(saved.folder, "a")) if store else nullcontext() as run:
-        found, accuracy = _measure(saved, kind, parts, most, progress, options)
+        margins_by_part, accuracy = _measure(saved, kind, parts, most, progress, options)
         if run is not None:
-            _store(run, saved, variant, found, accuracy)
-    return found
+            _store(run, saved, variant, margins_by_part, accuracy)
+    return margins_by_part
 
 
 def why_not_stored(saved: SavedModel) -> str | None:
@@ -80,7 +80,7 @@ def _measure(
     if search:
         options["options"] = SearchOptions(**search)
     decide = decisions(saved.model, saved.threshold)
-    found: dict[str, Margins] = {}
+    margins_by_part: dict[str, Margins] = {}
     accuracy: dict[str, float] = {}
     for part in parts:
         x, y = saved.points(part)
@@ -89,11 +89,11 @@ def _measure(
         accuracy[part] = share_right(saved.model, decide, x, y)
         tell = None if progress is None else partial(progress, f"margins, {part}")
         x, y = saved.points(part, most)
-        found[part] = margins(
+        margins_by_part[part] = margins(
             saved.model, x, y, norm=kind, threshold=saved.threshold, progress=tell,
             **{**options, **in_unit(saved, options.get("layers", "input"))},
         )  # fmt: skip
-    return found, accuracy
+    return margins_by_part, accuracy
 
 
 def in_unit(saved: SavedModel, layers: object = "input") -> dict[str, Any]:
@@ -109,8 +109,8 @@ def in_unit(saved: SavedModel, layers: object = "input") -> dict[str, Any]:
 def more_points(saved: SavedModel, results: dict[str, Margins]) -> int:
     """Number of points of the margins that a run keeps because these are of fewer; 0 if it stores these."""
     with load_run(saved.folder) as run:
-        kept = {part: _kept_points(run, _result_name(result, part), saved.step) for part, result in results.items()}
-    return max((kept[part] for part, result in results.items() if kept[part] > len(result)), default=0)
+        stored = {part: _kept_points(run, _result_name(result, part), saved.step) for part, result in results.items()}
+    return max((stored[part] for part, result in results.items() if stored[part] > len(result)), default=0)
 
 
 def _result_name(result: Margins, part: str) -> str:

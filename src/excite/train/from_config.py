@@ -324,9 +324,9 @@ def _clear_unstarted(path: Path) -> None:
         if not _unstarted(path):  # another start was faster
             return
         with writing(path):
-            aside = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
-            os.rename(path, aside / "run")  # at once: nobody finds half of it
-        shutil.rmtree(aside, ignore_errors=True)
+            temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
+            os.rename(path, temporary / "run")  # at once: nobody finds half of it
+        shutil.rmtree(temporary, ignore_errors=True)
     finally:
         lock.release()
 
@@ -432,8 +432,8 @@ def build_excitation(
     """Builds the excitation of a config; radius 0 for plain training, on the same scale; None for regression."""
     excitation, adversarial = config.excitation, config.adversarial
     if not data.classes:
-        for name, given in (("excitation", excitation), ("adversarial", adversarial)):
-            if given is not None:
+        for name, section in (("excitation", excitation), ("adversarial", adversarial)):
+            if section is not None:
                 raise InputError(f"{name} needs classes; {data.name} is a regression: leave {name} out")
         if config.loss == "cross-entropy":
             raise InputError(f"loss 'cross-entropy' needs classes; {data.name} is a regression: choose 'squared'")

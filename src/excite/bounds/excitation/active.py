@@ -91,11 +91,11 @@ def most_active(
         upper, point = _search(rows, c[moving], seconds)
         point = point * unit
     on = np.flatnonzero(V @ point + b > 0)
-    found, value = float(c[on].sum()), upper + base
+    attained, value = float(c[on].sum()), upper + base
     if weights is None:
         value = float(np.floor(value + 1e-6))
-    exact = found >= value * (1 - 1e-9)
-    return MostActive(max(value, found), found, bool(exact), tuple(on.tolist()), tuple(point.tolist()))
+    exact = attained >= value * (1 - 1e-9)
+    return MostActive(max(value, attained), attained, bool(exact), tuple(on.tolist()), tuple(point.tolist()))
 
 
 def _search(rows: np.ndarray, c: np.ndarray, seconds: float) -> tuple[float, np.ndarray]:
@@ -130,14 +130,14 @@ def _inside(rows: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
     cost = np.zeros(columns + 1)
     cost[-1] = -1
     bounds = [(-1, 1)] * (columns - 1) + [(0, 1), (None, 1)]
-    found = linprog(cost, A_ub=np.column_stack([-rows, np.ones(r)]), b_ub=np.zeros(r), bounds=bounds, method="highs")
-    if found.status != 0:
+    program = linprog(cost, A_ub=np.column_stack([-rows, np.ones(r)]), b_ub=np.zeros(r), bounds=bounds, method="highs")
+    if program.status != 0:
         return None, np.zeros(0, dtype=int)
-    if found.x[-1] <= _STRICT:
-        return None, np.flatnonzero(found.ineqlin.marginals < -1e-9)
-    u, s, room = found.x[:-2], found.x[-2], found.x[-1]
+    if program.x[-1] <= _STRICT:
+        return None, np.flatnonzero(program.ineqlin.marginals < -1e-9)
+    u, s, gap = program.x[:-2], program.x[-2], program.x[-1]
     # Raising s to ε/2 costs each row at most ε/2: off the horizon, and still inside.
-    return np.asarray(u / max(s, room / 2)), np.zeros(0, dtype=int)
+    return np.asarray(u / max(s, gap / 2)), np.zeros(0, dtype=int)
 
 
 def _solve(rows: np.ndarray, c: np.ndarray, cuts: list[np.ndarray], seconds: float) -> tuple[np.ndarray, float]:
@@ -154,8 +154,12 @@ def _solve(rows: np.ndarray, c: np.ndarray, cuts: list[np.ndarray], seconds: flo
         touch[2 * j, j], touch[2 * j + 1, j] = 1, -1
         touch[2 * j : 2 * j + 2, columns + r + 2 * j : columns + r + 2 * j + 2] = -2 * np.eye(2)
     touch[-1, n], touch[-1, -1], low[-1] = 1, -1, 0.0
-    one = np.concatenate([np.zeros(columns + r), np.ones(faces)])
-    constraints = [LinearConstraint(on, -1, np.inf), LinearConstraint(touch, low, np.inf), LinearConstraint(one, 1, 1)]
+    objective = np.concatenate([np.zeros(columns + r), np.ones(faces)])
+    constraints = [
+        LinearConstraint(on, -1, np.inf),
+        LinearConstraint(touch, low, np.inf),
+        LinearConstraint(objective, 1, 1),
+    ]
     for cut in cuts:
         line = np.zeros(columns + r + faces)
         line[columns + cut] = 1
@@ -165,7 +169,7 @@ def _solve(rows: np.ndarray, c: np.ndarray, cuts: list[np.ndarray], seconds: flo
         top[-1] = (
             0  # without biases all rows are 0 at s = 1, u = 0 too: that face is not needed, cones reach the others
         )
-    found = milp(
+    program = milp(
         np.concatenate([np.zeros(columns), -c, np.zeros(faces)]),
         integrality=np.concatenate([np.zeros(columns), np.ones(r + faces)]),
         bounds=Bounds(np.concatenate([-np.ones(n), np.zeros(1 + r + faces)]), top),
@@ -173,7 +177,7 @@ def _solve(rows: np.ndarray, c: np.ndarray, cuts: list[np.ndarray], seconds: flo
         options={"time_limit": seconds, "mip_rel_gap": 0.0},
     )
     total = float(c.sum())
-    upper = total if found.mip_dual_bound is None else min(total, -float(found.mip_dual_bound))
-    if found.x is None:
+    upper = total if program.mip_dual_bound is None else min(total, -float(program.mip_dual_bound))
+    if program.x is None:
         return np.zeros(0, dtype=int), upper
-    return np.flatnonzero(found.x[columns : columns + r] > 0.5), upper
+    return np.flatnonzero(program.x[columns : columns + r] > 0.5), upper

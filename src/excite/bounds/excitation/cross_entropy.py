@@ -72,20 +72,20 @@ def linear_margin(x: Any, y: Any, weight: Any = None, bias: Any = None, *, angle
     try:
         limit, best = limit_hyperplane(points, s), optimal_hyperplane(points, s)
         w, b, support = two_apart(limit, points, s)
-        theirs = optimal_hyperplane(points[support], s[support])
+        hyperplane = optimal_hyperplane(points[support], s[support])
     except Unsolved as error:
         return Bound(name, quantity, None, "upper", {}, (*checks, unsolved(error)))
     basis, nearest = affine_subspace(points[support])
     spent = b**2 * float(nearest @ nearest)
-    value = 1 / math.sqrt(1 / theirs.margin**2 + spent)
+    value = 1 / math.sqrt(1 / hyperplane.margin**2 + spent)
     terms = {
-        "optimal margin of the support vectors": theirs.margin, "optimal margin": best.margin, "B": b,
+        "optimal margin of the support vectors": hyperplane.margin, "optimal margin": best.margin, "B": b,
         "dimension of the subspace": len(basis), "distance of the subspace": float(np.linalg.norm(nearest)),
         "support": np.flatnonzero(support), "limit weight": w,
         "limit margin": margin_of(limit.weight, limit.bias, points, s), "limit value": value,
         "printed": 1 / math.sqrt(1 / best.margin**2 + spent),
     }  # fmt: skip
-    worst = max(limit.gap, best.gap, theirs.gap)
+    worst = max(limit.gap, best.gap, hyperplane.gap)
     checks.append(Assumption("the hyperplanes are solved", worst <= SOLVED, f"largest duality gap {worst:.1e}"))
     if trained:
         value, off = _widened(value, limit, points[support], *trained)
@@ -140,9 +140,11 @@ def linear_margin_any_time(
     except Unsolved as error:
         return Bound(name, quantity, None, "upper", {}, (*checks, unsolved(error)))
     basis, nearest = affine_subspace(points)
-    told = _across(basis, start) + (b - start_bias) * nearest  # Σ c_k r_k
-    off = float(np.linalg.norm(_across(basis, w) - told) / np.linalg.norm(w))
-    spent = max(0.0, float(np.linalg.norm(told) / np.linalg.norm(w)) - off)  # rounding during training stays harmless
+    weighted_sum = _across(basis, start) + (b - start_bias) * nearest  # Σ c_k r_k
+    off = float(np.linalg.norm(_across(basis, w) - weighted_sum) / np.linalg.norm(w))
+    spent = max(
+        0.0, float(np.linalg.norm(weighted_sum) / np.linalg.norm(w)) - off
+    )  # rounding during training stays harmless
     checks += [
         Assumption("the hyperplane is solved", best.gap <= SOLVED, f"duality gap {best.gap:.1e}"),
         Assumption("the weight separates the classes", apart > 0, f"half distance {apart:.4g}"),

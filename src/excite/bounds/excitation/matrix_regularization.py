@@ -123,7 +123,7 @@ def _solve(x: Array, y: Array, c: float, p: Norm) -> tuple[Array, float]:
     """Accelerated proximal gradient descent with restarts, until the duality gap over ‖y‖² is rounding."""
     step = 1 / (2 * max(float(np.linalg.norm(x, 2)) ** 2, 1e-300))
     w = ahead = best = np.zeros((y.shape[1], x.shape[1]))
-    momentum, least, total = 1.0, math.inf, max(float((y**2).sum()), 1e-300)
+    momentum, lowest, total = 1.0, math.inf, max(float((y**2).sum()), 1e-300)
     for _ in range(STEPS):
         new = _shrunk(ahead + step * 2 * (y - x @ ahead.T).T @ x, step * c, p)
         if float(((ahead - new) * (new - w)).sum()) > 0:  # the momentum points uphill: start over
@@ -133,8 +133,8 @@ def _solve(x: Array, y: Array, c: float, p: Norm) -> tuple[Array, float]:
         slope = 2 * (y - x @ w.T).T @ x
         # Fenchel and Young: c‖w‖² + ‖slope‖²_* / 4c − ⟨slope, w⟩ bounds the distance to the minimum.
         gap = c * _split(w, p)[1].max() ** 2 + _split(slope, p)[1].sum() ** 2 / (4 * c) - float((slope * w).sum())
-        if gap / total < least:
-            best, least = w, max(0.0, float(gap) / total)
-        if least < 1e-15:
+        if gap / total < lowest:
+            best, lowest = w, max(0.0, float(gap) / total)
+        if lowest < 1e-15:
             break
-    return best, least
+    return best, lowest

@@ -51,17 +51,17 @@ def _infinity(x: Array, y: Array, c: float) -> Array:
     q, r = np.linalg.qr(np.vstack([rows, near * np.eye(n + 1)]))
     box = np.block([[np.eye(n), np.ones((n, 1))], [-np.eye(n), np.ones((n, 1))]])  # t + w ≥ 0, t − w ≥ 0
     sides = solve_triangular(r, box.T, trans="T").T
-    best, least, z, idle = np.zeros(n), math.inf, np.zeros(n + 1), 0
+    best, lowest, z, idle = np.zeros(n), math.inf, np.zeros(n + 1), 0
     for _ in range(STEPS):
         middle = q.T @ np.r_[y, 0.0, near * z]
         z = solve_triangular(r, middle + _least_distance(sides, -sides @ middle))
         tries = [z[:n], *(_on_face(x, y, c, z[:n], reach) for reach in (1e-9, 1e-7, 1e-5, 1e-3))]
         errors = {_slope_error(x, y, c, w): w for w in tries}
-        idle = 0 if min(errors) < least else idle + 1
+        idle = 0 if min(errors) < lowest else idle + 1
         if idle == 0:
-            least = min(errors)
-            best = errors[least]
-        if least < 1e-14 or idle > 3:
+            lowest = min(errors)
+            best = errors[lowest]
+        if lowest < 1e-14 or idle > 3:
             break
     return best
 

@@ -117,14 +117,14 @@ def _unit(
     root = ((bias * mu).square() + low * (q - m.count[keep] * bias.square())).clamp(min=0).sqrt()
     rows = (bias * mu + root) / low
     columns = (q / m.largest[keep]).sqrt()
-    most = most_active(
+    max_active = most_active(
         found.network.weights[0][keep].numpy(), b[keep].numpy(), (rows * columns).numpy(), seconds=seconds
     )
-    return most.value, {
+    return max_active.value, {
         "rows": tuple(rows.tolist()),  # bounds on ‖V_k‖
         "columns": tuple(columns.tolist()),  # bounds on ‖W_k‖
-        "units": tuple(keep[list(most.units)].tolist()),
-        "exact": most.exact,
+        "units": tuple(keep[list(max_active.units)].tolist()),
+        "exact": max_active.exact,
     }
 
 
@@ -135,13 +135,13 @@ def _stated(
     if not len(keep):
         return 0.0, {"n_active": 0, "exact": True}
     low, mu, B = float(m.smallest[keep].min()), float(m.mean[keep].max()), float(b[keep].abs().max())
-    most = most_active(found.network.weights[0][keep].numpy(), b[keep].numpy(), seconds=seconds)
+    max_active = most_active(found.network.weights[0][keep].numpy(), b[keep].numpy(), seconds=seconds)
     # (|b|μ + √(b²μ² + λ(q − b²)))/λ grows with |b| only if μ² ≥ λ: without that, B says nothing about smaller biases.
     monotone = mu * mu >= low
     row = 2 * mu * B / low + math.sqrt((abs(q - B * B) if monotone else q) / low)
-    return most.value * math.sqrt(q / low) * row, {
-        "n_active": int(most.value),
-        "exact": most.exact,
+    return max_active.value * math.sqrt(q / low) * row, {
+        "n_active": int(max_active.value),
+        "exact": max_active.exact,
         "λ": low,
         "μ": mu,
         "B": B,

@@ -146,11 +146,11 @@ def _multipliers(hidden: Array, w: Array, signs: Array, s: Array, before: Array,
     extra = np.zeros((len(at), *theta.shape))
     extra[np.arange(len(at)), unit, 1:] = w[unit, None] * signs[at]
     columns = np.vstack([slopes, extra.reshape(len(at), theta.size)])
-    found, left = nnls(columns.T, theta.reshape(-1), maxiter=100 * sum(columns.shape))
-    mu, nu = found[: len(signs)], found[len(signs) :]
+    multipliers, left = nnls(columns.T, theta.reshape(-1), maxiter=100 * sum(columns.shape))
+    mu, nu = multipliers[: len(signs)], multipliers[len(signs) :]
     weights = mu[:, None] * active
     weights[at, unit] += nu
-    error = theta.reshape(-1) - found @ columns
+    error = theta.reshape(-1) - multipliers @ columns
     halves = 0.5 * columns @ theta.reshape(-1)
     slack = max(0.0, float(nu @ halves[len(signs) :])) + 0.5 * max(0.0, float(theta.reshape(-1) @ error))
     return _Fit(

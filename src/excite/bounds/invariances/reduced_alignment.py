@@ -83,11 +83,13 @@ def reduced_alignment(
 
 
 def _initial(initial: nn.Module | Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    given = parameters_of(initial) if isinstance(initial, nn.Module) else {clean_path(k): v for k, v in initial.items()}
+    weights = (
+        parameters_of(initial) if isinstance(initial, nn.Module) else {clean_path(k): v for k, v in initial.items()}
+    )
     for path, value in now.items():
-        if path not in given or given[path].shape != value.shape:
+        if path not in weights or weights[path].shape != value.shape:
             raise InputError(f"initial: expected {path!r} with shape {tuple(value.shape)}, as in the model")
-    return {path: given[path].detach().to(now[path]) for path in now}
+    return {path: weights[path].detach().to(now[path]) for path in now}
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class _Net:
             ]
         )
         made_by = [junction.made_by for junction in self.junctions]
-        self.names = [one if made_by.count(one) == 1 else j.name for one, j in zip(made_by, self.junctions)]
+        self.names = [layers if made_by.count(layers) == 1 else j.name for layers, j in zip(made_by, self.junctions)]
         weights = {layer.weight_name for layer in wiring.layers if layer.weight_name is not None}
         made = {s.parameter: (k, s) for k, j in enumerate(self.junctions) for s in j.before if s.parameter in weights}
         read = {s.parameter: (k, s) for k, j in enumerate(self.junctions) for s in j.after if s.parameter in weights}
@@ -156,11 +158,11 @@ def _whole(site: Site) -> bool:
 
 
 def _chain(parents: Mapping[Node, Node], node: Node, root: Node) -> list[Node]:
-    found = [node]
+    chain = [node]
     while node != root and node in parents:
         node = parents[node]
-        found.append(node)
-    return found
+        chain.append(node)
+    return chain
 
 
 def _bound(

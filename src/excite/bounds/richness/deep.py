@@ -76,9 +76,9 @@ def deep_norms(
     """
     if form not in ("unit", "stated"):
         raise InputError(f"expected form 'unit' or 'stated'; got {form!r}")
-    found = fitted(relu_network(model, x), x, y, descent, loss, tolerance)
-    layers = len(found.network.weights)
-    return (*(_hidden(found, j, form) for j in range(1, layers)), _last(found, form))
+    fit = fitted(relu_network(model, x), x, y, descent, loss, tolerance)
+    layers = len(fit.network.weights)
+    return (*(_hidden(fit, j, form) for j in range(1, layers)), _last(fit, form))
 
 
 def deep_lipschitz(
@@ -156,14 +156,14 @@ def _hidden(found: FittedNetwork, j: int, form: Form) -> Bound:
     entry = 0.0 if network.biases[j] is None else 1.0  # of the next layer's input, for its bias
     output = _reaching(found, j + 1)
     size = output.square().sum(1)
-    room = q * signals[j + 1].square().sum(1) / size - entry  # c_i: at least ‖h_j‖²
+    excess = q * signals[j + 1].square().sum(1) / size - entry  # c_i: at least ‖h_j‖²
     active = (signals[j] > 0) & (size > 0)[:, None]
-    room = torch.where(size > 0, room, 0.0)
+    excess = torch.where(size > 0, excess, 0.0)
     plain = moments(h, active)
     excitation = excited(plain, quiet, f"layer {j}")
-    rows = (active.to(h.dtype) * room[:, None]).sum(0) / plain.smallest
-    if form == "unit" and bool((room[size > 0] > 0).all()):
-        scaled = moments(h, active, torch.where(size > 0, 1 / room, 0.0))
+    rows = (active.to(h.dtype) * excess[:, None]).sum(0) / plain.smallest
+    if form == "unit" and bool((excess[size > 0] > 0).all()):
+        scaled = moments(h, active, torch.where(size > 0, 1 / excess, 0.0))
         rows = torch.minimum(rows, torch.where(scaled.smallest > 0, scaled.count / scaled.smallest, math.inf))
         if j + 1 == len(network.weights):
             rows = torch.minimum(rows, q / plain.smallest)

@@ -156,9 +156,9 @@ class DropoutStatement(Statement):
             f"λ_steady {self.steady:.4g} (heuristic), product of norms {self.product:.4g}, largest constant found {self.found:.4g}; "
             f"program over dropout patterns: at most {float(spoken.max()) if len(spoken) else math.nan:.4g} at {program.share:.1%} of {len(program.values)} points",
             *(
-                f"  with {name}: r = {one.radius:.3g}, N between {one.covering.at_least} and {one.covering.at_most:.3g}, "
-                f"error differs by at most {one.bounds[0]:.3g} to {one.bounds[1]:.3g}{' (vacuous)' if one.vacuous else ''}"
-                for name, one in self.lemma4.items()
+                f"  with {name}: r = {statement.radius:.3g}, N between {statement.covering.at_least} and {statement.covering.at_most:.3g}, "
+                f"error differs by at most {statement.bounds[0]:.3g} to {statement.bounds[1]:.3g}{' (vacuous)' if statement.vacuous else ''}"
+                for name, statement in self.lemma4.items()
             ),
         ]
         return self.describe("\n".join(lines))
@@ -217,8 +217,8 @@ def dropout_generalization(
     network = relu_network(run.pairs, x, sigmoid=True)
     x, new = check_points(network, x, "training points"), check_points(network, new, "new points")
     around = torch.cat([x, new])
-    found = largest(run.module(), around, _radius(around) if radius is None else radius, seed=seed).value
-    return _theorem_3(run, network, x, new, found, delta, _program(run, network, x, new, limit))
+    largest_slope = largest(run.module(), around, _radius(around) if radius is None else radius, seed=seed).value
+    return _theorem_3(run, network, x, new, largest_slope, delta, _program(run, network, x, new, limit))
 
 
 def _theorem_3(
@@ -258,7 +258,7 @@ def _assumptions(
     run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, mu: float, needed: float
 ) -> tuple[Assumption, ...]:
     covered = _covered(patterns(network, x), patterns(network, new))
-    share = "" if covered is None else f"{covered:.1%} of the points asked for"
+    detail = "" if covered is None else f"{covered:.1%} of the points asked for"
     return (
         Assumption(
             "(a) activation patterns at training points no longer change",
@@ -268,7 +268,7 @@ def _assumptions(
         Assumption(
             "(b) every path that a point activates is activated by a training point",
             None if covered is None else covered == 1,
-            share,
+            detail,
         ),
         Assumption("(c) σ₁(W₁) ≤ β", True, f"β = {run.beta:.3g}, measured"),
         Assumption("(d) outputs lie in [μ, 1 − μ]", mu > 0, f"μ = {mu:.3g}, measured"),
@@ -283,19 +283,19 @@ def _assumptions(
 
 def _program(run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, limit: int) -> EmptyRegions:
     """¼ (1 + γ) β min Σ |a_k| φ_k / (f̃_k (1 − f̃_k)) over the patterns seen, γ such that it holds at the last weights."""
-    seen: Patterns = list(run.seen)
-    _, steep = slopes(network, seen)
-    room = torch.where(steep > 0, steep / (run.beta * run.plain), 0.0)
-    gamma = max(0.0, float(room.max()) - 1)
+    training_patterns: Patterns = list(run.seen)
+    _, steep = slopes(network, training_patterns)
+    ratio = torch.where(steep > 0, steep / (run.beta * run.plain), 0.0)
+    gamma = max(0.0, float(ratio.max()) - 1)
     held = math.isfinite(gamma)
     cost = 0.25 * (1 + (gamma if held else 0.0)) * run.beta * run.plain
     asked = patterns(network, new)
-    found, lost = pursue_some(seen, cost, asked, limit, 0.25 * steepest(network))
-    terms = {"gamma": gamma, "patterns": found.columns, "rank": found.rank, "programs": found.programs, **lost}
+    solution, lost = pursue_some(training_patterns, cost, asked, limit, 0.25 * steepest(network))
+    terms = {"gamma": gamma, "patterns": solution.columns, "rank": solution.rank, "programs": solution.programs, **lost}
     return EmptyRegions(
         "What training reveals, Theorem 2, over dropout patterns",
-        torch.from_numpy(found.values),
-        torch.from_numpy(found.reached),
+        torch.from_numpy(solution.values),
+        torch.from_numpy(solution.reached),
         ~among(patterns(network, x), asked),
         terms,
         (Assumption("slopes of the patterns seen are at most (1 + γ) β φ today", held, f"γ = {gamma:.3g}"),),
@@ -313,10 +313,10 @@ def _covered(training: Patterns, new: Patterns) -> float | None:
 
 def _paths(active: Patterns, rows: slice) -> Tensor:
     """(N, Π n_l)."""
-    found = active[0][rows]
+    paths = active[0][rows]
     for layer in active[1:]:
-        found = (layer[rows][:, :, None] & found[:, None, :]).flatten(1)
-    return found
+        paths = (layer[rows][:, :, None] & paths[:, None, :]).flatten(1)
+    return paths
 
 
 def _lemma4(constant: float, away: float, sample: Tensor, count: int, delta: float) -> Generalization:

@@ -57,18 +57,18 @@ class Grams:
 
     def depends(self, new: Sequence[Array]) -> Array:
         """Which of the vectors (M,) are combinations of the columns."""
-        found = np.ones(len(new[0]), bool)
+        dependent = np.ones(len(new[0]), bool)
         for which in range(PRIMES):
             p, pivots, inverse = self.basis(which)
-            left = np.flatnonzero(found)
+            left = np.flatnonzero(dependent)
             rows = [layer[left] for layer in new]
             k = inner([layer[pivots] for layer in self.columns], rows, p)  # (r, M)
             own = np.ones(len(left), np.int64)
             for layer in rows:
                 own = own * (layer.sum(1, dtype=np.int64) % p) % p
-            rest = (own - (k * multiply(inverse, k, p) % p).sum(0)) % p
-            found[left] = rest == 0
-        return found
+            residual = (own - (k * multiply(inverse, k, p) % p).sum(0)) % p
+            dependent[left] = residual == 0
+        return dependent
 
     def coefficients(self, new: Sequence[Array]) -> tuple[Array, Array, Array]:
         """The basis (r,), coefficients (r, M) of vectors that depend on it, and how far from each its combination is at most.
@@ -84,8 +84,8 @@ class Grams:
                 residues.append(multiply(inverse, k, p).reshape(-1))
                 primes.append(p)
             try:
-                found = rationals(residues, primes).reshape(len(pivots), len(new[0]))
-                return pivots, found, np.zeros(len(new[0]))
+                coefficients = rationals(residues, primes).reshape(len(pivots), len(new[0]))
+                return pivots, coefficients, np.zeros(len(new[0]))
             except TooLong:
                 if count >= MOST_PRIMES:
                     return pivots, *rounded([layer[pivots] for layer in self.columns], new)
@@ -94,11 +94,11 @@ class Grams:
 
 def inner(left: Sequence[Array], right: Sequence[Array], p: int) -> Array:
     """Π_l ⟨s_l, s'_l⟩ modulo p, (N, M)."""
-    found: Array = np.ones((len(left[0]), len(right[0])), np.int64)
+    product: Array = np.ones((len(left[0]), len(right[0])), np.int64)
     for a, b in zip(left, right):
         counts = (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.int64)
-        found = found * (counts % p) % p
-    return found
+        product = product * (counts % p) % p
+    return product
 
 
 def multiply(a: Array, b: Array, p: int) -> Array:
@@ -115,8 +115,8 @@ def _invert(gram: Array, p: int) -> tuple[Array, Array]:
     for start in range(0, len(gram), _BLOCK):
         block = np.arange(start, min(start + _BLOCK, len(gram)))
         side = multiply(inverse, gram[np.ix_(pivots, block)], p)  # (r, block)
-        rest = (gram[np.ix_(block, block)] - multiply(gram[np.ix_(block, pivots)], side, p)) % p
-        chosen, small = _eliminate(rest, p)
+        residual = (gram[np.ix_(block, block)] - multiply(gram[np.ix_(block, pivots)], side, p)) % p
+        chosen, small = _eliminate(residual, p)
         side = side[:, chosen]
         corner = multiply(side, small, p)
         inverse = np.block([[(inverse + multiply(corner, side.T, p)) % p, -corner % p], [-corner.T % p, small]])

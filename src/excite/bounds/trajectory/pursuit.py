@@ -47,22 +47,22 @@ def pursue(columns: Sequence[Array], cost: Array, new: Sequence[Array], steep: f
     first, back = distinct(columns)
     cheapest = np.full(len(first), np.inf)
     np.minimum.at(cheapest, back, cost)
-    kept = [layer[first] for layer in columns]
-    alive = np.logical_and.reduce([layer.any(1) for layer in kept])  # others are the vector 0
-    kept, cheapest = [layer[alive] for layer in kept], cheapest[alive]
+    unique = [layer[first] for layer in columns]
+    alive = np.logical_and.reduce([layer.any(1) for layer in unique])  # others are the vector 0
+    unique, cheapest = [layer[alive] for layer in unique], cheapest[alive]
     some, spread = distinct(new)
     points = [layer[some] for layer in new]
     known = {row.tobytes() for row in _packed(columns)}
     same = np.array([row.tobytes() in known for row in _packed(points)], bool)
-    grams = Grams(kept)
+    grams = Grams(unique)
     reached = grams.depends(points)
     values = np.full(len(some), np.inf)
     inside = [layer[reached] for layer in points]
-    basis, found, missed = grams.coefficients([np.concatenate(pair) for pair in zip(inside, kept)])
+    basis, coefficients, missed = grams.coefficients([np.concatenate(pair) for pair in zip(inside, unique)])
     others = np.setdiff1d(np.arange(len(cheapest)), basis)
     tied = len(inside[0]) + others
     price = cheapest[others] + steep * missed[tied]
-    minima, programs = _minimize(found[:, : len(inside[0])], found[:, tied], cheapest[basis], price)
+    minima, programs = _minimize(coefficients[:, : len(inside[0])], coefficients[:, tied], cheapest[basis], price)
     extra = steep * missed[: len(inside[0])]
     values[reached] = minima + extra
     rounding = float(extra.max(initial=0.0))
@@ -114,15 +114,15 @@ def _solve(sides: Array, ties: Array, cost: Array, price: Array) -> Array:
     count = sides.shape[1]
     r, t = ties.shape
     block = sparse.csr_array(np.hstack([np.eye(r), -np.eye(r), ties, -ties]))
-    found = linprog(
+    program = linprog(
         np.tile(np.concatenate([cost, cost, price, price]), count),
         A_eq=sparse.block_diag([block] * count, format="csr"),
         b_eq=sides.T.reshape(-1),
         method="highs",
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
-    if found.x is None:
+    if program.x is None:
         return cost @ np.abs(sides)  # z = 0 is a solution, if not the best
-    signed = found.x.reshape(count, -1)[:, 2 * r :]
+    signed = program.x.reshape(count, -1)[:, 2 * r :]
     z = (signed[:, :t] - signed[:, t:]).T  # (t, m)
     return np.asarray(np.minimum(cost @ np.abs(sides - ties @ z) + price @ np.abs(z), cost @ np.abs(sides)))

@@ -79,10 +79,12 @@ class EmptyRegions(Statement):
         return float(self.reached[self.empty].double().mean())
 
     def __str__(self) -> str:
-        found = self.values[self.reached & ~self.values.isnan()]
-        said = f"at most {found.median():.6g} (median), {found.max():.6g} (largest)" if len(found) else "no bound"
+        values = self.values[self.reached & ~self.values.isnan()]
+        statement = (
+            f"at most {values.median():.6g} (median), {values.max():.6g} (largest)" if len(values) else "no bound"
+        )
         return self.describe(
-            f"Lipschitz constant in the regions of {self.share:.1%} of {len(self.values)} points: {said}"
+            f"Lipschitz constant in the regions of {self.share:.1%} of {len(self.values)} points: {statement}"
         )
 
 
@@ -159,12 +161,14 @@ def _theorem_2(
 ) -> EmptyRegions:
     """The program at the points `new`, with the cost of every training point in `scale`."""
     at_new = patterns(network, new)
-    found, lost = pursue_some(at_training, scale, at_new, limit, steepest(network) * (0.25 if network.sigmoid else 1.0))
-    terms.update({"patterns": found.columns, "rank": found.rank, "programs": found.programs, **lost})
-    terms["rounding"] = found.rounding
-    values = torch.from_numpy(found.values)
-    same = among(at_training, at_new) if lost else torch.from_numpy(found.same)
-    return EmptyRegions(_NAME, values, torch.from_numpy(found.reached), ~same, terms, assumptions)
+    solution, lost = pursue_some(
+        at_training, scale, at_new, limit, steepest(network) * (0.25 if network.sigmoid else 1.0)
+    )
+    terms.update({"patterns": solution.columns, "rank": solution.rank, "programs": solution.programs, **lost})
+    terms["rounding"] = solution.rounding
+    values = torch.from_numpy(solution.values)
+    same = among(at_training, at_new) if lost else torch.from_numpy(solution.same)
+    return EmptyRegions(_NAME, values, torch.from_numpy(solution.reached), ~same, terms, assumptions)
 
 
 def check_points(network: ReluNetwork, x: Tensor, what: str) -> Tensor:
@@ -197,19 +201,19 @@ def _scale(
     if network.sigmoid:
         f = outputs.sigmoid()
         bend = f * outputs.neg().sigmoid()  # f (1 − f), also where f rounds to 1
-        least = float(torch.minimum(f, outputs.neg().sigmoid()).min())
-        mu = least if mu is None else _number(mu, "mu")
+        smallest = float(torch.minimum(f, outputs.neg().sigmoid()).min())
+        mu = smallest if mu is None else _number(mu, "mu")
         assumptions.append(
             Assumption(
-                "outputs at all training points lie in [μ, 1 − μ]", 0 < mu <= least * (1 + _ROOM), f"μ = {mu:.3g}"
+                "outputs at all training points lie in [μ, 1 − μ]", 0 < mu <= smallest * (1 + _ROOM), f"μ = {mu:.3g}"
             )
         )
         terms["mu"] = mu
     beta = norm if beta is None else _number(beta, "beta")
     steep = steep * bend
-    given = bias * bend if phi is None else _phi(phi, len(x))
-    room = torch.where(steep > 0, steep / (beta * given), 0.0)
-    needed = max(0.0, float(room.max()) - 1)
+    phis = bias * bend if phi is None else _phi(phi, len(x))
+    ratio = torch.where(steep > 0, steep / (beta * phis), 0.0)
+    needed = max(0.0, float(ratio.max()) - 1)
     exact = max(0.0, needed - _ROOM) if phi is None else needed  # λ ≤ σ₁ φ at the model itself: more is rounding
     gamma = exact if gamma is None else _number(gamma, "gamma")
     held = math.isfinite(gamma) and needed <= gamma + _ROOM * (1 + gamma)
@@ -217,8 +221,8 @@ def _scale(
     assumptions.append(Assumption("slopes at all training points are at most (1 + γ) β φ", held, detail))
     xi = 0.25 / (terms["mu"] * (1 - terms["mu"])) if network.sigmoid and terms["mu"] > 0 else 1.0
     each = 0.25 / bend if network.sigmoid and form == "point" else torch.full_like(steep, xi)
-    terms.update({"gamma": gamma, "beta": beta, "xi": xi, "phi": float(given.max())})
-    scale = (1 + gamma) * beta * each * given
+    terms.update({"gamma": gamma, "beta": beta, "xi": xi, "phi": float(phis.max())})
+    scale = (1 + gamma) * beta * each * phis
     return torch.nan_to_num(scale, nan=0.0, posinf=0.0) if not held else scale, tuple(assumptions), terms
 
 
@@ -227,14 +231,14 @@ def _number(value: object, name: str) -> float:
 
 
 def _phi(phi: Tensor | float, count: int) -> Tensor:
-    found = torch.from_numpy(to_array("phi", phi))
-    if found.dim() == 0:
-        found = found.expand(count)
-    if found.shape != (count,):
-        raise InputError(f"expected phi as one number, or one for each of {count} points; got {tuple(found.shape)}")
-    if not bool((torch.isfinite(found) & (found >= 0)).all()):
+    values = torch.from_numpy(to_array("phi", phi))
+    if values.dim() == 0:
+        values = values.expand(count)
+    if values.shape != (count,):
+        raise InputError(f"expected phi as one number, or one for each of {count} points; got {tuple(values.shape)}")
+    if not bool((torch.isfinite(values) & (values >= 0)).all()):
         raise InputError("expected phi finite and at least 0: leave out points without a loss gradient")
-    return found
+    return values
 
 
 def pursue_some(
@@ -246,17 +250,17 @@ def pursue_some(
     if len(first) <= limit:
         return pursue(columns, cost, points, steep), {}
     chosen = np.random.default_rng(0).permutation(len(first))[:limit]
-    kept = np.isin(back, chosen)
-    out = np.flatnonzero(~kept)
+    selected = np.isin(back, chosen)
+    out = np.flatnonzero(~selected)
     together = [np.concatenate([layer, column[out]]) for layer, column in zip(points, columns)]
-    whole = pursue([layer[kept] for layer in columns], cost[kept], together, steep)
+    solution = pursue([layer[selected] for layer in columns], cost[selected], together, steep)
     count = len(points[0])
-    found = replace(whole, values=whole.values[:count], same=whole.same[:count])
-    reached = whole.reached[count:]
-    ratios = whole.values[count:][reached] / np.where(cost[out] > 0, cost[out], np.nan)[reached]
+    at_new = replace(solution, values=solution.values[:count], same=solution.same[:count])
+    reached = solution.reached[count:]
+    ratios = solution.values[count:][reached] / np.where(cost[out] > 0, cost[out], np.nan)[reached]
     ratio = float(np.nanmedian(ratios)) if np.isfinite(ratios).any() else math.inf  # no point was reached
-    return found, {
-        "kept": int(kept.sum()),
+    return at_new, {
+        "kept": int(selected.sum()),
         "left out": len(out),
         "left out reached": float(reached.mean()),
         "left out ratio": ratio,

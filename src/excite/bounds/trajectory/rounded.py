@@ -21,8 +21,8 @@ def rounded(basis: Sequence[Array], new: Sequence[Array]) -> tuple[Array, Array]
     """a (r, M) with Σ_k a_k s_k ≈ s for independent s_k, (r, n_l) a layer, and s, (M, n_l) a layer; bounds on ‖r‖ (M,)."""
     gram, right = _inner(basis, basis), _inner(basis, new)
     own = np.prod([layer.sum(1, dtype=np.float64) for layer in new], axis=0)
-    found = linalg.lstsq(gram, np.hstack([right, np.eye(len(gram))]))[0]
-    a, inverse = found[:, : right.shape[1]], found[:, right.shape[1] :]
+    solution = linalg.lstsq(gram, np.hstack([right, np.eye(len(gram))]))[0]
+    a, inverse = solution[:, : right.shape[1]], solution[:, right.shape[1] :]
     a = a + inverse @ (right - gram @ a)
     square = (a * (gram @ a - 2 * right)).sum(0) + own
     hidden = (np.abs(a) * (gram @ np.abs(a) + 2 * right)).sum(0) + own

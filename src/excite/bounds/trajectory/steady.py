@@ -22,14 +22,14 @@ PAPER = "What training reveals"
 
 def numbers(name: str, values: Numbers, length: int | None = None) -> Floats:
     """The array of one number per step, finite and not negative; a single number stands for every step."""
-    found = to_array(name, values)
-    if found.ndim == 0 and length is not None:
-        found = np.full(length, found)
-    if found.ndim != 1 or not len(found) or (length is not None and len(found) != length):
-        raise InputError(f"{name}: expected {length or 'at least one'} numbers, one a step; got shape {found.shape}")
-    if not np.isfinite(found).all() or (found < 0).any():
+    array = to_array(name, values)
+    if array.ndim == 0 and length is not None:
+        array = np.full(length, array)
+    if array.ndim != 1 or not len(array) or (length is not None and len(array) != length):
+        raise InputError(f"{name}: expected {length or 'at least one'} numbers, one a step; got shape {array.shape}")
+    if not np.isfinite(array).all() or (array < 0).any():
         raise InputError(f"{name}: expected finite numbers that are not negative")
-    return found
+    return array
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def steadiness(updates: Numbers, fraction: float = 0.5) -> Steadiness:
         >>> print(steadiness([5.0, 3.0, 1.0, 2.0]))
         (2, 2)-steady: no normalized update above 2 in 2 steps
     """
-    found = numbers("updates", updates)
+    values = numbers("updates", updates)
     fraction = check_number(fraction, "fraction", 0, 1, above=True)
-    tails = np.maximum.accumulate(found[::-1])[::-1]
-    phi = float(tails[min(len(found) - 1, int(len(found) * (1 - fraction)))])
+    tails = np.maximum.accumulate(values[::-1])[::-1]
+    phi = float(tails[min(len(values) - 1, int(len(values) * (1 - fraction)))])
     return Steadiness(int(np.flatnonzero(tails <= phi)[0]), phi, tails)
 
 
@@ -143,12 +143,12 @@ def steady_lipschitz(
         >>> round(bound.value, 6), round(bound.terms["share"], 2)
         (3.3, 0.7)
     """
-    found = numbers("updates", updates)
-    tau, points = check_count(tau, "tau: a step", 0, len(found) - 1), check_count(points, "points")
+    values = numbers("updates", updates)
+    tau, points = check_count(tau, "tau: a step", 0, len(values) - 1), check_count(points, "points")
     sigma, confidence = check_number(sigma, "sigma", 0), check_number(confidence, "confidence", 0, 1, above=True)
     if confidence == 1:
         raise InputError("confidence: expected a number above 0 and below 1; got 1")
-    after = found[tau:]
+    after = values[tau:]
     steady = _with_confidence(after, phi, points, confidence) if gamma is None else _measured(after, phi, gamma, points)
     value = sigma * steady.phi if gamma is None else (1 + gamma) * sigma * steady.phi
     terms = {"phi": steady.phi, "sigma": sigma, "share": steady.share, "steps": steady.steps}
@@ -183,13 +183,13 @@ def _with_confidence(after: Floats, phi: float | None, points: int, confidence: 
         half = max(1, len(after) // 2)
         phi, after = 1.1 * float(after[:half].max()), after[half:]
     bad_steps = points * math.log(1 / (1 - confidence))
-    share = max(0.0, 1 - bad_steps / len(after)) if len(after) else 0.0
+    fraction = max(0.0, 1 - bad_steps / len(after)) if len(after) else 0.0
     checks = (
         Assumption("no normalized update in T exceeds φ", bool(len(after)) and bool(after.max() <= phi)),
-        Assumption("T is longer than N ln(1/δ)", share > 0, f"{len(after)} steps, {bad_steps:.0f} needed"),
+        Assumption("T is longer than N ln(1/δ)", fraction > 0, f"{len(after)} steps, {bad_steps:.0f} needed"),
         Assumption("points are drawn with replacement, φ is fixed before T", None),
     )
-    return _SteadySteps(phi, share, len(after), checks)
+    return _SteadySteps(phi, fraction, len(after), checks)
 
 
 def _gradients_everywhere(zero: int | None) -> Assumption:

@@ -109,7 +109,7 @@ class MetricsReader:
     @property
     def points(self) -> int:
         """How many numbers are kept in memory."""
-        return sum(len(one.steps) for one in self._kept.values())
+        return sum(len(cached.steps) for cached in self._kept.values())
 
     def refresh(self) -> int:
         """Look whether something was written since the last look; returns the version."""
@@ -118,9 +118,9 @@ class MetricsReader:
                 self._close()
                 self._kept.clear()
                 self._open()
-            seen = self._one("PRAGMA data_version")[0]
-            if seen != self._data_version:
-                self._data_version = seen
+            version = self._one("PRAGMA data_version")[0]
+            if version != self._data_version:
+                self._data_version = version
                 self._names = [_text(row[0]) for row in self._ask(_NAMES)]
                 if len(self._names) > MAX_NAMES:
                     raise RunError(f"{self.path / 'metrics.db'} has more than {MAX_NAMES:,} names")
@@ -136,16 +136,16 @@ class MetricsReader:
     def series(self, name: str) -> tuple[Steps, Values]:
         """Steps and values of one metric, as of now; empty if there is none. Not to be changed."""
         with self._guard():
-            kept = self._kept.get(name)
-            written, rows, now = self._read_after(name, kept)
-            if kept is not None and written != kept.time:
-                kept = None
-                _, rows, now = self._read_after(name, kept)
+            cached = self._kept.get(name)
+            written, rows, now = self._read_after(name, cached)
+            if cached is not None and written != cached.time:
+                cached = None
+                _, rows, now = self._read_after(name, cached)
             steps, values = rows["step"].copy(), np.where(rows["missing"], np.nan, rows["value"])
-            if kept is not None:
+            if cached is not None:
                 if not len(rows):
-                    return kept.steps, kept.values
-                steps, values = np.concatenate([kept.steps, steps]), np.concatenate([kept.values, values])
+                    return cached.steps, cached.values
+                steps, values = np.concatenate([cached.steps, steps]), np.concatenate([cached.values, values])
             if len(steps):
                 self._kept[name] = _Kept(steps, values, now)
             else:
@@ -170,10 +170,10 @@ class MetricsReader:
         with self._guard(), self._snapshot():
             ends = self._ends(name, 5 * most)
             if ends is not None:
-                one = "SELECT step, ifnull(value, 0.0), value IS NULL FROM metrics WHERE name = ? AND step >= ? ORDER BY step LIMIT 1"
+                query = "SELECT step, ifnull(value, 0.0), value IS NULL FROM metrics WHERE name = ? AND step >= ? ORDER BY step LIMIT 1"
                 wanted = np.linspace(ends[0], ends[1], most).astype(np.int64).tolist()
                 rows = np.unique(
-                    np.array([self._ask(one, (name, step)).fetchone() for step in wanted], np.float64), axis=0
+                    np.array([self._ask(query, (name, step)).fetchone() for step in wanted], np.float64), axis=0
                 )
                 return rows[:, 0].astype(np.int64), np.where(rows[:, 2] > 0, np.nan, rows[:, 1])
         return self.series(name)
@@ -194,8 +194,8 @@ class MetricsReader:
             last = ends[1] if high is None else max(min(ends[1], int(high) + 1), ends[0])
             query = """SELECT min(step), max(step), min(value), avg(value), max(value) FROM metrics WHERE name = ? AND step BETWEEN ? AND ?
                        AND value BETWEEN -1.7e308 AND 1.7e308 GROUP BY (step - ?) / ?"""
-            found = self._ask(query, (name, first, last, first, max(1, -(-(last - first + 1) // most)))).fetchall()
-            rows = np.array(found, np.float64).reshape(-1, 5)
+            bins = self._ask(query, (name, first, last, first, max(1, -(-(last - first + 1) // most)))).fetchall()
+            rows = np.array(bins, np.float64).reshape(-1, 5)
             return rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64), rows[:, 2], rows[:, 3], rows[:, 4]
 
     def _ends(self, name: str, many: int) -> tuple[int, int] | None:
@@ -418,7 +418,7 @@ def _size(path: Path) -> int:
 
 def _identity(path: Path, below: Path | None) -> tuple[int, int] | None:
     try:
-        found = os.stat(path, follow_symlinks=below is None)
+        status = os.stat(path, follow_symlinks=below is None)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

@@ -81,9 +81,9 @@ def read_overview(
         RunError: If the database is damaged or took too long.
     """
     deadline = time.monotonic() + seconds
-    found = read_immutable(path, lambda ask: _overview(ask, names, sparks), below, deadline)
-    if found is not None:
-        return found
+    result = read_immutable(path, lambda ask: _overview(ask, names, sparks), below, deadline)
+    if result is not None:
+        return result
     with closing(MetricsReader(path, below, seconds, reader)) as follower:
         follower.refresh()
         return overview(follower, names, sparks)
@@ -108,7 +108,7 @@ def _overview(ask: Ask, names: Sequence[str], sparks: Sequence[str]) -> Overview
             latest[name] = _number(row[0])
     first, last = _loss_ends(ask)
     alerts = tuple(_text(row[0]) for row in ask(_ALERTS, ()).fetchall())[:MAX_ALERTS]
-    spark = next((found for name in sparks if (found := _spark(ask, name)) is not None), None)
+    spark = next((points for name in sparks if (points := _spark(ask, name)) is not None), None)
     broken = None
     if last and not math.isfinite(last[-1]):
         broken = ask(_BROKEN, (_LOSS,)).fetchone()[0]

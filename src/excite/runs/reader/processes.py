@@ -78,12 +78,12 @@ class Reader:
             raise content
 
     def _start(self) -> Connection[Any, Any]:
-        ours, theirs = socket.socketpair()
-        with theirs:
+        own_socket, child_socket = socket.socketpair()
+        with child_socket:
             script = Path(reader_script.__file__)
-            command = [sys.executable, "-I", "-S", str(script), str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._pipe = Connection(ours.detach())
+            command = [sys.executable, "-I", "-S", str(script), str(child_socket.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[child_socket.fileno()], stdin=subprocess.DEVNULL)
+        self._pipe = Connection(own_socket.detach())
         self.starts += 1
         return self._pipe
 

@@ -52,9 +52,9 @@ def shard_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, 
 def broadcast_state(ranks: Processes, state: Any) -> Any:
     """The state that the first process has read, in all processes; tensors are on the CPU."""
     tensors, structure = flatten(state) if ranks.first else ({}, "")
-    told: list[Any] = [structure, [(name, t.shape, t.dtype) for name, t in tensors.items()]]
-    dist.broadcast_object_list(told, 0)
-    structure, shapes = told
+    header: list[Any] = [structure, [(name, t.shape, t.dtype) for name, t in tensors.items()]]
+    dist.broadcast_object_list(header, 0)
+    structure, shapes = header
     for name, shape, dtype in shapes:
         tensor = tensors[name].contiguous() if ranks.first else torch.empty(shape, dtype=dtype)
         raw = tensor.reshape(-1).view(torch.uint8).to(ranks.device)

@@ -76,8 +76,8 @@ def train_with_dropout(
     for t in range(steps):
         if t >= tau and (t - tau) % often == 0:
             watch.look(learner.weights, learner.biases, points)
-        kept = np.split(draws.random(sum(learner.widths)) < 0.5, learner.cuts)
-        step = learner.learn(points[order[t]], labels[order[t]], kept, rate)
+        masks = np.split(draws.random(sum(learner.widths)) < 0.5, learner.cuts)
+        step = learner.learn(points[order[t]], labels[order[t]], masks, rate)
         if not math.isfinite(step.z):
             raise TrainingStopped(f"the output is not finite at step {t + 1}: lower lr")
         if t >= tau:
@@ -117,8 +117,8 @@ class _Learner:
         self.where = where
         self.factor = 2.0 if where == "forward" else 1.0  # of units that are kept
         self.weights = [w.numpy().copy() for w in network.weights]
-        given = zip(self.weights, network.biases)
-        self.biases = [np.zeros(len(w)) if b is None else b.numpy().copy() for w, b in given]
+        pairs = zip(self.weights, network.biases)
+        self.biases = [np.zeros(len(w)) if b is None else b.numpy().copy() for w, b in pairs]
         self.widths = [len(w) for w in self.weights[:-1]]
         self.cuts = np.cumsum(self.widths)[:-1]
 
@@ -153,8 +153,8 @@ class _Tail:
 
     def tensors(self, cuts: Array) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
         """seen a layer, φ, the same before the sigmoid, outputs."""
-        seen = tuple(torch.from_numpy(part.copy()) for part in np.split(self.seen, cuts, axis=1))
-        return seen, torch.from_numpy(self.phi), torch.from_numpy(self.plain), torch.from_numpy(self.outputs)
+        patterns = tuple(torch.from_numpy(part.copy()) for part in np.split(self.seen, cuts, axis=1))
+        return patterns, torch.from_numpy(self.phi), torch.from_numpy(self.plain), torch.from_numpy(self.outputs)
 
 
 def _pass(

@@ -138,7 +138,7 @@ def _slope(field: Field, clock: Clock, side: Side | None, held: Sequence[Place] 
 
 
 def _any(left: Sequence[Tensor]) -> bool:
-    return any(bool(one.any()) for one in left)
+    return any(bool(mask.any()) for mask in left)
 
 
 @dataclass
@@ -216,9 +216,9 @@ class _Walk:
         slope, side, held = _slope(self.field, self.clock, self.side, self.held), self.side, mask(self.side, self.held)
 
         def watched(time: float, point: Array) -> Array:
-            found = slope(time, point)
+            velocity = slope(time, point)
             self.outside = self.outside or _any(left_side(self.field.last, side, held))
-            return found
+            return velocity
 
         return self.solver_from(watched if side else slope, self.now, self.point.copy(), first)
 
@@ -256,7 +256,7 @@ class _Walk:
 
     def _sort(self, gone: Sequence[Tensor]) -> None:
         """Cross the kinks that were reached, slide along those that cannot be crossed, leave those that can be left."""
-        new = [(i, int(j)) for i, one in enumerate(gone) for j in one.reshape(-1).nonzero().reshape(-1)]
+        new = [(i, int(j)) for i, mask in enumerate(gone) for j in mask.reshape(-1).nonzero().reshape(-1)]
         self.crossings += len(new)
         if self.held:
             self.point = corrected(self.field, self.point, self.side, self.held)
@@ -279,13 +279,13 @@ class _Walk:
         at_low, at_high = (self.field.switching(np.asarray(between(t))) for t in (low, high))
         gone = left_side(at_high, self.side, held)
         for turn in range(200):
-            room = high - low
-            if room <= 4 * np.spacing(max(abs(low), abs(high))):
+            width = high - low
+            if width <= 4 * np.spacing(max(abs(low), abs(high))):
                 break
-            share = first_crossing(at_low, at_high, gone) if turn % 3 < 2 else 0.5
+            fraction = first_crossing(at_low, at_high, gone) if turn % 3 < 2 else 0.5
             # A little beyond the estimate in turn: then both ends close in.
-            share = min(max(share * (1.0 + 1e-3 * (turn % 2)), 1e-9), 1 - 1e-9)
-            middle = low + share * room
+            fraction = min(max(fraction * (1.0 + 1e-3 * (turn % 2)), 1e-9), 1 - 1e-9)
+            middle = low + fraction * width
             if not low < middle < high:
                 break
             values = self.field.switching(np.asarray(between(middle)))
@@ -298,8 +298,8 @@ class _Walk:
 
     def _departure(self, between: Callable[[float], Any], low: float, high: float) -> float:
         """When sliding ends. The flow does not jump there, so that an error of the moment counts with its square only."""
-        room = high - low
-        while high - low > 1e-6 * room:
+        width = high - low
+        while high - low > 1e-6 * width:
             middle = (low + high) / 2
             low, high = (low, middle) if self._leaves(between(middle)) else (middle, high)
         return high

@@ -35,11 +35,11 @@ def _switching(name: str) -> Callable[..., list[Tensor]]:
 
 def _in_range(side: Side, z: Tensor, low: Any = None, high: Any = None) -> Tensor:
     left = list(side)
-    found = z if low is None else torch.where(left.pop(0), z, torch.as_tensor(low, dtype=z.dtype, device=z.device))
+    result = z if low is None else torch.where(left.pop(0), z, torch.as_tensor(low, dtype=z.dtype, device=z.device))
     return (
-        found
+        result
         if high is None
-        else torch.where(left.pop(0), torch.as_tensor(high, dtype=z.dtype, device=z.device), found)
+        else torch.where(left.pop(0), torch.as_tensor(high, dtype=z.dtype, device=z.device), result)
     )
 
 
@@ -104,7 +104,7 @@ class Kinks(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         name = "threshold" if name == "_threshold" else name  # as torch.nn.functional calls it
         plain = _INPLACE.get(name, name)
-        moving = any(isinstance(one, Tensor) and one.requires_grad for one in args)
+        moving = any(isinstance(argument, Tensor) and argument.requires_grad for argument in args)
         if plain not in _CALLS or not moving or kwargs.get("return_indices"):
             return func(*args, **kwargs)
         inplace = bool(kwargs.pop("inplace", False)) or plain != name
@@ -140,7 +140,7 @@ def sides(value: Tensor, before: Tensor | None) -> Tensor:
 
 def left_side(values: Sequence[Tensor], side: Side, held: Sequence[Tensor]) -> list[Tensor]:
     """Which switching values have left their side, but for those that are held on the kink."""
-    return [(sides(value, one) != one) & ~kept for value, one, kept in zip(values, side, held)]
+    return [(sides(value, positive) != positive) & ~excluded for value, positive, excluded in zip(values, side, held)]
 
 
 def first_crossing(low: Sequence[Tensor], high: Sequence[Tensor], gone: Sequence[Tensor]) -> float:
@@ -154,6 +154,6 @@ def first_crossing(low: Sequence[Tensor], high: Sequence[Tensor], gone: Sequence
             continue
         if not a.is_floating_point():
             return 0.5
-        share = a[left] / (a[left] - b[left])
-        nearest = min(nearest, float(share.nan_to_num(nan=0.5).clamp(0, 1).min()))
+        fractions = a[left] / (a[left] - b[left])
+        nearest = min(nearest, float(fractions.nan_to_num(nan=0.5).clamp(0, 1).min()))
     return nearest

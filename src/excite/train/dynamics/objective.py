@@ -184,13 +184,13 @@ class Field:
         value = self.tensor(point, kinks)
         self.last = [] if kinks is None else [one.detach() for one in kinks.values]
         parts = torch.autograd.grad(value, self._parameters, allow_unused=True, materialize_grads=True)
-        found = torch.cat([g.reshape(-1) for g in parts]).detach().cpu().numpy().astype(np.float64)
+        gradient = torch.cat([g.reshape(-1) for g in parts]).detach().cpu().numpy().astype(np.float64)
         number = float(value.detach())
-        if not (math.isfinite(number) and np.isfinite(found).all()):
+        if not (math.isfinite(number) and np.isfinite(gradient).all()):
             raise TrainingStopped(
                 f"the loss or its gradient is no longer finite (loss {number}): shorten the time or step"
             )
-        return number, found
+        return number, gradient
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -233,7 +233,7 @@ class FlowRecorder:
     ) -> FlowResult:
         """Builds the result from the records and the last point."""
         loss, gradient = self._field.gradient(point)
-        values = {name: np.asarray(found) for name, found in self._values.items()}
+        values = {name: np.asarray(series) for name, series in self._values.items()}
         model = self._field.put(point)
         norm, count = float(np.linalg.norm(gradient)), self._field.evaluations
         return FlowResult(

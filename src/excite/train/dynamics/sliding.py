@@ -26,13 +26,13 @@ def tangent(gradient: Array, normals: Array) -> Array:
     """The gradient without its part in the span of the normals (k, P)."""
     if not len(normals):
         return gradient
-    found: Array = gradient - normals.T @ np.linalg.lstsq(normals.T, gradient, rcond=1e-12)[0]
-    return found
+    direction: Array = gradient - normals.T @ np.linalg.lstsq(normals.T, gradient, rcond=1e-12)[0]
+    return direction
 
 
 def placed(side: Side, places: Sequence[Place], above: Sequence[bool]) -> Side:
     """The side with these elements above 0, or below."""
-    changed = [one.clone() for one in side]
+    changed = [mask.clone() for mask in side]
     for (call, element), up in zip(places, above):
         changed[call].view(-1)[element] = up
     return changed
@@ -64,8 +64,8 @@ def leaving(field: Field, point: Array, side: Side, held: Sequence[Place]) -> fl
 def corrected(field: Field, point: Array, side: Side, held: Sequence[Place]) -> Array:
     """The point moved onto the surfaces: one Newton step takes off what the integrator's error has added up."""
     values, _, normals = field.gradients(point, side, held)
-    found: Array = point - np.linalg.lstsq(normals, values, rcond=1e-12)[0]
-    return found
+    projected: Array = point - np.linalg.lstsq(normals, values, rcond=1e-12)[0]
+    return projected
 
 
 def _trials(field: Field, point: Array, side: Side, held: Sequence[Place]) -> Iterator[tuple[list[int], Side, float]]:
@@ -76,7 +76,7 @@ def _trials(field: Field, point: Array, side: Side, held: Sequence[Place]) -> It
         first = bool(side[where[0][0]].view(-1)[where[0][1]])
         same = [float(normals[i] @ normals[group[0]]) > 0 for i in group]
         for up in (not first, first):
-            trial = placed(side, where, [up == one for one in same])
+            trial = placed(side, where, [up == positive for positive in same])
             _, gradient, now = field.gradients(point, trial, held)
             others = np.delete(now, group, axis=0)
             normal = now[group[0]]
@@ -102,5 +102,5 @@ def _groups(normals: Array) -> list[list[int]]:
 
 def mask(side: Side, held: Sequence[Place]) -> list[torch.Tensor]:
     """True at the switching values that are held."""
-    found = [torch.zeros_like(one, dtype=torch.bool) for one in side]
-    return placed(found, held, [True] * len(held))
+    masks = [torch.zeros_like(positive, dtype=torch.bool) for positive in side]
+    return placed(masks, held, [True] * len(held))

@@ -71,11 +71,11 @@ class BiasTrajectory:
             One number per network, (S,).
         """
         last = check_count(last, "last", 1, len(self.counts))
-        share = self.counts[-last:].double() / self.counts[-last:].sum()
+        weights = self.counts[-last:].double() / self.counts[-last:].sum()
         middle = self.middle[:, -last:]
-        whole = torch.einsum("t,stn->sn", share, middle)
-        between = (middle - whole[:, None]).square().sum(2)
-        return (self.spread[:, -last:] + between) @ share
+        mean = torch.einsum("t,stn->sn", weights, middle)
+        between = (middle - mean[:, None]).square().sum(2)
+        return (self.spread[:, -last:] + between) @ weights
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,6 @@ class TrajectoryRecord:
 
     def trajectory(self, counts: Sequence[int]) -> BiasTrajectory:
         """Builds the trajectory from all windows."""
-        found = {name: values.transpose(0, 1).contiguous().cpu() for name, values in self._kept.items()}
-        found["bias"] = torch.cat([self.start[:, None], found["bias"]], 1)
-        return BiasTrajectory(**found, counts=torch.tensor(counts))
+        columns = {name: values.transpose(0, 1).contiguous().cpu() for name, values in self._kept.items()}
+        columns["bias"] = torch.cat([self.start[:, None], columns["bias"]], 1)
+        return BiasTrajectory(**columns, counts=torch.tensor(counts))

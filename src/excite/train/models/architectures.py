@@ -127,8 +127,8 @@ def options_for(name: str, shape: Sequence[int], outputs: int) -> dict[str, int]
         if len(shape) != 3 or shape[1] != shape[2] or (name == "papers-cnn" and shape[1] != 32):
             wanted = "32×32 images" if name == "papers-cnn" else "square images"
             raise InputError(f"{name} takes {wanted}; the data has points of shape {tuple(shape)}: choose 'mlp'")
-        found = {"channels": shape[0], "outputs": outputs}
-        return {**found, "size": shape[1]} if name == "small-cnn" else found
+        options = {"channels": shape[0], "outputs": outputs}
+        return {**options, "size": shape[1]} if name == "small-cnn" else options
     return {"inputs": int(torch.Size(shape).numel()), "outputs": outputs}
 
 

@@ -185,7 +185,7 @@ def _place(path: str | Path) -> tuple[Path | None, Path | None]:
 def _train_config(run: Run | None) -> TrainConfig | None:
     """The config of a run that `excite train` made; None of any other. Nothing of it is built here."""
     named = [] if run is None else [run.config.get(key) for key in ("model", "data")]
-    if run is None or not all(isinstance(one, dict) and "name" in one for one in named):
+    if run is None or not all(isinstance(section, dict) and "name" in section for section in named):
         return None
     return stored_config(run, trust=True)
 
@@ -194,8 +194,8 @@ def _read(run: Run | None, file: Path | None) -> StoredWeights:
     """The weights in a file, or the newest of a run."""
     if file is not None and run is not None:
         known = [c.path for c in run.checkpoints()] + [run.path / stored_weights.NAME]
-        if file.resolve() not in [one.resolve() for one in known]:
-            there = ", ".join(one.name for one in known if one.exists()) or "none"
+        if file.resolve() not in [path.resolve() for path in known]:
+            there = ", ".join(path.name for path in known if path.exists()) or "none"
             raise RunError(f"{file.name} is not a checkpoint in {run.path}: there are {there}")
     if file is not None:
         return read_weights(file)
@@ -224,8 +224,8 @@ def _source(
     if model is not None:
         if isinstance(model, nn.Module):
             return ModelSource(None, {})
-        kept = weights.source.options if options is None else options
-        return model_source(nn.Identity(), model, kept) if isinstance(model, str) else ModelSource(None, dict(kept))
+        chosen = weights.source.options if options is None else options
+        return model_source(nn.Identity(), model, chosen) if isinstance(model, str) else ModelSource(None, dict(chosen))
     if options is not None:
         raise InputError("options: expected a model that takes them: pass --model MODULE:FACTORY (model= in Python)")
     if config is not None and weights.source.factory is None:

@@ -164,7 +164,7 @@ def _train(
     networks, (points, targets) = steps.networks, data
     batch, width = steps.targets.shape[2], steps.steps
     total = epochs * -(-points.shape[1] // batch)  # steps
-    run, seen = CapturedWindow(steps, capture), _Seen(steps, -(-total // width), held)
+    run, recorder = CapturedWindow(steps, capture), _Seen(steps, -(-total // width), held)
     began = time.perf_counter()
     with few_threads(networks, batch):
         for at in _windows(orders, epochs, batch, width):
@@ -172,16 +172,16 @@ def _train(
             real = at[:, 0] >= 0
             _fill(steps, points, targets, at.clamp_min(0), real)
             run(len(at))
-            seen.look(real)
+            recorder.look(real)
             if progress is not None:
-                progress("training", sum(seen.counts), total)
+                progress("training", sum(recorder.counts), total)
     result = Ensemble(
         models=tuple(models),
         steps=total,
         window=width,
-        loss=seen.losses.cpu(),
-        test_loss=seen.test_losses.cpu() if held is not None else None,
-        trajectories=tuple(record.trajectory(seen.counts) for record in seen.records),
+        loss=recorder.losses.cpu(),
+        test_loss=recorder.test_losses.cpu() if held is not None else None,
+        trajectories=tuple(record.trajectory(recorder.counts) for record in recorder.records),
         seconds=time.perf_counter() - began,
         why_not_captured=run.why_not,
     )
@@ -194,8 +194,8 @@ class _Seen:
 
     def __init__(self, steps: Steps, windows: int, held: tuple[Tensor, Tensor] | None):
         networks = steps.networks
-        room = torch.zeros(2, networks.count, windows, dtype=torch.float64, device=networks.form.device)
-        self.losses, self.test_losses = room
+        storage = torch.zeros(2, networks.count, windows, dtype=torch.float64, device=networks.form.device)
+        self.losses, self.test_losses = storage
         self.records = [TrajectoryRecord(w[:, :, -1], windows) for w in networks.weights[: steps.watched]]
         self.counts: list[int] = []  # steps of each window
         self._steps, self._held = steps, held
@@ -234,8 +234,8 @@ def _fill(steps: Steps, points: Tensor, targets: Tensor, at: Tensor, real: Tenso
     own = torch.arange(at.shape[1], device=at.device)[:, None]  # (S, 1)
     steps.inputs[:k] = points[own if len(points) > 1 else 0, at]
     steps.targets[:k] = targets[own if len(targets) > 1 else 0, at].unsqueeze(3)
-    share = real.to(steps.factors)
-    factors = (share / share.sum(1, keepdim=True))[:, None, :, None]  # (K, 1, B, 1)
+    weights = real.to(steps.factors)
+    factors = (weights / weights.sum(1, keepdim=True))[:, None, :, None]  # (K, 1, B, 1)
     steps.factors[:k] = factors * steps.rule.lr[:, None, None] if steps.rule.plain else factors
 
 

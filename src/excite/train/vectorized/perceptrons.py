@@ -42,11 +42,11 @@ def read(model: nn.Module) -> tuple[Form, list[nn.Linear]]:
             raise ModelError(f"{name} has hooks, which would not be called in an ensemble: remove them first")
         if type(module) is nn.Flatten and not layers:
             continue
-        found = Activation.of(module)
+        activation = Activation.of(module)
         if type(module) is nn.Linear and len(layers) == len(activations) and module not in layers:
             layers.append(module)
-        elif found is not None and len(layers) == len(activations) + 1:
-            activations.append(found)
+        elif activation is not None and len(layers) == len(activations) + 1:
+            activations.append(activation)
         else:
             raise ModelError(f"an ensemble takes {_WANTED}; {name} ({type(module).__name__}) does not fit")
     sigmoid = len(activations) == len(layers) > 0 and activations[-1].kind is nn.Sigmoid
@@ -87,10 +87,10 @@ class Perceptrons:
         self.form = read_all[0][0]
         for number, (form, _) in enumerate(read_all):
             for field in fields(form):
-                found, wanted = getattr(form, field.name), getattr(self.form, field.name)
-                if found != wanted:
+                value, wanted = getattr(form, field.name), getattr(self.form, field.name)
+                if value != wanted:
                     raise ModelError(f"the networks of an ensemble must be of one form: network {number} has {field.name} "
-                                     f"{found} where the first has {wanted}")  # fmt: skip
+                                     f"{value} where the first has {wanted}")  # fmt: skip
         self.count = len(models)
         self._layers = [list(layers) for layers in zip(*(layers for _, layers in read_all))]  # by layer, then network
         parameters = [p for layers in self._layers for layer in layers for p in layer.parameters()]
@@ -104,11 +104,11 @@ class Perceptrons:
         self.weights = self.views(self.flat, shapes)  # (S, out, in + 1) each
         self.shapes = shapes
         for weights, layers in zip(self.weights, self._layers):
-            for mine, layer in zip(weights, layers):
-                if mine.shape[1] > 1:
-                    mine[:, :-1] = layer.weight.detach()
+            for own, layer in zip(weights, layers):
+                if own.shape[1] > 1:
+                    own[:, :-1] = layer.weight.detach()
                 if layer.bias is not None:
-                    mine[:, -1] = layer.bias.detach()
+                    own[:, -1] = layer.bias.detach()
 
     @staticmethod
     def views(flat: Tensor, shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
@@ -141,8 +141,8 @@ class Perceptrons:
     def write_back(self) -> None:
         """Put the weights into the models."""
         for weights, layers in zip(self.weights, self._layers):
-            for mine, layer in zip(weights, layers):
-                if mine.shape[1] > 1:
-                    layer.weight.data.copy_(mine[:, :-1])
+            for own, layer in zip(weights, layers):
+                if own.shape[1] > 1:
+                    layer.weight.data.copy_(own[:, :-1])
                 if layer.bias is not None:
-                    layer.bias.data.copy_(mine[:, -1])
+                    layer.bias.data.copy_(own[:, -1])

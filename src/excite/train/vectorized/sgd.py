@@ -85,12 +85,12 @@ class Steps:
         self._signal = [h[:, :, :-1] for h in self._h]
         self._at = list(zip(self.inputs, self.targets, self.factors, self.outputs))
         self._d = [list(d) for d in self.d]
-        self._kept = [list(kept) for kept in self.biases]
+        self._kept = [list(column) for column in self.biases]
 
     def run(self, steps: int) -> None:
         """The first `steps` of the K steps whose inputs, targets and factors are filled in."""
-        for kept, bias in zip(self._kept, self._bias):
-            kept[0].copy_(bias)
+        for column, bias in zip(self._kept, self._bias):
+            column[0].copy_(bias)
         for step in range(steps):
             self._step(step)
 
@@ -100,7 +100,7 @@ class Steps:
         x, y, factor, f = self._at[step]
         last = len(weights) - 1
         h = [x if not fixed else self._h[0], *self._h[1:]]
-        d = [mine[step if layer < self.watched else 0] for layer, mine in enumerate(self._d)]
+        d = [deltas[step if layer < self.watched else 0] for layer, deltas in enumerate(self._d)]
         for layer in range(last + 1):
             out = f if layer == last else z[layer]
             if layer == 0 and fixed:
@@ -120,8 +120,8 @@ class Steps:
             self._update(layer, weights[layer], d[layer].mT, h[layer])
         if not self.rule.plain:
             self._descend()
-        for kept, bias in zip(self._kept, self._bias):
-            kept[step + 1].copy_(bias)
+        for column, bias in zip(self._kept, self._bias):
+            column[step + 1].copy_(bias)
 
     def _update(self, layer: int, weights: Tensor, d: Tensor, h: Tensor) -> None:
         """d (S, out, B), h (S, B, in + 1)."""

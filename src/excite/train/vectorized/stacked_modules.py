@@ -33,14 +33,14 @@ class StackedLayers(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.linear:
-            given = {**dict(zip(("input", "weight", "bias"), args)), **kwargs}
-            if given["weight"].dim() == 3:
-                return _linear(**given)
+            arguments = {**dict(zip(("input", "weight", "bias"), args)), **kwargs}
+            if arguments["weight"].dim() == 3:
+                return _linear(**arguments)
         elif func in _CONVOLUTIONS:
             names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-            given = {**dict(zip(names, args)), **kwargs}
-            if given["weight"].dim() == _CONVOLUTIONS[func] + 3:
-                return _convolution(func, **given)
+            arguments = {**dict(zip(names, args)), **kwargs}
+            if arguments["weight"].dim() == _CONVOLUTIONS[func] + 3:
+                return _convolution(func, **arguments)
         return func(*args, **kwargs)
 
 
@@ -115,12 +115,12 @@ def stack_models(models: Sequence[nn.Module]) -> nn.Module:
 def _owners(model: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
     """For each parameter, all places where it stands (more than one for tied weights)."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in names.values()}
+    owners: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in names.values()}
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                found[names[id(parameter)]].append((module, key))
-    return found
+                owners[names[id(parameter)]].append((module, key))
+    return owners
 
 
 def check_stack(stacked: nn.Module, models: Sequence[nn.Module], x: Tensor) -> None:
