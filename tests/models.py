@@ -648,4 +648,11 @@ def transformer(family: str, kernel: str = "sdpa", layers: int = 1) -> tuple[nn.
     else:
         config = tf.ViTConfig(**common, **quiet, image_size=8, patch_size=4, num_channels=3, intermediate_size=24)
         model, tokens = tf.ViTForImageClassification(config), {"pixel_values": torch.randn(2, 3, 8, 8).double()}
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):  # theirs compute in float32, whatever the weights are
+            module.forward = _rms_norm.__get__(module)  # type: ignore[method-assign]
     return model.double(), tokens
+
+
+def _rms_norm(module: Any, x: Tensor) -> Tensor:
+    return module.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon))  # type: ignore[no-any-return]

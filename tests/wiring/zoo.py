@@ -90,6 +90,37 @@ def _fused_attention(m: Net, x: Tensor) -> Tensor:
     return m.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
+def _grouped_attention(m: Net, x: Tensor) -> Tensor:
+    """Four query heads of two channels, two key heads, by enable_gqa."""
+    q, k, v = (f(x).unflatten(-1, (-1, 2)).transpose(1, 2) for f in (m.q, m.k, m.v))
+    return m.o(F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
+
+
+def _einsum_attention(m: Net, x: Tensor) -> Tensor:
+    q, k, v = (f(x).unflatten(-1, (2, 3)) for f in (m.q, m.k, m.v))
+    mask = torch.full((4, 4), -1e9, dtype=x.dtype).triu(1)
+    weights = (torch.einsum("bthd,bshd->bhts", q, k) + mask).softmax(-1)
+    return m.o(torch.einsum("bhts,bshd->bthd", weights, v).flatten(2))
+
+
+def _linear_attention(m: Net, x: Tensor) -> Tensor:
+    q, k, v = _heads(m, x)
+    return m.o(((q @ k.mT) @ v).transpose(1, 2).flatten(2))
+
+
+def _written(norm: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    """A residual block whose normalization is written out, with a weight of its own."""
+    return lambda: Net(
+        lambda m, x: m.head(m.w2 * norm(m.a(x) + m.b(F.relu(m.w * norm(m.a(x)))))),
+        a=nn.Linear(5, 6), b=nn.Linear(6, 6), w=P(6), w2=P(6), head=nn.Linear(6, 2),
+    )  # fmt: skip
+
+
+def _layer_norm(h: Tensor) -> Tensor:
+    centred = h - h.mean(-1, keepdim=True)
+    return centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-13)
+
+
 def _vit(m: Net, x: Tensor) -> Tensor:
     h = m.patch(x).flatten(2).transpose(1, 2)
     h = torch.cat([m.cls.expand(len(x), -1, -1), h], 1) + m.pos
@@ -194,6 +225,16 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch-norm-plain": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, affine=False), nn.ReLU(), nn.Conv2d(3, 2, 3)), IMG),
     "rms-norm": (lambda: nn.Sequential(nn.Linear(5, 6), nn.RMSNorm(6), nn.Linear(6, 2)), VEC),
     "query-key-norm": (lambda: Net(lambda m, x: m.o(F.scaled_dot_product_attention(m.nq(m.q(x)), m.nk(m.k(x)), m.v(x))), nq=nn.LayerNorm(6), nk=nn.LayerNorm(6), **_attention_parts()), SEQ),
+    "grouped-attention": (lambda: Net(_grouped_attention, q=nn.Linear(5, 8), k=nn.Linear(5, 4), v=nn.Linear(5, 4), o=nn.Linear(8, 2)), SEQ),
+    "einsum-attention": (lambda: Net(_einsum_attention, **_attention_parts()), SEQ),
+    "linear-attention": (lambda: Net(_linear_attention, **_attention_parts()), SEQ),
+    "written-rms-norm": (_written(lambda h: h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-13)), VEC),
+    "written-rms-norm-by-product": (_written(lambda h: h / ((h * h).mean(-1, keepdim=True) + 1e-13) ** 0.5), VEC),
+    "written-layer-norm": (_written(_layer_norm), VEC),
+    "written-by-variance": (_written(lambda h: (h - h.mean(-1, True)) * (h.var(-1, correction=0, keepdim=True) + 1e-13).rsqrt()), VEC),
+    "written-by-deviation": (_written(lambda h: (h - h.mean(-1, True)) / (h.std(-1, keepdim=True) + 1e-13)), VEC),
+    "unit-length": (_written(lambda h: F.normalize(h, dim=-1)), VEC),
+    "statistic-read-twice": (two(lambda h: h * (r := torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-13)) + r), VEC),
     "hidden-returned": (lambda: Net(lambda m, x: (m.b(F.relu(m.a(x))), F.relu(m.a(x))), a=nn.Linear(5, 6), b=nn.Linear(6, 2)), VEC),
     "spectral-norm": (lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 6)), nn.ReLU(), nn.Linear(6, 2)), VEC),
 }  # fmt: skip

@@ -98,9 +98,12 @@ class NormSite:
         module: Path of the normalization.
         op: "batch_norm", "instance_norm", "group_norm", "layer_norm" or "rms_norm".
         index: For every channel of the group, its positions: channels for batch and instance normalization, groups for
-            group normalization, 0 for layer and RMS normalization.
+            group normalization, 0 for layer and RMS normalization (heads, if `axis` is given).
         sign: The power with which the channels enter: −1 where they do so inversely, as keys do.
         why: Not empty where the positions differ between samples or calls; then they are not listed.
+        eps: The eps of a normalization that is written out (pow, mean, rsqrt); None for torch's own.
+        axis: The axis of the input, counted from the end, that counts the positions of layer and RMS normalization.
+        positions: The number of positions along that axis.
     """
 
     module: str
@@ -108,6 +111,9 @@ class NormSite:
     index: tuple[tuple[int, ...], ...]
     sign: int = 1
     why: str = ""
+    eps: float | None = None
+    axis: int | None = None
+    positions: int = 1
 
 
 @dataclass(frozen=True)
@@ -199,16 +205,20 @@ def assemble(ctx: ChannelContext) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _normalizations(ctx: ChannelContext) -> dict[str, tuple[str, str]]:
-    """The operation of every module that normalizes, and why the positions of its channels cannot be told, if so."""
-    normalizations: dict[str, tuple[str, str]] = {}
+# Operation, why positions cannot be told, eps, axis of the positions and their number.
+_Normalization = tuple[str, str, float | None, int | None, int]
+
+
+def _normalizations(ctx: ChannelContext) -> dict[str, _Normalization]:
+    """What every module that normalizes does."""
+    normalizations: dict[str, _Normalization] = {}
     roots: dict[str, list[list[int]]] = {}
     for read in ctx.norm_reads:
         for row in read.labels.unique(dim=0).tolist():
             roots.setdefault(read.module, []).append([ctx.classes.find(label) for label in row])
         why = f"{read.module} normalizes other channels at other places or calls"
         same = all(row == roots[read.module][0] for row in roots[read.module])
-        normalizations[read.module] = read.op, "" if same else why
+        normalizations[read.module] = read.op, "" if same else why, read.eps, read.axis, read.labels.shape[1]
     return normalizations
 
 
@@ -338,7 +348,11 @@ def _interchangeable(one: _Member, other: _Member) -> bool:
 
 
 def _group(
-    members: list[_Member], law: Law, slots: list[Slot], layers: list[str], normalizations: dict[str, tuple[str, str]]
+    members: list[_Member],
+    law: Law,
+    slots: list[Slot],
+    layers: list[str],
+    normalizations: dict[str, _Normalization],
 ) -> Group:
     def site(key: Side, index: list[dict[int, None]]) -> Site:
         slot = slots[key[0]]
@@ -355,9 +369,9 @@ def _group(
         why = f"queries against keys of {_few(tuple(attention))}" if attention else f"against each other, {why}"
     norm_sites = []
     for module, sign in sorted(first.normalized) if law == "norm" else ():
-        op, unclear = normalizations[module]
+        op, unclear, eps, axis, count = normalizations[module]
         index = () if unclear else tuple(tuple(sorted(m.normalized[module, sign])) for m in members)
-        norm_sites.append(NormSite(module, op, index, sign, unclear))
+        norm_sites.append(NormSite(module, op, index, sign, unclear, eps, axis, count))
     return Group(
         len(members),
         producers,

@@ -53,3 +53,47 @@ def test_a_gradient_scaler_scales_the_eps_term_too() -> None:
             scaler.step(optimizer)
             scaler.update()
         assert ledger.read().holds
+
+
+# -- normalizations that are written out ------------------------------------------------------------------------------
+class Written(nn.Module):
+    """weight · x / √(mean x² + ε) + bias, of x or of x − mean x."""
+
+    def __init__(self, width: int, centred: bool, gain: float = 1.0) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(width)), nn.Parameter(torch.randn(width))
+        self.centred, self.gain = centred, gain
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x - x.mean(-1, keepdim=True) if self.centred else x
+        return self.gain * self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.01)) + self.bias
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_written_norms_are_checked_with_their_eps(centred: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), Written(6, centred), nn.ReLU(), nn.Linear(6, 1)).double()
+    x = torch.randn(8, 4, dtype=torch.float64) / 10  # so that the eps counts
+    optimizer = SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-2)
+    with conservation(model, optimizer, x) as ledger:
+        for _ in range(100):
+            optimizer.zero_grad()
+            (model(x) - 1).square().mean().backward()
+            optimizer.step()
+        report = ledger.read()
+    assert report.holds
+    assert report["0"].group.law == "norm"
+    assert max(entry.relative for entry in report.entries) < 1e-12
+    assert report["0"].parts["eps"].abs().max() > 1e-6
+
+
+def test_another_formula_behind_a_law_is_not_checked() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), Written(6, False, gain=2.0), nn.ReLU(), nn.Linear(6, 1)).double()
+    optimizer, x = SGD(model.parameters(), 0.05), torch.randn(8, 4, dtype=torch.float64)
+    with conservation(model, optimizer, x) as ledger:
+        model(x).mean().backward()
+        optimizer.step()
+        entry = ledger.read()["0"]
+    assert entry.state == "not checked"
+    assert "1 normalizes in a Written, not by weight" in entry.why

@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 from excite._core.distributed import rank_and_size
 from excite._core.intercept.affine import clean_path
-from excite._core.preserve import probes_ignored
+from excite._core.preserve import preserve_state, probes_ignored
 from excite.probes.conserved.laws import NamedLaw
 from excite.probes.conserved.unchecked import Reason
+from excite.wiring.groups import NormSite
 
 _MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "batch_norm": (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
@@ -37,12 +38,18 @@ _MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "layer_norm": (nn.LayerNorm,),
     "rms_norm": (nn.RMSNorm,),
 }
+_WRITTEN = ("layer_norm", "rms_norm")
 _NOT_KEPT = "its input is not kept until the backward pass (activation checkpointing or offloading)"
 _BATCH_NODES = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
 
-def eps_term(module: nn.Module, op: str, x: Tensor, gradient: Tensor) -> Tensor:
+def eps_term(
+    module: nn.Module | WrittenModule, op: str, x: Tensor, gradient: Tensor, axis: int | None = None
+) -> Tensor:
     """Σ ε / (v + ε) ⟨∂L/∂y, y⟩ by position (see `NormSite`), from the input of a normalization and ∂L/∂out."""
+    if axis is not None:  # each entry of this axis is a position of its own
+        x, gradient = x.movedim(axis, 0), gradient.movedim(axis, 0)
+        return torch.cat([eps_term(module, op, *pair) for pair in zip(x, gradient)])
     eps: float = torch.finfo(x.dtype).eps if module.eps is None else module.eps  # type: ignore[assignment]
     weight: Tensor | None = getattr(module, "weight", None)
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -51,13 +58,13 @@ def eps_term(module: nn.Module, op: str, x: Tensor, gradient: Tensor) -> Tensor:
         x, gradient = x.reshape(-1, 1, size), gradient.reshape(-1, 1, size)  # (rows, 1, normalized together)
         weights = None if weight is None else weight.reshape(-1)
     else:
-        channels = int(module.num_channels if op == "group_norm" else module.num_features)  # type: ignore[arg-type]
+        channels = int(module.num_channels if op == "group_norm" else module.num_features)  # type: ignore[arg-type, union-attr]
         batch = x.numel() // x.shape[1:].numel() if x.shape[1:2] == (channels,) else 1
         x, gradient = x.reshape(batch, channels, -1), gradient.reshape(batch, channels, -1)
         weights = None if weight is None else weight[:, None]
     gradient = gradient.to(wide) if weights is None else gradient * weights.to(wide)
     if op == "group_norm":
-        shape = len(x), int(module.num_groups), -1  # type: ignore[arg-type]
+        shape = len(x), int(module.num_groups), -1  # type: ignore[arg-type, union-attr]
         x, gradient = x.reshape(shape), gradient.reshape(shape)
     axes = (0, 2) if op == "batch_norm" else (2,)
     x = x.to(wide)
@@ -68,6 +75,52 @@ def eps_term(module: nn.Module, op: str, x: Tensor, gradient: Tensor) -> Tensor:
         x = x - mean
     inner = (gradient * x).sum(axes, keepdim=True) * (variance + eps).rsqrt()  # ⟨∂L/∂y, y⟩
     return (inner * eps / (variance + eps)).sum((0, 2))
+
+
+class WrittenModule:
+    """A module of the user's own that computes weight · x / √(mean x² + ε) + bias along the last axis, seen as one of torch's.
+
+    Args:
+        module: The module.
+        eps: The ε that was found in its graph.
+    """
+
+    training, running_mean = True, None
+
+    def __init__(self, module: nn.Module, eps: float):
+        self.module, self.eps = module, eps
+        self.register_forward_hook = module.register_forward_hook
+
+    @property
+    def weight(self) -> Tensor:
+        """The factor of every entry, as it is now."""
+        return self.module.weight  # type: ignore[return-value]
+
+    @property
+    def normalized_shape(self) -> tuple[int, ...]:
+        """The shape of what is normalized together."""
+        return tuple(self.weight.shape)
+
+    @classmethod
+    def of(cls, module: nn.Module | None, op: str, eps: float) -> WrittenModule | None:
+        """The module in this form; None if it computes something else, as a small pass through it tells."""
+        weight = getattr(module, "weight", None)
+        if module is None or not isinstance(weight, nn.Parameter) or weight.dim() != 1 or op not in _WRITTEN:
+            return None
+        generator = torch.Generator().manual_seed(0)
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        x = torch.randn(3, len(weight), generator=generator).to(weight)
+        try:
+            with torch.no_grad(), preserve_state(module):
+                shift, out = module(torch.zeros_like(x)).to(wide), module(x).to(wide)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            return None
+        x = x.to(wide) if op == "rms_norm" else x.to(wide) - x.to(wide).mean(-1, keepdim=True)
+        expected = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.detach().to(wide) + shift
+        close = torch.allclose(
+            out, expected, rtol=32 * torch.finfo(weight.dtype).eps, atol=1e-30 + 8 * torch.finfo(weight.dtype).eps
+        )
+        return cls(module, eps) if close else None
 
 
 class _Inert:
@@ -111,10 +164,11 @@ class _Norm:
     ε/(v + ε) · γ · γ.grad: only 1/√(v + ε) of that pass is kept, which autograd saves anyway.
     """
 
-    def __init__(self, module: nn.Module, op: str, reference: Tensor, start: int):
-        self.module, self.op, self.reference = module, op, reference
-        counts = {"layer_norm": 1, "rms_norm": 1, "group_norm": getattr(module, "num_groups", 0)}
-        self.span = slice(start, start + int(counts.get(op, getattr(module, "num_features", 0))))
+    def __init__(self, module: nn.Module | WrittenModule, site: NormSite, reference: Tensor, start: int):
+        self.module, self.op, self.reference, self._axis = module, site.op, reference, site.axis
+        one = site.positions if site.axis is not None else 1
+        counts = {"layer_norm": one, "rms_norm": one, "group_norm": getattr(module, "num_groups", 0)}
+        self.span = slice(start, start + int(counts.get(site.op, getattr(module, "num_features", 0))))
         self.closure = False  # passes come inside a step, and γ changes before their term is read
         self.lost = ""  # why a pass since the last step could not be followed
         self._open: weakref.WeakSet[_Pass] = weakref.WeakSet()
@@ -182,7 +236,7 @@ class _Norm:
         if one.x is None or self._alone is not None:
             self.lost = _NOT_KEPT
             return
-        term = eps_term(self.module, self.op, one.x, gradient.detach())
+        term = eps_term(self.module, self.op, one.x, gradient.detach(), self._axis)
         self._coming = term if self._coming is None else self._coming + term
 
     @torch.no_grad()
@@ -243,22 +297,27 @@ class NormTerms:
         several = rank_and_size()[1] > 1
         for number, law in enumerate(laws):
             for site in law.group.norm_sites:
-                module = modules.get(site.module)
+                module: nn.Module | WrittenModule | None = modules.get(site.module)
                 why = site.why
-                if type(module) not in _MODULES[site.op]:
+                key = id(module)
+                if site.eps is not None:
+                    module = WrittenModule.of(modules.get(site.module), site.op, site.eps) or module
+                if not isinstance(module, WrittenModule) and type(module) not in _MODULES.get(site.op, ()):
                     kind = "a function" if module is None else f"a {type(module).__name__}"
                     why = f"{site.module} normalizes by {site.op} in {kind}, not as a module of torch.nn"
+                    if site.eps is not None and module is not None:
+                        why = f"{site.module} normalizes in {kind}, not by weight · x / √(mean x² + ε), or in lower precision"
                 elif several:
                     why = f"{site.module} normalizes on several processes, each with statistics of its own"
                 if why or module is None:
                     self.problems[number] = Reason("normalization", why)
                     continue
-                norm = self._norms.get(id(module))
+                norm = self._norms.get(key)
                 if norm is None:
                     reference = getattr(module, "weight", None)
                     if reference is None or not reference.requires_grad:
                         reference = parameters[law.group.producers[0].parameter]
-                    norm = self._norms[id(module)] = _Norm(module, site.op, reference, count)
+                    norm = self._norms[key] = _Norm(module, site, reference, count)
                     count = norm.span.stop
                 for k, positions in enumerate(site.index):
                     position += [norm.span.start + one for one in positions]

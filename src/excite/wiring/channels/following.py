@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,11 @@ from excite.wiring.channels.labels import Break
 from excite.wiring.channels.signals import ChannelContext, ChannelSignal
 from excite.wiring.channels.slots import Held, Use
 from excite.wiring.export import Exported
+from excite.wiring.operators.normalization import written_norm
+from excite.wiring.operators.row import OperatorRow
 from excite.wiring.propagation.interpreter import Interpreter, leaves, lookup
 from excite.wiring.propagation.schema import is_inplace, name_of, shapes_of
+from excite.wiring.propagation.written_norms import WrittenNorms, find_written_norms
 
 
 class ChannelInterpreter(Interpreter):
@@ -24,6 +28,20 @@ class ChannelInterpreter(Interpreter):
     column = "channels"
     followed = (ChannelSignal, Held)
     context: ChannelContext
+    written = WrittenNorms()
+
+    def run(self, exported: Exported) -> Any:
+        """Follows the graph; normalizations that are written out count as what they compute."""
+        self.written = find_written_norms(exported.graph.nodes)
+        return super().run(exported)
+
+    def rule(self, node: torch.fx.Node, row: OperatorRow | None) -> Callable[..., Any] | None:
+        """The operator's rule, unless the call is part of a normalization that is written out."""
+        if node in self.written.norms:
+            return partial(written_norm, self.written.norms[node])
+        if node in self.written.inner:
+            return _statistic
+        return super().rule(node, row)
 
     def parameter(self, node: torch.fx.Node, path: str) -> Held:
         """Returns a parameter by name and shape."""
@@ -78,6 +96,13 @@ class ChannelInterpreter(Interpreter):
             self.context.classes.pin(self.context.signal(value).labels, reason)
 
 
+def _statistic(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    """Inside a normalization that is written out: only x − mean x goes on as x."""
+    value = a.args[0]
+    same = isinstance(value, ChannelSignal) and value.shape == shapes_of(node)
+    return value if same else ctx.constant(shapes_of(node))
+
+
 def follow(model: nn.Module, exported: Exported) -> ChannelContext:
     """All uses of parameters, with the labels of what they read and make, and what is known about the labels."""
     shapes = {clean_path(path): tuple(parameter.shape) for path, parameter in model.named_parameters()}
@@ -86,6 +111,10 @@ def follow(model: nn.Module, exported: Exported) -> ChannelContext:
         ctx.classes.set_aside(ctx.signal(value).labels, Break("they reach the model's output"))
     _pin_frozen(ctx, model)
     _tie(ctx)
+    for first, second, result in ctx.bilinear:
+        if not ctx.classes.all_fixed(result):  # only for a fixed product are the factors inverse matrices of each other
+            ctx.classes.not_mixable(first)
+            ctx.classes.not_mixable(second)
     ctx.relations.settle()
     return ctx
 

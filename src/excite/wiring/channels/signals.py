@@ -43,12 +43,16 @@ class NormRead:
     """One call of a normalization.
 
     `labels` (rows, positions): of what is normalized together. Positions are channels of batch and instance normalization, groups of
-    group normalization, and a single one of layer and RMS normalization.
+    group normalization, heads where layer or RMS normalization takes each by itself, otherwise a single one.
     """
 
     module: str
     op: str
     labels: Tensor
+    axis: int | None = (
+        None  # of the input, counted from the end: that of the positions, where heads are normalized one by one
+    )
+    eps: float | None = None  # of a normalization that is written out as x / √(mean x² + ε)
 
 
 class ChannelContext:
@@ -61,6 +65,9 @@ class ChannelContext:
         self.relations = Relations(self.classes)
         self.more_prints: list[tuple[Tensor, Tensor]] = []  # further fingerprints: labels, projections (channels, 2)
         self.norm_reads: list[NormRead] = []
+        self.bilinear: list[
+            tuple[Tensor, Tensor, Tensor]
+        ] = []  # labels of both factors and of a product of activations
         self.shapes = shapes
         self.training = training
         self._calls: dict[str, int] = {}

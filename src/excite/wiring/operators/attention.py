@@ -25,7 +25,10 @@ def _attention_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNames
     shape = shapes_of(node)
     if a.attn_mask is not None:
         classes.pin(ctx.signal(a.attn_mask).labels, Break(a.op, function=True))
-    if a.enable_gqa or not query.labels.dim() == key.labels.dim() == value.labels.dim() == len(shape):
+    if a.enable_gqa and query.labels.dim() > 2 and query.shape[-3] % key.shape[-3] == 0:  # heads of a group share a key
+        per = query.shape[-3] // key.shape[-3]
+        key, value = (part.map(lambda t: t.repeat_interleave(per, -3)) for part in (key, value))
+    if not query.labels.dim() == key.labels.dim() == value.labels.dim() == len(shape):
         return ctx.unknown(node, [query, key, value], a.op)
     heads = ctx.random(*shape[:-2], 1, 1)  # tells the channels of one head from those of another
     axes = [0, -2] if len(shape) > 2 else [-2]

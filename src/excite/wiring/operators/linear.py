@@ -17,7 +17,7 @@ from excite.wiring.operators.arithmetic import layer_label
 from excite.wiring.operators.row import LINEAR, SMOOTH, add_row, product_of
 from excite.wiring.propagation.counts import PathContext, ScaledCounts
 from excite.wiring.propagation.operator_norms import matrix_norm
-from excite.wiring.propagation.schema import first_shape, shapes_of
+from excite.wiring.propagation.schema import first_shape, name_of, shapes_of
 from excite.wiring.propagation.sensitivity import LipschitzContext, Sensitivity, no_bound
 
 READ = "{} is read together with it"
@@ -115,7 +115,10 @@ def _product_channels(ctx: ChannelContext, node: torch.fx.Node, x: Any, y: Any, 
     one, other = ctx.signal(x), ctx.signal(y)
     if ctx.classes.all_fixed(one.labels) and not ctx.classes.all_fixed(other.labels):
         one, other, a, b = other, one, b, a
-    if not ctx.classes.all_fixed(other.labels) or ctx.classes.all_fixed(one.labels):
+    if not ctx.classes.all_fixed(other.labels):
+        result = _bilinear(ctx, node, (one, other), (a, b, c))
+        return ctx.unknown(node, [one, other], "the product of two activations") if result is None else result
+    if ctx.classes.all_fixed(one.labels):
         return ctx.unknown(node, [one, other], "the product of two activations")
     # Linear in `one`: elements that are summed scale together, the rest keep their labels.
     labels = ctx.classes.reduce(one.labels, [i for i, k in enumerate(a) if k not in c], _SUMMED)
@@ -124,6 +127,59 @@ def _product_channels(ctx: ChannelContext, node: torch.fx.Node, x: Any, y: Any, 
     if one.prints is not None:
         prints = torch.einsum(f"{a},{b}->{c}", one.prints, ctx.prints_of(other))
     return ChannelSignal(labels, prints)
+
+
+def _bilinear(
+    ctx: ChannelContext,
+    node: torch.fx.Node,
+    factors: tuple[ChannelSignal, ChannelSignal],
+    equation: tuple[str, str, str],
+) -> ChannelSignal | None:
+    """Inner products of two activations, as of queries with keys: the products of all pairs of channels scale together.
+
+    Where the result keeps its scale, as in front of a softmax, the channels of one factor scale inversely to those of the other.
+    """
+    a, b, c = equation
+    summed = [k for k in a if k in b and k not in c]
+    lead = [k for k in c if k in a and k in b]
+    free = [k for k in (*a, *b) if (k in a) != (k in b)]
+    if len(summed) != 1 or any(k not in c for k in free):
+        return None
+    name = "attention" if _softmax_follows(node) else "a product"
+    labels, heads = [], None
+    for signal, letters in zip(factors, (a, b)):
+        order = [letters.index(k) for k in (*lead, *summed, *(k for k in letters if k in free))]
+        rest = range(len(lead) + 1, len(order))
+        one = ctx.classes.reduce(signal.labels.permute(order), rest, _SUMMED).flatten(len(lead))
+        ctx.classes.pass_through(one, name, linear=signal.prints is not None)
+        if signal.prints is not None:
+            heads = ctx.random(*one.shape[:-1], 1) if heads is None else heads  # tells one head from another
+            rows = (
+                signal.prints.permute(order).flatten(len(lead) + 1)
+                if len(order) > len(one.shape)
+                else signal.prints.permute(order)[..., None]
+            )
+            rows = (rows * heads[..., None]).reshape(one.numel(), -1)
+            ctx.more_prints.append((one.reshape(-1), rows @ ctx.random(rows.shape[1], 2)))
+        labels.append(one)
+    product = ctx.relations.product(labels, Break("the product of two activations", function=True))
+    total = ctx.classes.reduce(product, [-1], _SUMMED)[..., 0]
+    ctx.bilinear.append((labels[0], labels[1], total))
+    spread = total.reshape(
+        *(total.shape[lead.index(k)] if k in lead else 1 for k in [*lead, *(k for k in c if k in free)])
+    )
+    spread = spread.permute([[*lead, *(k for k in c if k in free)].index(k) for k in c])
+    return ChannelSignal(spread.expand(shapes_of(node)))
+
+
+def _softmax_follows(node: torch.fx.Node, most: int = 8) -> bool:
+    """Whether a softmax follows within a few calls, as for the logits of attention."""
+    seen = [node]
+    for _ in range(most):
+        seen = [user for one in seen for user in one.users]
+        if any("softmax" in name_of(one.target) for one in seen if one.op == "call_function"):
+            return True
+    return False
 
 
 def _arranged(tensor: Tensor, letters: str, target: str) -> Tensor:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from excite.wiring.channels.labels import Break
 from excite.wiring.channels.signals import ChannelContext, ChannelSignal, NormRead, held_shape
@@ -17,6 +18,7 @@ from excite.wiring.operators.row import SMOOTH, add_row, product_of
 from excite.wiring.propagation.counts import PathContext, ScaledCounts
 from excite.wiring.propagation.schema import module_of
 from excite.wiring.propagation.sensitivity import LipschitzContext, no_bound
+from excite.wiring.propagation.written_norms import WrittenNorm, norm_name
 
 
 def _normalization_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
@@ -48,7 +50,7 @@ def _normalize(ctx: ChannelContext, x: ChannelSignal, a: SimpleNamespace, name: 
     what = "{} is normalized with it by " + name
     if last:
         labels = classes.reduce(x.labels, range(-last, 0), what)
-        ctx.norm_reads.append(NormRead(name, a.op, labels.reshape(-1, 1)))
+        ctx.norm_reads.append(NormRead(name, a.op, *_by_position(labels)))
     else:
         spatial = range(2, x.labels.dim())
         labels = classes.reduce(x.labels, spatial if a.op == "instance_norm" else [0, *spatial], what)
@@ -56,8 +58,36 @@ def _normalize(ctx: ChannelContext, x: ChannelSignal, a: SimpleNamespace, name: 
             rows = labels.reshape(labels.shape[0], a.num_groups, -1)
             labels = classes.reduce(rows, [0, 2], what)
         ctx.norm_reads.append(NormRead(name, a.op, labels.reshape(labels.shape[0], -1)))
-    for label in classes.channels(labels):
-        state = classes.state(label)
+    _is_normalized(ctx, labels, name)
+
+
+def written_norm(norm: WrittenNorm, ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> ChannelSignal:
+    """A normalization that is written out: what it reads may scale as a whole, and the result does not see by how much."""
+    x, name = ctx.signal(a.args[norm.top]), norm_name(norm)
+    labels = ctx.classes.reduce(x.labels, norm.axes, "{} is normalized with it by " + name)
+    op = norm.op if norm.form != "other" else "written"
+    eps = norm.eps if norm.form == "mean" else 0.0
+    ctx.norm_reads.append(NormRead(name, op, *_by_position(labels), eps))
+    _is_normalized(ctx, labels, name)
+    return ctx.constant(x.shape, f"the output of {name}")
+
+
+def _by_position(labels: Tensor) -> tuple[Tensor, int | None]:
+    """Labels (rows, positions) of what is normalized together along the last axes, which have size one by now.
+
+    There is one position; but if labels differ along exactly one other axis, as those of heads do, one for each of its
+    entries: then that axis is returned too, counted from the end.
+    """
+    along = [i for i in range(labels.dim()) if bool((labels != labels.narrow(i, 0, 1)).any())]
+    if len(along) != 1:
+        return labels.reshape(-1, 1), None
+    axis = along[0]
+    return labels.movedim(axis, -1).reshape(-1, labels.shape[axis]), axis - labels.dim()
+
+
+def _is_normalized(ctx: ChannelContext, labels: Tensor, name: str) -> None:
+    for label in ctx.classes.channels(labels):
+        state = ctx.classes.state(label)
         state.norms.setdefault(name)
         state.nonlinear = True
 
