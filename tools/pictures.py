@@ -1,4 +1,4 @@
-"""Pictures of the guides: list.png, rank.png, compare.png, audit.png and data.png in docs/images, from small trainings on digits.
+"""Pictures of the guides in docs/images: list, rank, compare, audit, probe, processes and data, from small trainings on digits.
 
 `make pictures` runs this and tools/screenshots.py (about two minutes on a CPU). It needs Chromium and playwright.
 """
@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import excite
 from excite.data import load
+from excite.probes import Every, Loss, Probe, StepContext
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs/images"
@@ -57,6 +58,61 @@ def train(run: Path, lr: float, epochs: int = 12) -> nn.Module:
                 optimizer.step()
                 watch.step(loss)
     return model
+
+
+class Dead(Probe):
+    """The example of the guide on custom probes: hidden units that no point of the example activates."""
+
+    name, reduction = "dead", "max"
+
+    def measure(self, ctx: StepContext) -> dict[str, torch.Tensor]:
+        """Number of units of each layer."""
+        return {f"units/{one.layer}": (~one.active.any(0)).sum() for one in ctx.signals if one.active is not None}
+
+
+def with_own_probe(run: Path, steps: int = 300) -> None:
+    """A training with a learning rate so high that units die, monitored by a probe of one's own."""
+    data = load("digits", scale=(0, 1))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    probes = [Loss(), Dead(Every(10))]
+    with excite.watch(model, data.x_train[:200], run, optimizer, probes=probes, alerts=[]) as watch:
+        for _ in range(steps):
+            chosen = torch.randint(len(data.y_train), (50,))
+            optimizer.zero_grad()
+            loss = cross_entropy(model(data.x_train[chosen]), data.y_train[chosen])
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
+
+
+def on_processes(folder: Path) -> None:
+    """One config trained by one process and by two."""
+    config = folder / "digits.toml"
+    config.write_text(CONFIG)
+    for count in (1, 2):
+        launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(count)] if count > 1 else []
+        options = [str(config), "--folder", str(folder / f"processes/{count}")]
+        subprocess.run([sys.executable, *launch, "-m", "excite", "train", *options], check=True, cwd=folder)
+
+
+CONFIG = """
+epochs = 12
+batch = 50
+loss = "cross-entropy"
+device = "cpu"
+
+[data]
+name = "digits"
+
+[model]
+name = "mlp"
+
+[optimizer]
+name = "sgd"
+lr = 0.1
+"""
 
 
 def save(image: bytes, name: str) -> None:
@@ -109,6 +165,7 @@ def of_pages(folder: Path, audit: Path) -> None:
             if part is None:
                 save(page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": height}), name)
             else:
+                page.evaluate("document.getElementById('others').open = true")
                 page.locator(part).first.scroll_into_view_if_needed()  # panels are drawn when they come into view
                 page.wait_for_timeout(4000)
                 save(page.locator(part).first.screenshot(), name)
@@ -126,7 +183,9 @@ def of_pages(folder: Path, audit: Path) -> None:
 
 PAGES: list[dict[str, Any]] = [
     {"path": "/view?run=lr-0.05", "name": "rank.png", "part": "#panel-ranks"},
-    {"path": "/view?run=lr-0.01&run=lr-0.05&run=lr-0.1", "name": "compare.png", "height": 760},
+    {"path": "/view?run=lr-0.01&run=lr-0.05&run=lr-0.1", "name": "compare.png", "height": 1000},
+    {"path": "/view?run=own-probe", "name": "probe.png", "part": "#panel-other-dead"},
+    {"path": "/view?run=processes/1&run=processes/2", "name": "processes.png", "part": "#panel-losses"},
 ]
 
 
@@ -153,6 +212,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs"
         models = [train(runs / f"lr-{lr}", lr) for lr in (0.01, 0.05, 0.1)]
+        with_own_probe(runs / "own-probe")
+        on_processes(runs)
         of_audit(models[1], Path(folder) / "audit.html")
         of_pages(runs, Path(folder) / "audit.html")
 

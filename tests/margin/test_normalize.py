@@ -9,7 +9,7 @@ from torch import nn
 import excite
 from excite import InputError
 from excite.margin import Margins, SearchOptions, Unit
-from excite.margin.normalize import NormalizedInput, unit_of
+from excite.margin.normalize import NormalizedInput, pixel_range, unit_of
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 QUICK = SearchOptions(steps=20, restarts=1, evidence=False, certify=False)
@@ -83,3 +83,12 @@ def test_what_does_not_fit_is_refused(options, match):
     model, _, x, _, y = of_pixels()
     with pytest.raises(InputError, match=match):
         excite.margins(model, x, y, **options)
+
+
+def test_the_range_of_pixels() -> None:
+    x = torch.rand(4, 3, 5, 5)
+    assert pixel_range([x, x]) == (0.0, 1.0)
+    assert pixel_range([x, 2 * x - 1]) == (-1.0, 1.0)
+    for other in (3 * x, 0.1 * x, x.flatten(1), (255 * x).to(torch.uint8), x[:0]):
+        assert pixel_range([other]) is None
+    assert pixel_range([]) is None

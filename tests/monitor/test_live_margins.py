@@ -71,7 +71,9 @@ def test_data_alone_are_a_full_watch_and_training_is_bit_equal(tmp_path, capsys)
     assert (len(margins), margins.unit.high, margins.evidence is not None) == (30, 1.0, True)
     assert run.series("margin_gap/median/test")[1][-1] == pytest.approx(margins.median)
     assert run.read_json("summary")["points"] == {"train": 40, "test": 30}
-    assert run.config["watch"]["margins"] == {"bounds": [0.0, 1.0], "normalize": None, "threshold": 0.5}
+    assert run.config["watch"]["margins"] == {
+        "bounds": [0.0, 1.0], "normalize": None, "threshold": 0.5, "unit": {"low": 0.0, "high": 1.0, "pixels": True},
+    }  # fmt: skip
     stored = read_points(tmp_path / "run")
     assert stored.data["train"][0].shape == (40, 1, 4, 4)
     assert stored.settings["bounds"] == [0.0, 1.0]

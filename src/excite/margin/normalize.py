@@ -6,6 +6,7 @@ A data loader often gives (pixel − mean)/std. A margin in that unit differs fr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,16 @@ def unit_of(x: Tensor, bounds: Bounds | None) -> Unit | None:
     if low.numel() != 1 or high.numel() != 1 or not bool(torch.isfinite(low) & torch.isfinite(high)) or low >= high:
         return None
     return Unit(float(low), float(high), is_images(x))
+
+
+def pixel_range(parts: Sequence[Tensor]) -> tuple[float, float] | None:
+    """(0, 1) for images within it, (−1, 1) for those that were scaled to it; None for anything else."""
+    if not parts or not all(len(x) and x.is_floating_point() and is_images(x) for x in parts):
+        return None
+    low, high = min(float(x.min()) for x in parts), max(float(x.max()) for x in parts)
+    if low >= 0 and 0.5 < high <= 1:
+        return (0.0, 1.0)
+    return (-1.0, 1.0) if -1 <= low < -0.5 and 0.5 < high <= 1 else None
 
 
 def check_normalize(normalize: Any, x: Tensor) -> tuple[Tensor, Tensor]:

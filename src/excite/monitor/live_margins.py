@@ -13,9 +13,9 @@ from excite._core.calls import Pick
 from excite._core.distributed import rank_and_size
 from excite._core.preserve import device_of
 from excite.errors import InputError
-from excite.margin.normalize import is_images
+from excite.margin.normalize import pixel_range, unit_of
 from excite.monitor.points import Points, check_inputs, draw_parts
-from excite.monitor.results import MAX_BYTES, store_points
+from excite.monitor.results import MAX_BYTES, plain_settings, store_points
 from excite.probes import Probe
 from excite.probes.margin import Margin
 from excite.probes.margin_gap import MarginGap
@@ -64,6 +64,11 @@ class LiveMargins:
             probes.append(MarginGap(pairs.get("train"), pairs.get("test"), key=key, output=output, **self.settings))
         return probes
 
+    def described(self) -> dict[str, Any]:
+        """The settings as JSON, with the unit of the margins if it is known."""
+        unit = unit_of(next(iter(self.drawn.values())).x, self.settings.get("bounds"))
+        return plain_settings(self.settings) | ({} if unit is None else {"unit": unit.to_dict()})
+
     def store(self, watch: Watch) -> None:
         """Writes the points into the run of the watch; if they are too large, a warning says so."""
         probe = next((one for one in watch.probes if isinstance(one, MarginGap)), None)
@@ -86,13 +91,7 @@ def pixel_bounds(drawn: Mapping[str, Points], given: Any, normalize: Any) -> Any
         return given
     if normalize is not None:
         return (0.0, 1.0)
-    parts = [points.x for points in drawn.values()]
-    if not all(x.is_floating_point() and is_images(x) for x in parts):
-        return None
-    low, high = min(float(x.min()) for x in parts), max(float(x.max()) for x in parts)
-    if low >= 0 and 0.5 < high <= 1:
-        return (0.0, 1.0)
-    return (-1.0, 1.0) if -1 <= low < -0.5 and 0.5 < high <= 1 else None
+    return pixel_range([points.x for points in drawn.values()])
 
 
 def _margin(given: Any, output: Pick) -> Margin:

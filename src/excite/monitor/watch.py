@@ -20,7 +20,6 @@ from excite.monitor.alerts import Alerts, Rule, default_alerts
 from excite.monitor.checkpoint import make_saver
 from excite.monitor.defaults import Every, chosen_probes
 from excite.monitor.live_margins import LiveMargins
-from excite.monitor.results import plain_settings
 from excite.monitor.settings import as_settings
 from excite.monitor.watcher import Watch, WatchSettings
 from excite.monitor.writer import Sink
@@ -151,7 +150,7 @@ def _settings(config: object, run: object) -> dict[str, Any]:
 def _described(model: nn.Module, probes: Sequence[Probe], margins: LiveMargins) -> dict[str, Any]:
     """What the run says about the watch."""
     described = {"probes": [probe.name for probe in probes], "model": type(unwrap(model)).__name__}
-    return {**described, "margins": plain_settings(margins.settings)} if margins.drawn else described
+    return {**described, "margins": margins.described()} if margins.drawn else described
 
 
 def _create_run(folder: str | os.PathLike[str] | None, config: dict[str, Any]) -> Run | None:

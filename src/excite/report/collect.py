@@ -16,6 +16,7 @@ from excite._core.checks import shown
 from excite._core.files import read_json
 from excite.errors import InputError, RunError
 from excite.margin import Margins
+from excite.margin.normalize import Unit
 from excite.report.curves import widest_gap
 from excite.runs import load_run
 from excite.runs.copies import local_copy
@@ -204,6 +205,20 @@ def _object(file: Path, below: Path | None, max_bytes: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunError(f"{file} is damaged: expected a JSON object")
     return value
+
+
+def watched_unit(config: Mapping[str, Any]) -> Unit | None:
+    """The unit of the margins that `excite.watch` measures, from the config of a run; None if it does not say."""
+    try:
+        unit = config["watch"]["margins"]["unit"]
+        return Unit(float(unit["low"]), float(unit["high"]), bool(unit["pixels"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def stored_unit(path: Path, below: Path | None) -> Unit | None:
+    """The same of the run in a folder."""
+    return watched_unit(_object(path / "config.json", below, _MAX_SETTINGS))
 
 
 def not_fractions(accuracy: Mapping[str, float]) -> str:

@@ -54,3 +54,15 @@ def test_the_first_line_is_that_of_the_margins(folder):
     without = audit(folder, units=False, **QUICK).headline
     assert without.text.startswith("Robustness was not measured: not requested. Layer ")
     assert without.action == f"Measure it: excite margins {folder}."
+
+
+def test_images_within_0_and_1_are_described_in_pixels():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    x = torch.rand(12, 1, 4, 4)
+    pair = x, model(x).argmax(1)
+    found = audit(model, train=pair, test=pair, units=False, margin_points=12)
+    assert "/255 per pixel is enough" in found.headline.text
+    assert "excite.margins(" in found.headline.action or "points of training" in found.headline.action  # no run to name
+    plain = audit(nn.Sequential(model[1]), train=(x.flatten(1), pair[1]), units=False, margin_points=12)
+    assert "in the sup norm" in plain.headline.text

@@ -91,3 +91,14 @@ def test_a_percentage_is_left_out_with_a_sentence(tmp_path):
     (other,) = outcome(tmp_path / "b")
     assert (other.accuracy, other.note) == ({}, "An accuracy of -3 is not a fraction between 0 and 1 and is left out.")
     assert [one.rank for one in rank([found, other])]
+
+
+def test_margins_in_progress_are_in_the_unit_of_the_data(tmp_path):
+    unit = {"low": 0, "high": 1, "pixels": True}
+    for name, known in (("a", unit), ("b", {"low": "x"}), ("c", None)):
+        with Run.create(tmp_path / name, {"watch": {"margins": {"unit": known}}}) as run:
+            run.log(7, {"margin_gap/median/test": 10 / 255, "margin_gap/chance": 0.1})
+    found = [headline(outcome(tmp_path / name)).text for name in "abc"]
+    assert "a change of 10/255 per pixel is enough" in found[0]
+    assert "a change of 0.039 in the sup norm is enough" in found[1]
+    assert found[1] == found[2]

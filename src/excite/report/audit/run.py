@@ -31,6 +31,7 @@ from excite.bounds.stability import as_descent
 from excite.data import Dataset
 from excite.errors import ExciteError, InputError, ModelError
 from excite.margin import Margins, margins
+from excite.margin.normalize import pixel_range, unit_of
 from excite.probes import richness
 from excite.report.audit.lipschitz import lipschitz_constants
 from excite.report.audit.result import Audit
@@ -296,6 +297,8 @@ def _margins(
     measured: dict[str, dict[str, Margins]] = {}
     from_run = False
     searches = [(norm, part) for norm in NORMS for part in PARTS]
+    images = [x for part in PARTS if len(x := saved.points(part)[0])]
+    unit = unit_of(images[0], pixel_range(images)) if images else None  # for the words: the search has no bounds then
     for i, (norm, part) in enumerate(searches):
         x, y = saved.points(part, max_points)
         result = _stored(saved, norm, part)
@@ -319,7 +322,7 @@ def _margins(
             except ExciteError as error:
                 return {}, str(error)
         if result is not None:
-            measured.setdefault(norm, {})[part] = result
+            measured.setdefault(norm, {})[part] = result if result.unit is not None else replace(result, unit=unit)
     return measured, "some were measured before and are stored in the run" if from_run else ""
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from excite._core.files import read_json
 from excite.errors import ExciteError, InputError, RunError
 from excite.report.alerts import group_keys
-from excite.report.collect import stored_accuracy, stored_margins
+from excite.report.collect import stored_accuracy, stored_margins, stored_unit
 from excite.report.verdict.outcome import RunOutcome, from_latest, from_margins, standing
 from excite.report.verdict.runs import NAMES, SPARKS
 from excite.report.view import RunView
@@ -163,6 +163,9 @@ class Runs:
         if not outcome.medians:
             latest = from_latest(seen.latest)
             outcome = replace(latest, accuracy={**latest.accuracy, **outcome.accuracy})
+            if latest.margin is not None:
+                with suppress(ExciteError):  # the page of the run says what is wrong
+                    outcome = replace(outcome, unit=stored_unit(self.path(name), self._real))
         groups = len(group_keys(seen.alerts))
         loss = seen.latest.get("loss/step")
         return RunRow(name, status, reason, seen.step, loss, seen.updated, outcome, groups, seen.spark)

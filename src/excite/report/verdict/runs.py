@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from excite.report.collect import RunData, VariantRuns
+from excite.report.collect import RunData, VariantRuns, watched_unit
 from excite.report.verdict.outcome import SUMMARY, RunOutcome, from_latest, from_margins, standing
 from excite.runs.reader import Overview, read_overview
 from excite.runs.weights import NAME as WEIGHTS
@@ -49,7 +49,7 @@ def outcome_of(variant: VariantRuns, found: Mapping[Path, Overview]) -> RunOutco
     margins = {part: [run.margins[part] for run in runs if part in run.margins] for part in ("train", "test")}
     if any(margins.values()):
         return from_margins(margins, accuracy, **known)
-    latest = from_latest(found[runs[0].path].latest, **known)
+    latest = from_latest(found[runs[0].path].latest, unit=watched_unit(runs[0].config), **known)
     return replace(latest, accuracy={**latest.accuracy, **accuracy})
 
 
