@@ -94,6 +94,59 @@ def test_classes(name: str) -> None:
     assert [method for method, function in methods(cls).items() if not function.__doc__] == []
 
 
+def undocumented(cls: type) -> list[str]:
+    """Methods of two or more parameters without `Args:`, in the class or in the class of this library that it overrides.
+
+    Hooks of a framework (overrides of a method from elsewhere) have its signature and are documented there.
+    """
+    missing = []
+    for name, method in methods(cls).items():
+        parameters = [
+            p for p in inspect.signature(method).parameters if p not in ("self", "cls") and not p.startswith("_")
+        ]
+        bases = [base for base in cls.__mro__[1:] if name in vars(base)]
+        ours = [methods(base)[name] for base in bases if base.__module__.startswith("excite")]
+        if len(parameters) < 2 or len(ours) < len(bases):
+            continue
+        if all(missing_arguments(function) for function in (method, *ours)):
+            missing.append(f"{name}: {missing_arguments(method)}")
+    return missing
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_methods(name: str) -> None:
+    assert undocumented(PUBLIC[name]) == []
+
+
+def test_an_undocumented_method_is_caught() -> None:
+    class Planted:
+        def both(self, first: int, second: int) -> None:
+            """Two.
+
+            Args:
+                first: Documented.
+            """
+
+        def one(self, first: int) -> None:
+            """One argument needs no section."""
+
+    class Hook(dict):  # type: ignore[type-arg]
+        def setdefault(self, key: Any, default: Any = None) -> None:
+            """As the framework calls it."""
+
+    class Derived(Planted):
+        def both(self, first: int, second: int) -> None:
+            """Two.
+
+            Args:
+                first: Documented.
+                second: Documented.
+            """
+
+    assert undocumented(Planted) == ["both: ['second']"]
+    assert undocumented(Hook) == undocumented(Derived) == []
+
+
 class AnyOutput(doctest.OutputChecker):
     """Where an example shows no output, any is right."""
 

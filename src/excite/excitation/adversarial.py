@@ -254,7 +254,15 @@ class AdversarialTraining:
 
     @torch.no_grad()
     def decide(self, x: Tensor, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
-        """`predict` without checks of inputs and weights, also for a model that has diverged; `checked` checks outputs."""
+        """`predict` without checks of inputs and weights, also for a model that has diverged.
+
+        Args:
+            x: Batch of inputs.
+            checked: Receives the model's outputs and returns them, or raises.
+
+        Returns:
+            Decisions as `predict` returns them.
+        """
         model = unwrap(self.model)
         with eval_mode(model):
             return self.target.decide(checked(self._read(call(model, x), batch_size(x))))

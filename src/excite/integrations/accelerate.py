@@ -89,7 +89,12 @@ class AcceleratedWatch:
             self._deferred.step()
 
     def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-        """Records values of the training at the current step, as `Watch.log` does."""
+        """Records values of the training at the current step, as `Watch.log` does.
+
+        Args:
+            values: Numbers by name.
+            **named: Numbers whose names are identifiers.
+        """
         self.start()
         assert self._deferred.watch is not None
         self._deferred.watch.log(values, **named)

@@ -156,12 +156,26 @@ class PersistentlyExcited:
     """
 
     def excite(self, model: nn.Module, radius: Any, **settings: Any) -> None:
-        """Sets the model to excite, with the arguments of `excite.PersistentExcitation`."""
+        """Sets the model to excite.
+
+        Args:
+            model: The network, an attribute of this module.
+            radius: Radius of the perturbations, as of `excite.PersistentExcitation`.
+            **settings: Further keywords of `excite.PersistentExcitation`.
+        """
         # Not as an attribute that nn.Module would register: the model is one of the module's children already.
         object.__setattr__(self, "excitation", PersistentExcitation(model, radius, **settings))
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Tensor:
-        """Excited loss of the batch (x, y)."""
+        """Excited loss of a batch; Lightning calls it.
+
+        Args:
+            batch: Inputs and labels (x, y).
+            batch_idx: Number of the batch in the epoch; not used.
+
+        Returns:
+            The loss, also logged as `train_loss`.
+        """
         if getattr(self, "excitation", None) is None:
             raise InputError("PersistentlyExcited: call self.excite(self.net, radius=...) in __init__")
         x, y = batch

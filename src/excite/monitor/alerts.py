@@ -96,14 +96,27 @@ class Series:
         self.largest = -math.inf
 
     def add(self, step: int, value: float) -> None:
-        """Appends a value."""
+        """Appends a value.
+
+        Args:
+            step: Step of the training at which it was measured.
+            value: The value; infinite values and NaN do not count for `largest`.
+        """
         self.steps.append(step)
         self.values.append(value)
         if math.isfinite(value):
             self.largest = max(self.largest, value)
 
     def between(self, first: int, last: int) -> list[float]:
-        """Values of steps first < step ≤ last."""
+        """Values of steps first < step ≤ last.
+
+        Args:
+            first: Step before the first.
+            last: The last step.
+
+        Returns:
+            The values in the order of steps.
+        """
         return [v for s, v in zip(self.steps, self.values) if first < s <= last]
 
     def newest(self, n: int) -> list[float]:
@@ -414,7 +427,15 @@ class Alerts:
         self._true: set[tuple[int, str]] = set()
 
     def update(self, step: int, values: Mapping[str, float]) -> list[tuple[Rule, Alert]]:
-        """Adds the values measured at `step`; returns the rules that become true with them."""
+        """Adds the values measured at a step.
+
+        Args:
+            step: Step of the training.
+            values: Values by metric name.
+
+        Returns:
+            The rules that become true with them, each with its alert.
+        """
         watched = {name: value for name, value in values.items() if self._watches(name)}
         for name, value in watched.items():
             self._history.setdefault(name, Series()).add(step, value)

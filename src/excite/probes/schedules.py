@@ -109,11 +109,21 @@ class Budget:
         return step >= self.next
 
     def plan(self, step: int, steps: int, cost: float, spent: float, trained: float) -> int:
-        """The next step to measure at, after a measurement at `step` that took `cost` seconds.
+        """The next step to measure at.
 
-        So far `steps` steps took `trained` seconds, and watching them `spent` seconds. The next measurement is paid for
-        once fraction · steps · typical ≥ spent + cost, nor does it come sooner than the steps in between pay for it. `typical`
-        is the median time of a step, at most the mean: a slow first step (compiling, choosing kernels) pays for nothing.
+        The next measurement is paid for once fraction · steps · typical ≥ spent + cost, nor does it come sooner than the
+        steps in between pay for it. `typical` is the median time of a step, at most the mean: a slow first step
+        (compiling, choosing kernels) pays for nothing.
+
+        Args:
+            step: Step of the last measurement.
+            steps: Number of steps so far.
+            cost: Seconds that the last measurement took.
+            spent: Seconds that watching took so far.
+            trained: Seconds that the steps themselves took so far.
+
+        Returns:
+            The step, after `step`.
         """
         if steps < 1 or trained <= 0:
             return step + 1
@@ -160,7 +170,16 @@ class PaidSchedule(Budget):
         self.cost = 0.0  # seconds of the last measurement
 
     def postpone(self, step: int, steps: int, trained: float) -> int:
-        """The step itself if a measurement is paid for after `steps` steps that took `trained` seconds, else a later one."""
+        """The step itself if a measurement is paid for, else a later one.
+
+        Args:
+            step: Step at which a measurement is due.
+            steps: Number of steps so far.
+            trained: Seconds that they took.
+
+        Returns:
+            The step at which to ask again; `step` where the measurement may be made now.
+        """
         if steps < 1 or trained <= 0:
             return step if step == 0 else step + 1
         missing = self.spent + self.cost - self.fraction * trained
@@ -169,7 +188,7 @@ class PaidSchedule(Budget):
         return step + min(max(1, math.ceil(missing / (self.fraction * trained / steps))), max(8, steps))
 
     def plan(self, step: int, steps: int, cost: float, spent: float, trained: float) -> int:
-        """After a measurement at `step` that took `cost` seconds: the step at which to look again whether one is paid for."""
+        """The step at which to ask again whether a measurement is paid for."""
         self.cost = cost
         if steps < 1:
             return step + 1

@@ -487,7 +487,16 @@ class Run:
         return self.save_weights(full_state(model), last or 0, source)
 
     def save_weights(self, state: dict[str, Tensor], step: int, source: ModelSource) -> Path:
-        """Stores collected weights as `save` does."""
+        """Stores collected weights as `save` does.
+
+        Args:
+            state: Parameters and buffers by name, complete where the model is sharded.
+            step: Step of the training at which the model has these weights.
+            source: How the model is made again, for `excite margins` and `excite audit`.
+
+        Returns:
+            Path of the file.
+        """
         self._writable()
         return weights.write(self.path / weights.NAME, state, check_step(step), source)
 

@@ -150,7 +150,15 @@ class Claim:
     arms = renamed_attribute("arms", "variants")
 
     def quoting(self, quote: str, strength: Strength = "as said") -> Claim:
-        """The claim with the paper's sentence beside it, and how what is tested compares with it."""
+        """The claim with the paper's sentence beside it.
+
+        Args:
+            quote: The sentence as printed.
+            strength: How what is tested compares with it, one of `STRENGTHS`.
+
+        Returns:
+            A copy of the claim.
+        """
         return replace(self, quote=quote, strength=strength)
 
     @property
