@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site gallery pictures dist try-wheel architecture lock clean
+.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site gallery statements pictures dist try-wheel architecture lock clean
 
 venv: $(READY)
 
@@ -67,6 +67,10 @@ studies: venv
 # docs/gallery.md, from the results pages.
 gallery: venv
 	$(BIN)/python tools/gallery.py
+
+# Index of the papers' statements by number, and the tables of verdicts, from docs/theory/statements.toml.
+statements: venv
+	$(BIN)/python tools/statements.py
 
 # docs/images/*.png: pictures of pages for the guides, from small trainings.
 pictures: venv

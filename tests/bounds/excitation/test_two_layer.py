@@ -112,6 +112,34 @@ def test_theorem_1_for_all_units_needs_mu_above_lambda():
     assert allowed <= 2 * mu * B / low + math.sqrt(q / low)
 
 
+def test_remarks_1_to_3_on_the_printed_bound():
+    """Larger steps, points without bias and fewer units give smaller bounds; remark 1 only while 2/δ ≥ ‖b‖∞², or per unit."""
+
+    def printed(q, low, mu, B):
+        return math.sqrt(q / low) * (2 * mu * B / low + math.sqrt(abs(q - B * B) / low))
+
+    assert (
+        printed(2.0, 1.0, 0.0, 2.0) > printed(4.0, 1.0, 0.0, 2.0) == 0
+    )  # 2/δ = 2 and 4, ‖b‖∞ = 2: a larger step, a larger bound
+    pairs, x, y = at_rest(0)
+    twice = [
+        (torch.cat([pairs[0][0]] * 2), torch.cat([pairs[0][1]] * 2)),
+        (torch.cat([pairs[1][0] / 2] * 2, 1), pairs[1][1]),
+    ]
+    assert torch.allclose(evaluate(twice, x), y)  # every unit twice, with half its weight: the same function
+    step = 0.9 * min(largest_step(pairs, x), largest_step(twice, x))
+    for form in ("unit", "stated"):
+        values = [two_layer_lipschitz(pairs, x, y, share * step, form=form).value for share in (0.1, 0.3, 1.0)]
+        assert values == sorted(values, reverse=True)
+    found, doubled = (two_layer_lipschitz(net, x, y, step, form="stated") for net in (pairs, twice))
+    assert doubled.terms["n_active"] == 2 * found.terms["n_active"]
+    assert doubled.value == pytest.approx(2 * found.value)
+    q, low, mu, B = 2 / step, found.terms["λ"], found.terms["μ"], found.terms["B"]
+    assert found.value == pytest.approx(found.terms["n_active"] * printed(q, low, mu, B))
+    assert printed(q, low, 2 * mu, B) > printed(q, low, mu, B)
+    assert printed(q, low, 2 * mu, 0.0) == printed(q, low, mu, 0.0)
+
+
 def test_theorem_1_as_printed_is_not_violated_at_random():
     """Two units with μ² < λ and output weights near zero, where the Hessian is Σ h h': no ‖V_k‖ is above the printed row."""
     rng = np.random.default_rng(0)
