@@ -13,5 +13,5 @@ def test_the_table_of_a_model_is_printed(excite):
 def test_bad_input_is_refused(refused):
     refused("cannot import 'nope'", "trace", "nope:thing", "--shape", "3")
     refused("expected sizes such as 3x32x32", "trace", "papers-cnn", "--shape", "big")
-    refused("does not run on the example (shapes (2, 5))", "trace", "papers-cnn", "--shape", "5")
+    refused("does not run on a few samples of the example (shapes (2, 5))", "trace", "papers-cnn", "--shape", "5")
     refused("expected name=value", "trace", "torch.nn:Linear", "--shape", "3", "--option", "x")
