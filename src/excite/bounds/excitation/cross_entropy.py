@@ -140,11 +140,9 @@ def linear_margin_any_time(
     except Unsolved as error:
         return Bound(name, quantity, None, "upper", {}, (*checks, unsolved(error)))
     basis, nearest = affine_subspace(points)
-    weighted_sum = _across(basis, start) + (b - start_bias) * nearest  # Σ c_k r_k
-    off = float(np.linalg.norm(_across(basis, w) - weighted_sum) / np.linalg.norm(w))
-    spent = max(
-        0.0, float(np.linalg.norm(weighted_sum) / np.linalg.norm(w)) - off
-    )  # rounding during training stays harmless
+    moved = _across(basis, start) + (b - start_bias) * nearest  # Σ c_k r_k
+    off = float(np.linalg.norm(_across(basis, w) - moved) / np.linalg.norm(w))
+    spent = max(0.0, float(np.linalg.norm(moved) / np.linalg.norm(w)) - off)  # rounding during training stays harmless
     checks += [
         Assumption("the hyperplane is solved", best.gap <= SOLVED, f"duality gap {best.gap:.1e}"),
         Assumption("the weight separates the classes", apart > 0, f"half distance {apart:.4g}"),

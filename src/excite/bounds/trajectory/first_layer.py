@@ -73,18 +73,11 @@ def first_layer_lipschitz(
     bias, offset = (numbers(n, v, len(weight)) for n, v in (("bias_updates", bias_updates), ("biases", biases)))
     beta, delta = check_number(beta, "beta", 0), check_number(delta, "delta", 0)
     unit, sgd = check_maybe(unit, "unit"), check_maybe(sgd, "sgd")
-    positive = bias > 0
+    used = bias > 0
     moved, unmoved = _moved(bias, drawn, points)
-    theta = float((weight[positive] / bias[positive] + offset[positive]).max()) if positive.any() else math.nan
+    theta = float((weight[used] / bias[used] + offset[used]).max()) if used.any() else math.nan
     gain = (theta + beta) / (1 - delta) if delta < 1 else math.inf
-    terms = {
-        "theta": theta,
-        "beta": beta,
-        "delta": delta,
-        "gain": gain,
-        "steps": int(positive.sum()),
-        "unmoved": unmoved,
-    }
+    terms = {"theta": theta, "beta": beta, "delta": delta, "gain": gain, "steps": int(used.sum()), "unmoved": unmoved}
     checks = (
         Assumption("plain SGD, one sample a step, ReLU after the first layer", sgd),
         Assumption("inputs have norm one", unit),
