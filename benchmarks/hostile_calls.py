@@ -502,6 +502,7 @@ CALLS: dict[str, Call] = {
     "probes.LogNormalizer": _sign(probes.LogNormalizer, output=PICK),
     "probes.TokenRank": _sign(probes.TokenRank, sequences=("count", lambda: 2)),
     "probes.CriticalSharpness": _sign(probes.CriticalSharpness, loss=("function", lambda: None)),
+    "probes.FlightRecorder": Call(lambda **given: _vital(probes.FlightRecorder, **given), {"steps": ("count", lambda: 200), "recent": ("count", lambda: 5), "past": ("count", lambda: 20), "sigmas": ("number", lambda: 6.0), "least": ("number", lambda: 0.05), "warn": ("flag", lambda: True), "residual": ("flag", lambda: True)}),
     "probes.vital_signs": Call(lambda **given: [one.name for one in probes.vital_signs(**given)], {"every": ("count", lambda: 10), "output": ("pick", lambda: None)}),
     "probes.Direction": _probe(probes.Direction, window=("count", lambda: 2)),
     "probes.Signs": _probe(probes.Signs, window=("count", lambda: 2)),

@@ -9,7 +9,7 @@ from torch import nn
 
 from excite._core.calls import Batch, Pick
 from excite.errors import InputError
-from excite.probes import AdamMoments, Probe, default_probes, vital_signs
+from excite.probes import AdamMoments, FlightRecorder, Probe, default_probes, vital_signs
 from excite.probes.schedules import Schedule, as_schedule
 from excite.probes.vital_signs.adam_moments import is_adam
 from excite.probes.vital_signs.blocks import has_attention
@@ -51,15 +51,16 @@ def _signs(model: nn.Module, optimizer: torch.optim.Optimizer | None, output: Pi
     if not has_attention(model):
         return []
     adam = optimizer is not None and is_adam(optimizer)
-    return [probe for probe in vital_signs(output=output) if adam or not isinstance(probe, AdamMoments)]
+    signs = [probe for probe in vital_signs(output=output) if adam or not isinstance(probe, AdamMoments)]
+    return [*signs, FlightRecorder()]
 
 
 def _schedule(probes: Sequence[Probe], every: Every) -> None:
-    """A dict by name for those it names; anything else for all but the loss, which costs nothing, and the margins."""
+    """A dict by name for those it names; anything else for all but the loss and the recorder, which see every step, and the margins."""
     if not isinstance(every, Mapping):
         schedule = as_schedule(every)
         for probe in probes:
-            if probe.name not in ("loss", "margin", "margin_gap"):
+            if probe.name not in ("loss", "margin", "margin_gap", "recorder"):
                 probe.schedule = schedule
         return
     by_name = {probe.name: probe for probe in probes}

@@ -275,7 +275,8 @@ class Watch:
         start = self._context(None)
         for probe in list(self.probes):
             try:
-                with eagerly(self._modules):
+                # A pass leaves the weights gathered: the next probe is to find them sharded again.
+                with eagerly(self._modules), resharded(self._modules) if self._sharded else nullcontext():
                     probe.attach(start)
             except ExciteError as error:
                 if not optional or self.strict:

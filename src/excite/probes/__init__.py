@@ -19,6 +19,7 @@ from excite.probes.conserved.probe import Conservation
 from excite.probes.conserved.report import LedgerEntry, LedgerReport
 from excite.probes.direction import Direction, angle
 from excite.probes.distance import Distance, distance
+from excite.probes.flight_recorder.recorder import FlightRecorder
 from excite.probes.gradient_norm import GradientNorm
 from excite.probes.layer_alignment.probe import Alignment, alignment
 from excite.probes.layer_alignment.result import Alignments, JunctionAlignment, LayerAlignment
@@ -53,6 +54,7 @@ __all__ = [
     "Direction",
     "Distance",
     "Every",
+    "FlightRecorder",
     "GradientNorm",
     "JunctionAlignment",
     "LayerAlignment",
