@@ -422,7 +422,7 @@ CALLS: dict[str, Call] = {
         "relative": ("flag", lambda: False), "perturbations": ("flag", lambda: False)}),
     "SearchOptions": Call(SearchOptions, {
         "steps": ("count", lambda: 3), "restarts": ("count", lambda: 1), "evidence": ("flag", lambda: False), "certify": ("flag", lambda: False),
-        "lipschitz": ("number", lambda: None), "seed": ("seed", lambda: 0)}),
+        "lipschitz": ("number", lambda: None), "seed": ("seed", lambda: 0), "seconds": ("number", lambda: 60.0)}),
     "HiddenOptions": Call(HiddenOptions, {"norm": NORM, "budget": ("choice", lambda: "layer"), "random_start": ("flag", lambda: False)}),
     "studies.judge_again": Call(studies.judge_again, {"study": ("text", lambda: "margin-losses"), "file": ("path", lambda: "nowhere"), "scale": ("text", lambda: None)}),
     "studies.plan_seeds": Call(studies.plan_seeds, {"study": ("text", lambda: "margin-losses"), "file": ("path", lambda: "nowhere"), "scale": ("text", lambda: None), "power": ("number", lambda: 0.8)}),

@@ -115,7 +115,11 @@ class Detached(nn.Module):
 
 
 BAD = {
-    "norm": (lambda: call(norm="1"), "unknown norm '1'"),
+    "norm": (lambda: call(norm="3"), "unknown norm '3'"),
+    "norm of layers": (lambda: call(norm="1", layers="all"), "unknown norm '1'"),
+    "certificate": (lambda: call(options=SearchOptions(certify="crown")), "certify: expected True, False, 'lipschitz'"),
+    "certificate of layers": (lambda: call(layers="all", options=SearchOptions(certify="linear")), "input only"),
+    "seconds": (lambda: call(options=SearchOptions(seconds=-1)), "seconds"),
     "labels out of range": (lambda: call(y=torch.tensor([0, 1, 2, 0])), "2"),
     "labels for classes": (lambda: call(model=nn.Linear(5, 3), y=torch.tensor([0, 1, 3, 0])), "3"),
     "label shape": (lambda: call(y=torch.zeros(3, dtype=torch.long)), "shape"),

@@ -10,11 +10,23 @@ import torch
 from torch import Tensor
 
 from excite.margin.gradient_free import DatasetPoints, towards_points
-from excite.margin.problem import AdversarialPerturbations, Decision, MarginProblem, no_perturbations
-from excite.margin.search import PLANS, POLISH, CleanPoints, Noise, search, to_boundary
+from excite.margin.problem import AdversarialPerturbations, Decision, MarginProblem, column, no_perturbations
+from excite.margin.search import PLANS, POLISH, CleanPoints, Noise, SearchPlan, search, to_boundary
 
 _CLASSES = 10  # nearest classes whose first-order distance is worked out
+_FEW = 1024  # inputs of fewer elements are explored from random perturbations too
+_SAMPLES = 8  # random perturbations of which the most promising starts a search
 _TARGETS = 1000  # dataset points towards which points may be moved
+# Searches from random perturbations, and around the best one. Where several linear pieces meet, which is where the minima of
+# networks with few inputs lie, gradients jump from one to the other: a long average of them points along the edge.
+_NEAR = (
+    SearchPlan((0.5, 0.005), 0.9, (0.5, 0.01), (0.01, 0.001), 0.5, 0.7, 0.0, proportional=True),
+    SearchPlan((1.0, 0.005), 0.4, (0.5, 0.01), (0.01, 0.001), 0.5, 0.7, 0.0),
+)
+_EDGES = (
+    SearchPlan((0.1, 0.002), 0.9, (0.02, 0.002), (0.002, 0.0003), 1.0, 1.0, 0.0, proportional=True),
+    SearchPlan((0.3, 0.002), 0.95, (0.05, 0.002), (0.002, 0.0003), 1.0, 1.0, 0.0, proportional=True),
+)
 
 
 @dataclass
@@ -62,8 +74,10 @@ class BatchedSearch:
                 if progress is not None:
                     progress(done, restarts * int(self.correct.sum()))
         self._continue(found)
+        explorations = restarts // 3 if self.problem.x[0].numel() < _FEW else 0
+        self._explore(found, explorations)
         self._recover(found)
-        self._polish(found)
+        self._polish(found, edges=explorations > 0)
         return found
 
     def track(self, d: Tensor) -> AdversarialPerturbations:
@@ -114,6 +128,22 @@ class BatchedSearch:
             result = search(problem, PLANS[problem.constraint.norm][1], steps or self.steps, start.d, self.noise)
             found.update(index, result.radius, result.d)
 
+    def _explore(self, found: AdversarialPerturbations, count: int) -> None:
+        """Inputs of few elements: searches from random perturbations whose linear piece reaches the boundary soonest.
+
+        At a perturbation d a network is linear nearby. That piece is adversarial from the radius (logit margin − gradient·d) /
+        ‖gradient‖_dual on, if it extends so far: of some random perturbations within the best radius the one where this is
+        smallest starts a search.
+        """
+        noise = _noise(self.seed + 1)  # its own, so that what follows draws what it drew without
+        for index in self._batches(self.correct) if count else ():
+            problem = self.problem.rows(index)
+            for k in range(count):
+                reach = torch.minimum(found.radius[index], problem.constraint.init_radius)
+                start = _promising(problem, reach, noise)
+                result = search(problem, _NEAR[k % 2], self.steps // 2, start, noise)
+                found.update(index, result.radius, result.d)
+
     def _recover(self, found: AdversarialPerturbations) -> None:
         """Points without an adversarial perturbation: start again from the way to points decided otherwise."""
         for index in self._batches(torch.isinf(found.radius)):
@@ -128,12 +158,15 @@ class BatchedSearch:
                 result = search(problem.rows(rows), plan, self.steps, start.d[rows], self.noise)
                 found.update(index, result.radius, result.d)
 
-    def _polish(self, found: AdversarialPerturbations) -> None:
+    def _polish(self, found: AdversarialPerturbations, edges: bool = False) -> None:
         """Small steps around the best perturbation of all searches, then along it to the boundary."""
         for index in self._batches(self.correct & torch.isfinite(found.radius)):
             problem = self.problem.rows(index)
             result = search(problem, POLISH, max(2, 2 * self.steps // 5), found.d[index], self.noise)
             found.update(index, result.radius, result.d)
+            for edge in _EDGES if edges else ():
+                result = search(problem, edge, 2 * self.steps, found.d[index], self.noise)
+                found.update(index, result.radius, result.d)
             result = to_boundary(problem, found.rows(index), rounds=8)
             found.update(index, result.radius, result.d)
 
@@ -172,6 +205,24 @@ class BatchedSearch:
                 index, rounding = index[~clear], rounding[~clear]
                 if not len(index):
                     break
+
+
+def _promising(problem: MarginProblem, reach: Tensor, noise: Noise) -> Tensor:
+    """Of random perturbations within `reach` (N,), the one whose linear piece is adversarial at the smallest radius."""
+    constraint, x = problem.constraint, problem.x
+    best, chosen = torch.full_like(reach, math.inf), torch.zeros_like(x)
+    for k in range(_SAMPLES):
+        size = reach * (0.3 + 0.7 * (k + 1) / _SAMPLES)
+        d = noise(x.shape, x)
+        d = constraint.direction(d) if k % 2 else constraint.scaled(d)
+        d = constraint.project(d * column(size, d), size)
+        logit_margin, adversarial, gradient = problem.decision.gradients(x + d)
+        slope = constraint.dual_norm(gradient).clamp_min(torch.finfo(x.dtype).tiny)
+        radius = ((logit_margin - (gradient * d).flatten(1).sum(1)) / slope).clamp_min(0)
+        radius = torch.where(adversarial, 0, radius)
+        better = radius < best
+        best, chosen = torch.where(better, radius, best), torch.where(column(better, d), d, chosen)
+    return chosen
 
 
 def default_batch(x: Tensor) -> int:

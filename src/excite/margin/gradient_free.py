@@ -38,7 +38,7 @@ def towards_points(
     x, constraint = problem.x, problem.constraint
     found = no_perturbations(x)
     at = x if at is None else at
-    apart = torch.cdist(at.flatten(1), targets.points.flatten(1), p=torch.inf if constraint.norm == "inf" else 2.0)
+    apart = torch.cdist(at.flatten(1), targets.points.flatten(1), p=float(constraint.norm))
     apart = apart.masked_fill(targets.predicted[None, :] == problem.decision.labels[:, None], torch.inf)
     for k in range(min(nearest, len(targets.points))):
         distance, which = apart.kthvalue(k + 1, dim=1)

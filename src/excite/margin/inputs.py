@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from excite._core.calls import check_finite
 from excite._core.checks import check_count, check_dense, check_flag, check_layers, check_number, check_seed, shown
 from excite.errors import InputError, ModelError
+
+Certificate = Literal["lipschitz", "interval", "linear", "exact"]
+CERTIFICATES: tuple[Certificate, ...] = ("lipschitz", "interval", "linear", "exact")
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,12 @@ class SearchOptions:
         restarts: independent searches per point, of which the smallest perturbation counts. By default three, or twelve for
             inputs of fewer than 1024 elements, where local minima matter more.
         evidence: whether to check that the search worked, with a gradient-free search among others.
-        certify: whether to add lower bounds where a Lipschitz constant of the model is known.
+        certify: lower bounds. True: where a Lipschitz constant of the model is known. By name, or refused: "lipschitz";
+            "interval" and "linear" bounds, larger and slower in this order, where all operators have one; "exact" for small
+            piecewise-linear networks, by mixed-integer programs of at most `seconds` each. False: none.
         lipschitz: a Lipschitz constant of the model for these lower bounds, in the same norm for inputs and outputs.
         seed: of the random starts and directions.
+        seconds: time limit of one mixed-integer program of certify="exact": one per point and class.
 
     Raises:
         InputError: if a value is of the wrong kind or out of range.
@@ -38,21 +44,33 @@ class SearchOptions:
     steps: int = 40
     restarts: int | None = None
     evidence: bool = True
-    certify: bool = True
+    certify: bool | Certificate = True
     lipschitz: float | None = None
     seed: int = 0
+    seconds: float = 60.0
 
     def __post_init__(self) -> None:
         checked = {
             "steps": check_count(self.steps, "steps", 2),
             "restarts": None if self.restarts is None else check_count(self.restarts, "restarts"),
             "evidence": check_flag(self.evidence, "evidence"),
-            "certify": check_flag(self.certify, "certify"),
+            "certify": _check_certify(self.certify),
             "lipschitz": None if self.lipschitz is None else check_number(self.lipschitz, "lipschitz", 0),
             "seed": check_seed(self.seed),
+            "seconds": check_number(self.seconds, "seconds", 0),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+
+
+def _check_certify(certify: object) -> bool | Certificate:
+    if isinstance(certify, str):
+        for name in CERTIFICATES:
+            if certify == name:
+                return name
+        names = ", ".join(repr(name) for name in CERTIFICATES)
+        raise InputError(f"certify: expected True, False, {names}; got {shown(certify)}")
+    return check_flag(certify, "certify")
 
 
 def check_options(options: object) -> SearchOptions:
@@ -70,6 +88,10 @@ def check_margin_layers(layers: str | Sequence[str], relative: object, options: 
     if options.lipschitz is not None and checked != "input":
         raise InputError(
             f"lipschitz={options.lipschitz:g} bounds changes of the input only: leave it out, or choose layers='input'"
+        )
+    if isinstance(options.certify, str) and checked != "input":
+        raise InputError(
+            f"certify={options.certify!r} bounds changes of the input only: leave it out, or choose layers='input'"
         )
     return checked
 

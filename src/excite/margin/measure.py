@@ -25,7 +25,7 @@ from excite._core.compatibility import moved_keywords
 from excite._core.preserve import eval_mode
 from excite.errors import ModelError
 from excite.margin.batches import BatchedSearch, default_batch, default_restarts
-from excite.margin.certify import certified_radii, check_against, known_constant
+from excite.margin.certificates.bounds import certified, exact_margins
 from excite.margin.evidence import Evidence, gather
 from excite.margin.inputs import (
     SearchOptions,
@@ -62,7 +62,7 @@ def margins(
         model: the classifier; used in evaluation mode.
         x: points (N, ...), float32 or float64; integers only where later layers are perturbed.
         y: labels (N,), 0 and 1 or 0 to m − 1.
-        norm: "inf" or "2", over all elements of one input.
+        norm: "inf", "2" or "1", over all elements of one input; at layers "inf" or "2".
         bounds: (lowest, highest) of the inputs, numbers or tensors that broadcast to x. They restrict x only.
         normalize: (mean, std), numbers or one per channel, if x is (pixel − mean)/std: margins, perturbations and bounds, by
             default (0, 1), are then those of the pixels.
@@ -93,7 +93,8 @@ def margins(
     with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
         model, x, bounds = in_pixels(model, x, normalize, bounds, layers)
         decision = Decision(model, output, check_number(threshold, "threshold"), y, classes=1)
-        search, limits = _prepare(decision, x, parse_norm(norm, ("inf", "2")), bounds, layers, batch, options)
+        allowed: tuple[Norm, ...] = ("inf", "2", "1") if layers == "input" else ("inf", "2")
+        search, limits = _prepare(decision, x, parse_norm(norm, allowed), bounds, layers, batch, options)
         if layers == "input":
             found = _input_margins(search, options, perturbations, progress)
             return replace(found, unit=unit_of(x, bounds))
@@ -124,7 +125,7 @@ def tracked_margins(
         x: points (N, ...).
         y: labels (N,).
         start: perturbations (N, ...), such as those of the last call; zero where there is none.
-        norm: "inf" or "2".
+        norm: "inf", "2" or "1".
         bounds: (lowest, highest) of the inputs.
         normalize: (mean, std) if x is (pixel − mean)/std.
         threshold: class 1 where a scalar output is larger.
@@ -140,7 +141,7 @@ def tracked_margins(
     with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
         model, x, bounds = in_pixels(model, x, normalize, bounds, "input")
         decision = Decision(model, output, check_number(threshold, "threshold"), y, classes=1)
-        search, _ = _prepare(decision, x, parse_norm(norm, ("inf", "2")), bounds, "input", batch, options)
+        search, _ = _prepare(decision, x, parse_norm(norm), bounds, "input", batch, options)
         found = search.run(1) if start is None else search.track(start.to(x))
         search.verify(found)
         return replace(_result(search, found, None, True), unit=unit_of(x, bounds))
@@ -170,10 +171,15 @@ def _prepare(
 def _input_margins(
     search: BatchedSearch, options: SearchOptions, perturbations: bool, progress: Progress | None
 ) -> Margins:
-    found, evidence = _run(search, options, progress)
+    exact = options.certify == "exact"
+    found, evidence = _run(search, options, _phase(progress, 0) if exact else progress)
+    lower = exact_margins(search, found, options.seconds, _phase(progress, 1)) if exact else None
     result = _result(search, found, evidence, perturbations)
+    if lower is not None:
+        why = "mixed-integer programs, which are exact up to the tolerance of the solver"
+        return replace(result, certified=torch.minimum(lower, result.values), certified_why=why)
     if options.certify or options.lipschitz is not None:
-        return _certified(result, search.problem, search.f, options.lipschitz)
+        return certified(result, search.problem, search.f, options)
     return result
 
 
@@ -243,18 +249,3 @@ def _rows(f: Tensor, count: int) -> Tensor:
             f"expected outputs with one row per input, ({count}, ...); got {tuple(f.shape)}: pick them with output="
         )
     return f
-
-
-def _certified(result: Margins, problem: MarginProblem, f: Tensor, lipschitz: float | None) -> Margins:
-    decision = problem.decision
-    if lipschitz is None:
-        constant, why = known_constant(decision.model, problem.x[:2], result.norm, decision.output)
-    else:
-        constant, why = float(lipschitz), f"Lipschitz constant {float(lipschitz):.4g} given"
-    if constant is None:
-        return replace(result, certified_why=why)
-    radii = certified_radii(f.double(), decision.labels, decision.threshold, constant, result.norm).cpu()
-    if lipschitz is not None:
-        check_against(radii, result.values, constant)
-    # Both sides are computed in floating point: where the bound is tight they may cross by rounding.
-    return replace(result, certified=torch.minimum(radii, result.values), certified_why=why)

@@ -153,16 +153,23 @@ class Constraint:
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
         """(N,): the dual norm of the gradients, the fastest change per unit of the norm."""
-        return length(gradient, "1" if self.norm == "inf" else "2")
+        return length(gradient, _DUAL[self.norm])
 
     def direction(self, gradient: Tensor) -> Tensor:
-        """The perturbation of norm one along which a function with this gradient grows fastest."""
+        """The perturbation of norm one along which a function with this gradient grows fastest.
+
+        For "1" that would be one coordinate alone; here the steepest sixteenth of them move by the same amount.
+        """
         if self.norm == "inf":
             return gradient.sign()
+        if self.norm == "1":
+            return _steepest(gradient)
         return gradient / column(length(gradient, "2").clamp_min(torch.finfo(gradient.dtype).tiny), gradient)
 
     def scaled(self, gradient: Tensor) -> Tensor:
-        """The gradient, scaled to a root mean square of one ("inf") or to length one."""
+        """The gradient, scaled to a root mean square of one ("inf") or to norm one."""
+        if self.norm == "1":
+            return gradient / column(length(gradient, "1").clamp_min(torch.finfo(gradient.dtype).tiny), gradient)
         size = length(gradient, "2").clamp_min(torch.finfo(gradient.dtype).tiny)
         if self.norm == "inf":
             size = size / gradient.shape[1:].numel() ** 0.5
@@ -182,11 +189,13 @@ class Constraint:
         return gradient.masked_fill(stuck, 0.0)
 
     def project(self, d: Tensor, radius: Tensor) -> Tensor:
-        """d brought into the ball of `radius` (N,), then into the bounds."""
+        """d brought into the ball of `radius` (N,), then into the bounds; for "1" into both at once."""
+        if self.norm == "1" and self.low is not None and self.high is not None:
+            return _soft(d, radius, self.low, self.high)
         return self.clip(self.shrink(d, radius))
 
     def shrink(self, d: Tensor, radius: Tensor) -> Tensor:
-        """The nearest perturbation of norm at most `radius`: coordinates are cut ("inf") or all scaled ("2").
+        """The nearest perturbation of norm at most `radius`: coordinates are cut ("inf"), scaled ("2") or lessened by the same ("1").
 
         From radius = ‖d‖ down to 0 this is a path from d to zero that stays within the bounds if d does. Cutting leaves
         the coordinates that the bounds already hold back as they are; scaling them too would waste them.
@@ -194,8 +203,35 @@ class Constraint:
         if self.norm == "inf":
             edge = column(radius, d)
             return torch.clamp(d, -edge, edge)
+        if self.norm == "1":
+            return _soft(d, radius)
         size = self.length(d).clamp_min(torch.finfo(d.dtype).tiny)
         return d * column((radius / size).clamp(max=1.0), d)
+
+
+_DUAL: dict[Norm, Norm] = {"inf": "1", "2": "2", "1": "inf"}
+
+
+def _steepest(gradient: Tensor) -> Tensor:
+    """Signs of the sixteenth of the coordinates with the largest gradients, scaled to a sum of one; zeros are left out."""
+    flat = gradient.flatten(1)
+    size = flat.abs()
+    last = size.topk(max(1, flat.shape[1] // 16), dim=1).values[:, -1:]
+    signs = torch.where(size >= last, flat.sign(), 0.0)
+    return (signs / signs.abs().sum(1, keepdim=True).clamp_min(1)).reshape(gradient.shape)
+
+
+def _soft(d: Tensor, radius: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    """The nearest d with Σ|d| ≤ radius within the bounds: all coordinates lessened by the same, then cut; by Newton's method."""
+    size = d.abs()
+    cap = torch.full_like(d, math.inf) if low is None or high is None else torch.where(d > 0, high, -low)
+    by, left = torch.zeros_like(radius), torch.minimum(size, cap)
+    for _ in range(6):
+        moving = ((left > 0) & (left < cap)).flatten(1).sum(1).clamp_min(1)
+        by = (by + (left.flatten(1).sum(1) - radius) / moving).clamp_min(0)
+        left = torch.minimum((size - column(by, d)).clamp_min(0), cap)
+    total = left.flatten(1).sum(1).clamp_min(torch.finfo(d.dtype).tiny)
+    return d.sign() * left * column((radius / total).clamp(max=1.0), d)
 
 
 def make_constraint(x: Tensor, norm: Norm, bounds: tuple[Tensor, Tensor] | None) -> Constraint:

@@ -27,8 +27,8 @@ class Margins:
 
     Attributes:
         values: (N,), float64 on the CPU; 0 where misclassified, +inf where no adversarial example was found (`censored`).
-        norm: "inf" or "2".
-        certified: (N,), lower bounds, or None.
+        norm: "inf", "2" or "1".
+        certified: (N,), lower bounds, or None; also under the name `lower`.
         certified_why: the source of the lower bounds, or why there are none.
         evidence: counts that tell whether the search worked; None if not requested.
         suspect: (N,), points at which the search shows signs of failure; None without evidence.
@@ -55,6 +55,11 @@ class Margins:
     layers: str | tuple[str, ...] = "input"
     relative: bool = False
     unit: Unit | None = None
+
+    @property
+    def lower(self) -> Tensor | None:
+        """(N,): certified lower bounds, or None: the true margin lies between `lower` and `values`."""
+        return self.certified
 
     @property
     def censored(self) -> Tensor:
@@ -142,7 +147,9 @@ class Margins:
         return ks_gap(self._array(), other._array(), level, resamples, seed)
 
     def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
-        """Draws the margin curve, the fraction misclassified within ε against ε; dashed, the certified bound.
+        """Draws the margin curve, the fraction misclassified within ε against ε, and the band up to the certified bound.
+
+        The curve of the true margins lies in the band: no higher than its dashed upper edge, no lower than the curve.
 
         Args:
             ax: where to draw; by default a new figure.
@@ -166,6 +173,11 @@ class Margins:
             at = np.concatenate([[0.0], safe, [end]])
             upper = np.searchsorted(safe, at, side="right") / len(self.values)
             ax.step(at, upper, where="post", color=line.get_color(), linestyle="--", linewidth=0.8)
+            both = np.unique(np.concatenate([at, finite]))
+            upper = np.searchsorted(safe, both, side="right") / len(self.values)
+            ax.fill_between(
+                both, self.within(both), upper, step="post", color=line.get_color(), alpha=0.15, linewidth=0
+            )
         ax.set(
             xlabel=f"ε ({self.norm} norm{'' if self.layers == 'input' else ', ' + self._where()})",
             ylabel="fraction misclassified within ε",

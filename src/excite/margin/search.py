@@ -60,6 +60,12 @@ PLANS: dict[Norm, tuple[SearchPlan, ...]] = {
         SearchPlan((1.5, 0.02), 0.0, (0.2, 0.002), (0.01, 0.0003), 0.5, 0.5, 0.5),
         SearchPlan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0),
     ),
+    "1": (
+        SearchPlan((2.0, 0.01), 0.0, (0.5, 0.002), (0.01, 0.001), 0.25, 1.0, 1.0),
+        SearchPlan((2.0, 0.005), 0.4, (0.8, 0.002), (0.001, 0.001), 1.0, 0.7, 0.0, proportional=True),
+        SearchPlan((1.5, 0.02), 0.0, (0.2, 0.002), (0.01, 0.0003), 0.5, 0.5, 0.5),
+        SearchPlan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0, proportional=True),
+    ),
 }
 
 # Small steps around the best perturbation of all searches.

@@ -25,12 +25,13 @@ from excite.errors import InputError
 
 if TYPE_CHECKING:
     from excite.margin import Margins
+    from excite.margin.inputs import Certificate
 
 
 @app.command(epilog="Example: excite margins runs/first --norm 2 --points 500")
 def margins(
     checkpoint: Annotated[Path, typer.Argument(help="A run folder, a checkpoint in one, or a file of weights.")],
-    norm: Annotated[str, typer.Option(help="inf or 2.")] = "inf",
+    norm: Annotated[str, typer.Option(help="inf, 2 or 1.")] = "inf",
     points: Annotated[int | None, typer.Option(min=1, help="Maximal number of training and of test points.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the search.")] = 100,
     layers: Annotated[
@@ -40,6 +41,9 @@ def margins(
     relative: Annotated[
         bool, typer.Option(help="With --layers: divide perturbations by the norm of each layer's signal.")
     ] = False,
+    certify: Annotated[
+        str | None, typer.Option(help="Lower bounds: lipschitz (where known), interval, linear, exact or none.")
+    ] = None,
     figure: Annotated[Path | None, typer.Option(help="Write the curves to this image (png, svg or pdf).")] = None,
     model: ModelName = None,
     options: ModelOptions = None,
@@ -60,7 +64,7 @@ def margins(
         print_line(f"the results will be printed, not stored: {reason}")
     with progress_bars() as progress:
         results = measure(
-            saved, norm=norm, most=points, options=SearchOptions(steps=steps), layers=_parse_layers(layers), relative=relative, progress=progress,
+            saved, norm=norm, most=points, options=SearchOptions(steps=steps, certify=_parse_certify(certify)), layers=_parse_layers(layers), relative=relative, progress=progress,
             store=reason is None,
         )  # fmt: skip
     print_verdict(results, str(checkpoint))
@@ -78,6 +82,10 @@ def margins(
         print_line(f"not stored: the run has margins of more points ({more}); without --points all are measured")
     else:
         print_line(f"stored in: {saved.folder / 'artifacts'}" if reason is None else f"not stored: {reason}")
+
+
+def _parse_certify(name: str | None) -> bool | Certificate:
+    return {None: True, "none": False}.get(name, name)  # type: ignore[arg-type,return-value]  # SearchOptions refuses other names
 
 
 def _parse_layers(names: list[str] | None) -> str | list[str]:

@@ -11,7 +11,7 @@ from torch import nn
 from excite._core.calls import pick_output
 from excite.errors import InputError
 from excite.margin import SearchOptions, margins
-from excite.margin.certify import certified_radii
+from excite.margin.certificates.lipschitz_radii import certified_radii
 from margin.networks import BOUNDS, trained
 from models import CASES, build
 

@@ -16,6 +16,8 @@ from excite.errors import ExciteError, InputError
 def certified_radii(f: Tensor, labels: Tensor, threshold: float, lipschitz: float, norm: Norm) -> Tensor:
     """(N,): how far each point is safe if ‖f(x) − f(x')‖ ≤ L ‖x − x'‖, in the norm "inf" or "2" on both sides.
 
+    For "1" the constant is that of the norm "2", since ‖x − x'‖₂ ≤ ‖x − x'‖₁.
+
     Scalar outputs f (N,): |f − t| / L. Vectors (N, m): (f_label − f_other) / (2L) in "inf", / (√2 L) in "2", since a
     difference of two outputs moves by at most 2 or √2 times as much as the outputs. Zero where misclassified.
     """
@@ -36,14 +38,15 @@ def known_constant(model: nn.Module, example: Tensor, norm: Norm, output: Pick) 
     """The guaranteed Lipschitz constant of the model and where it comes from, or None and why there is none."""
     from excite import lipschitz
 
+    source = "2" if norm == "1" else norm
     try:
-        bound: Any = lipschitz.bound(model, example, norm, output=output)
+        bound: Any = lipschitz.bound(model, example, source, output=output)
     except ExciteError as error:
         return None, str(error)
     value = float(bound.value)
     if not math.isfinite(value):
         return None, "the Lipschitz bound of this model overflows"
-    return value, f"Lipschitz bound {value:.4g} of the network in the norm {norm!r}"
+    return value, f"Lipschitz bound {value:.4g} of the network in the norm {source!r}"
 
 
 def check_against(certified: Tensor, values: Tensor, lipschitz: float) -> None:

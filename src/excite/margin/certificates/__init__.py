@@ -1,0 +1,1 @@
+"""Lower bounds on margins: no perturbation below them can change the decision."""

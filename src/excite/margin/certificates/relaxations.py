@@ -1,0 +1,138 @@
+"""Straight lines below and above elementwise activations on an interval.
+
+    k t + a ≤ g(t) ≤ k' t + b    for l ≤ t ≤ u
+
+For a slope k the best constant is the extreme of g(t) − k t. For piecewise-linear g it is attained at a kink or an end. For smooth
+g it is looked for on a grid, and the error of that is bounded by the second derivative: |g''| h² / 8 with the spacing h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_GRID = 24
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function with kinks, or with a bound on its second derivative.
+
+    Attributes:
+        kinks: from the arguments after the first; None where the function is smooth.
+        curvature: bound on |g''| from the same arguments; None where the function is piecewise linear.
+        applies: whether bounds are known for these arguments.
+        monotone: whether the function grows everywhere, so that its range is given by the ends.
+    """
+
+    kinks: Callable[..., tuple[float, ...]] | None = None
+    curvature: Callable[..., float] | None = None
+    applies: Callable[..., bool] = lambda *args: all(isinstance(one, int | float | str | None) for one in args)
+    monotone: bool = True
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Slopes and constants of a line below and of one above, each (N, ...)."""
+
+    below_slope: Tensor
+    below: Tensor
+    above_slope: Tensor
+    above: Tensor
+
+    def rows(self, index: Tensor) -> Lines:
+        """Those of some of the points."""
+        return Lines(self.below_slope[index], self.below[index], self.above_slope[index], self.above[index])
+
+
+def _ends(low: float | None = None, high: float | None = None) -> tuple[float, ...]:
+    return tuple(float(one) for one in (low, high) if one is not None)
+
+
+ACTIVATIONS = {
+    "relu": Activation(kinks=lambda: (0.0,)),
+    "leaky_relu": Activation(kinks=lambda slope=0.01: (0.0,), monotone=False),
+    "abs": Activation(kinks=lambda: (0.0,), monotone=False),
+    "clamp": Activation(kinks=_ends),
+    "clamp_min": Activation(kinks=lambda low: (float(low),)),
+    "clamp_max": Activation(kinks=lambda high: (float(high),)),
+    "hardtanh": Activation(kinks=lambda low=-1.0, high=1.0: (float(low), float(high))),
+    "hardsigmoid": Activation(kinks=lambda: (-3.0, 3.0)),
+    "tanh": Activation(curvature=lambda: 0.77),
+    "sigmoid": Activation(curvature=lambda: 0.0963),
+    "gelu": Activation(curvature=lambda: 0.798, monotone=False, applies=lambda *args: not args),
+    "silu": Activation(curvature=lambda: 0.5, monotone=False),
+    "softplus": Activation(curvature=lambda: 0.25, applies=lambda *args: not args),
+    "elu": Activation(curvature=lambda: 1.0, applies=lambda *args: not args),
+}
+
+
+def interval(
+    activation: Activation, g: Callable[[Tensor], Tensor], rest: tuple[Any, ...], low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value of g between `low` and `high`."""
+    if activation.monotone:
+        return g(low), g(high)
+    zero = torch.zeros_like(low)
+    least, most, slack = _extremes(activation, g, rest, zero, low, high)
+    return least - slack, most + slack
+
+
+def lines(
+    activation: Activation, g: Callable[[Tensor], Tensor], rest: tuple[Any, ...], low: Tensor, high: Tensor
+) -> Lines:
+    """The lines, of the slopes at hand, that are best in the middle of the interval. An interval of length zero has a tangent."""
+    width = (high - low).clamp_min(1e-12)
+    chord = (g(high) - g(low)) / width
+    middle = (low + high) / 2
+    slopes = [chord, *_tangents(g, (low, middle, high))]
+    best: list[Tensor] | None = None
+    for slope in slopes:
+        least, most, slack = _extremes(activation, g, rest, slope, low, high)
+        below, above = least - slack, most + slack
+        if best is None:
+            best = [slope, below, slope, above]
+            continue
+        better = slope * middle + below > best[0] * middle + best[1]
+        best[0], best[1] = torch.where(better, slope, best[0]), torch.where(better, below, best[1])
+        better = slope * middle + above < best[2] * middle + best[3]
+        best[2], best[3] = torch.where(better, slope, best[2]), torch.where(better, above, best[3])
+    assert best is not None
+    return Lines(*best)
+
+
+def _tangents(g: Callable[[Tensor], Tensor], at: tuple[Tensor, ...]) -> list[Tensor]:
+    found = []
+    for one in at:
+        with torch.enable_grad():
+            leaf = one.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(g(leaf).sum(), leaf)
+        found.append(slope)
+    return found
+
+
+def _extremes(
+    activation: Activation,
+    g: Callable[[Tensor], Tensor],
+    rest: tuple[Any, ...],
+    slope: Tensor,
+    low: Tensor,
+    high: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The smallest and the largest g(t) − slope · t, and how far a value between grid points may lie beyond them."""
+    if activation.kinks is not None:
+        points = [low, high, *(torch.full_like(low, kink).clamp(low, high) for kink in activation.kinks(*rest))]
+        slack = torch.zeros_like(low)
+    else:
+        assert activation.curvature is not None
+        points = [low + (high - low) * (i / _GRID) for i in range(_GRID + 1)]
+        slack = activation.curvature(*rest) * ((high - low) / _GRID) ** 2 / 8
+    least = most = g(low) - slope * low
+    for point in points[1:]:
+        value = g(point) - slope * point
+        least, most = torch.minimum(least, value), torch.maximum(most, value)
+    return least, most, slack
