@@ -95,6 +95,11 @@ def slug(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
 
 
+def _link(row: Row, page: str = "") -> str:
+    """The number, on one line, as a link to the section that explains it."""
+    return f"[{row.place.replace('-', '–').replace(' ', '&nbsp;')}]({page}#{slug(row.heading)})"
+
+
 def index() -> str:
     """The page of all numbers."""
     lines = [INTRO]
@@ -102,16 +107,17 @@ def index() -> str:
         lines += [
             f"## {TITLES[paper]}",
             "",
-            "| number | statement | verdict | code | study | test |",
-            "| --- | --- | --- | --- | --- | --- |",
+            "| number | statement | verdict | code, study and test |",
+            "| --- | --- | --- | --- |",
         ]
         for row in table:
             says = f"{row.says}; *{row.remark}*" if row.remark else row.says
-            study = f"[{row.study}](../results/{row.study}.md)" if row.study else ""
-            cells = (
-                f"[{row.place.replace('-', '–')}]({paper}.md#{slug(row.heading)})", says, f"**{row.verdict}**",
-                f"`{row.code}`" if row.code else "", study, f"`{row.test.removeprefix('tests/')}`" if row.test else "",
-            )  # fmt: skip
+            where = [
+                f"`{row.code}`" if row.code else "",
+                f"[study {row.study}](../results/{row.study}.md)" if row.study else "",
+                f"`{row.test.rpartition('::')[2].removeprefix('tests/')}`" if row.test else "",
+            ]
+            cells = (_link(row, f"{paper}.md"), says, f"**{row.verdict}**", "<br>".join(filter(None, where)))
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
@@ -123,7 +129,7 @@ def verdicts(paper: str) -> str:
     for row in rows()[paper]:
         if row.kind not in ("equation", "figure") and row.verdict not in ("defined", "drawing", "in a proof"):
             cells = (
-                f"[{row.place.replace('-', '–')}](#{slug(row.heading)})",
+                _link(row),
                 row.says,
                 f"**{row.verdict}**",
                 row.remark,

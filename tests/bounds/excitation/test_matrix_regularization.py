@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
 from excite import ExciteError
 from excite.bounds import matrix_equivalence
+from excite.bounds.excitation import matrix_regularization
 from excite.bounds.excitation.matrix_regularization import worst_perturbation
 from excite.bounds.excitation.penalized import penalized_squared
 
@@ -50,6 +52,59 @@ def test_nothing_around_the_solution_is_lower(p):
 def test_one_output_is_theorem_6(p, dual):
     same = matrix_equivalence(X, Y[:, :1], penalty=2.0, norm=p)
     assert same.regularized[0] == pytest.approx(penalized_squared(X, Y[:, 0], 2.0, dual), abs=1e-6)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("shape", [(12, 4, 3), (5, 8, 2), (1, 1, 1)])
+@pytest.mark.parametrize("radius", [0.05, 0.4, 3.0])
+def test_corollary_3_by_two_solvers(p, shape, radius):
+    count, n, m = shape
+    rng = np.random.default_rng(count)
+    same = matrix_equivalence(rng.normal(size=(count, n)), rng.normal(size=(count, m)), radius=radius, norm=p)
+    assert same.holds
+    assert same.excited is not same.regularized
+    assert 0 <= same.difference < 1e-6
+
+
+@pytest.mark.parametrize("solver", ["_solve", "_play"])
+def test_two_solvers_differ_when_one_is_perturbed(solver, monkeypatch):
+    found = getattr(matrix_regularization, solver)
+
+    def perturbed(*args):
+        w, gap = found(*args)
+        return w + 1e-3, gap
+
+    monkeypatch.setattr(matrix_regularization, solver, perturbed)
+    same = matrix_equivalence(X, Y, radius=0.4)
+    assert same.difference > 1e-4
+    assert not same.holds
+    assert "agree" in same.failed[0].text
+
+
+def test_the_excited_problem_is_solved_against_plain_search():
+    """Half of (b) with the worst of many d, minimized from many starts without gradients of the norm."""
+    x, y, radius = np.array([[1.0, 0.2], [0.3, 2.0], [-1.0, 0.5]]), np.array([[1.0, 0.0], [0.5, 2.0], [0.0, 1.0]]), 0.7
+    turns = np.linspace(0, np.pi, 721)
+    ball = radius * np.stack([np.cos(turns), np.sin(turns)], 1)
+
+    def value(flat):
+        w = flat.reshape(2, 2)
+        return ((y - x @ w.T) ** 2).sum() + len(x) * ((ball @ w.T) ** 2).sum(1).max()
+
+    same = matrix_equivalence(x, y, radius=radius)
+    starts = np.random.default_rng(0).normal(size=(5, 4))
+    least = min(minimize(value, start, method="Powell", options={"xtol": 1e-9, "ftol": 1e-12}).fun for start in starts)
+    assert value(same.excited.ravel()) <= least * (1 + 1e-5)
+
+
+def test_extreme_radii_and_points_at_zero():
+    for radius in (1e-6, 30.0):
+        assert matrix_equivalence(X, Y, radius=radius).holds
+    beyond = matrix_equivalence(X, Y, radius=1e6)  # of no use, and beyond the accuracy of the game: said, not concealed
+    assert [assumption.text for assumption in beyond.failed] == ["both problems are solved"]
+    nothing = matrix_equivalence(np.zeros((3, 2)), np.ones((3, 2)), radius=1.0)
+    assert nothing.holds
+    assert not nothing.excited.any()
 
 
 def test_corollary_3_fails_for_other_norms_of_the_output():
