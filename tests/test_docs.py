@@ -9,7 +9,7 @@ from torch import nn
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LONG = ("index.md", "margins.md", "sweeps.md")  # examples of several seconds
+LONG = ("index.md", "margins.md", "robust-training.md", "sweeps.md")  # examples of several seconds
 WITH_EXAMPLES = [page for page in PAGES[1:] if "```python" in page.read_text()]
 
 

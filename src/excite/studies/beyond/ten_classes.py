@@ -147,6 +147,7 @@ STUDY = Study(
         "momentum 0.9, weight decay 0.0005. Squared error: AdamW, rate 0.004, decay 0.05, because plain training by it learned much "
         "more slowly with gradient descent at the few rates that were tried; these were judged on test accuracy. The variants of the two "
         "losses therefore differ in more than the loss.",
+        "Adversarial training that does not overfit, every layer perturbed on top of it: [train a robust classifier](../robust-training.md).",
     ),
     asks="excitation on all of CIFAR-10",
     seconds={"quick": 250},
