@@ -34,7 +34,7 @@ from excite._core.wrappers import eagerly, is_shared, unwrap
 from excite.errors import InputError
 from excite.excitation.ascent import AscentSettings, HiddenOptions, ascend
 from excite.excitation.checks import check_fraction, check_input, place_bounds, possible_layers
-from excite.excitation.gap_control import GapController
+from excite.excitation.collapse import CollapseCheck
 from excite.excitation.perturbations import random_point
 from excite.excitation.radius import (
     Stages,
@@ -44,6 +44,7 @@ from excite.excitation.radius import (
     root_mean_square,
     unknown_layer,
 )
+from excite.excitation.radius_control import GapController
 from excite.excitation.search import INPUT, Perturbations, evaluate
 from excite.excitation.targets import Binary, Loss, choose_target
 from excite.excitation.weight_perturbation import moved_weights, perturbed_weights, weight_perturbations
@@ -87,6 +88,7 @@ class AdversarialTraining:
             largest; for the cross-entropy. 0 for plain adversarial training.
         keep_best: take the iterate with the largest error of each sample instead of the last one; costs one more forward
             pass.
+        on_collapse: as in `PersistentExcitation`.
 
     Raises:
         InputError: if an argument is of the wrong kind or out of range.
@@ -122,6 +124,7 @@ class AdversarialTraining:
         awp: float = 0.0,
         trades: float = 0.0,
         keep_best: bool = False,
+        on_collapse: Literal["warn", "stop", "ignore"] = "warn",
     ):
         self.model = check_model(model)
         known = possible_layers(unwrap(model))
@@ -134,6 +137,7 @@ class AdversarialTraining:
         self.step_size = None if step_size is None else check_number(step_size, "step_size", 0, above=True)
         self.random_start = check_flag(random_start, "random_start")
         self.target = choose_target(classes, threshold, "squared" if loss == "margin" else loss)
+        self._margin = loss == "margin"
         self._errors = self.target.confusion if loss == "margin" else self.target.errors
         self.bounds = check_bounds(bounds)
         self.output = output
@@ -141,9 +145,7 @@ class AdversarialTraining:
         if isinstance(hidden_radius, str) and hidden_radius == "auto":
             self.hidden_radius = GapController(held_out, gap_target, gap_every)
         else:
-            self.hidden_radius = _check_hidden_radius(hidden_radius, known)
-            if held_out is not None:
-                raise InputError("held_out: expected with hidden_radius='auto' only")
+            self.hidden_radius = _check_hidden_radius(hidden_radius, known, held_out)
         self.layers = _check_hidden_layers(layers, known)
         self.hidden = HiddenOptions() if hidden is None else hidden
         if not isinstance(self.hidden, HiddenOptions):
@@ -159,6 +161,7 @@ class AdversarialTraining:
         self._known_layouts: dict[object, list[Layout | None]] = {}
         self._placed_bounds: dict[object, tuple[Bounds, Bounds]] = {}
         self._checks = DeferredChecks("loss")
+        self._collapse = CollapseCheck(on_collapse, self._checks)
 
     @model_errors
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -180,13 +183,10 @@ class AdversarialTraining:
         labels = self.target.labels(y, batch_size(x), later)
         if torch.is_grad_enabled() and not capturing():
             self.adapt(x, labels)
-        worst = self._search(x, labels, self._start(x)) if self._perturbs() else None
-        if not self.awp or not torch.is_grad_enabled():
-            return self._loss_at(x, labels, worst)
-        moves = weight_perturbations(self.model, self.awp, lambda: self._loss_at(x, labels, worst))
-        with moved_weights(self.model, moves):
-            at = None if worst is None else replace(worst, names=Names(unwrap(self.model)))
-            return self._loss_at(x, labels, at)
+        loss = self._training_loss(x, labels)
+        if torch.is_grad_enabled() and self._perturbs() and not self._margin:
+            self._collapse.observe(loss.detach(), self.target.trivial(labels), self._advice)
+        return loss
 
     def adapt(self, x: Tensor, y: Tensor) -> None:
         """With hidden_radius "auto": counts a training step, and every few steps measures the gap and moves the radius.
@@ -203,7 +203,8 @@ class AdversarialTraining:
         control.to(x.device)
         if control.due():
             with torch.no_grad():
-                control.observe(self._robust_accuracy(x, y), self._robust_accuracy(*control.batch(len(x))))
+                train = self._robust_accuracy(x, y)
+                control.observe(train, self._robust_accuracy(*control.batch(len(x))), len(x))
 
     @model_errors
     def perturbations(self, x: Tensor, y: Tensor) -> Tensor:
@@ -351,6 +352,22 @@ class AdversarialTraining:
         drawn: Tensor = random_point(x.detach().flatten(1), self.norm, self._radius()).reshape(x.shape)
         return drawn
 
+    def _training_loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        worst = self._search(x, labels, self._start(x)) if self._perturbs() else None
+        if not self.awp or not torch.is_grad_enabled():
+            return self._loss_at(x, labels, worst)
+        moves = weight_perturbations(self.model, self.awp, lambda: self._loss_at(x, labels, worst))
+        with moved_weights(self.model, moves):
+            at = None if worst is None else replace(worst, names=Names(unwrap(self.model)))
+            return self._loss_at(x, labels, at)
+
+    def _advice(self, ratio: float) -> str:
+        hidden = self.hidden_radius
+        if isinstance(hidden, GapController) or hidden == 0:
+            return f"a radius of about {self._radius() / 4:.2g} may hold, or Stages that begin at 0"
+        held = {name: rho / 4 for name, rho in hidden.items()} if isinstance(hidden, Mapping) else f"{hidden / 4:.2g}"
+        return f"a hidden_radius of about {held} may hold; or hidden_radius='auto' with held_out="
+
     def _loss_at(self, x: Tensor, labels: Tensor, worst: Perturbations | None) -> Tensor:
         """The loss at the perturbations, from ordinary forward passes: one, and one of the clean batch for TRADES."""
         if worst is None:
@@ -404,7 +421,9 @@ class AdversarialTraining:
         return ascend(unwrap(self.model), x, start, objective, settings, self._known_layouts)
 
 
-def _check_hidden_radius(radius: object, known: Sequence[str]) -> float | Mapping[str, float]:
+def _check_hidden_radius(radius: object, known: Sequence[str], held_out: object) -> float | Mapping[str, float]:
+    if held_out is not None:
+        raise InputError("held_out: expected with hidden_radius='auto' only")
     what = "hidden_radius (relative to the root mean square of a layer's input)"
     if not isinstance(radius, Mapping):
         return check_number(radius, what, 0, 1e6)

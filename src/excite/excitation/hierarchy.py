@@ -6,7 +6,6 @@ to be decided for classes they were not chosen for.)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -225,10 +224,22 @@ class Nodes(Target):
         errors = binary_errors(high, side, self.loss_name) + binary_errors(low, side, self.loss_name)
         return 0.5 * (errors * used.to(errors.dtype)).sum(1)
 
+    def right(self, low: Tensor, high: Tensor, labels: Tensor) -> Tensor:
+        """Whether every decision on the way to the sample's class is right in the middle of its two extremes, (B,)."""
+        node, side, used = self._paths_of(labels)
+        middle = (_outputs_of(node, low) + _outputs_of(node, high)) / 2
+        return (((middle > self.threshold) == (side > 0)) | (used == 0)).all(1)
+
     def trivial(self, labels: Tensor) -> Tensor:
-        """As if both sides of every node were equally frequent."""
-        _, _, used = self._paths_of(labels)
-        return used.float().sum(1).mean() * (0.25 if self.loss_name == "squared" else math.log(2))
+        """Returns the loss of the best constant outputs: of each node, by how often either side of it is taken."""
+        node, side, used = self._paths_of(labels)
+        flat, zeros = node.flatten(), torch.zeros(self.hierarchy.classes - 1, device=node.device)
+        asked = zeros.scatter_add(0, flat, used.flatten())
+        right = zeros.scatter_add(0, flat, (side * used).flatten()) / asked.clamp(min=1)
+        if self.loss_name == "squared":
+            return (asked * right * (1 - right)).sum() / len(labels)
+        entropies: Tensor = torch.special.entr(right) + torch.special.entr(1 - right)
+        return (asked * entropies).sum() / len(labels)
 
     def extremes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Every node's own extremes, (B, m − 1): without labels there is no path, so all nodes are searched."""

@@ -14,6 +14,7 @@ from excite._core.calls import Batch, Pick, batch_size, call, pick_output, tenso
 from excite._core.checks import (
     Bounds,
     check_bounds,
+    check_choice,
     check_count,
     check_flag,
     check_layers,
@@ -30,12 +31,14 @@ from excite._core.layout import Layout
 from excite._core.preserve import capturing, device_of, eval_mode, preserve_state
 from excite._core.wrappers import eagerly, is_shared, unwrap
 from excite.errors import InputError
-from excite.excitation.auto_radius import Auto
 from excite.excitation.checks import check_fraction, check_input, place_bounds, possible_layers
+from excite.excitation.collapse import CollapseCheck
 from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
 from excite.excitation.perturbations import check_mode
 from excite.excitation.radius import (
     Radius,
+    Relative,
+    base_radius,
     check_radius,
     common_root_mean_square,
     radius_names,
@@ -43,8 +46,9 @@ from excite.excitation.radius import (
     root_mean_square,
     unknown_layer,
 )
+from excite.excitation.radius_control import FitController
 from excite.excitation.search import INPUT, Perturbations, SearchSettings, evaluate, search
-from excite.excitation.targets import Loss, choose_target
+from excite.excitation.targets import Loss, Target, Values, choose_target, values_target
 
 
 class PersistentExcitation:
@@ -59,11 +63,13 @@ class PersistentExcitation:
     unit direction in which the outputs of that sample can be moved most (section 7.1). For m = 2 and one output that is
     the binary loss with targets −½ and ½ for 0 and 1, and threshold 0 for 0.5.
 
+    With `targets="values"` y are real numbers, one for each output: the same loss without classes.
+
     Args:
         model: any module with one scalar output per sample, (B,) or (B, 1); with `classes`, (B, m) or (B, m − 1).
         radius: a number, a dict by layer name (layers that are not named are not perturbed), `Relative`, `Stages`, or
-            "auto": relative to each layer's input, increased while the training error stays small (see
-            `excite.excitation.auto_radius`).
+            "auto": relative to each layer's input, as large as two points of training accuracy allow (see
+            `excite.excitation.radius_control`).
         steps: steps of the search.
         norm: "inf", "2" or "1"; the ball of each layer and sample separately.
         layers: "all" (the input of every affine call), "input" (the model's input) or a list of layer names.
@@ -75,6 +81,8 @@ class PersistentExcitation:
             groups of classes or a `Hierarchy`. The loss is the batch mean of the sum of the binary losses on the path.
         loss: "squared", or "cross-entropy" on logits: ½ of it at d1 and ½ at d2.
         kind: "additive", or "multiplicative": inputs h become h·(1 + d), for radii below 1.
+        targets: "labels", or "values" for a regression (section 5.2): y are floating-point numbers, (B,) for one output or
+            (B, k) for k, and the errors are ‖f − y‖².
         turns: how often the search for v alternates between d and v, at one forward and one backward pass of the batch
             each; with 0, v leads from the second nearest code to the nearest.
         starts: starts of the search for v, each at 1 + turns backward passes and turns forward passes of the batch; the v
@@ -84,6 +92,8 @@ class PersistentExcitation:
             are then 2.5·radius/steps long (1.25·radius for one step), and projected. One more pass of the doubled batch.
         keep_best: take the iterate with the largest, or smallest, v'f of each sample instead of the last one; one more
             forward pass of the doubled batch.
+        on_collapse: when the loss has been that of the best constant output for 200 steps: "warn" with a radius that may hold,
+            "stop" with a `ModelError`, or "ignore".
 
     Raises:
         InputError: if an argument is of the wrong kind or out of range, or names a layer that the model does not have.
@@ -110,10 +120,12 @@ class PersistentExcitation:
         hierarchy: str | Groups | Hierarchy | None = None,
         loss: Loss = "squared",
         kind: str = "additive",
+        targets: Literal["labels", "values"] = "labels",
         turns: int = 1,
         starts: int = 1,
         random_start: bool = False,
         keep_best: bool = False,
+        on_collapse: Literal["warn", "stop", "ignore"] = "warn",
     ):
         self.model = check_model(model)
         self.radius = check_radius(radius)
@@ -125,18 +137,23 @@ class PersistentExcitation:
         self.random_start = check_flag(random_start, "random_start")
         self.keep_best = check_flag(keep_best, "keep_best")
         self.layers = check_layers(layers)
-        self.target = (
-            choose_target(classes, threshold, loss)
-            if hierarchy is None
-            else Nodes(choose_hierarchy(hierarchy, classes), threshold, loss)
-        )
+        self.target: Target
+        if check_choice(targets, "targets", ("labels", "values")) == "values":
+            self.target = values_target(classes, hierarchy, threshold, loss)
+        elif hierarchy is None:
+            self.target = choose_target(classes, threshold, loss)
+        else:
+            self.target = Nodes(choose_hierarchy(hierarchy, classes), threshold, loss)
         self.bounds = check_bounds(bounds)
         self.output = output
         self.progress = 0.0
         self._known_layouts: dict[object, list[Layout | None]] = {}
         self._placed_bounds: dict[object, tuple[Bounds, Bounds]] = {}
         self._checks = DeferredChecks("loss")
+        self._collapse = CollapseCheck(on_collapse, self._checks)
         self._radii: dict[str, float | Tensor] = {}
+        if isinstance(self.radius, FitController) and isinstance(self.target, Values):
+            raise InputError("radius 'auto' holds the fraction of right decisions: give a number for targets='values'")
         if self.layers == "input" and radius_names(self.radius):
             raise InputError("layers='input' perturbs the model's input: give one radius instead of one per layer")
         self._check_names(possible_layers(unwrap(model)))
@@ -148,7 +165,7 @@ class PersistentExcitation:
 
         Args:
             x: the batch: a tensor, a tuple of positional or a dict of keyword arguments of the model.
-            y: labels (B,) or (B, 1), 0 and 1 or the classes.
+            y: labels (B,) or (B, 1), 0 and 1 or the classes; with targets="values" floating-point numbers (B,) or (B, k).
 
         Returns:
             Scalar tensor; call `.backward()` on it.
@@ -180,8 +197,10 @@ class PersistentExcitation:
         samples, direction = self.target.searches(x, labels)  # x and one direction per sample, but for a hierarchy
         low, high = self._extremes(samples, direction)  # f(x; d2), f(x; d1)
         losses = self.target.losses(low, high, labels)  # ½ error(f(x; d1), y) + ½ error(f(x; d2), y)
-        if isinstance(self.radius, Auto) and torch.is_grad_enabled():
-            self._adapt_radius(self.radius, losses, (low.detach() + high.detach()) / 2, labels)
+        if torch.is_grad_enabled():
+            if isinstance(self.radius, FitController):
+                self._adapt_radius(self.radius, low, high, labels)
+            self._check_collapse(losses.detach(), low.detach(), high.detach(), labels)
         return losses
 
     @model_errors
@@ -238,7 +257,8 @@ class PersistentExcitation:
             x: the batch, as in `loss`.
 
         Returns:
-            Integer tensor (B,): 1 where f > threshold, the class of the nearest code, or the leaf of the hierarchy.
+            Integer tensor (B,): 1 where f > threshold, the class of the nearest code, or the leaf of the hierarchy; with
+            targets="values" the outputs.
         """
         self._check_input(x)
         check_weights(unwrap(self.model))
@@ -269,7 +289,7 @@ class PersistentExcitation:
 
     def setting(self) -> tuple[float, ...]:
         """The numbers that a step depends on besides its tensors: a captured CUDA graph is invalid once they change."""
-        if isinstance(self.radius, Auto):
+        if isinstance(self.radius, FitController):
             return (1.0,)  # a tensor, which changes inside the step
         if isinstance(self.radius, int | float):
             return (float(self.radius),)
@@ -280,6 +300,7 @@ class PersistentExcitation:
         """The same excitation, as far advanced, of another model."""
         other = copy.copy(self)
         other.model, other._known_layouts, other._checks = model, {}, DeferredChecks("loss")
+        other._collapse = CollapseCheck("ignore", other._checks)
         return other
 
     def state_dict(self) -> dict[str, Any]:
@@ -290,12 +311,12 @@ class PersistentExcitation:
         """
         self._checks.finish()
         state: dict[str, Any] = {"progress": self.progress}
-        return {**state, "auto": self.radius.state_dict()} if isinstance(self.radius, Auto) else state
+        return {**state, "auto": self.radius.state_dict()} if isinstance(self.radius, FitController) else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         self.advance(state["progress"])
-        if isinstance(self.radius, Auto) and "auto" in state:
+        if isinstance(self.radius, FitController) and "auto" in state:
             self.radius.load_state_dict(state["auto"])
 
     def __repr__(self) -> str:
@@ -310,9 +331,9 @@ class PersistentExcitation:
 
     def measured(self) -> dict[str, float]:
         """Metrics for a run: with radius "auto" the controller's state and the current radius of each layer."""
-        if not isinstance(self.radius, Auto):
+        if not isinstance(self.radius, FitController):
             return {}
-        return {**self.radius.state_dict(), **{f"radius/{layer or 'input'}": r for layer, r in self.radii().items()}}
+        return {**self.radius.measured(), **{f"radius/{layer or 'input'}": r for layer, r in self.radii().items()}}
 
     # -- inside --------------------------------------------------------------------------------------------------
     def _forward(self, x: Batch) -> Tensor:
@@ -326,11 +347,30 @@ class PersistentExcitation:
         high, low = both.chunk(2)
         return low, high
 
-    def _adapt_radius(self, radius: Auto, losses: Tensor, middle: Tensor, labels: Tensor) -> None:
+    def _check_collapse(self, losses: Tensor, low: Tensor, high: Tensor, labels: Tensor) -> None:
+        """Counts a step of a network that is constant, and keeps how far the first step moved the outputs."""
+        if self._collapse.first():
+            middle = ((low + high) / 2).flatten(1) if low.dim() > 1 else ((low + high) / 2)[:, None]
+            move = (high - low).reshape(len(middle), -1).norm(dim=1).mean() / 2
+            self._collapse.ratio = move / (middle - middle.mean(0)).norm(dim=1).mean()
+        self._collapse.observe(losses.mean(), self.target.trivial(labels), self._advice)
+
+    def _advice(self, ratio: float) -> str:
+        if isinstance(self.radius, FitController):
+            return "radius 'auto' is at its smallest by now: lower the learning rate, or look at the data"
+        # A radius at which the perturbations of the first step had moved the outputs twice as far as samples differ.
+        factor = min(0.25, 2 / ratio) if ratio > 0 else 0.25
+        full = base_radius(self.radius)
+        held = ", ".join(
+            f"{'' if name is None else repr(name) + ': '}{number * factor:.2g}"
+            for name, number in (full.items() if isinstance(full, Mapping) else [(None, _number(full))])
+        )
+        return f"a radius of about {held} may hold; or use Stages, or radius='auto'"
+
+    def _adapt_radius(self, radius: FitController, low: Tensor, high: Tensor, labels: Tensor) -> None:
         """Updates the controller of the radius. Every process has its own samples, and all must keep the same radius."""
-        all_labels, all_middles, all_losses = gathered(labels), gathered(middle), gathered(losses.detach())
-        trivial, variance = self.target.trivial(all_labels), self.target.variance(all_middles)
-        radius.observe(all_losses.mean() / trivial, None if variance is None else variance / trivial)
+        right = self.target.right(low.detach(), high.detach(), labels)
+        radius.observe(gathered(right.float()) > 0, gathered(labels))
 
     def _perturbs(self) -> bool:
         """Whether anything is perturbed now: not at radius 0, nor in the first of `Stages`."""
@@ -361,7 +401,7 @@ class PersistentExcitation:
             keep_best=self.keep_best,
             size=common_root_mean_square if together and is_shared(self.model) else root_mean_square,
         )
-        if isinstance(self.radius, Auto):
+        if isinstance(self.radius, FitController):
             self.radius.to(device_of(model))
         extremes = search(model, Names(model), x, settings, self._known_layouts, direction)
         self._radii = {name: layer.radius for name, layer in extremes.layers.items()}
@@ -389,3 +429,8 @@ class PersistentExcitation:
         for name in [*radius_names(self.radius), *wanted]:
             if name not in known and name.split("#")[0] not in known:
                 raise unknown_layer(name, known)
+
+
+def _number(radius: object) -> float:
+    """The number of a radius that is one, or relative."""
+    return radius.factor if isinstance(radius, Relative) else float(radius)  # type: ignore[arg-type]

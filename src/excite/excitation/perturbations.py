@@ -17,8 +17,8 @@ from torch import Tensor
 from excite._core.checks import Bounds, Norm
 from excite._core.layout import Layout
 from excite.errors import InputError
-from excite.excitation.auto_radius import Auto
 from excite.excitation.radius import Radius, Relative, Stages
+from excite.excitation.radius_control import FitController
 
 
 class PerturbationMode(Protocol):
@@ -85,7 +85,7 @@ def check_mode(kind: object, radius: Radius) -> PerturbationMode:
         raise InputError(f"kind: expected {' or '.join(map(repr, MODES))}; got {kind!r}")
     if kind == "multiplicative":
         full = radius.radius if isinstance(radius, Stages) else radius
-        if isinstance(full, Relative | Auto):
+        if isinstance(full, Relative | FitController):
             raise InputError(
                 "multiplicative perturbations are relative to the signal already: give a number or a dict instead of "
                 f"{'Relative' if isinstance(full, Relative) else repr('auto')}"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from excite._core.checks import as_scalar, check_number, is_number, is_whole, shown
 from excite.errors import InputError
-from excite.excitation.auto_radius import Auto
+from excite.excitation.radius_control import FitController
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Stages:
             )
         if isinstance(self.radius, Stages):
             raise InputError("Stages inside Stages: give a number, a dict by layer name or Relative")
-        if isinstance(self.radius, str | Auto):
+        if isinstance(self.radius, str | FitController):
             raise InputError("radius 'auto' grows by itself: leave Stages out")
         object.__setattr__(self, "n", int(self.n))
         object.__setattr__(self, "radius", check_radius(self.radius))
@@ -91,15 +91,15 @@ class Stages:
         return stage / (self.n - 1)
 
 
-Radius = float | Mapping[str, float] | Relative | Stages | Auto
+Radius = float | Mapping[str, float] | Relative | Stages | FitController
 
 
 def check_radius(radius: object) -> Radius:
     """The radius, refused if it is negative, not finite, of an unknown kind, or can never perturb (except a plain 0)."""
-    if isinstance(radius, Relative | Stages | Auto):
+    if isinstance(radius, Relative | Stages | FitController):
         return radius
     if isinstance(radius, str) and radius == "auto":
-        return Auto()
+        return FitController()
     if isinstance(radius, Mapping):
         for name in radius:
             if not isinstance(name, str):
@@ -130,7 +130,7 @@ def _check_number(value: object, what: str) -> float:
     return check_number(value, what, 0, 1e30)  # steps of several radii must not overflow float32
 
 
-def base_radius(radius: Radius) -> float | Mapping[str, float] | Relative | Auto:
+def base_radius(radius: Radius) -> float | Mapping[str, float] | Relative | FitController:
     """What the radius grows to."""
     return radius.radius if isinstance(radius, Stages) else radius
 
@@ -148,7 +148,7 @@ def radius_of(radius: Radius, layer: str, fraction: float) -> tuple[float | Tens
     A second call of a weight, `name#2`, has the radius of `name` unless the radius names it.
     """
     stage = 1.0
-    if isinstance(radius, Auto):
+    if isinstance(radius, FitController):
         return radius.factor, True
     if isinstance(radius, Stages):
         stage, radius = radius.share(fraction), radius.radius

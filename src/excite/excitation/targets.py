@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -54,9 +54,9 @@ class Target(ABC):
     def trivial(self, labels: Tensor) -> Tensor:
         """The mean error of the best constant output on these labels: what a network that learned nothing has."""
 
-    def variance(self, output: Tensor) -> Tensor | None:
-        """The variance of the outputs over the batch, on the scale of `trivial`; None where no such scale is known."""
-        return None
+    def right(self, low: Tensor, high: Tensor, labels: Tensor) -> Tensor:
+        """Whether each sample is decided rightly in the middle of its two extremes, (B,) of bool."""
+        return self.decide((low + high) / 2) == labels
 
     def searches(self, x: Batch, labels: Tensor | None) -> tuple[Batch, Tensor | None]:
         """What is searched for the batch x: samples, and the direction v of each; None leaves the direction to the search."""
@@ -107,12 +107,60 @@ class Binary(Target):
             return entropy(labels.long(), 2)
         return labels.float().var(correction=0)
 
-    def variance(self, output: Tensor) -> Tensor | None:
-        """Returns the variance of the outputs over the batch; None for cross-entropy."""
-        return output.float().var(correction=0) if self.loss_name == "squared" else None
-
     def __repr__(self) -> str:
         return f"threshold={self.threshold}, loss={self.loss_name!r}"
+
+
+class Values(Target):
+    """Real-valued targets y, one for each output: errors ‖f − y‖², the sum over outputs (section 5.2)."""
+
+    def outputs(self, returned: Tensor, batch: int) -> Tensor:
+        """Returns the model's outputs as (B,), or (B, k) for several."""
+        if returned.shape == (batch, 1):
+            return returned.squeeze(1)
+        if returned.shape == (batch,) or (returned.dim() == 2 and len(returned) == batch and returned.shape[1]):
+            return returned
+        raise ModelError(
+            f"targets='values' needs outputs ({batch},) or ({batch}, k); the model returned {tuple(returned.shape)}: "
+            "flatten them in the model, or pick some with output="
+        )
+
+    def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
+        """Returns the targets as (B,) or (B, k)."""
+        if not isinstance(y, Tensor):
+            raise InputError(f"targets: expected a tensor of floating-point numbers; got {type(y).__name__}")
+        if not y.is_floating_point():
+            raise InputError(
+                f"targets: targets='values' expects floating-point numbers; got {y.dtype}: use y.float(), or leave out "
+                "targets= for classes"
+            )
+        if y.dim() not in (1, 2) or len(y) != batch or not y.numel():
+            raise InputError(
+                f"targets: expected shape ({batch},) or ({batch}, k) for {batch} inputs; got {tuple(y.shape)}"
+            )
+        y = check_dense(y, "targets").detach()
+        if not (y.is_cuda and capturing()):
+            extremes = torch.stack(torch.aminmax(y))
+            (later or DeferredChecks("loss")).add(extremes, _not_finite)
+        return y.squeeze(1) if y.shape == (batch, 1) else y
+
+    def errors(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Loss per sample, (B,)."""
+        if output.shape != labels.shape:
+            raise InputError(f"targets: expected one for each output, {tuple(output.shape)}; got {tuple(labels.shape)}")
+        squares = (output - labels.to(output.dtype)).square()
+        return squares if squares.dim() == 1 else squares.sum(1)
+
+    def decide(self, output: Tensor) -> Tensor:
+        """Returns the outputs as they are."""
+        return output
+
+    def trivial(self, labels: Tensor) -> Tensor:
+        """Returns the variance of the targets, summed over outputs: the loss of the best constant output."""
+        return labels.float().var(0, correction=0).sum()
+
+    def __repr__(self) -> str:
+        return "targets='values'"
 
 
 class Codes(Target):
@@ -162,14 +210,11 @@ class Codes(Target):
 
     def trivial(self, labels: Tensor) -> Tensor:
         """Returns the loss of the best constant output."""
-        shares = F.one_hot(labels, self.classes).float().mean(0)
         if self.loss_name == "cross-entropy":
             return entropy(labels, self.classes)
-        return (1 - shares.square().sum()) / 2  # half the mean squared distance of two codes drawn at random
-
-    def variance(self, output: Tensor) -> Tensor | None:
-        """Returns the variance of the outputs over the batch, summed over outputs; None for cross-entropy."""
-        return output.float().var(0, correction=0).sum() if self.loss_name == "squared" else None
+        return (
+            1 - shares(labels, self.classes).square().sum()
+        ) / 2  # half the mean squared distance of two codes drawn at random
 
     def start(self, output: Tensor) -> Tensor:
         """From the second nearest code to the nearest: along the decision at stake, and of length 1 as it is."""
@@ -191,9 +236,14 @@ class Codes(Target):
 
 def entropy(labels: Tensor, classes: int) -> Tensor:
     """Of the shares of the classes, in nats: the cross-entropy of the best constant logits."""
-    shares = F.one_hot(labels, classes).float().mean(0)
-    terms: Tensor = torch.special.entr(shares)
+    terms: Tensor = torch.special.entr(shares(labels, classes))
     return terms.sum()
+
+
+def shares(labels: Tensor, classes: int) -> Tensor:
+    """Of each class, (m,), among labels (B,)."""
+    one = torch.ones(len(labels), device=labels.device)
+    return torch.zeros(classes, device=labels.device).scatter_add(0, labels, one) / len(labels)
 
 
 def binary_errors(output: Tensor, labels: Tensor, loss: Loss) -> Tensor:
@@ -260,7 +310,14 @@ def accepted(y: Tensor, classes: int, problem: Callable[[Any], str], later: Defe
 
 
 def _not_binary(label: float) -> str:
-    return f"labels: expected 0 and 1; got {label}: map the two classes to 0 and 1, or give classes= for more"
+    return (
+        f"labels: expected 0 and 1; got {label}: map the two classes to 0 and 1, give classes= for more, or "
+        "targets='values' for a regression"
+    )
+
+
+def _not_finite(extremes: Sequence[float]) -> str | None:
+    return None if all(map(math.isfinite, extremes)) else "targets: expected finite numbers; some are NaN or infinite"
 
 
 def _not_a_class(label: int, classes: int) -> str:
@@ -289,6 +346,16 @@ def check_threshold(threshold: object, loss: Loss) -> float:
     if loss == "cross-entropy" and threshold != 0:
         raise InputError(f"threshold: the cross-entropy reads outputs as logits, which decide at 0; got {threshold}")
     return threshold
+
+
+def values_target(classes: object, hierarchy: object, threshold: object, loss: Loss) -> Values:
+    """`Values`; settings of classifiers beside it are refused."""
+    for name, given in (("classes", classes), ("hierarchy", hierarchy), ("threshold", threshold)):
+        if given is not None:
+            raise InputError(f"{name}: targets='values' is a regression; got {shown(given)}: leave one of the two out")
+    if check_loss(loss) != "squared":
+        raise InputError("loss: targets='values' has the squared error only; got 'cross-entropy'")
+    return Values()
 
 
 def choose_target(classes: int | None, threshold: float | None, loss: Loss) -> Binary | Codes:

@@ -36,7 +36,22 @@ def _built_in_panels() -> tuple[Panel, ...]:
 LOGGED = Panel(
     "logged", "Logged by the training", "Values that the training recorded with watch.log, or its framework."
 )
-PANELS = (*_built_in_panels(), LOGGED)
+RADIUS = Panel(
+    "radius",
+    "Radius of the excitation",
+    "With radius 'auto' the factor of all radii grows while its cost in accuracy is below what is allowed, and shrinks above; "
+    "the hidden radius of adversarial training grows also only while the gap of robust accuracies is above its target.",
+    labels=(
+        ("factor", "factor"),
+        ("hidden_radius", "hidden radius"),
+        ("cost", "cost in accuracy"),
+        ("allowed", "allowed cost"),
+        ("gap", "gap of robust accuracies"),
+    ),
+    probes=("excitation",),
+    docs="excitation.md#choosing-the-radius",
+)
+PANELS = (*_built_in_panels(), RADIUS, LOGGED)
 _BY_PROBE = {name: panel for panel in PANELS for name in panel.probes}
 _HIDDEN = {f"{probe.name}/{key}" for probe in built_in_probes() if probe.panel for key in probe.panel.hidden}
 _MAX_OTHERS = 100  # panels of probes that are not known here, where not everything can be shown

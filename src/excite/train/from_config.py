@@ -23,8 +23,8 @@ from excite._version import __version__
 from excite.data import Dataset, load
 from excite.errors import InputError, ModelError, TrainingStopped
 from excite.excitation import AdversarialTraining, PersistentExcitation, Relative, Stages
-from excite.excitation.auto_radius import Auto
 from excite.excitation.radius import base_radius
+from excite.excitation.radius_control import FitController
 from excite.margin.fixed_radius import robust_accuracy
 from excite.monitor.watch import watch
 from excite.probes import Distance, Every, Loss, Rank
@@ -218,7 +218,9 @@ def _losses(trainer: Trainer, model: nn.Module) -> Callable[[Tensor, Tensor], Te
         raise ModelError("each network draws its own augmented data: train one by one")
     if settings.schedule is not None:
         raise ModelError("learning rates that move are not known to the step of several networks: train one by one")
-    if not isinstance(excitation, PersistentExcitation) or isinstance(base_radius(excitation.radius), Relative | Auto):
+    if not isinstance(excitation, PersistentExcitation) or isinstance(
+        base_radius(excitation.radius), Relative | FitController
+    ):
         raise ModelError("radii relative to the layers are those of each network: train one by one")
     if excitation.random_start:
         raise ModelError("each network draws its own random starts: train one by one")
