@@ -105,6 +105,26 @@ def test_the_trainer_excites(tmp_path):
         ExcitedTrainer(model, arguments(tmp_path), train_dataset=data(), excitation={})
 
 
+def test_an_excited_training_with_dropout_is_watched(tmp_path):
+    model = network()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.1
+    callback = ExciteCallback(tmp_path / "run", every={"distance": 1}, alerts=[])
+    trainer = ExcitedTrainer(
+        model,
+        arguments(tmp_path, max_steps=3),
+        train_dataset=data(),
+        callbacks=[callback],
+        excitation={"radius": 0.05, "classes": 2},
+    )
+    trainer.train()
+    callback.close()
+    with excite.load_run(tmp_path / "run") as run:
+        assert any(name.startswith("distance/") for name in run.names())
+        assert "train/loss" in run.names()
+
+
 def _epoch(trainer, epoch):
     """The batches that Trainer draws in an epoch."""
     loader = trainer.get_train_dataloader()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import MISSING, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,6 +64,12 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
     def __init__(self, run: str | os.PathLike[str] | None = None, **options: Any):
         self._deferred = DeferredWatch(run, {"output": "logits", **options})
         self._handles: list[Any] = []
+        self._begin: Callable[[dict[str, Any]], None] | None = None
+
+    def begin(self, inputs: dict[str, Any]) -> None:
+        """Starts the watch before the first training pass, where that pass is one of `ExcitedTrainer`."""
+        if self._begin is not None:
+            self._begin(inputs)
 
     @property
     def watch(self) -> Any:
@@ -78,9 +86,13 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
         data = _data(given.get("train_dataloader"), self._evaluation_data() if evaluated is None else evaluated)
 
         def first(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            """Before the first training pass, when there is a batch and no step is done."""
-            if not (torch.is_grad_enabled() and module.training) or not (named or positional):
+            """Before the first training pass, when there is a batch and no step is done.
+
+            Not inside the search of an excited loss: the passes that a watch begins with would become part of it.
+            """
+            if not (torch.is_grad_enabled() and module.training) or not (named or positional) or probes_ignored():
                 return
+            self._begin = None
             self._handles.pop(0).remove()
             batch = first_samples(dict(named)) if named else first_samples(tuple(positional))
             named_only = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.dim()} if named else batch
@@ -93,6 +105,7 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
                 # With num_items_in_batch the parts are shares of the step's loss already.
                 self._deferred.add(loss if "num_items_in_batch" in named else loss / self._parts)
 
+        self._begin = partial(first, model, ())
         self._handles = [
             model.register_forward_pre_hook(first, with_kwargs=True),
             model.register_forward_hook(returned, with_kwargs=True),
@@ -169,7 +182,11 @@ class ExcitedTrainer(_transformers.Trainer):  # type: ignore[misc]
             raise InputError(f"ExcitedTrainer: expected 'labels' in the batch; got {', '.join(inputs)}")
         if self.state.epoch is not None and self.args.num_train_epochs > 0:
             self.excitation.advance(min(1.0, self.state.epoch / self.args.num_train_epochs))
-        loss = self.excitation.loss({key: value for key, value in inputs.items() if key != "labels"}, labels)
+        batch = {key: value for key, value in inputs.items() if key != "labels"}
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ExciteCallback):
+                callback.begin(batch)
+        loss = self.excitation.loss(batch, labels)
         # Trainer divides by the accumulated parts only where it does not pass the number of items.
         return loss if num_items_in_batch is None else loss / self.args.gradient_accumulation_steps
 
