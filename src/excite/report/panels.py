@@ -139,7 +139,8 @@ def select(names: Iterable[str], limit: int, order: Sequence[str] = (), part: st
 
     def place(name: str) -> tuple[bool, int, int, str]:
         layer = split(name)[2]
-        return layer != WHOLE, places.get(layer, len(places)), len(layer), layer  # layer2 before layer10
+        at = places.get(layer, places.get(layer.partition("/")[0], len(places)))  # a head is where its layer is
+        return layer != WHOLE, at, len(layer), layer  # layer2 before layer10
 
     def owner(key: str) -> str:
         probe, quantity, _ = split(key)
@@ -189,7 +190,12 @@ def in_order(layers: Iterable[str], order: Sequence[str] = ()) -> tuple[str, ...
     if set(found) <= {WHOLE, *PARTS}:
         order = PARTS
     places = {name: i for i, name in enumerate(order)}
-    return tuple(sorted(found, key=lambda one: (one != WHOLE, places.get(one, len(places)), natural(one))))
+
+    def place(one: str) -> tuple[bool, int, list[tuple[int, str]]]:
+        at = places.get(one, places.get(one.partition("/")[0], len(places)))  # a head is where its layer is
+        return one != WHOLE, at, natural(one)
+
+    return tuple(sorted(found, key=place))
 
 
 def natural(text: str) -> list[tuple[int, str]]:

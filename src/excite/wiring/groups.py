@@ -39,6 +39,7 @@ class Site:
             one number each; several where a convolution is flattened into a linear layer.
         slot: The layout of the parameter, for `rows`.
         times: How often it counts: 2 for a consumer of the square of a channel, which scales by a².
+        role: What these channels are in a transformer: "layer 3, head 5, query"; empty where that is not known.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -54,6 +55,7 @@ class Site:
     index: tuple[tuple[int, ...], ...]
     slot: Slot = field(repr=False, compare=False)
     times: int = 1
+    role: str = ""
     _placed: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, tensor: Tensor) -> Tensor:
@@ -139,6 +141,8 @@ class Group:
         norm_sites: Which parts of the inputs of these belong to the group.
         product: Whether a product of activations is involved: it has a law for each of its factors, and its consumers
             belong to all of them.
+        role: What the channels are in a transformer, as the role of the first producer; empty where that is not known.
+        name: Name of its law, for one head of attention: `c_attn/query/head5`; empty for others.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -156,6 +160,8 @@ class Group:
     norms: tuple[str, ...] = ()
     norm_sites: tuple[NormSite, ...] = ()
     product: bool = False
+    role: str = ""
+    name: str = ""
 
     @property
     def width(self) -> int:

@@ -30,6 +30,7 @@ class Layer:
         bias: The bias likewise, if there is one.
         weight_name: Path of the weight; None if it is computed in the forward pass.
         bias_name: Path of the bias; None if there is none or it is computed.
+        role: What it does in a transformer: "layer 3, query", "layer 3, MLP gate", "output"; empty where that is not known.
 
     Example:
         >>> layer = excite.trace(nn.Conv2d(1, 4, 3), torch.zeros(2, 1, 8, 8)).layers[0]
@@ -45,6 +46,7 @@ class Layer:
     bias: Tensor | None = field(repr=False, compare=False)
     weight_name: str | None
     bias_name: str | None
+    role: str = ""
 
     @property
     def parameters(self) -> int:

@@ -22,6 +22,7 @@ def layer_rows(layers: Sequence[Layer]) -> list[dict[str, Any]]:
             "in": shape_text(layer.in_shape),
             "out": shape_text(layer.out_shape),
             "parameters": layer.parameters,
+            "role": layer.role,
         }
         for layer in layers
     ]
@@ -37,6 +38,7 @@ def group_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "width": group.width,
             "law": group.law,
             "why": group.why,
+            "role": group.role,
         }
         for group in groups
     ]
@@ -59,8 +61,17 @@ def render(layers: Sequence[Layer], groups: Sequence[Group], cuts: Sequence[Cut]
 
 
 def _layers_table(layers: Sequence[Layer]) -> str:
-    rows = [[r["name"], r["kind"], r["in"], r["out"], f"{r['parameters']:,}"] for r in layer_rows(layers)]
-    return "\n".join(_columns(["layer", "kind", "in", "out", "parameters"], rows, right={4}))
+    rows = [[r["name"], r["kind"], r["in"], r["out"], f"{r['parameters']:,}", r["role"]] for r in layer_rows(layers)]
+    header = ["layer", "kind", "in", "out", "parameters", "role"]
+    if not any(layer.role for layer in layers):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    lines = _columns(header, rows, right={4})
+    if max(map(len, lines)) > WIDTH and len(header) == 6:  # roles below, each on a line of its own
+        short = _columns(header[:-1], [row[:-1] for row in rows], right={4})
+        lines = short[:2]
+        for line, row in zip(short[2:], rows):
+            lines += [line, *([f"  {row[-1]}"] if row[-1] else [])]
+    return "\n".join(lines)
 
 
 def _columns(header: list[str], rows: list[list[str]], right: set[int]) -> list[str]:

@@ -19,6 +19,7 @@ from excite.wiring.export import ExportFailed, exported
 from excite.wiring.groups import Group, Site, assemble, names
 from excite.wiring.layers import Layer, record
 from excite.wiring.roles.attention import Attention, find_attentions
+from excite.wiring.roles.names import find_roles
 from excite.wiring.roles.provenance import follow_origins
 from excite.wiring.table import group_rows, layer_rows, render
 
@@ -135,6 +136,8 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
         groups = assemble(ctx)
         found = follow_origins(graph, ctx)
         attentions = find_attentions(found)
+        roles = find_roles(found, attentions, parameters)
+        layers, groups = tuple(map(roles.of_layer, layers)), tuple(map(roles.of_group, groups))
         notes += tuple(f"attention of {module} cannot be told: it calls {op}" for module, op in found.unknown.items())
     except ExportFailed as failure:
         # A weight that is computed on the fly (weight normalization) is no parameter that a group could hold.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from excite.probes import conservation
-from models import build
+from models import Heads, build
 from probes.conserved.trainings import OPTIMIZERS, snapshot, squared
 
 
@@ -33,3 +33,18 @@ def test_laws_of_products_sum_rows_with_multiplicity(make: Any) -> None:
             torch.testing.assert_close(reading[name].value, value, rtol=1e-12, atol=1e-12)
             assert reading[name].holds == (penalty == 0 or name != "down")
             assert reading[name].relative < 1e-12 or not reading[name].holds
+
+
+def test_state_with_numbered_heads_is_read() -> None:
+    """States of earlier versions number the laws of a layer: name#2 where there is name/head1 now."""
+    torch.manual_seed(0)
+    model, x = Heads().double(), torch.randn(4, 3, 8, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with conservation(model, optimizer, x) as ledger:
+        model(x).sum().backward()
+        optimizer.step()
+        state, expected = ledger.state_dict(), ledger.read()["query/head1"].drift
+        assert state["laws"][:2] == ["query/head0 matrix 4", "query/head1 matrix 4"]
+        state["laws"] = ["query matrix 4", "query#2 matrix 4", "value matrix 4", "value#2 matrix 4", *state["laws"][4:]]
+        ledger.load_state_dict(state)
+        assert torch.equal(ledger.read()["query/head1"].drift, expected)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models import FAMILIES, Heads, transformer
 from torch import Tensor, nn
 
 import excite
+from models import FAMILIES, Heads, transformer
 
 
 class Written(nn.Module):

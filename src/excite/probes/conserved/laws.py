@@ -38,6 +38,7 @@ class NamedLaw:
     name: str
     group: Group
     start: int
+    earlier: str = ""  # its name in the states of earlier versions
 
     @property
     def span(self) -> slice:
@@ -46,13 +47,25 @@ class NamedLaw:
 
 
 def named(groups: Iterable[Group]) -> list[tuple[str, Group]]:
-    """Groups under the name of their first producer; further ones of the same layer are `name#2`, `name#3` and so on."""
+    """Groups under the name of their first producer, heads of attention as `name/head5`.
+
+    Further ones of the same name are `name#2`, `name#3` and so on.
+    """
+    return _counted(groups, lambda group: group.name or group.producers[0].layer)
+
+
+def named_by_number(groups: Iterable[Group]) -> list[str]:
+    """Names as before heads had names of their own: all groups of a layer are numbered."""
+    return [name for name, _ in _counted(groups, lambda group: group.producers[0].layer)]
+
+
+def _counted(groups: Iterable[Group], name_of: Callable[[Group], str]) -> list[tuple[str, Group]]:
     counts: dict[str, int] = {}
     result = []
     for group in groups:
-        layer = group.producers[0].layer
-        counts[layer] = counts.get(layer, 0) + 1
-        result.append((layer if counts[layer] == 1 else f"{layer}#{counts[layer]}", group))
+        name = name_of(group)
+        counts[name] = counts.get(name, 0) + 1
+        result.append((name if counts[name] == 1 else f"{name}#{counts[name]}", group))
     return result
 
 

@@ -19,7 +19,7 @@ from excite._core.wrappers import unwrap
 from excite.errors import InputError, ModelError
 from excite.probes.conserved.accumulator import Accumulator
 from excite.probes.conserved.hyperparameters import Settings
-from excite.probes.conserved.laws import LawSums, NamedLaw, check_wiring, named
+from excite.probes.conserved.laws import LawSums, NamedLaw, check_wiring, named, named_by_number
 from excite.probes.conserved.norm_terms import NormTerms
 from excite.probes.conserved.off_diagonal import OffDiagonal
 from excite.probes.conserved.passes import PassPrecision
@@ -283,8 +283,9 @@ class Ledger:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the accumulator of a checkpoint. Load the model first: weights that differ show as a residual."""
-        laws = [f"{law.name} {law.group.law} {law.group.channels}" for law in self.laws]
-        if list(state["laws"]) != laws:
+        kinds = [(law.name, law.earlier, f"{law.group.law} {law.group.channels}") for law in self.laws]
+        laws = [f"{name} {kind}" for name, _, kind in kinds]
+        if list(state["laws"]) not in (laws, [f"{earlier} {kind}" for _, earlier, kind in kinds]):
             raise InputError(f"conservation: the state is about other laws ({len(state['laws'])} against {len(laws)})")
         self._records, self._snapshots, self._failure = [], [], None
         self._accumulator.load_state_dict(state)
@@ -323,7 +324,7 @@ def _sorted(
     laws: list[NamedLaw] = []
     unchecked = []
     start = 0
-    for name, group in named(groups):
+    for (name, group), earlier in zip(named(groups), named_by_number(groups)):
         sites = (*group.producers, *group.consumers)
         check_wiring(sites, parameters)
         paths = [site.parameter for site in sites]
@@ -332,7 +333,7 @@ def _sorted(
             why = group.why if group.law == "none" else f"{outside[0]} is not in the optimizer"
             unchecked.append(Unchecked(name, group.channels, why))
         else:
-            laws.append(NamedLaw(name, group, start))
+            laws.append(NamedLaw(name, group, start, earlier))
             start += group.channels
     return laws, tuple(unchecked)
 

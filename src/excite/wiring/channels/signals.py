@@ -13,7 +13,7 @@ from torch import Tensor
 from excite._core.intercept.names import layer_name
 from excite.wiring.channels.labels import Break, Classes, Relations
 from excite.wiring.channels.slots import Held, Slot, Use, entries_slot
-from excite.wiring.propagation.schema import module_of, shapes_of
+from excite.wiring.propagation.schema import module_of, shapes_of, written_name
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ class ChannelContext:
     def unknown(self, node: torch.fx.Node, values: list[Any], name: str, *, listed: bool = True) -> Any:
         """A function that is not positively homogeneous, or not in the table (`listed`): what enters it keeps its scale."""
         signals = [self.signal(value) for value in values]
+        name = written_name(node, name)
         reason = Break(name, function=True, listed=listed)
         if "set_grad" in name:
             reason = Break("part of it runs without gradients")

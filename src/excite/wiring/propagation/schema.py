@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,22 @@ def module_of(node: torch.fx.Node) -> str:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
     return path.removeprefix("inner.").removeprefix("inner")
+
+
+_ACTIVATIONS = "gelu|silu|swish|swiglu|mish|softplus|sigmoid|tanh|elu|relu"
+_FUNCTION = re.compile(rf"(\w*(?:{_ACTIVATIONS})\w*)\(", re.IGNORECASE)
+
+
+def written_name(node: torch.fx.Node, op: str) -> str:
+    """The name of an activation that is written out, as NewGELU for its pow and tanh; that of the operator for any other call."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    kind = str(stack[-1][1]) if stack else ""
+    name = kind.rpartition(".")[2].removesuffix("Activation")
+    if not re.search(_ACTIVATIONS, name, re.IGNORECASE):
+        line = str(node.meta.get("stack_trace") or "").rpartition("\n    ")[2]  # the call in the module's own code
+        names = set(_FUNCTION.findall(line))
+        name = names.pop() if len(names) == 1 else ""
+    return op if not name or op.replace("_", "") in name.lower() else name
 
 
 def shapes_of(node: torch.fx.Node) -> Any:

@@ -243,7 +243,7 @@ class ProvenanceInterpreter(Interpreter):
         known = [v for v in same if bool(v.labels.any())] or same
         if not known:
             return _nothing(shape)
-        first = known[0]
+        first = max(known, key=lambda one: len(one.functions)) if not _strangers(*known[:2]) else known[0]
         if a.row is not None and a.row.conservation == "norm":
             return replace(first, norms=(*first.norms, module_of(node) or a.op))
         if a.op in ("mul", "multiply") and len(known) == 2 and _strangers(*known):
@@ -290,9 +290,9 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value.shape) if hasattr(value, "shape") else ()
 
 
-def _strangers(one: Origin, other: Origin) -> bool:
+def _strangers(one: Origin, other: Origin | None = None) -> bool:
     """Whether two activations come from different channels."""
-    return not bool((one.labels == other.labels).any())
+    return other is not None and not bool((one.labels == other.labels).any())
 
 
 def _rows(labels: Tensor) -> Tensor:

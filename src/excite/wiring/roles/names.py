@@ -1,0 +1,217 @@
+"""Names by role: "layer 3, head 5, query" beside the path of a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from excite.wiring.channels.slots import Use
+from excite.wiring.groups import Group, Site
+from excite.wiring.layers import Layer
+from excite.wiring.roles.attention import Attention, Projection, block_number, block_of
+from excite.wiring.roles.provenance import Origin, Provenance
+
+_PARTS = ("query", "key", "value", "output")
+
+
+@dataclass
+class Roles:
+    """What the parameters of a transformer do.
+
+    Attributes:
+        layers: By name of a layer, its role: "layer 3, query", "layer 3, MLP gate".
+        others: By path, the role of parameters that belong to no affine layer: embeddings and normalizations.
+        attentions: The attentions of the model.
+    """
+
+    layers: dict[str, str] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
+    attentions: tuple[Attention, ...] = ()
+
+    def of_layer(self, layer: Layer) -> Layer:
+        """The layer with its role."""
+        return replace(layer, role=self.layers.get(layer.name, ""))
+
+    def of_group(self, group: Group) -> Group:
+        """The group with the roles of its sites and a name by head."""
+        producers, consumers = ([self._site(site) for site in sites] for sites in (group.producers, group.consumers))
+        first = group.producers[0]
+        name = next((name for site in group.producers if (name := self._name(site))), "")
+        role = (
+            producers[0].role
+            if self._part(first) or first.parameter in self.others
+            else self.layers.get(first.layer, "")
+        )
+        return replace(group, producers=tuple(producers), consumers=tuple(consumers), role=role, name=name)
+
+    def _site(self, site: Site) -> Site:
+        return replace(site, role=self._role(site))
+
+    def _role(self, site: Site) -> str:
+        found = self._part(site)
+        if found is None:
+            return self.others.get(site.parameter) or self.layers.get(site.layer, "")
+        attention, part, heads = found
+        count = len(getattr(attention, part).index)
+        shared = "key " if part in ("key", "value") and attention.key_heads < attention.heads else ""
+        return ", ".join([attention.name, *([f"{shared}{_heads(heads)}"] if len(heads) < count else []), part])
+
+    def _part(self, site: Site) -> tuple[Attention, str, list[int]] | None:
+        """The attention, the part of it and the heads that a site belongs to."""
+        numbers = {number for one in site.index for number in one}
+        for attention in self.attentions:
+            for part in _PARTS:
+                projection: Projection | None = getattr(attention, part)
+                if projection is None or projection.layer != site.layer or (site.side == "in") != projection.reads:
+                    continue
+                heads = [h for h, index in enumerate(projection.index) if numbers & set(index)]
+                whole = site.parameter == projection.parameter and site.slot == projection.slot
+                if heads and (whole or (site.parameter == projection.bias and site.of == projection.slot.outputs)):
+                    return attention, part, heads
+        return None
+
+    def _name(self, site: Site) -> str:
+        """The layer, with the part of a fused projection and the heads, where the site is not all of them."""
+        found = self._part(site)
+        if found is None:
+            return ""
+        attention, part, heads = found
+        same = [p for p in _PARTS[:3] if (other := getattr(attention, p)) and other.parameter == site.parameter]
+        name = f"{site.layer.partition('#')[0]}/{part}" if len(same) > 1 else site.layer
+        if len(heads) == len(getattr(attention, part).index):
+            return name if len(same) > 1 else ""
+        return f"{name}/head{heads[0]}" + (f"-{heads[-1]}" if len(heads) > 1 else "")
+
+
+def _heads(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"head {numbers[0]}"
+    span = numbers[-1] - numbers[0] + 1 == len(numbers)
+    return f"heads {numbers[0]}–{numbers[-1]}" if span else f"heads {', '.join(map(str, numbers))}"
+
+
+def find_roles(found: Provenance, attentions: tuple[Attention, ...], parameters: Mapping[str, str]) -> Roles:
+    """Returns the roles of the parameters of a model with attention; of other models, none.
+
+    Args:
+        found: Where the numbers of the model's graph come from.
+        attentions: Its attentions.
+        parameters: What every parameter does, by path (`Wiring.parameters`).
+    """
+    roles = Roles(attentions=attentions)
+    if not attentions:
+        return roles
+    for attention in attentions:
+        by_layer: dict[str, list[str]] = {}
+        for part in _PARTS:
+            projection = getattr(attention, part)
+            if projection is not None:
+                by_layer.setdefault(projection.layer, []).append(part)
+        for layer, parts in by_layer.items():
+            roles.layers.setdefault(layer, f"{attention.name}, {_list(parts)}")
+    blocks = {block_of(one.module): one.name.partition(",")[0] for one in attentions}
+    _feedforward(found, roles, blocks)
+    _outputs(found, roles)
+    _embeddings(found, roles, parameters)
+    _norms(found, roles, blocks)
+    return roles
+
+
+def _list(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _block(path: str, blocks: Mapping[str, str]) -> str:
+    """The name of the block that a layer is in: that of the attention there, or its number."""
+    for block, name in blocks.items():
+        if block and path.startswith(f"{block}."):
+            return name
+    return f"layer {block_number(path, 0)}" if block_of(path) else ""
+
+
+def _label(path: str, blocks: Mapping[str, str], what: str) -> str:
+    return ", ".join(part for part in (_block(path, blocks), what) if part)
+
+
+def _makers(found: Provenance, origin: Origin | None) -> list[Use]:
+    """The affine calls that make the channels of a signal."""
+    if origin is None:
+        return []
+    owners = [found.owner(label) for label in dict.fromkeys(origin.labels.flatten().tolist())]
+    return list({id(o[0]): o[0] for o in owners if o is not None and isinstance(o[0], Use)}.values())
+
+
+def _feedforward(found: Provenance, roles: Roles, blocks: Mapping[str, str]) -> None:
+    """MLP: what an activation or a gate stands behind, and who reads it."""
+    for use, read, _ in found.calls:
+        if read is None or use.layer in roles.layers:
+            continue
+        made = [one for one in _makers(found, read) if one.inp is not None]
+        gates = _makers(found, read.partner)
+        if len(made) != 1 or not (read.functions or gates) or made[0].layer in roles.layers:
+            continue
+        if not _block(use.layer, blocks):  # a head behind the blocks
+            continue
+        fused = any(gate is made[0] for gate in gates)
+        roles.layers[made[0].layer] = _label(made[0].layer, blocks, "MLP in and gate" if fused else "MLP in")
+        for gate in gates:
+            if not fused:
+                roles.layers.setdefault(gate.layer, _label(gate.layer, blocks, "MLP gate"))
+        roles.layers[use.layer] = _label(use.layer, blocks, "MLP out")
+
+
+def _outputs(found: Provenance, roles: Roles) -> None:
+    for origin in found.outputs[:1]:
+        for use in _makers(found, origin):
+            if not roles.layers.get(use.layer, "").startswith("layer"):
+                roles.layers[use.layer] = "output"
+
+
+def _embeddings(found: Provenance, roles: Roles, parameters: Mapping[str, str]) -> None:
+    """Embeddings; one that is tied to the output layer is both."""
+    weights = {use.slot.held.path: use.layer for use, read, _ in found.calls if use.inp is not None}
+    for path, role in parameters.items():
+        embedding = role == "embedding" or path in {u.slot.held.path for u, _, _ in found.calls if u.inp is None}
+        if not embedding:
+            continue
+        name = path.rpartition(".")[0].rpartition(".")[2] or path
+        what = next((text for key, text in _EMBEDDINGS.items() if key in name.lower()), "embedding")
+        if path in weights:
+            roles.layers[weights[path]] = roles.others[path] = f"{what}, tied to the output"
+        else:
+            roles.others[path] = what
+
+
+_EMBEDDINGS = {
+    "wpe": "position embedding", "pos": "position embedding", "type": "token type embedding", "segment": "segment embedding",
+    "wte": "token embedding", "word": "token embedding", "tok": "token embedding",
+}  # fmt: skip
+
+
+def _norms(found: Provenance, roles: Roles, blocks: Mapping[str, str]) -> None:
+    """Normalizations, by what reads them."""
+    readers: dict[str, list[str]] = {}
+    for use, read, _ in found.calls:
+        for norm in read.norms[-1:] if read is not None else ():
+            readers.setdefault(norm, []).append(roles.layers.get(use.layer, ""))
+    names = {module: _norm_role(read) for module, read in readers.items()}
+    for attention in roles.attentions:
+        for part in _PARTS[:2]:
+            projection: Projection | None = getattr(attention, part)
+            if projection is not None and projection.norm is not None:
+                names[projection.norm] = f"{attention.name}, {part} norm"
+    for use in found.ctx.uses:
+        module = use.slot.held.path.rpartition(".")[0]
+        if module in names and use.slot.shape[1:3].count(1) and use.slot.held.path not in roles.others:
+            role = names[module]
+            known = not role or role.startswith(("layer", "final")) or " layer " in role
+            roles.others[use.slot.held.path] = role if known else _label(module, blocks, role)
+
+
+def _norm_role(readers: Iterable[str]) -> str:
+    found = list(readers)
+    if any(role.endswith(("query", "key", "value")) for role in found):
+        return "norm before attention"
+    if any("MLP" in role for role in found):
+        return "norm before MLP"
+    return "final norm" if any("output" in role for role in found) else ""

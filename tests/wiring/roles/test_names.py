@@ -1,0 +1,141 @@
+"""Names by role, and names of laws by head."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import excite
+from excite.probes.conserved.laws import named, named_by_number
+from models import Heads, transformer
+
+
+class Block(nn.Module):
+    """A block of a decoder with a fused projection and a gated or plain MLP."""
+
+    def __init__(self, gated: str = "") -> None:
+        super().__init__()
+        self.gated = gated
+        self.norm1, self.norm2 = nn.RMSNorm(8), nn.LayerNorm(8)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.up, self.gate, self.down = nn.Linear(8, 24 if gated == "fused" else 12), nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1)]
+        x = x + self.out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+        h = self.up(self.norm2(x))
+        if self.gated == "fused":
+            h, gate = h.chunk(2, -1)
+            return x + self.down(F.silu(gate) * h)
+        if self.gated:
+            return x + self.down(F.silu(self.gate(self.norm2(x))) * h)
+        return x + self.down(new_gelu(h))
+
+
+def new_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
+
+
+class Decoder(nn.Module):
+    def __init__(self, tied: bool = False, gated: str = "") -> None:
+        super().__init__()
+        self.tok_embed, self.pos_embed = nn.Embedding(11, 8), nn.Embedding(4, 8)
+        self.blocks = nn.ModuleList([Block(gated), Block(gated)])
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 11, bias=False)
+        if tied:
+            self.head.weight = self.tok_embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.tok_embed(x) + self.pos_embed(torch.arange(x.shape[1]))
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+TOKENS = torch.arange(8).view(2, 4)
+
+
+def test_roles_of_a_decoder():
+    wiring = excite.trace(Decoder(gated="yes"), TOKENS)
+    assert {layer.name: layer.role for layer in wiring.layers if "1" in layer.name or "." not in layer.name} == {
+        "blocks.1.qkv": "layer 1, query, key and value",
+        "blocks.1.out": "layer 1, output",
+        "blocks.1.up": "layer 1, MLP in",
+        "blocks.1.gate": "layer 1, MLP gate",
+        "blocks.1.down": "layer 1, MLP out",
+        "head": "output",
+    }
+    roles = {site.parameter: site.role for group in wiring.groups for site in (*group.producers, *group.consumers)}
+    assert roles["tok_embed.weight"] == "token embedding"
+    assert roles["pos_embed.weight"] == "position embedding"
+    assert roles["blocks.1.norm1.weight"] == "layer 1, norm before attention"
+    assert roles["blocks.1.norm2.weight"] == "layer 1, norm before MLP"
+    assert roles["norm.weight"] == "final norm"
+
+
+def test_fused_gate_and_tied_embedding():
+    wiring = excite.trace(Decoder(tied=True, gated="fused"), TOKENS)
+    roles = {layer.name: layer.role for layer in wiring.layers}
+    assert roles["blocks.0.up"] == "layer 0, MLP in and gate"
+    assert roles["blocks.0.down"] == "layer 0, MLP out"
+    assert roles[wiring.layers[-1].name] == "token embedding, tied to the output"
+
+
+def test_laws_of_heads_have_their_names():
+    groups = excite.trace(Decoder(), TOKENS).groups
+    laws = {name: group.role for name, group in named(groups) if "blocks.1.qkv" in name}
+    assert laws == {
+        f"blocks.1.qkv/{part}/head{head}": f"layer 1, head {head}, {part}"
+        for part in ("query", "value")
+        for head in (0, 1)
+    }
+    assert [name for name in named_by_number(groups) if "blocks.1.qkv" in name] == [
+        "blocks.1.qkv",
+        "blocks.1.qkv#2",
+        "blocks.1.qkv#3",
+        "blocks.1.qkv#4",
+    ]
+
+
+def test_separate_projections():
+    names = [name for name, _ in named(excite.trace(Heads(), torch.randn(2, 3, 8)).groups)]
+    assert names[:4] == ["query/head0", "query/head1", "value/head0", "value/head1"]
+
+
+def test_activation_is_named_as_written():
+    groups = excite.trace(Decoder(), TOKENS).groups
+    (why,) = (group.why for group in groups if group.producers[0].layer == "blocks.1.up")
+    assert why == "new_gelu between blocks.1.up and blocks.1.down is not positively homogeneous"
+
+
+def test_printed_roles():
+    text = str(excite.trace(Decoder(), TOKENS))
+    assert "layer 1, query, key and value" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_models_without_attention_have_no_roles():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert {layer.role for layer in excite.trace(model, torch.zeros(2, 4)).layers} == {""}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("gpt2", ["query, key and value", "output", "MLP in", "MLP out"]),
+        ("llama", ["query", "key", "value", "output", "MLP gate", "MLP in", "MLP out"]),
+        ("qwen3", ["query", "key", "value", "output", "MLP gate", "MLP in", "MLP out"]),
+        ("bert", ["query", "key", "value", "output", "MLP in", "MLP out"]),
+        ("vit", ["query", "key", "value", "output", "MLP in", "MLP out"]),
+    ],
+)
+def test_roles_of_transformers(family, expected):
+    pytest.importorskip("transformers")
+    model, x = transformer(family, layers=2)
+    roles = [layer.role for layer in excite.trace(model, x, output="logits").layers]
+    assert [role for role in roles if role.startswith("layer 1, ")] == [f"layer 1, {part}" for part in expected]
