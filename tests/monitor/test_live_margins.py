@@ -239,3 +239,20 @@ def test_a_model_of_several_inputs_is_refused():
     rows = [{"x": torch.rand(3), "mask": torch.ones(3), "label": 0} for _ in range(4)]
     with warnings.catch_warnings(), pytest.raises(InputError, match="takes 'x' and 'mask'"):
         LiveMargins.draw(Two(), rows, None, normalize=None, bounds=None, threshold=0.5)
+
+
+def test_batches_that_are_dicts_work_with_a_model_of_a_tensor(tmp_path):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    batch = [{"image": one, "label": int(one.mean() > 0.5)} for one in torch.rand(20, 1, 4, 4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with excite.watch(model, train=batch, test=batch, run=tmp_path / "run") as watch:
+            watch.step(1.0)
+    assert excite.load_run(tmp_path / "run").series("margin_gap/points/test")[1].tolist() == [20, 20]
+
+
+def test_images_of_bytes_are_refused_with_what_to_do(tmp_path):
+    x = torch.randint(256, (20, 1, 4, 4), dtype=torch.uint8)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    with pytest.warns(UserWarning, match=r"margin_gap.*images of bytes have no margin.*such as \(x / 255, y\)"):
+        excite.watch(model, train=(x, x[:, 0, 0, 0] % 2), run=tmp_path / "run").close()

@@ -7,11 +7,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import excite.data
 from excite import InputError
-from excite.monitor.points import draw, draw_parts
+from excite.monitor.points import Points, as_called, draw, draw_parts
 
 X, Y = torch.arange(100.0).reshape(50, 2), torch.arange(50) % 3
 
@@ -126,3 +127,17 @@ def test_what_cannot_be_sampled_is_refused_in_one_line(source, match):
 def test_train_and_test_have_one_shape():
     with pytest.raises(InputError, match=r"one shape; got \(2,\) and \(1,\)"):
         draw_parts((X, Y), (X[:, :1], Y))
+
+
+def test_a_key_is_a_keyword_only_where_the_model_takes_it():
+    class Named(nn.Module):
+        def forward(self, image):
+            return image
+
+    class Any_(nn.Module):
+        def forward(self, **inputs):
+            return inputs
+
+    drawn = {"train": Points(torch.rand(2, 3), torch.zeros(2), "image")}
+    for model, key in ((Named(), "image"), (Any_(), "image"), (nn.Sequential(nn.Linear(3, 2)), None)):
+        assert as_called(drawn, model)["train"].key == key

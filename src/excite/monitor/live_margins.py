@@ -14,7 +14,7 @@ from excite._core.distributed import rank_and_size
 from excite._core.preserve import device_of
 from excite.errors import InputError
 from excite.margin.normalize import pixel_range, unit_of
-from excite.monitor.points import Points, check_inputs, draw_parts
+from excite.monitor.points import Points, as_called, check_inputs, draw_parts
 from excite.monitor.results import MAX_BYTES, plain_settings, store_points
 from excite.probes import Probe
 from excite.probes.margin import Margin
@@ -40,6 +40,7 @@ class LiveMargins:
         """Draws the points, and chooses the bounds if they are not given."""
         drawn = draw_parts(train, test)
         check_inputs(drawn, model)
+        drawn = as_called(drawn, model)
         if not drawn and (normalize is not None or bounds is not None):
             raise InputError("normalize and bounds are for margins: give train=, test= or both, or leave them out")
         if bounds is None:

@@ -10,7 +10,7 @@ import inspect
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -228,6 +228,16 @@ def check_inputs(drawn: Mapping[str, Points], model: nn.Module) -> None:
                 f"{part}: the model takes {points.key!r} and {', '.join(map(repr, further))}; margins are those of one input: give "
                 "pairs (x, y) and a model of x alone, or leave the data out"
             )
+
+
+def as_called(drawn: Mapping[str, Points], model: nn.Module) -> dict[str, Points]:
+    """Points as the model takes them: without the key of their batches where it takes no such keyword, as `model(batch["image"])`."""
+    parameters = inspect.signature(unwrap(model).forward).parameters
+    every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return {
+        part: points if points.key is None or every or points.key in parameters else replace(points, key=None)
+        for part, points in drawn.items()
+    }
 
 
 def split_batch(batch: Any, part: str) -> tuple[Tensor, Tensor, str | None]:

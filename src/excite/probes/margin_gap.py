@@ -275,7 +275,13 @@ class MarginGap(Probe):
     def _try(self, model: nn.Module, part: str, x: Tensor, y: Tensor) -> None:
         """Whether points and labels suit the model: raises if not."""
         from excite.margin.inputs import check_labels, check_outputs, check_points
+        from excite.margin.normalize import is_images
 
+        if x.dtype is torch.uint8 and is_images(x):
+            raise InputError(
+                f"{part}: images of bytes have no margin, since the model takes floating-point numbers: give them as in the training, such as "
+                "(x / 255, y)"
+            )
         if not x.is_floating_point():
             raise InputError(
                 f"{part}: inputs of type {x.dtype} such as token ids have no margin, since they cannot be changed a little: "
