@@ -60,10 +60,10 @@ def train(run: Path, lr: float, epochs: int = 12) -> nn.Module:
     return model
 
 
-class Dead(Probe):
+class Silent(Probe):
     """The example of the guide on custom probes: hidden units that no point of the example activates."""
 
-    name, reduction = "dead", "max"
+    name, reduction = "silent", "max"
 
     def measure(self, ctx: StepContext) -> dict[str, torch.Tensor]:
         """Number of units of each layer."""
@@ -76,7 +76,7 @@ def with_own_probe(run: Path, steps: int = 300) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-    probes = [Loss(), Dead(Every(10))]
+    probes = [Loss(), Silent(Every(10))]
     with excite.watch(model, data.x_train[:200], run, optimizer, probes=probes, alerts=[]) as watch:
         for _ in range(steps):
             chosen = torch.randint(len(data.y_train), (50,))
@@ -184,7 +184,7 @@ def of_pages(folder: Path, audit: Path) -> None:
 PAGES: list[dict[str, Any]] = [
     {"path": "/view?run=lr-0.05", "name": "rank.png", "part": "#panel-ranks"},
     {"path": "/view?run=lr-0.01&run=lr-0.05&run=lr-0.1", "name": "compare.png", "height": 1000},
-    {"path": "/view?run=own-probe", "name": "probe.png", "part": "#panel-other-dead"},
+    {"path": "/view?run=own-probe", "name": "probe.png", "part": "#panel-other-silent"},
     {"path": "/view?run=processes/1&run=processes/2", "name": "processes.png", "part": "#panel-losses"},
 ]
 

@@ -97,7 +97,7 @@ def read(path: Path) -> StoredWeights:
     except (SafetensorError, ValueError, RuntimeError, KeyError) as error:
         raise RunError(f"{path} is damaged or not a safetensors file ({error})") from error
     if "excite" not in header:
-        return StoredWeights(state, -1, ModelSource(None, {}, "the file does not say"))
+        return StoredWeights(state, -1, ModelSource(None, {}, "it holds tensors only"))
     return _described(path, state, header["excite"])
 
 

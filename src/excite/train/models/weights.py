@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def read_weights(path: Path) -> StoredWeights:
     """
     if path.suffix != ".safetensors":
         state = _tensors(path, _torch_load(path))
-        return StoredWeights(state, -1, ModelSource(None, {}, "the file does not say"))
+        return StoredWeights(state, -1, ModelSource(None, {}, "it holds tensors only"))
     if is_checkpoint(path):
         step, saved = checkpoints.read(path)
         if not isinstance(saved, Mapping) or "model" not in saved:
@@ -59,7 +60,9 @@ def is_checkpoint(path: Path) -> bool:
 
 def _torch_load(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on other protocols of pickle, before the file is refused
+            return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise RunError(f"there is no file {path}") from error
     except pickle.UnpicklingError as error:
