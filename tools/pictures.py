@@ -183,7 +183,7 @@ def of_pages(folder: Path, audit: Path) -> None:
 
 PAGES: list[dict[str, Any]] = [
     {"path": "/view?run=lr-0.05", "name": "rank.png", "part": "#panel-ranks"},
-    {"path": "/view?run=lr-0.01&run=lr-0.05&run=lr-0.1", "name": "compare.png", "height": 1000},
+    {"path": "/view?run=lr-0.01&run=lr-0.05&run=lr-0.1", "name": "compare.png", "height": 900},
     {"path": "/view?run=own-probe", "name": "probe.png", "part": "#panel-other-silent"},
     {"path": "/view?run=processes/1&run=processes/2", "name": "processes.png", "part": "#panel-losses"},
 ]

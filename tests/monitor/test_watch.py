@@ -399,3 +399,11 @@ def test_share_is_the_slow_down_of_training_only(tmp_path):
             time.sleep(0.02)
             watch.step()
         assert 0.25 < watch.share < 0.75
+
+
+def test_the_run_says_that_inputs_are_token_ids(tmp_path):
+    model, ids = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 2)), torch.randint(5, (4, 6))
+    for name, example in (("ids", ids), ("floats", None)):
+        excite.watch(model, example, tmp_path / name, probes=[Loss()]).close()
+    assert excite.load_run(tmp_path / "ids").config["watch"]["inputs"] == "integers"
+    assert "inputs" not in excite.load_run(tmp_path / "floats").config["watch"]

@@ -90,7 +90,7 @@ def watch(
         example, None, optimizer, chosen, strict, not isinstance(run, Run), (), _checked_rules(alerts), probes is None, output,
         make_saver(checkpoint, model, run),
     )  # fmt: skip
-    stored = {**_settings(config, run), "watch": _described(model, chosen, margins)}
+    stored = {**_settings(config, run), "watch": _described(model, chosen, margins, example)}
     return _attached(model, run, stored, sinks, settings, margins)
 
 
@@ -147,9 +147,14 @@ def _settings(config: object, run: object) -> dict[str, Any]:
     return settings
 
 
-def _described(model: nn.Module, probes: Sequence[Probe], margins: LiveMargins) -> dict[str, Any]:
+def _described(
+    model: nn.Module, probes: Sequence[Probe], margins: LiveMargins, example: Batch | None
+) -> dict[str, Any]:
     """What the run says about the watch."""
-    described = {"probes": [probe.name for probe in probes], "model": type(unwrap(model)).__name__}
+    described: dict[str, Any] = {"probes": [probe.name for probe in probes], "model": type(unwrap(model)).__name__}
+    leaves = [] if example is None else list(tensors(example))
+    if leaves and not any(leaf.is_floating_point() for leaf in leaves):
+        described["inputs"] = "integers"  # such as token ids, which have no margin
     return {**described, "margins": margins.described()} if margins.drawn else described
 
 

@@ -102,3 +102,13 @@ def test_margins_in_progress_are_in_the_unit_of_the_data(tmp_path):
     assert "a change of 10/255 per pixel is enough" in found[0]
     assert "a change of 0.039 in the sup norm is enough" in found[1]
     assert found[1] == found[2]
+
+
+def test_token_ids_are_not_asked_to_be_measured(tmp_path):
+    for name, config in (("tokens", {"watch": {"inputs": "integers"}}), ("other", {"watch": "x"})):
+        with Run.create(tmp_path / name, config) as run:
+            run.log(1, {"loss/step": 1.0})
+    tokens, other = (headline(outcome(tmp_path / name)) for name in ("tokens", "other"))
+    assert "whole numbers such as token ids" in tokens.text
+    assert "train=(x, y)" not in tokens.action
+    assert "train=(x, y)" in other.action

@@ -207,10 +207,12 @@
     const same = [...new Set(ends.flatMap(({ y }) => y))].length <= 1;
     const bars = ends.some(({ x }) => x.length) && (!several || same)
       ? [{ x: ends.flatMap(({ x }) => x).sort((a, b) => a - b), y: ends.flatMap(({ y }) => y), colour: 6, lone: "bar", name: `chance level, ${count.length === 1 && count[0] ? count[0] : "more"} points` }] : [];
-    if (!several) return [...held.map((one) => ({ ...one.chance, ...grey })), ...bars];
+    const band = (one) => (one.x.length > 1 ? { ...one, ...grey } : { ...one, ...grey, fill: false, lone: "bar" }); // one point has no width
+    if (!several) return [...held.map((one) => band(one.chance)), ...bars];
     const level = levels(held), steps = held.flatMap((one) => one.chance.x);
     if (level.length !== 1 || held.length !== found.length) return bars;
-    return [{ x: [Math.min(...steps), Math.max(...steps)], y: [level[0], level[0]], ...grey }, ...bars];
+    const reach = [...new Set([Math.min(...steps), Math.max(...steps)])];
+    return [band({ x: reach, y: reach.map(() => level[0]) }), ...bars];
   }
 
   function chanceNote(found, several, gaps) {

@@ -96,6 +96,11 @@ def _unmeasured(outcome: RunOutcome, worst: Finding | None, name: str) -> Headli
     if outcome.status == "running":
         how = "Margins appear here while the network trains if excite.watch gets train=(x, y) and test=(x, y)."
     text = "Robustness was not measured."
+    if outcome.discrete:
+        text = (
+            "Robustness was not measured: inputs are whole numbers such as token ids, which cannot be changed a little."
+        )
+        how = "Read the findings below; margins exist for images, embeddings and other floating-point inputs."
     if outcome.status == "failed":
         text = f"The run failed: {outcome.reason or 'no reason is known'}. {text}"
     if worst is not None:

@@ -67,6 +67,7 @@ class RunOutcome:
         measurable: The run has a checkpoint, so that `excite margins` can measure it.
         classes: Number of classes, or None if it is not known.
         note: A sentence on values that were left out; may be empty.
+        discrete: Inputs are whole numbers such as token ids, which have no margin.
     """
 
     label: str = ""
@@ -87,6 +88,7 @@ class RunOutcome:
     measurable: bool = False
     classes: int | None = None
     note: str = ""
+    discrete: bool = False
 
     @property
     def margin(self) -> float | None:

@@ -42,7 +42,7 @@ def outcome_of(variant: VariantRuns, found: Mapping[Path, Overview]) -> RunOutco
     known: dict[str, Any] = {
         "label": variant.name, "status": status, "reason": reason, "step": found[runs[0].path].step,
         "classes": classes(runs[0].wiring), "measurable": any(has_checkpoint(run.path) for run in runs),
-        "note": next((run.note for run in runs if run.note), ""),
+        "note": next((run.note for run in runs if run.note), ""), "discrete": _is_discrete(runs[0].config),
     }  # fmt: skip
     means = {part: [run.accuracy[part] for run in runs if part in run.accuracy] for part in ("train", "test")}
     accuracy = {part: float(np.mean(values)) for part, values in means.items() if values}
@@ -51,6 +51,12 @@ def outcome_of(variant: VariantRuns, found: Mapping[Path, Overview]) -> RunOutco
         return from_margins(margins, accuracy, **known)
     latest = from_latest(found[runs[0].path].latest, unit=watched_unit(runs[0].config), **known)
     return replace(latest, accuracy={**latest.accuracy, **accuracy})
+
+
+def _is_discrete(config: Mapping[str, Any]) -> bool:
+    """Whether a watched model takes whole numbers, such as token ids."""
+    watched = config.get("watch")
+    return isinstance(watched, dict) and watched.get("inputs") == "integers"
 
 
 def run_standing(run: RunData, found: Overview) -> tuple[str, str | None]:
