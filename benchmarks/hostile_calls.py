@@ -497,6 +497,7 @@ CALLS: dict[str, Call] = {
     "probes.UpdateRatio": _probe(probes.UpdateRatio),
     "probes.AdamMoments": _sign(probes.AdamMoments),
     "probes.AttentionLogits": _sign(probes.AttentionLogits),
+    "probes.AttentionSpectrum": _sign(probes.AttentionSpectrum, output=PICK),
     "probes.DeadUnits": _sign(probes.DeadUnits),
     "probes.ResidualStream": _sign(probes.ResidualStream),
     "probes.LogNormalizer": _sign(probes.LogNormalizer, output=PICK),

@@ -32,6 +32,7 @@ from excite.probes.spectrum import Between, Spectrum
 from excite.probes.update_ratio import UpdateRatio
 from excite.probes.vital_signs.adam_moments import AdamMoments
 from excite.probes.vital_signs.attention_logits import AttentionLogits
+from excite.probes.vital_signs.attention_spectrum import AttentionSpectrum
 from excite.probes.vital_signs.critical_sharpness import CriticalSharpness
 from excite.probes.vital_signs.dead_units import DeadUnits
 from excite.probes.vital_signs.defaults import vital_signs
@@ -44,6 +45,7 @@ __all__ = [
     "Alignment",
     "Alignments",
     "AttentionLogits",
+    "AttentionSpectrum",
     "Between",
     "Budget",
     "Conservation",

@@ -18,6 +18,7 @@ _WARN_QUIET, _WARN_GAP, _WARN_ROWS = (
     3,
 )  # steps of the baseline of warnings, between it and now, and steps in a row
 _WARN_AGAIN = 200  # steps until the next warning
+_WARN_TIMES = 2.0  # the usual size: updates double before a spike (marin#1368)
 _MAX_EVENTS = 50
 
 
@@ -119,12 +120,13 @@ class FlightHistory:
         if excess[0] > 1:
             return
         layers = [i for i, (_, layer) in enumerate(self.columns, start=1) if layer]
-        moved = [i for i in layers if excess[i] > 1 and everything[-1, i] > np.exp(self._baseline[1].center[i])]
+        usual = np.exp(self._baseline[1].center)
+        moved = [i for i in layers if excess[i] > 1 and everything[-1, i] > _WARN_TIMES * usual[i]]
         if not moved:
             return
         worst = max(moved, key=lambda i: float(excess[i]))
         quantity, layer = self.columns[worst - 1]
-        times = float(everything[-1, worst] / np.exp(self._baseline[1].center[worst]))
+        times = float(everything[-1, worst] / usual[worst])
         self._warned = step
         others = f", and {len(moved) - 1} other series" if len(moved) > 1 else ""
         self.messages.append(

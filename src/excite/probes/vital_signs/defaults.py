@@ -9,6 +9,7 @@ from excite.probes.gradient_norm import GradientNorm
 from excite.probes.update_ratio import UpdateRatio
 from excite.probes.vital_signs.adam_moments import AdamMoments
 from excite.probes.vital_signs.attention_logits import AttentionLogits
+from excite.probes.vital_signs.attention_spectrum import AttentionSpectrum
 from excite.probes.vital_signs.critical_sharpness import CriticalSharpness
 from excite.probes.vital_signs.dead_units import DeadUnits
 from excite.probes.vital_signs.log_normalizer import LogNormalizer
@@ -36,11 +37,12 @@ def vital_signs(every: int = 50, output: Pick = None) -> list[Probe]:
     Example:
         >>> from excite.probes import Loss, vital_signs
         >>> [probe.name for probe in vital_signs(every=100)]
-        ['attention', 'residual', ...]
+        ['attention', 'qk', 'residual', ...]
     """
     every = check_count(every, "vital_signs: every")
     return [
         AttentionLogits(Every(every)),
+        AttentionSpectrum(Every(every), output),
         ResidualStream(Every(every)),
         LogNormalizer(Every(every), output),
         DeadUnits(Every(every)),

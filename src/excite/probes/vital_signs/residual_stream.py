@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from excite.errors import ModelError
@@ -47,9 +46,9 @@ def stream_signs(x: Tensor, tokens: Tensor | None = None) -> StreamSigns:
         1.0
     """
     x = wide(x)
-    if tokens is None or tokens.shape != x.shape[:-1]:
-        counted, total = torch.ones((), dtype=x.dtype, device=x.device), x.new_tensor(float(x.numel()))
-    else:
+    counted: Tensor | float = 1.0
+    total: Tensor | float = float(x.numel())  # a number, which need not be sent to the device
+    if tokens is not None and tokens.shape == x.shape[:-1]:
         counted = (tokens != 0)[..., None].to(x.dtype)
         total = counted.sum() * x.shape[-1]
     mean = (counted * x).sum() / total

@@ -1,0 +1,168 @@
+"""Largest singular value of W_Q W_Kᵀ of every head."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excite._core.calls import Pick
+from excite._core.intercept.affine import clean_path
+from excite._core.warn import warn_user
+from excite._core.wrappers import is_sharded
+from excite.errors import InputError, ModelError
+from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
+from excite.probes.findings import MAX_NAMED, Finding, MetricSeries, Panel, number, rise, since
+from excite.probes.vital_signs.sample import SEQUENCES, few_sequences
+from excite.wiring.roles.attention import Attention, Projection
+from excite.wiring.tracing import trace
+
+
+def query_key_norms(query: Tensor, key: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """σ₁ of W_Q W_Kᵀ of every head from the Gram matrices of its rows, (heads, channels, channels) each, on the CPU.
+
+    With W_Q of shape (channels, width) per head, σ₁² is the largest eigenvalue of G_K G_Q, the same as that of S^½ Uᵀ G_K U S^½ for
+    G_Q = U S Uᵀ: a matrix of the size of a head, not of the model.
+    """
+    values, vectors = np.linalg.eigh(query.double().numpy())
+    half = vectors * np.sqrt(np.maximum(values, 0))[:, None, :]
+    largest = np.linalg.eigvalsh(half.transpose(0, 2, 1) @ key.double().numpy() @ half)[:, -1]
+    return np.asarray(np.sqrt(np.maximum(largest, 0)))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Where the rows of every head are in one weight; the index is kept on the device."""
+
+    weight: Tensor
+    projection: Projection
+    index: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, projection: Projection, heads: tuple[int, ...]) -> _Rows:
+        index = torch.tensor([projection.index[head] for head in heads], device=weight.device)
+        return cls(weight, projection, index)
+
+    def gram(self) -> Tensor:
+        """(heads, channels, channels) in float64."""
+        full = getattr(self.weight, "full_tensor", None)
+        weight = self.weight.detach() if full is None else full().detach()
+        rows = self.projection.slot.out_rows(weight)[self.index].double()
+        return rows @ rows.transpose(-1, -2)
+
+
+class AttentionSpectrum(Probe):
+    """Largest singular value of W_Q W_Kᵀ of every head: how fast attention logits can grow.
+
+    A logit of head h is xᵀ W_Q W_Kᵀ y/√d but for biases, rotations and norms between, so that it is at most σ₁ ‖x‖ ‖y‖/√d, and the entropy
+    of attention is bounded from below by a function of it (Zhai et al. 2023). Under QK-norm logits do not depend on its size.
+
+    Records, for the whole network (the largest) and per head (named by the module that calls attention):
+        ``qk/sigma[/MODULE/headN]``: σ₁ of W_Q W_Kᵀ of the query head with its key head.
+
+    Which rows of which weights belong to a head is found by `excite.trace`. Where it cannot be told, as for weights that are computed
+    on the fly and for LoRA's adapters, one warning names the module. Singular values are computed in float64 in the background.
+
+    Args:
+        schedule: When to measure. Default: every 50 steps.
+        output: Which part of the model's return value is the output; see `excite.trace`.
+
+    Example:
+        >>> from excite.probes import AttentionSpectrum, Every
+        >>> probe = AttentionSpectrum(Every(100))
+    """
+
+    name = "qk"
+    reduction = "first"
+    requires = ("example",)
+    panel = Panel(
+        "attention",
+        labels=(("sigma", "σ₁ of W_Q W_Kᵀ"),),
+        order=33,
+    )
+
+    def __init__(self, schedule: Schedule | None = None, output: Pick = None):
+        super().__init__(Every(50) if schedule is None else schedule)
+        self.output = output
+        self._heads: list[tuple[list[str], _Rows, _Rows]] = []
+
+    def attach(self, ctx: StepContext) -> None:
+        """Finds the weights of every head; warns once of modules whose weights cannot be told."""
+        if ctx.example is None:
+            raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
+        if is_sharded(ctx.model):
+            raise ModelError("AttentionSpectrum: the weights are sharded (FSDP), and excite.trace cannot follow them")
+        known = next(iter(ctx.wirings.values()), None)
+        wiring = known or trace(ctx.model, few_sequences(ctx.example, SEQUENCES), output=_pick(ctx, self.output))
+        weights = {clean_path(path): p for path, p in ctx.model.named_parameters(remove_duplicate=False)}
+        unknown, seen = [], Counter[str]()
+        for one in wiring.attentions:
+            module = one.module or "attention"
+            seen[module] += 1
+            name = f"{module}#{seen[module]}" if seen[module] > 1 else module
+            rows = None if _adapted(one, [layer.name for layer in wiring.layers]) else _rows(one, weights)
+            if rows is None:
+                unknown.append(name)
+            else:
+                self._heads.append(([f"sigma/{name}/head{head}" for head in range(one.heads)], *rows))
+        if not self._heads:
+            raise ModelError(
+                "no weights of queries and keys found: expected attention whose projections excite.trace can tell"
+            )
+        if unknown:
+            more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
+            warn_user(
+                f"weights of queries and keys of {', '.join(unknown[:MAX_NAMED])}{more} cannot be told, as where they are "
+                "computed on the fly; others are measured"
+            )
+
+    def detach(self) -> None:
+        """Releases memory; called when the watch is closed."""
+        self._heads = []
+
+    @torch.no_grad()
+    def measure(self, ctx: StepContext) -> Measurement:
+        """Measures the Gram matrices on the device; singular values follow in the background."""
+        grams = [(names, query.gram(), key.gram()) for names, query, key in self._heads]
+
+        def compute() -> Values:
+            values: dict[str, float] = {}
+            for names, query, key in grams:
+                values |= dict(zip(names, query_key_norms(query.cpu(), key.cpu()).tolist()))
+            return {"sigma": max(values.values()), **values} if values else {}
+
+        return Deferred(compute) if grams and grams[0][1].device.type != "cpu" else compute()
+
+    @classmethod
+    def findings(cls, history: MetricSeries) -> list[Finding]:
+        """Returns what a report says about these metrics."""
+        up = rise(history["qk/sigma"])
+        if up is None or not up.large or up.ratio < 10:
+            return []
+        return [Finding("note", f"The largest singular value of W_Q W_Kᵀ grew from {number(up.before)} to {number(up.now)} {since(up)}.")]  # fmt: skip
+
+
+def _pick(ctx: StepContext, output: Pick) -> Pick:
+    """The output as it was given; `logits` for models of Transformers, which return several."""
+    return output if output is not None or not hasattr(ctx.model, "config") else "logits"
+
+
+def _rows(one: Attention, weights: Mapping[str, Tensor]) -> tuple[_Rows, _Rows] | None:
+    query, key = one.query, one.key
+    if query is None or key is None or query.parameter not in weights or key.parameter not in weights:
+        return None
+    heads = tuple(range(one.heads))
+    return _Rows.of(weights[query.parameter], query, heads), _Rows.of(weights[key.parameter], key, one.groups)
+
+
+def _adapted(one: Attention, layers: Sequence[str]) -> bool:
+    """Whether queries or keys are sums of several layers in a module of their own below the attention, as with LoRA's adapters."""
+    for projection in (one.query, one.key):
+        parent = "" if projection is None else projection.layer.rpartition(".")[0]
+        if parent.startswith(f"{one.module}.") and sum(layer.startswith(f"{parent}.") for layer in layers) > 1:
+            return True
+    return False
