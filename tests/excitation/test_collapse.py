@@ -10,6 +10,8 @@ from torch import nn
 from excite import AdversarialTraining, InputError, ModelError, PersistentExcitation
 from excite._core.background import DeferredChecks
 from excite.excitation.collapse import WINDOW, CollapseCheck
+from excite.train.config import parse_config
+from excite.train.from_config import train
 
 
 def advice(ratio):
@@ -81,6 +83,25 @@ def test_collapsed_hidden_layers_stop_as_asked(options, says):
     at = AdversarialTraining(network(), 0.01, steps=1, on_collapse="stop", loss="cross-entropy", **options)
     with pytest.raises(ModelError, match=says):
         trained(at, 3 * WINDOW)
+
+
+def test_a_captured_loop_asks_for_itself():
+    pe = PersistentExcitation(network(), 0.1, on_collapse="stop")
+    pe.check_collapse()  # nothing was trained yet
+    pe._collapse.steps.fill_(float(WINDOW))  # what a captured step has counted
+    with pytest.raises(ModelError, match="the network is constant"):
+        pe.check_collapse()
+
+
+def test_the_trainer_asks_after_every_epoch(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(PersistentExcitation, "check_collapse", lambda self: asked.append(1))
+    config = parse_config({
+        "data": {"name": "moons"}, "model": {"name": "mlp"}, "excitation": {"radius": 0.1, "steps": 1},
+        "optimizer": {"name": "sgd", "lr": 0.1}, "epochs": 2, "batch": 100, "watch": False,
+    })  # fmt: skip
+    train(config, tmp_path / "run").close()
+    assert len(asked) == 2
 
 
 def test_the_action_is_checked():

@@ -276,6 +276,17 @@ class AdversarialTraining:
         """
         self.progress = check_fraction(fraction)
 
+    def check_collapse(self) -> None:
+        """Warns, or stops, as `on_collapse` says, if the loss has been that of a constant output for 200 steps.
+
+        `loss` does so every 200 calls, and Excite's trainer after every epoch; call it in a loop that replays a captured step.
+
+        Raises:
+            ModelError: if the training has collapsed and on_collapse is "stop".
+        """
+        self._collapse.read(self._advice)
+        self._checks.finish()
+
     def setting(self) -> tuple[float, ...]:
         """The numbers that a step depends on besides its tensors: a captured CUDA graph is invalid once they change."""
         if isinstance(self.hidden_radius, GapController):

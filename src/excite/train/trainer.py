@@ -273,6 +273,7 @@ class Trainer:
         """Measures accuracies at the end of an epoch."""
         self._settle()
         self._measure_accuracy(self.epoch + 1)
+        getattr(self.excitation, "check_collapse", lambda: None)()
         measured: dict[str, float] = getattr(self.excitation, "measured", dict)()
         if measured:
             self._log(self.step, {f"excitation/{name}": value for name, value in measured.items()})
