@@ -10,7 +10,7 @@ from excite.data import load
 from excite.errors import InputError
 from excite.excitation import AdversarialTraining
 from excite.margin import SearchOptions, margins
-from excite.margin.fixed_radius import broken_at, robust_accuracy
+from excite.margin.fixed_radius import RobustAccuracy, broken_at, robust_accuracy
 from excite.train import build
 from models import same_state, state_of
 
@@ -84,11 +84,53 @@ def test_it_agrees_with_margins_of_a_trained_network():
     assert shares == pytest.approx(expected, abs=0.05)
 
 
+@pytest.mark.parametrize("norm", ["inf", "2", "1"])
+def test_one_radius_of_a_linear_model_is_exact(norm):
+    model, x, y = linear(4)
+    truth = margins(model, x, y, norm=norm, options=SearchOptions(evidence=False)).values
+    radius = float(truth.median()) * 1.0001
+    found = robust_accuracy(model, x, y, radius, norm=norm, classes=4, steps=5, restarts=1)
+    assert isinstance(found, RobustAccuracy)
+    assert float(found) == pytest.approx(float((truth > radius).double().mean()))
+    assert torch.equal(found.broken, truth <= radius)
+    assert found.low <= found.value <= found.high
+    assert found.certified is None or found.certified <= found.value
+    assert f"{found.value:.1%}" in str(found)
+
+
+def test_one_radius_finds_what_the_quick_attack_misses():
+    """Gradients that vanish at the points: the quick attack sees nothing, the search does and says so."""
+
+    class Steps(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward((x * 8).round() / 8 + 0 * x)
+
+    torch.manual_seed(0)
+    model, x = Steps(2, 3), torch.rand(40, 2, generator=torch.Generator().manual_seed(0)) * 2
+    y = model(x).argmax(1)
+    quick = robust_accuracy(model, x, y, [0.5], classes=3, steps=5)[0]
+    found = robust_accuracy(model, x, y, 0.5, classes=3, steps=5)
+    assert found.value < quick
+    assert not found.trusted
+    assert "not to be trusted" in str(found)
+
+
+def test_no_point_left_needs_no_search():
+    model, x, y = linear(4)
+    found = robust_accuracy(model, x, y, 1e3, classes=4, steps=5)
+    assert found.value == 0
+    assert found.margins is None
+    assert found.trusted
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         ({"radii": [0.2, 0.1]}, "ascending"),
         ({"radii": []}, "ascending"),
+        ({"radii": -0.1}, "radii"),
+        ({"radii": True}, "radii"),
+        ({"radii": 0.1, "search": 3}, "SearchOptions"),
         ({"restarts": 0}, "restarts"),
         ({"x": torch.zeros(0, 6)}, "at least one"),
         ({"y": torch.zeros(3)}, "as many labels"),

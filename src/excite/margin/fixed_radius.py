@@ -1,32 +1,40 @@
 """Robust accuracy: the fraction of points that stay correctly classified however they are perturbed, by attack.
 
 The attack is the search of adversarial training on the trained model: projected steps up the margin loss from random
-starts. A point for which it finds no adversarial example may still have one, so the fraction is an upper bound.
+starts. A point for which it finds no adversarial example may still have one, so the fraction is an upper bound. For one radius the
+points that are left are searched again as for margins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from excite._core.checks import (
     Bounds,
+    Norm,
     check_count,
     check_model,
+    check_number,
     check_numbers,
     check_seed,
     check_tensor,
     model_errors,
+    parse_norm,
     shown,
 )
 from excite._core.preserve import device_of, eval_mode
 from excite._core.randomness import own_randomness
 from excite.errors import InputError
 from excite.excitation import AdversarialTraining
+from excite.margin.inputs import SearchOptions
+from excite.margin.measure import margins
+from excite.margin.result import Margins
 
 
 @model_errors
@@ -114,18 +122,83 @@ def _attack(
     return smallest
 
 
-def robust_accuracy(model: nn.Module, x: Tensor, y: Tensor, radii: Sequence[float], **options: Any) -> list[float]:
-    """The fraction of points that are classified correctly and stay so under attack, for each radius: an upper bound.
+@dataclass(frozen=True)
+class RobustAccuracy:
+    """The fraction of points that are classified correctly and stay so within one radius, with evidence; converts to float.
+
+    Attributes:
+        value: the fraction: an upper bound, since an adversarial example may have been missed.
+        low: lower end of the 95 % interval for the fraction of all data that the points are a sample of.
+        high: its upper end.
+        radius: size of the perturbations.
+        norm: "inf", "2" or "1".
+        broken: (N,), points that are misclassified or have an adversarial example within the radius.
+        certified: the fraction with a certified lower bound above the radius, a lower bound; None if nothing was certified.
+        margins: margins of the points that the quick attack left, with evidence; None if it left none.
+
+    Example:
+        >>> model, x = torch.nn.Linear(4, 10), torch.rand(6, 4)
+        >>> found = excite.robust_accuracy(model, x, model(x).argmax(1), 0.01, classes=10, bounds=(0, 1))
+        >>> 0 <= found.low <= float(found) <= found.high <= 1
+        True
+    """
+
+    value: float
+    low: float
+    high: float
+    radius: float
+    norm: Norm
+    broken: Tensor
+    certified: float | None
+    margins: Margins | None
+
+    def __float__(self) -> float:
+        return self.value
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Reasons not to trust the fraction, one sentence each (see `Evidence.flags`)."""
+        return self.margins.flags if self.margins is not None else ()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the search worked on the points that are counted as robust; true if there are none."""
+        return self.margins is None or self.margins.trusted
+
+    def __str__(self) -> str:
+        lines = [
+            f"robust accuracy at {self.radius:.4g} in the norm {self.norm!r}: {self.value:.1%} of {len(self.broken)} points "
+            f"(95 % interval {self.low:.1%} to {self.high:.1%})"
+        ]
+        if self.certified is not None:
+            lines.append(f"certified: {self.certified:.1%}")
+        if self.flags:
+            lines += ["not to be trusted, it may be much smaller:", *(f"  {flag}" for flag in self.flags)]
+        return "\n".join(lines)
+
+
+@overload
+def robust_accuracy(model: nn.Module, x: Tensor, y: Tensor, radii: float, **options: Any) -> RobustAccuracy: ...
+@overload
+def robust_accuracy(model: nn.Module, x: Tensor, y: Tensor, radii: Sequence[float], **options: Any) -> list[float]: ...
+def robust_accuracy(
+    model: nn.Module, x: Tensor, y: Tensor, radii: float | Sequence[float], **options: Any
+) -> list[float] | RobustAccuracy:
+    """The fraction of points that are classified correctly and stay so under attack: an upper bound.
+
+    For several radii a quick attack is used. For one radius, given as a number, the points that it leaves are searched again
+    as in `excite.margins`, which finds more, and the result says whether to trust it.
 
     Args:
         model: the classifier; its state stays as it is.
         x: points (N, ...).
         y: labels (N,) or (N, 1).
-        radii: in ascending order.
-        **options: those of `broken_at`: norm, bounds, classes, threshold, steps, restarts, batch, seed, progress.
+        radii: one radius, or several in ascending order.
+        **options: those of `broken_at`: norm, bounds, classes, threshold, steps, restarts, batch, seed, progress. For one
+            radius also `search`, the `SearchOptions` of the second search.
 
     Returns:
-        One fraction per radius.
+        One fraction per radius; `RobustAccuracy` for one radius given as a number.
 
     Raises:
         InputError: if an argument is of the wrong kind, or the radii are not ascending.
@@ -133,7 +206,34 @@ def robust_accuracy(model: nn.Module, x: Tensor, y: Tensor, radii: Sequence[floa
     Example:
         >>> model, x = torch.nn.Linear(4, 10), torch.rand(6, 4)
         >>> excite.robust_accuracy(model, x, model(x).argmax(1), [0, 8 / 255], classes=10, bounds=(0, 1))
+        >>> print(excite.robust_accuracy(model, x, model(x).argmax(1), 8 / 255, classes=10, bounds=(0, 1)))
     """
+    if isinstance(radii, int | float) and not isinstance(radii, bool):
+        return _with_evidence(model, x, y, check_number(radii, "radii", 0), **options)
     radii = check_numbers(radii, "radii", 0)
     smallest = broken_at(model, x, y, radii, **options)
     return [float((smallest > radius).double().mean()) for radius in radii]
+
+
+def _with_evidence(
+    model: nn.Module, x: Tensor, y: Tensor, radius: float, *, search: SearchOptions | None = None, **options: Any
+) -> RobustAccuracy:
+    """A quick attack on all points, then the search for margins on those that it leaves."""
+    from scipy.stats import binomtest
+
+    norm = parse_norm(options.get("norm", "inf"))
+    smallest = broken_at(model, x, y, [radius], **options)
+    left = torch.nonzero(torch.isinf(smallest) & (smallest > 0))[:, 0]
+    broken, found = torch.ones(len(x), dtype=torch.bool), None
+    if len(left):
+        device = device_of(model)
+        threshold = options.get("threshold")
+        found = margins(
+            model, x[left.to(x.device)].to(device), y[left.to(y.device)].reshape(-1).to(device), norm=norm,
+            bounds=options.get("bounds"), threshold=0.5 if threshold is None else threshold, options=search,
+        )  # fmt: skip
+        broken[left] = found.values <= radius
+    standing = int((~broken).sum())
+    interval = binomtest(standing, len(x)).proportion_ci(0.95)
+    safe = None if found is None or found.lower is None else float((found.lower > radius).sum()) / len(x)
+    return RobustAccuracy(standing / len(x), interval.low, interval.high, radius, norm, broken, safe, found)
