@@ -30,7 +30,7 @@ RESULTS = {  # returned by what is in the table, and not made by users
     "Alignments", "Assumption", "Audit", "Between", "BiasTrajectory", "Bound", "Checkpoint", "Consistent", "FlowResult", "Covering", "Cut", "Dataset",
     "Attention", "Decomposition", "DropoutRun", "DropoutStatement", "EmptyRegions", "Ensemble", "Equivalence", "Evidence", "TrainingResult", "Gap", "Group", "Projection",
     "JunctionAlignment", "Largest", "Layer", "LayerAlignment", "LayerRichness", "Ledger", "LedgerEntry", "LedgerReport", "LipschitzBound", "MostActive", "PathCount", "Problem",
-    "Processes", "RegionMap", "Repair", "Report", "Richness", "Segments", "Sharpness", "Site", "Smallest", "Spectrum", "Steadiness",
+    "Processes", "RegionMap", "Repair", "Report", "Richness", "RobustAccuracy", "Segments", "Sharpness", "Site", "Smallest", "Spectrum", "Steadiness",
     "StudyResult", "Unit", "Units", "Updates", "Verdict", "Watch", "Wiring",
 }  # fmt: skip
 REASONS = {
