@@ -195,6 +195,7 @@ SKIPPED = {
     "excite.studies.StudyResult": "trains for minutes",
     "excite.studies.run": "trains for minutes",
     "excite.studies.judge_again": "the folder of a study",
+    "excite.studies.plan_seeds": "the folder of a study",
     "excite.integrations.accelerate.AcceleratedWatch": "the training loop of the user",
     "excite.integrations.lightning.ExciteCallback": "the trainer of the user",
     "excite.integrations.lightning.PersistentlyExcited": "the network of the user",

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from excite._core.calls import Batch, Pick
+from excite._core.wrappers import eagerly
 from excite.errors import InputError
-from excite.probes import AdamMoments, FlightRecorder, Probe, default_probes, vital_signs
+from excite.probes import AdamMoments, CriticalSharpness, FlightRecorder, Probe, default_probes, vital_signs
 from excite.probes.schedules import Schedule, as_schedule
 from excite.probes.vital_signs.adam_moments import is_adam
 from excite.probes.vital_signs.blocks import has_attention
+from excite.probes.vital_signs.critical_sharpness import default_loss
 
 Every = int | Schedule | Mapping[str, int | Schedule]
 
@@ -29,7 +31,7 @@ def chosen_probes(
     """The probes to attach. Of the defaults those are left out that need an example or an optimizer that is not there."""
     given = {"example": example, "optimizer": optimizer}
     if probes is None:
-        everything = default_probes(output) + _signs(model, optimizer, output)
+        everything = default_probes(output) + _signs(model, optimizer, output, example)
         chosen = [p for p in everything if all(given[need] is not None for need in p.requires)]
     else:
         chosen = list(probes)
@@ -46,13 +48,30 @@ def chosen_probes(
     return chosen
 
 
-def _signs(model: nn.Module, optimizer: torch.optim.Optimizer | None, output: Pick) -> list[Probe]:
-    """Vital signs of models with attention; without Adam's moments for other optimizers."""
+def _signs(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, output: Pick, example: Batch | None
+) -> list[Probe]:
+    """Vital signs of models with attention; without Adam's moments for other optimizers, and without sharpness where no loss is known."""
     if not has_attention(model):
         return []
-    adam = optimizer is not None and is_adam(optimizer)
-    signs = [probe for probe in vital_signs(output=output) if adam or not isinstance(probe, AdamMoments)]
+    left_out: list[type[Probe]] = []
+    if optimizer is None or not is_adam(optimizer):
+        left_out.append(AdamMoments)
+    if example is not None and not _has_loss(model, example):
+        left_out.append(CriticalSharpness)
+    signs = [probe for probe in vital_signs(output=output) if not isinstance(probe, tuple(left_out))]
     return [*signs, FlightRecorder()]
+
+
+def _has_loss(model: nn.Module, example: Batch) -> bool:
+    try:
+        with eagerly(model):
+            default_loss(model, example)
+    except InputError:  # it says how to give one
+        return False
+    except Exception:
+        return True  # that of the probe says what is wrong, when it is attached
+    return True
 
 
 def _schedule(probes: Sequence[Probe], every: Every) -> None:

@@ -47,5 +47,8 @@ def test_a_model_that_fails_on_few_sequences_is_named():
 
 def test_logits_need_classes():
     assert logits_of({"logits": torch.zeros(2, 3)}).shape == (2, 3)
+    one = torch.tensor([[1.5], [-2.0]])
+    log_z = logits_of(one).logsumexp(-1)  # two classes: −log of the probability of the first
+    assert torch.allclose(log_z, -torch.log(1 - one.sigmoid())[:, 0])
     with pytest.raises(excite.ModelError, match="one number per class"):
-        logits_of(torch.zeros(2, 1))
+        logits_of(torch.zeros(2, 0))

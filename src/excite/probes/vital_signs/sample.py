@@ -128,14 +128,17 @@ def _keep(streams: dict[str, Tensor], path: str) -> Callable[..., None]:
 
 
 def logits_of(returned: Any, output: Pick = None) -> Tensor:
-    """Class or token logits (..., classes): the output that is picked, else `logits` of what the model returned."""
+    """Class or token logits (..., classes): the output that is picked, else `logits` of what the model returned.
+
+    One logit f is that of the second of two classes, with logits 0 and f, as in binary cross-entropy.
+    """
     if output is None and not isinstance(returned, Tensor):
         found = returned.get("logits") if isinstance(returned, dict) else getattr(returned, "logits", None)
         returned = found if found is not None else returned
     logits = pick_output(returned, output)
-    if logits.dim() < 2 or logits.shape[-1] < 2 or not logits.is_floating_point():
+    if logits.dim() < 2 or not logits.shape[-1] or not logits.is_floating_point():
         raise ModelError(f"expected logits with one number per class; got an output of shape {tuple(logits.shape)}")
-    return logits
+    return torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
 
 
 def wide(x: Tensor) -> Tensor:
