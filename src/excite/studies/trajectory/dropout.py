@@ -64,7 +64,7 @@ def network(widths: Sequence[int], seed: int, active: bool) -> nn.Sequential:
         layers = [layer for n, m in pairwise(widths) for layer in (nn.Linear(n, m), nn.ReLU())]
         model = nn.Sequential(*layers[:-1]).double()
     with torch.no_grad():
-        for layer in model[:-1:2]:
+        for layer in [layer for layer in model if isinstance(layer, nn.Linear)][:-1]:
             layer.bias.fill_(0.5)  # so that most units are active at some point, as the theorem assumes
         if active:
             for parameter, value in zip(model.parameters(), (1.0, 20.0, 0.01, -0.2 * widths[1])):
