@@ -462,6 +462,7 @@ CALLS: dict[str, Call] = {
     "bounds.deep_lipschitz": Call(bounds.deep_lipschitz, {"model": PLAIN, "x": X, "y": Y, "descent": ("number", lambda: 0.1), "form": ("choice", lambda: "unit"), "loss": ("choice", lambda: "half-sum"), "tolerance": ("number", lambda: 1e-4)}),
     "bounds.two_layer_lipschitz": Call(bounds.two_layer_lipschitz, {"model": PLAIN, "x": X, "y": Y, "descent": ("number", lambda: 0.1), "form": ("choice", lambda: "unit"), "loss": ("choice", lambda: "half-sum"), "tolerance": ("number", lambda: 1e-4)}),
     "bounds.linear_margin": Call(bounds.linear_margin, {"x": X, "y": Y, "angle": ("number", lambda: 0.1)}),
+    "bounds.count_laws": Call(bounds.count_laws, {"model": PLAIN, "example": X, "loss": ("choice", lambda: "any"), "output": PICK, "limit": ("count", lambda: 100)}),
     "bounds.covering_number": Call(bounds.covering_number, {"x": X, "radius": ("number", lambda: 0.5)}),
     "bounds.steadiness": Call(bounds.steadiness, {"updates": ("numbers", lambda: [1.0, 0.5]), "fraction": ("number", lambda: 0.5)}),
     "bounds.steady_lipschitz": Call(bounds.steady_lipschitz, {"updates": ("numbers", lambda: [1.0, 0.5]), "sigma": ("number", lambda: 1.0), "points": ("count", lambda: 5), "tau": ("count", lambda: 0), "confidence": ("number", lambda: 0.9)}),

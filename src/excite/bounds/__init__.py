@@ -9,6 +9,7 @@ from excite.bounds.excitation.regularization import Equivalence, penalty_of_radi
 from excite.bounds.excitation.relaxed_margin import relaxed_linear_margin
 from excite.bounds.excitation.two_layer import two_layer_lipschitz, two_layer_margin
 from excite.bounds.excitation.two_layer_cross_entropy import directional_lipschitz
+from excite.bounds.invariances.law_count import LawCount, count_laws
 from excite.bounds.invariances.reduced_alignment import reduced_alignment
 from excite.bounds.richness.deep import deep_lipschitz, deep_norms
 from excite.bounds.stability import Descent, Sharpness, descent_stability, sharpness
@@ -28,12 +29,14 @@ __all__ = [
     "DropoutStatement",
     "EmptyRegions",
     "Equivalence",
+    "LawCount",
     "MostActive",
     "Sharpness",
     "Steadiness",
     "alignment",
     "bias_distance",
     "bias_variance",
+    "count_laws",
     "covering_number",
     "cross_entropy_rank",
     "decay_rank",

@@ -8,6 +8,7 @@ from excite.wiring.path_counts import PathCount, path_count
 from excite.wiring.paths import Graph, fully_connected
 from excite.wiring.roles import Attention, Projection
 from excite.wiring.tracing import Wiring, trace
+from excite.wiring.translations import Translation
 
 __all__ = [
     "Attention",
@@ -19,6 +20,7 @@ __all__ = [
     "PathCount",
     "Projection",
     "Site",
+    "Translation",
     "Wiring",
     "cuts",
     "decompose",

@@ -22,6 +22,7 @@ from excite.wiring.roles.attention import Attention, find_attentions
 from excite.wiring.roles.names import find_roles
 from excite.wiring.roles.provenance import follow_origins
 from excite.wiring.table import group_rows, layer_rows, render
+from excite.wiring.translations import Translation, find_translations
 
 if TYPE_CHECKING:
     import networkx
@@ -38,6 +39,7 @@ class Wiring:
         attentions: The attentions of the model in order of execution, with the weights of their queries, keys, values and
             outputs by head. Empty where `torch.export` cannot follow the model; kernels that are not understood are named in
             the notes.
+        translations: The last layer, if its sums over the classes are conserved under softmax cross-entropy.
         parameters: By path, the role of each parameter: "weight of NAME", "bias of NAME", "normalization", "embedding",
             "scaling", …
 
@@ -52,6 +54,7 @@ class Wiring:
     notes: tuple[str, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
     attentions: tuple[Attention, ...] = ()
+    translations: tuple[Translation, ...] = ()
 
     def __str__(self) -> str:
         return render(self.layers, self.groups, self.cuts(), self.notes)
@@ -130,10 +133,12 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
     refuse_lazy(model)
     layers, parameters, notes = record(model, example, output)
     attentions: tuple[Attention, ...] = ()
+    translations: tuple[Translation, ...] = ()
     try:
         graph = exported(model, example, output)
         ctx = follow(model, graph)
         groups = assemble(ctx)
+        translations = find_translations(graph, ctx)
         found = follow_origins(graph, ctx)
         attentions = find_attentions(found)
         roles = find_roles(found, attentions, parameters)
@@ -143,7 +148,7 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
         # A weight that is computed on the fly (weight normalization) is no parameter that a group could hold.
         alone = [layer for layer in layers if layer.weight_name is not None]
         groups = tuple(_lonely(layer, f"torch.export failed: {failure}") for layer in alone)
-    return Wiring(layers, groups, notes, parameters, attentions)
+    return Wiring(layers, groups, notes, parameters, attentions, translations)
 
 
 def _lonely(layer: Layer, why: str) -> Group:
