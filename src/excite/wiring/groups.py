@@ -333,13 +333,18 @@ def _split(alike: list[_Member]) -> list[tuple[list[_Member], Law]]:
     if state.nonlinear:
         return [(alike, "channel")]
     bunches: list[list[_Member]] = []
+    near: dict[tuple[int, int], list[int]] = {}  # by first fingerprint: bunches that may be equal to it
+    width = 1e-6 * max([1.0, *(abs(member.prints[0]) for member in alike if member.prints)])
     for member in alike:
-        for bunch in bunches:
-            if _interchangeable(bunch[0], member):
-                bunch.append(member)
-                break
-        else:
+        count = len(member.prints)
+        place = math.floor(member.prints[0] / width) if count else 0
+        candidates = sorted(i for k in (-1, 0, 1) for i in near.get((count, place + k), ()))
+        found = next((i for i in candidates if _interchangeable(bunches[i][0], member)), None)
+        if found is None:
+            near.setdefault((count, place), []).append(len(bunches))
             bunches.append([member])
+        else:
+            bunches[found].append(member)
     if len(bunches) > 1:
         alone = [bunch[0] for bunch in bunches if len(bunch) == 1]
         together: list[tuple[list[_Member], Law]] = [(bunch, "matrix") for bunch in bunches if len(bunch) > 1]
