@@ -19,7 +19,7 @@ OTHERS = "Beyond the papers"
 INTRO = """# Gallery of results
 
 Every study with its figure and the verdicts on its claims: a claim **holds** or **fails** if the 95 % interval over seeds lies on one
-side of its threshold, and is **undecided** otherwise. Each title leads to the numbers, the settings and the command that made them.
+side of its threshold, and is **undecided** otherwise; an identity is **exact**, and a claim whose premise is never met **not tested**. Each title leads to the numbers, the settings and the command that made them.
 [How a claim is judged](studies.md#how-a-claim-is-judged).
 
 *Written by `make gallery` from the results pages.*
@@ -31,11 +31,14 @@ def entry(text: str) -> dict[str, str]:
     title = re.search(r"^# (.+)$", text, re.M)
     about = re.search(r"^\*(Study .+)\*$", text, re.M)
     figure = re.search(r"^!\[(.+?)\]\((.+?)\)$", text, re.M)
-    verdicts = Counter(re.findall(r"^\| \*\*(holds|fails|undecided)\*\* \|", text, re.M))
+    verdicts = Counter(re.findall(r"^\| \*\*(holds|exact|fails|undecided|not tested)\*\* \|", text, re.M))
     if not (title and about and figure and verdicts):
         raise ValueError(f"not a results page: {text[:80]!r}")
-    first = re.search(r"^\| \*\*(\w+)\*\* \| (.+) \([^|]+\) \| ", text, re.M)
-    words = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "undecided": ("undecided", "undecided")}
+    first = re.search(r"^\| \*\*([\w ]+)\*\* \| (.+) \([^|]+\) \| ", text, re.M)
+    words = {
+        "holds": ("holds", "hold"), "exact": ("exact", "exact"), "fails": ("fails", "fail"), "undecided": ("undecided", "undecided"),
+        "not tested": ("not tested", "not tested"),
+    }  # fmt: skip
     return {
         "title": title[1],
         "about": about[1],

@@ -143,29 +143,32 @@ def run(
     seconds = None if seconds is None else check_number(seconds, "seconds", 0)
     workspace = find_workspace(out if out is not None else Path("runs/studies") / f"{study.name}-{size.name}")
     folder = workspace.folder
-    if device is None:
-        device = "cuda" if size.name == "paper" and torch.cuda.is_available() else "cpu"
-    find_device(device)
+    device = _device(device, size)
     jobs = plan_jobs(study, size, count, folder, device, chosen == "all")
     study.method.check(jobs)
     with workspace.lock():
         if out is None and workspace.store is None:
             _take_over(jobs, folder.parent.glob(f"*-{size.name}"))
-        complete = not any(job.finished() for job in jobs)
-        start = time.monotonic()
+        complete, start = not any(job.finished() for job in jobs), time.monotonic()
         options: dict[str, Any] = {"executor": executor, "workspace": workspace, "retries": retries}
         stopped = _run_within(seconds, jobs, workers, on_progress, **options)
         taken = time.monotonic() - start if complete and stopped is None else _earlier_seconds(folder, len(jobs))
         workspace.download(jobs)
-        command = _command(study, size, count, chosen)
-        ready = jobs if stopped is None else _finished_part(jobs)
-        if ready:
-            result, details = _gather(study, size, ready, folder, command)
+        if ready := jobs if stopped is None else _finished_part(jobs):
+            result, details = _gather(study, size, ready, folder, _command(study, size, count, chosen))
             result = dataclasses.replace(result, seconds=taken, missing=_missing(jobs, ready))
             _write(result, details, Path(docs) if docs is not None else None)
     if stopped is not None:
         raise stopped
     return result
+
+
+def _device(device: str | None, scale: Scale) -> str:
+    """The device as asked for, or by default the GPU for scale "paper" if there is one."""
+    if device is None:
+        device = "cuda" if scale.name == "paper" and torch.cuda.is_available() else "cpu"
+    find_device(device)
+    return device
 
 
 def _run_within(

@@ -8,7 +8,7 @@ from torch import nn
 
 from excite.margin.certificates.linear_bounds import Relaxation, make_ball
 from excite.margin.certificates.relaxed_radii import smallest_lead
-from excite.margin.certificates.tape import Tape
+from excite.margin.certificates.tape import OperatorTape
 from excite.margin.problem import Decision, MarginProblem, column, length, make_constraint
 
 NETS = {
@@ -39,7 +39,7 @@ def problem_of(name: str, norm: str, bounds: tuple[float, float] | None) -> Marg
 @pytest.mark.parametrize("name", NETS)
 def test_bounds_are_below_samples_of_the_ball(name: str, norm: str, bounds: tuple[float, float] | None) -> None:
     problem = problem_of(name, norm, bounds)
-    tape = Tape(problem.decision.model, problem.x, None, len(problem))
+    tape = OperatorTape(problem.decision.model, problem.x, None, len(problem))
     for size in (0.01, 0.3):
         radius = torch.full((len(problem),), size * {"inf": 1, "2": 3, "1": 8}[norm]).double()
         interval, linear = (smallest_lead(tape, problem, radius, method) for method in ("interval", "linear"))
@@ -59,7 +59,9 @@ def test_affine_models_have_their_smallest_value() -> None:
     weight = (model[1].weight @ model[0].weight)[0].detach()
     for norm, dual in (("inf", 1), ("2", 2), ("1", float("inf"))):
         problem = MarginProblem(Decision(model, None, 0.0, torch.ones(3).long(), 1), x, make_constraint(x, norm, None))
-        relaxed = Relaxation(Tape(model, x, None, 3), make_ball(problem, torch.full((3,), 0.5).double()), "linear")
+        relaxed = Relaxation(
+            OperatorTape(model, x, None, 3), make_ball(problem, torch.full((3,), 0.5).double()), "linear"
+        )
         found = relaxed.smallest(torch.ones(3, 1).double(), torch.arange(3))
         truth = model(x)[:, 0].detach() - 0.5 * torch.linalg.vector_norm(weight, dual)
         torch.testing.assert_close(found, truth)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from excite.errors import ModelError
-from excite.margin.certificates.tape import Tape
+from excite.margin.certificates.tape import OperatorTape
 
 
 class Branches(nn.Module):
@@ -28,14 +28,14 @@ def test_values_are_those_of_the_model() -> None:
         nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 2),
     ).eval()  # fmt: skip
     x = torch.randn(5, 1, 8, 8)
-    tape = Tape(model, x, None, 5)
+    tape = OperatorTape(model, x, None, 5)
     torch.testing.assert_close(tape.values(x)[tape.output].float(), model(x).detach())
 
 
 def test_affine_rows_are_the_jacobian() -> None:
     torch.manual_seed(0)
     model = Branches().double()
-    tape = Tape(model, torch.zeros(1, 6).double(), None, 4)
+    tape = OperatorTape(model, torch.zeros(1, 6).double(), None, 4)
     sources, constant = tape.affine_rows(tape.output, torch.eye(2).double())
     expected = torch.autograd.functional.jacobian(lambda z: model(z[None])[0], torch.randn(6).double())
     torch.testing.assert_close(sources[tape.input], expected)
@@ -47,7 +47,7 @@ def test_affine_rows_are_the_jacobian() -> None:
 def test_magnitudes_are_absolute_coefficients() -> None:
     torch.manual_seed(0)
     model = Branches().double()
-    tape = Tape(model, torch.zeros(1, 6).double(), None, 3)
+    tape = OperatorTape(model, torch.zeros(1, 6).double(), None, 3)
     spread = torch.rand(3, 6).double()
     values = {tape.input: spread}
     for step in tape.steps.values():
@@ -68,4 +68,4 @@ class Squares(nn.Module):
 )
 def test_operators_without_a_bound_are_named(model: nn.Module, name: str) -> None:
     with pytest.raises(ModelError, match=name):
-        Tape(model, torch.randn(2, 3), None, 2)
+        OperatorTape(model, torch.randn(2, 3), None, 2)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from excite.studies.judging.intervals import Array, Estimate, over_seeds, over_seeds_and_images, resample
+from excite.studies.judging.intervals import Array, MeanEffect, over_seeds, over_seeds_and_images, resample
 
 
 def crossed(rng: np.random.Generator, seeds: int, images: int, by_seed: float, by_image: float, rest: float) -> Array:
@@ -80,9 +80,11 @@ def test_resamples_that_are_not_finite_are_not_used() -> None:
 
 def test_constant_effects_have_no_error() -> None:
     estimate = over_seeds_and_images(np.ones(3), np.ones((3, 5)))
-    assert estimate == Estimate(1.0, 0.0, 2, 0.0)
-    assert estimate.interval() == (1.0, 1.0)
-    assert (estimate.p_value(0.5), estimate.p_value(1.0)) == (0.0, 1.0)
+    assert estimate == MeanEffect(1.0, 0.0, 2, 0.0)
+    assert (estimate.p_value(0.5), estimate.p_value(1.0)) == (0.25, 1.0)  # three seeds on one side, by the sign test
+    assert estimate.interval() == (-math.inf, math.inf)
+    assert over_seeds(np.ones(6)).interval() == (1.0, 1.0)
+    assert over_seeds(np.ones(6)).p_value(0.5) == 2**-5
 
 
 def test_resamples_are_always_the_same() -> None:

@@ -85,6 +85,13 @@ def matrix_equivalence(
             Assumption("the solution is computed", None, "the worst perturbation in the ∞-norm is NP-hard to find")
         )
         return Equivalence(name, c, math.sqrt(c / len(points)), empty, None, math.inf, tuple(checks))
+    return _both_solutions(name, points, targets, c, p, tuple(checks))
+
+
+def _both_solutions(
+    name: str, points: Array, targets: Array, c: float, p: Norm, checks: tuple[Assumption, ...]
+) -> Equivalence:
+    """Solves both problems at λ = c, and compares."""
     reach = math.sqrt(c / len(points))
     (w, gap), (v, game) = _solve(points, targets, c, p), _play(points, targets, reach, p)
     difference = _difference(points, targets, w, v, p)
@@ -92,13 +99,12 @@ def matrix_equivalence(
     # What W gains; a gap that is not far below it leaves the solution open, as where the step limit was reached.
     gained = max(float((targets * (points @ w.T)).sum()), 1e-300)
     both = gap * float((targets**2).sum()) <= min(SOLVED * float((targets**2).sum()), 1e-13 * gained) and game <= PLAYED
-    checks.append(Assumption("both problems are solved", both, solved))
-    checks.append(
-        Assumption(
-            "the solutions agree in XW' and ‖W‖", difference <= SAME if both else None, f"difference {difference:.1e}"
-        )
+    agree = difference <= SAME if both else None
+    found = (
+        Assumption("both problems are solved", both, solved),
+        Assumption("the solutions agree in XW' and ‖W‖", agree, f"difference {difference:.1e}"),
     )
-    return Equivalence(name, c, reach, w, v, difference, tuple(checks))
+    return Equivalence(name, c, reach, w, v, difference, (*checks, *found))
 
 
 def worst_perturbation(w: Any, radius: float, norm: object = 2) -> Array:

@@ -19,7 +19,7 @@ from torch.fx import Node
 from excite.errors import InputError, ModelError
 from excite.margin.certificates.linear_bounds import Relaxation, make_ball
 from excite.margin.certificates.relaxed_radii import make_tape
-from excite.margin.certificates.tape import Step, Tape
+from excite.margin.certificates.tape import OperatorTape, TapeStep
 from excite.margin.problem import AdversarialPerturbations, MarginProblem
 
 MAX_UNITS = 5000
@@ -122,7 +122,7 @@ def solve_exactly(
     return lower, solutions
 
 
-def _check_tape(tape: Tape) -> None:
+def _check_tape(tape: OperatorTape) -> None:
     units = 0
     for step in tape.steps.values():
         if step.pool or (step.activation is not None and step.activation.kinks is None):
@@ -136,7 +136,7 @@ def _check_tape(tape: Tape) -> None:
 
 
 def _point(
-    tape: Tape, problem: MarginProblem, radius: float, reached: bool, seconds: float
+    tape: OperatorTape, problem: MarginProblem, radius: float, reached: bool, seconds: float
 ) -> tuple[float, Tensor | None]:
     """The lower bound of one point, and the perturbation of the best solution; `reached`: one of `radius` was found."""
     # A little more than was found: the solver's tolerances must not cut the solution off.
@@ -188,7 +188,7 @@ def _distance(
 
 
 def _add_units(
-    program: Program, tape: Tape, step: Step, relaxed: Relaxation, where: dict[Node, np.ndarray]
+    program: Program, tape: OperatorTape, step: TapeStep, relaxed: Relaxation, where: dict[Node, np.ndarray]
 ) -> np.ndarray:
     """Variables of the results of an activation, with the constraints that make them so.
 
@@ -245,7 +245,7 @@ def _add_relu(
 
 
 def _targets(
-    tape: Tape, problem: MarginProblem, where: dict[Node, np.ndarray], count: int
+    tape: OperatorTape, problem: MarginProblem, where: dict[Node, np.ndarray], count: int
 ) -> list[tuple[np.ndarray, float]]:
     """For each other class (a, b) with lead = a · v + b, which must not be positive."""
     decision, shape = problem.decision, tape.shapes[tape.output][1:]

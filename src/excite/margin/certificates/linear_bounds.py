@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from excite._core.checks import Norm
 from excite.margin.certificates.relaxations import Lines, interval, lines
-from excite.margin.certificates.tape import Step, Tape, add_part
+from excite.margin.certificates.tape import OperatorTape, TapeStep, add_part
 from excite.margin.problem import MarginProblem, column, length
 
 Method = Literal["interval", "linear"]
@@ -63,7 +63,7 @@ class Relaxation:
         read: by activation, the lowest and highest values (P, ...) of what it reads.
     """
 
-    def __init__(self, tape: Tape, ball: Ball, method: Method):
+    def __init__(self, tape: OperatorTape, ball: Ball, method: Method):
         self.tape, self.ball, self.method = tape, ball, method
         self.read: dict[Node, tuple[Tensor, Tensor]] = {}
         self._lines: dict[Node, Lines] = {}
@@ -77,7 +77,7 @@ class Relaxation:
         self.outputs = values[tape.output]
 
     # -- forward -------------------------------------------------------------------------------------------------------
-    def _forward(self, step: Step, values: dict[Node, Any]) -> Any:
+    def _forward(self, step: TapeStep, values: dict[Node, Any]) -> Any:
         if step.name == "getitem":
             return values[step.inputs[0]][step.node.args[1]]
         if step.affine:
@@ -97,11 +97,11 @@ class Relaxation:
         self._lines[step.node] = lines(step.activation, g, rest, low, high)
         return interval(step.activation, g, rest, low, high)
 
-    def function(self, step: Step) -> Callable[[Tensor], Tensor]:
+    def function(self, step: TapeStep) -> Callable[[Tensor], Tensor]:
         """The activation as a function of one tensor."""
         return lambda t: step.node.target(t, *step.node.args[1:], **step.node.kwargs)  # type: ignore[operator]
 
-    def _pool(self, step: Step, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _pool(self, step: TapeStep, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Bounds of a maximum; kept for the way back: the lower bounds, whose maxima choose, where the choice is certain, the upper."""
         kernel, *rest = step.node.args[1:]
         least, index = step.node.target(low, kernel, *rest)  # type: ignore[operator]
@@ -110,7 +110,7 @@ class Relaxation:
         self._pools[step.node] = low, certain, most
         return least, most, index
 
-    def _tightened(self, step: Step, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def _tightened(self, step: TapeStep, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Linear bounds in place of the intervals of units that an activation bends."""
         assert step.activation is not None
         if self.tape.is_affine(step.inputs[0]):
@@ -174,7 +174,7 @@ class Relaxation:
             constant = constant + self.ball.smallest(pending[self.tape.input], points)
         return constant
 
-    def _through(self, step: Step, weights: Any, points: Tensor) -> tuple[dict[Node, Tensor], Tensor]:
+    def _through(self, step: TapeStep, weights: Any, points: Tensor) -> tuple[dict[Node, Tensor], Tensor]:
         if step.affine:
             return self.tape.transpose(step, weights)
         if step.pool:

@@ -19,7 +19,7 @@ _GRID = 24
 
 
 @dataclass(frozen=True)
-class Activation:
+class ActivationShape:
     """An elementwise function with kinks, or with a bound on its second derivative.
 
     Attributes:
@@ -54,25 +54,25 @@ def _ends(low: float | None = None, high: float | None = None) -> tuple[float, .
 
 
 ACTIVATIONS = {
-    "relu": Activation(kinks=lambda: (0.0,)),
-    "leaky_relu": Activation(kinks=lambda slope=0.01: (0.0,), monotone=False),
-    "abs": Activation(kinks=lambda: (0.0,), monotone=False),
-    "clamp": Activation(kinks=_ends),
-    "clamp_min": Activation(kinks=lambda low: (float(low),)),
-    "clamp_max": Activation(kinks=lambda high: (float(high),)),
-    "hardtanh": Activation(kinks=lambda low=-1.0, high=1.0: (float(low), float(high))),
-    "hardsigmoid": Activation(kinks=lambda: (-3.0, 3.0)),
-    "tanh": Activation(curvature=lambda: 0.77),
-    "sigmoid": Activation(curvature=lambda: 0.0963),
-    "gelu": Activation(curvature=lambda: 0.798, monotone=False, applies=lambda *args: not args),
-    "silu": Activation(curvature=lambda: 0.5, monotone=False),
-    "softplus": Activation(curvature=lambda: 0.25, applies=lambda *args: not args),
-    "elu": Activation(curvature=lambda: 1.0, applies=lambda *args: not args),
+    "relu": ActivationShape(kinks=lambda: (0.0,)),
+    "leaky_relu": ActivationShape(kinks=lambda slope=0.01: (0.0,), monotone=False),
+    "abs": ActivationShape(kinks=lambda: (0.0,), monotone=False),
+    "clamp": ActivationShape(kinks=_ends),
+    "clamp_min": ActivationShape(kinks=lambda low: (float(low),)),
+    "clamp_max": ActivationShape(kinks=lambda high: (float(high),)),
+    "hardtanh": ActivationShape(kinks=lambda low=-1.0, high=1.0: (float(low), float(high))),
+    "hardsigmoid": ActivationShape(kinks=lambda: (-3.0, 3.0)),
+    "tanh": ActivationShape(curvature=lambda: 0.77),
+    "sigmoid": ActivationShape(curvature=lambda: 0.0963),
+    "gelu": ActivationShape(curvature=lambda: 0.798, monotone=False, applies=lambda *args: not args),
+    "silu": ActivationShape(curvature=lambda: 0.5, monotone=False),
+    "softplus": ActivationShape(curvature=lambda: 0.25, applies=lambda *args: not args),
+    "elu": ActivationShape(curvature=lambda: 1.0, applies=lambda *args: not args),
 }
 
 
 def interval(
-    activation: Activation, g: Callable[[Tensor], Tensor], rest: tuple[Any, ...], low: Tensor, high: Tensor
+    activation: ActivationShape, g: Callable[[Tensor], Tensor], rest: tuple[Any, ...], low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The smallest and the largest value of g between `low` and `high`."""
     if activation.monotone:
@@ -83,7 +83,7 @@ def interval(
 
 
 def lines(
-    activation: Activation, g: Callable[[Tensor], Tensor], rest: tuple[Any, ...], low: Tensor, high: Tensor
+    activation: ActivationShape, g: Callable[[Tensor], Tensor], rest: tuple[Any, ...], low: Tensor, high: Tensor
 ) -> Lines:
     """The lines, of the slopes at hand, that are best in the middle of the interval. An interval of length zero has a tangent."""
     width = (high - low).clamp_min(1e-12)
@@ -116,7 +116,7 @@ def _tangents(g: Callable[[Tensor], Tensor], at: tuple[Tensor, ...]) -> list[Ten
 
 
 def _extremes(
-    activation: Activation,
+    activation: ActivationShape,
     g: Callable[[Tensor], Tensor],
     rest: tuple[Any, ...],
     slope: Tensor,

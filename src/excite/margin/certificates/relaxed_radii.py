@@ -7,7 +7,7 @@ from torch import Tensor
 
 from excite.errors import ModelError
 from excite.margin.certificates.linear_bounds import Method, Relaxation, make_ball
-from excite.margin.certificates.tape import Tape
+from excite.margin.certificates.tape import OperatorTape
 from excite.margin.problem import Decision, MarginProblem
 
 _ROUNDS = 14
@@ -29,15 +29,15 @@ def relaxed_radii(problem: MarginProblem, upper: Tensor, method: Method, known: 
     return safe
 
 
-def make_tape(problem: MarginProblem) -> Tape:
+def make_tape(problem: MarginProblem) -> OperatorTape:
     """The operators of the model, for a number of rows that fits the size of the inputs."""
     rows = min(max(_ROWS // (16 * problem.x[0].numel()), 8), 256)
-    tape = Tape(problem.decision.model, problem.x, problem.decision.output, rows)
+    tape = OperatorTape(problem.decision.model, problem.x, problem.decision.output, rows)
     check_rows(tape, problem)
     return tape
 
 
-def check_rows(tape: Tape, problem: MarginProblem) -> None:
+def check_rows(tape: OperatorTape, problem: MarginProblem) -> None:
     """Refuses a model whose rows depend on each other, and one that a tape does not reproduce."""
     x, decision = problem.x, problem.decision
     generator = torch.Generator().manual_seed(0)  # in another order, with other neighbours
@@ -52,7 +52,7 @@ def check_rows(tape: Tape, problem: MarginProblem) -> None:
         )
 
 
-def _bisect(tape: Tape, problem: MarginProblem, upper: Tensor, safe: Tensor, method: Method) -> Tensor:
+def _bisect(tape: OperatorTape, problem: MarginProblem, upper: Tensor, safe: Tensor, method: Method) -> Tensor:
     count = len(problem)
     padded = torch.arange(tape.rows, device=upper.device).clamp(max=count - 1)
     problem, upper, safe = problem.rows(padded), upper[padded], safe[padded]
@@ -67,7 +67,7 @@ def _bisect(tape: Tape, problem: MarginProblem, upper: Tensor, safe: Tensor, met
     return safe[:count]
 
 
-def smallest_lead(tape: Tape, problem: MarginProblem, radius: Tensor, method: Method) -> Tensor:
+def smallest_lead(tape: OperatorTape, problem: MarginProblem, radius: Tensor, method: Method) -> Tensor:
     """(P,): a lower bound on the logit margin on the balls of `radius` (P,); P is the number of rows of the tape."""
     relaxed = Relaxation(tape, make_ball(problem, radius), method)
     decision, points = problem.decision, torch.arange(len(problem), device=radius.device)
@@ -90,7 +90,7 @@ def difference(decision: Decision, other: int) -> Tensor:
     return (one(labels, m) - one((labels + other) % m, m)).double()
 
 
-def _slack(tape: Tape, problem: MarginProblem) -> Tensor:
+def _slack(tape: OperatorTape, problem: MarginProblem) -> Tensor:
     """How far the outputs of the model, in its own precision, may be from those in float64."""
     with torch.no_grad():
         f = problem.decision.outputs(problem.x).double()

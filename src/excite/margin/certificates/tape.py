@@ -22,7 +22,7 @@ from torch.fx.node import map_arg
 from excite._core.calls import Pick, pick_output
 from excite._core.checks import Norm
 from excite.errors import ModelError
-from excite.margin.certificates.relaxations import ACTIVATIONS, Activation
+from excite.margin.certificates.relaxations import ACTIVATIONS, ActivationShape
 from excite.margin.problem import length
 from excite.wiring.propagation.interpreter import lookup
 from excite.wiring.propagation.schema import bind, name_of
@@ -50,13 +50,13 @@ _WEIGHTED = frozenset(("convolution", "addmm", "mm", "bmm", "baddbmm", "mv", "ad
 
 
 @dataclass(frozen=True)
-class Step:
+class TapeStep:
     """One operator that depends on the input: `inputs` are the nodes it reads of which that holds, without repetitions."""
 
     node: Node
     name: str
     inputs: tuple[Node, ...]
-    activation: Activation | None = None
+    activation: ActivationShape | None = None
     pool: bool = False
 
     @property
@@ -65,7 +65,7 @@ class Step:
         return self.activation is None and not self.pool
 
 
-class Tape:
+class OperatorTape:
     """The operators of `model` on `rows` inputs like x (N, ...), in order; `steps` by the node of the graph.
 
     Args:
@@ -92,7 +92,7 @@ class Tape:
         graph.graph.eliminate_dead_code()
         self.rows, self.device = rows, x.device
         self.shapes: dict[Node, Any] = {}
-        self.steps: dict[Node, Step] = {}
+        self.steps: dict[Node, TapeStep] = {}
         self._static: dict[Node, Any] = {}
         self._norms: dict[tuple[Node, Norm], Tensor] = {}
         for node in graph.graph.nodes:
@@ -177,10 +177,10 @@ class Tape:
             return
         if node.target is operator.getitem:
             self.shapes[node] = self.shapes[inputs[0]][node.args[1]]
-            self.steps[node] = Step(node, "getitem", inputs)
+            self.steps[node] = TapeStep(node, "getitem", inputs)
             return
         name = name_of(node.target)
-        step = Step(node, name, inputs, ACTIVATIONS.get(name), name in _POOLS)
+        step = TapeStep(node, name, inputs, ACTIVATIONS.get(name), name in _POOLS)
         if step.affine:
             _check_affine(step)
         elif len(inputs) > 1 or (step.activation is not None and not step.activation.applies(*node.args[1:])):
@@ -199,7 +199,7 @@ class Tape:
     def _known(self, arguments: Any, values: dict[Node, Any] | None = None) -> Any:
         return map_arg(arguments, lambda one: self._static[one] if one in self._static else (values or {})[one])
 
-    def call(self, step: Step, values: dict[Node, Any], *, magnitude: bool = False) -> Any:
+    def call(self, step: TapeStep, values: dict[Node, Any], *, magnitude: bool = False) -> Any:
         """The operator at `values` of its inputs; `magnitude`: the affine operator with absolute coefficients, without constant."""
         if step.name == "getitem":
             return values[step.inputs[0]][step.node.args[1]]
@@ -216,7 +216,7 @@ class Tape:
             return step.node.target(*self._known(step.node.args, values), **self._known(step.node.kwargs, values))  # type: ignore[operator]
         return self._magnitude(step, values)
 
-    def _magnitude(self, step: Step, values: dict[Node, Any]) -> Any:
+    def _magnitude(self, step: TapeStep, values: dict[Node, Any]) -> Any:
         if step.name == "neg":
             return values[step.inputs[0]]
         if step.name in ("sub", "rsub", "add"):
@@ -239,7 +239,7 @@ class Tape:
             statics = {one: self._static[one] for one in statics}
         return _minus(at(statics | values), at(statics | {one: torch.zeros_like(values[one]) for one in step.inputs}))
 
-    def transpose(self, step: Step, coefficients: Tensor | dict[int, Tensor]) -> tuple[dict[Node, Tensor], Tensor]:
+    def transpose(self, step: TapeStep, coefficients: Tensor | dict[int, Tensor]) -> tuple[dict[Node, Tensor], Tensor]:
         """Coefficients of the inputs of an affine step, and the constant (rows,), from those of its result."""
         with torch.enable_grad():
             zeros = {one: self._zeros(self.shapes[one]) for one in step.inputs}
@@ -268,7 +268,7 @@ def add_part(parts: dict[Any, Any], key: Any, value: Tensor) -> None:
     parts[key] = parts[key] + value if key in parts else value
 
 
-def _check_affine(step: Step) -> None:
+def _check_affine(step: TapeStep) -> None:
     """Refuses an operator that is not affine in what depends on the input."""
     row = lookup(step.node.target)
     pieces = None if row is None else row.pieces

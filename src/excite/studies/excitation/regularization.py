@@ -242,7 +242,7 @@ def claims(scale: RegressionScale) -> list[Claim]:
                    "the ridge regression could be considered as augmenting the training data set by perturbing each training point in, "
                    "for example, 2n different directions"),
         _claim("problem 13 is not convex", "section 5.1",
-               "pairs of weights, of 2,000, with the loss in their middle above the chord", BELOW, "above", above=0.5).quoting("This problem is not convex"),
+               "pairs of weights, of 2,000, with the loss in their middle above the chord", BELOW, "above", above=0.5, kind="universal").quoting("This problem is not convex"),
         _claim("problem 13 has no finite optimum while ε is below the margin", "section 5.1",
                "growth of ‖w‖ over the last nine tenths of training", BELOW, "growth", above=0.1).quoting(
                    "this problem does not attain its global minimum at a finite point — as long as ϵ does not exceed the maximum p-norm "
@@ -251,9 +251,9 @@ def claims(scale: RegressionScale) -> list[Claim]:
                "distance of the nearest training point from the boundary over ε", BELOW, "reach", above=1.0).quoting(
                    "the optimal solution is unbounded but generalizes perfectly for the unseen data near the training points"),
         _claim("problem 13 has a finite optimum once ε is above the margin", "section 5.1, by contrast",
-               "growth of ‖w‖ over the last nine tenths of training", ABOVE, "growth", below=0.01).quoting("as long as ϵ does not exceed the maximum p-norm margin of the original data set", "ours"),
+               "growth of ‖w‖ over the last nine tenths of training", ABOVE, "growth", below=0.01, kind="universal").quoting("as long as ϵ does not exceed the maximum p-norm margin of the original data set", "ours"),
         _claim(f"bounding the weights keeps it from generalizing to all {near}", "section 5.1",
-               "distance of the nearest training point from the boundary over ε", BOUNDED, "reach", below=1.0).quoting(_BOUNDED, "stronger"),
+               "distance of the nearest training point from the boundary over ε", BOUNDED, "reach", below=1.0, kind="universal").quoting(_BOUNDED, "stronger"),
         _claim("gradient descent on least squares converges with the same step however large the targets", "section 2.1",
                "gradient left, relative to the first", LINEAR, "unconverged", below=1e-6).quoting("it does not require the step size to be small for convergence", "threshold"),
         _claim("and the Lipschitz constant of a linear estimator grows with them without bound", "section 2.1",

@@ -15,7 +15,7 @@ LEVEL = 0.95  # of intervals; claims are decided at 1 − LEVEL
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanEffect:
     """A mean with its standard error.
 
     Args:
@@ -31,31 +31,39 @@ class Estimate:
     by_images: float | None = None
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """mean ± t · error; unbounded where the error is not known."""
-        if math.isnan(self.error):
+        """mean ± t · error; unbounded where the error is not known, as where few seeds happen to show the same number."""
+        if math.isnan(self.error) or (self.error == 0 and self._by_sign > 1 - level):
             return -math.inf, math.inf
         reach = float(stats.t.ppf((1 + level) / 2, self.freedom)) * self.error if self.error > 0 else 0.0
         return self.mean - reach, self.mean + reach
 
+    @property
+    def _by_sign(self) -> float:
+        """p-value of the sign test, for n seeds on the same side of a threshold: 2^(1 − n)."""
+        return float(2.0**-self.freedom)
+
     def p_value(self, threshold: float) -> float:
-        """Two-sided p-value of the mean against a threshold: at most 5 % where the 95 % interval leaves the threshold out."""
+        """Two-sided p-value of the mean against a threshold: at most 5 % where the 95 % interval leaves the threshold out.
+
+        Where all seeds show the same number the spread is not known, and only their side counts: the sign test.
+        """
         if math.isnan(self.error):
             return 1.0
         distance = abs(self.mean - threshold)
         if self.error == 0:
-            return 0.0 if distance > 0 else 1.0
+            return self._by_sign if distance > 0 else 1.0
         return float(2 * stats.t.sf(distance / self.error, self.freedom))
 
 
-def over_seeds(effects: Array) -> Estimate:
+def over_seeds(effects: Array) -> MeanEffect:
     """The mean over seeds, with s / √n and n − 1 degrees of freedom."""
     n = len(effects)
     if n < 2 or not np.isfinite(effects).all():
-        return Estimate(float(effects.mean()), math.nan, math.nan)
-    return Estimate(float(effects.mean()), float(effects.std(ddof=1)) / math.sqrt(n), n - 1)
+        return MeanEffect(float(effects.mean()), math.nan, math.nan)
+    return MeanEffect(float(effects.mean()), float(effects.std(ddof=1)) / math.sqrt(n), n - 1)
 
 
-def over_seeds_and_images(effects: Array, resampled: Array) -> Estimate:
+def over_seeds_and_images(effects: Array, resampled: Array) -> MeanEffect:
     """The mean over seeds, with an error that covers other seeds and other images.
 
     All seeds are measured on the same images, so that their differences do not show what other images would give. Resampling
@@ -82,7 +90,7 @@ def over_seeds_and_images(effects: Array, resampled: Array) -> Estimate:
     if total == 0:
         return replace(seeds, by_images=0.0)
     freedom = total**2 / (by_seed**2 / (count - 1) + by_image**2 / (draws - 1))
-    return Estimate(seeds.mean, math.sqrt(total), freedom, total - by_seed)
+    return MeanEffect(seeds.mean, math.sqrt(total), freedom, total - by_seed)
 
 
 def resample(points: int, draws: int, stream: int = 0) -> npt.NDArray[np.int64]:

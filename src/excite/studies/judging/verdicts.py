@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from excite.studies.judging.intervals import LEVEL, Array, Estimate, holm, over_seeds, over_seeds_and_images
+from excite.studies.judging.intervals import LEVEL, Array, MeanEffect, holm, over_seeds, over_seeds_and_images
 from excite.studies.study import Claim, VariantResult
 
 Word = Literal["holds", "fails", "undecided", "exact", "not tested"]
@@ -46,7 +46,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
     p: float | None = None
     adjusted: float | None = None
-    estimate: Estimate | None = None
+    estimate: MeanEffect | None = None
 
     @property
     def images(self) -> bool:
@@ -74,6 +74,8 @@ class Verdict:
             return f"{'smallest' if self.claim.above is not None else 'largest'} {_signed(self.effect)}, {seeds}"
         covered = " over seeds and images" if self.images else ""
         interval = f"95 % interval{covered} {_signed(self.low)} to {_signed(self.high)}, " if self.seeds > 1 else ""
+        if self.estimate is not None and self.estimate.error == 0 and math.isinf(self.low):
+            interval = "the same on every seed, so that its spread is not known, "
         corrected = "" if self.adjusted is None or self.seeds < 2 else f", {_probability('Holm p', self.adjusted)}"
         return f"{_signed(self.effect)} ({interval}{seeds}{corrected})"
 
@@ -200,7 +202,7 @@ def _rung(claim: Claim, effects: Array, resampled: Array | None) -> Verdict:
     return Verdict(claim, word, estimate.mean, low, high, len(effects), p=p, estimate=estimate)
 
 
-def _p_value(claim: Claim, estimate: Estimate) -> float:
+def _p_value(claim: Claim, estimate: MeanEffect) -> float:
     if claim.within is None:
         return estimate.p_value(claim.above if claim.above is not None else claim.below or 0.0)
     nearest = min((claim.within, -claim.within), key=lambda end: abs(estimate.mean - end))

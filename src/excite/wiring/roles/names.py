@@ -15,7 +15,7 @@ _PARTS = ("query", "key", "value", "output")
 
 
 @dataclass
-class Roles:
+class WeightRoles:
     """What the parameters of a transformer do.
 
     Attributes:
@@ -90,7 +90,7 @@ def _heads(numbers: Sequence[int]) -> str:
     return f"heads {numbers[0]}–{numbers[-1]}" if span else f"heads {', '.join(map(str, numbers))}"
 
 
-def find_roles(found: Provenance, attentions: tuple[Attention, ...], parameters: Mapping[str, str]) -> Roles:
+def find_roles(found: Provenance, attentions: tuple[Attention, ...], parameters: Mapping[str, str]) -> WeightRoles:
     """Returns the roles of the parameters of a model with attention; of other models, none.
 
     Args:
@@ -98,7 +98,7 @@ def find_roles(found: Provenance, attentions: tuple[Attention, ...], parameters:
         attentions: Its attentions.
         parameters: What every parameter does, by path (`Wiring.parameters`).
     """
-    roles = Roles(attentions=attentions)
+    roles = WeightRoles(attentions=attentions)
     if not attentions:
         return roles
     for attention in attentions:
@@ -141,7 +141,7 @@ def _makers(found: Provenance, origin: Origin | None) -> list[Use]:
     return list({id(o[0]): o[0] for o in owners if o is not None and isinstance(o[0], Use)}.values())
 
 
-def _feedforward(found: Provenance, roles: Roles, blocks: Mapping[str, str]) -> None:
+def _feedforward(found: Provenance, roles: WeightRoles, blocks: Mapping[str, str]) -> None:
     """MLP: what an activation or a gate stands behind, and who reads it."""
     for use, read, _ in found.calls:
         if read is None or use.layer in roles.layers:
@@ -160,14 +160,14 @@ def _feedforward(found: Provenance, roles: Roles, blocks: Mapping[str, str]) -> 
         roles.layers[use.layer] = _label(use.layer, blocks, "MLP out")
 
 
-def _outputs(found: Provenance, roles: Roles) -> None:
+def _outputs(found: Provenance, roles: WeightRoles) -> None:
     for origin in found.outputs[:1]:
         for use in _makers(found, origin):
             if not roles.layers.get(use.layer, "").startswith("layer"):
                 roles.layers[use.layer] = "output"
 
 
-def _embeddings(found: Provenance, roles: Roles, parameters: Mapping[str, str]) -> None:
+def _embeddings(found: Provenance, roles: WeightRoles, parameters: Mapping[str, str]) -> None:
     """Embeddings; one that is tied to the output layer is both."""
     weights = {use.slot.held.path: use.layer for use, read, _ in found.calls if use.inp is not None}
     for path, role in parameters.items():
@@ -188,7 +188,7 @@ _EMBEDDINGS = {
 }  # fmt: skip
 
 
-def _norms(found: Provenance, roles: Roles, blocks: Mapping[str, str]) -> None:
+def _norms(found: Provenance, roles: WeightRoles, blocks: Mapping[str, str]) -> None:
     """Normalizations, by what reads them."""
     readers: dict[str, list[str]] = {}
     for use, read, _ in found.calls:
