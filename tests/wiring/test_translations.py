@@ -10,11 +10,16 @@ import excite
 from models import Tokens
 
 
-def test_sums_are_conserved_by_sgd_with_momentum():
+def classifier():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
     x, y = torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 3
     (translation,) = excite.trace(model, x).translations
+    return model, x, y, translation
+
+
+def test_sums_are_conserved_by_sgd_with_momentum():
+    model, x, y, translation = classifier()
     weights = dict(model.named_parameters())
     start = translation.sums(weights).detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -29,10 +34,7 @@ def test_sums_are_conserved_by_sgd_with_momentum():
 
 
 def test_decay_shrinks_them_by_a_factor_per_step():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
-    x, y = torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 3
-    (translation,) = excite.trace(model, x).translations
+    model, x, y, translation = classifier()
     weights = dict(model.named_parameters())
     start = translation.sums(weights).detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.05)

@@ -21,6 +21,13 @@ Reference = Annotated[
 ]
 
 
+StoredNumbers = Annotated[
+    Path | None,
+    typer.Option(help="A numbers.json or its folder; by default in runs/studies, else docs/results/NAME.json."),
+]
+StoredScale = Annotated[str | None, typer.Option(help="Which scale in runs/studies; by default the largest.")]
+
+
 @study_app.command("list", epilog="Example: excite study list")
 def study_list() -> None:
     """List the studies by paper and figure: what each asks, what it costs here, and its verdicts so far."""
@@ -51,11 +58,8 @@ def study_show(name: Reference) -> None:
 @study_app.command("judge", epilog="Example: excite study judge persistency:6")
 def study_judge(
     name: Reference,
-    numbers: Annotated[
-        Path | None,
-        typer.Option(help="A numbers.json or its folder; by default in runs/studies, else docs/results/NAME.json."),
-    ] = None,
-    scale: Annotated[str | None, typer.Option(help="Which scale in runs/studies; by default the largest.")] = None,
+    numbers: StoredNumbers = None,
+    scale: StoredScale = None,
 ) -> None:
     """Judge the claims of a study again from its stored numbers; nothing is run."""
     from excite.studies.judging.numbers import judge_again
@@ -68,11 +72,8 @@ def study_judge(
 @study_app.command("plan", epilog="Example: excite study plan persistency:6")
 def study_plan(
     name: Reference,
-    numbers: Annotated[
-        Path | None,
-        typer.Option(help="A numbers.json or its folder; by default in runs/studies, else docs/results/NAME.json."),
-    ] = None,
-    scale: Annotated[str | None, typer.Option(help="Which scale in runs/studies; by default the largest.")] = None,
+    numbers: StoredNumbers = None,
+    scale: StoredScale = None,
     power: Annotated[float, typer.Option(help="Probability with which a claim is to be decided.")] = 0.8,
 ) -> None:
     """Say how many seeds each claim of a study needs, from its stored numbers; nothing is run."""
