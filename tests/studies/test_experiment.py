@@ -41,7 +41,9 @@ def study(function=line, **changes):
 def test_function_and_claims_become_a_results_page(tmp_path: Path) -> None:
     calls.clear()
     result = studies.run(study(), out=tmp_path / "out", workers=1)
-    assert [verdict.word for verdict in result.verdicts] == ["fails"]  # the difference is 0
+    assert [verdict.word for verdict in result.verdicts] == [
+        "undecided"
+    ]  # the difference is 0 on three seeds: its spread is not known
     assert calls[0] == ({"slope": 0.0}, 0)  # settings as given, without the digest of the file
     assert len(calls) == 6
     stored = json.loads((result.folder / "numbers.json").read_text())

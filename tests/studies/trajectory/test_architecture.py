@@ -92,7 +92,7 @@ def test_claims_judge_what_they_say() -> None:
         names = ("loss", "length", "length_fit", "test", "total")
         return [
             VariantResult(name_of(kind, n), s, dict.fromkeys(names, v))
-            for s in range(3) for n in (100, 1000) for kind, v in values.items()
+            for s in range(6) for n in (100, 1000) for kind, v in values.items()
         ]  # fmt: skip
 
     for conv, word in ((0.5, "holds"), (2.0, "fails")):

@@ -154,7 +154,7 @@ def test_claims_judge_what_they_say() -> None:
     def runs(values: list[float]) -> list[VariantResult]:
         names = ("epochs", "trajectory", "test", "variance", "distance", "total", "total_third", "total_fit")
         return [
-            VariantResult(variant, s, dict.fromkeys(names, v)) for s in range(3) for variant, v in zip(VARIANTS, values)
+            VariantResult(variant, s, dict.fromkeys(names, v)) for s in range(8) for variant, v in zip(VARIANTS, values)
         ]
 
     words = {tuple(v): [judge(c, runs(v)).word for c in claims(TINY)] for v in ([1.0, 2, 3, 4], [4.0, 3, 2, 1])}  # type: ignore[union-attr]

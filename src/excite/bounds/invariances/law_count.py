@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vmap
 
-from excite._core.calls import Batch, Pick, arguments, pick_output
-from excite._core.checks import check_count, check_model, model_errors
+from excite._core.calls import Batch, Pick, arguments, call, pick_output
+from excite._core.checks import check_count, check_model, check_weights, model_errors
 from excite._core.intercept.affine import clean_path
 from excite._core.preserve import preserve_state
-from excite._core.wrappers import unwrap
+from excite._core.wrappers import refuse_lazy, unwrap
 from excite.errors import InputError, ModelError
 from excite.wiring.groups import Group
 from excite.wiring.tracing import trace
@@ -124,7 +124,8 @@ def count_laws(
     if loss not in ("any", "cross_entropy"):
         raise InputError(f'loss: expected "any" or "cross_entropy"; got {loss!r}')
     limit = check_count(limit, "limit", most=_LIMIT)
-    model = unwrap(model)
+    model = check_weights(unwrap(model))
+    refuse_lazy(model)
     weights = {clean_path(path): p.detach().clone() for path, p in model.named_parameters()}
     total = sum(p.numel() for p in weights.values())
     if total > limit:
@@ -133,6 +134,9 @@ def count_laws(
         raise ModelError("the weights are not float64, which the rank needs: use model.double() and a batch in float64")
     wiring = trace(model, example, output=output)
     with preserve_state(model):
+        returned = pick_output(call(model, example), output).dtype
+        if returned != torch.float64:
+            raise ModelError(f"expected outputs in float64; got {returned}: use model.double() and a batch in float64")
         outputs = _outputs(model, weights, example, output, loss)
         flat = torch.cat([p.reshape(-1) for p in weights.values()])
         jacobian = jacrev(outputs)(flat)
