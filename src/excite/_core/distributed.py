@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 _GRACE = 0.05  # seconds for the threads of gloo to finish
+_same: ContextVar[bool] = ContextVar("same_batch", default=False)
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -28,9 +32,19 @@ def let_go() -> None:
         time.sleep(_GRACE)
 
 
+@contextmanager
+def same_batch(same: bool) -> Iterator[None]:
+    """With `same`, every process has the whole batch: `gathered` returns its rows once."""
+    token = _same.set(same)
+    try:
+        yield
+    finally:
+        _same.reset(token)
+
+
 def gathered(rows: Tensor) -> Tensor:
     """The rows (B, ...) of all processes, in their order; B may differ. Every process has to call this."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    if _same.get() or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return rows
     counts = [torch.zeros((), dtype=torch.int64, device=rows.device) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, torch.tensor(len(rows), device=rows.device))

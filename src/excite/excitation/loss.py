@@ -379,10 +379,7 @@ class PersistentExcitation:
         return f"a radius of about {held} may hold; or use Stages, or radius='auto'"
 
     def _adapt_radius(self, radius: FitController, low: Tensor, high: Tensor, labels: Tensor) -> None:
-        """Updates the controller of the radius. Every process has its own samples, and all must keep the same radius.
-
-        A batch with fewer samples than processes, which Excite's trainer gives to all of them, counts once for each.
-        """
+        """Updates the controller of the radius. Every process has its own samples, and all must keep the same radius."""
         right = self.target.right(low.detach(), high.detach(), labels)
         radius.observe(gathered(right.float()) > 0, gathered(labels))
 

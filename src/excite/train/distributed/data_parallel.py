@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from excite._core.distributed import same_batch
 from excite._core.randomness import capture, reseed, restore, stream
 from excite._core.wrappers import is_sharded, is_shared, resharded, unwrap
 from excite.errors import InputError, ModelError, TrainingStopped
@@ -68,7 +69,7 @@ def part_of(rows: Tensor, rank: int, size: int) -> tuple[Tensor, float]:
 class DataParallelStep(Step):
     """A step of all ranks; returns the loss of the global batch.
 
-    `weight` is that of this rank's part of the batch. `total` holds the loss of the global batch and the number of ranks that
+    `weight` is that of this rank's part of the batch, `whole` whether the part is all of it, on every rank. `total` holds the loss of the global batch and the number of ranks that
     voted to stop.
     """
 
@@ -78,7 +79,7 @@ class DataParallelStep(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.weight = 1.0
+        self.weight, self.whole = 1.0, False
         self.total = torch.zeros(2)
         self.why_not = "trained by several processes"
         self._begun = False
@@ -86,7 +87,8 @@ class DataParallelStep(Step):
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Does one training step on this process's part of the batch, and returns the loss over the whole batch."""
         self.optimizer.zero_grad()
-        loss = self.loss(x, y)
+        with same_batch(self.whole):
+            loss = self.loss(x, y)
         if loss.numel() != 1 or not loss.requires_grad:
             raise InputError(f"expected a loss of one number with a gradient; got shape {tuple(loss.shape)}")
         value = loss.detach().reshape(()) * (self.weight / self.size)
@@ -163,6 +165,7 @@ class DataParallelTrainer(Trainer):
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Returns this rank's part of a batch."""
         part, self._step.weight = part_of(indices, self.ranks.rank, self.ranks.size)
+        self._step.whole = len(indices) < self.ranks.size
         if self.settings.transform is None:
             return self.x[part], self.y[part]
         # Of the global batch, from the common stream: the points are augmented as on one process.
