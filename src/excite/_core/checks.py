@@ -12,7 +12,7 @@ import importlib
 import math
 import os
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar
@@ -21,11 +21,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from excite.errors import ExciteError, InputError, ModelError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Batch = (
+    Tensor | tuple[Any, ...] | dict[str, Any]
+)  # the arguments of a model; the first axis of each tensor is the batch axis
+Pick = str | int | Callable[[Any], Tensor] | None  # which part of what a model returns is its output
 Bounds = tuple[float | Tensor, float | Tensor]  # (low, high) of a model's input
 LARGEST = 2**31 - 1  # of a count: what the kernels of torch index with
 
@@ -267,6 +272,68 @@ def check_bounds(bounds: object) -> Bounds | None:
     if not ordered:
         raise InputError(f"bounds: expected low < high; got {shown(bounds)}")
     return low, high
+
+
+# -- batches and outputs of a model -------------------------------------------------------------------------------------
+def tensors(batch: Batch) -> list[Tensor]:
+    """All tensors of a batch, in order."""
+    leaves = [check_dense(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if not leaves:
+        raise InputError(f"expected a tensor, a tuple or a dict of tensors as input; got {type(batch).__name__}")
+    return leaves
+
+
+def batch_size(batch: Batch) -> int:
+    """Number of samples of a batch, at least one."""
+    first = tensors(batch)[0]
+    if first.dim() == 0:
+        raise InputError("expected inputs with a batch axis in front; got a tensor without axes")
+    if first.shape[0] == 0:
+        raise InputError(f"expected at least one sample; got an empty batch of shape {tuple(first.shape)}")
+    return int(first.shape[0])
+
+
+def check_finite(batch: Batch, what: str = "inputs") -> None:
+    """Raises an InputError if a floating-point tensor of the batch holds NaN or infinity. Waits for the device."""
+    check_values(tensors(batch), what)
+
+
+def pick_output(returned: Any, output: Pick = None) -> Tensor:
+    """The output tensor of a model: what it returned, or the part that `output` names (key, index or function)."""
+    if callable(output):
+        try:
+            returned = output(returned)
+        except ExciteError:
+            raise
+        except Exception as error:
+            raise InputError(f"output: the function raised {first_line(error)} on {_describe(returned)}") from error
+    elif output is not None:
+        if isinstance(returned, Tensor):
+            raise InputError(
+                f"output={shown(output)} picks a part of a tuple or a dict; the model returned a tensor: leave output out, or give a function"
+            )
+        try:
+            if isinstance(output, str) and not isinstance(returned, Mapping):
+                returned = getattr(returned, output)
+            else:
+                returned = returned[output]
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"output={shown(output)} is not in what the model returned ({_describe(returned)})"
+            ) from error
+    if not isinstance(returned, Tensor):
+        raise ModelError(
+            f"the model returned {_describe(returned)}, not a tensor: say which part is the output, as in output='logits' or output=0"
+        )
+    return check_dense(returned, "outputs")
+
+
+def _describe(returned: Any) -> str:
+    if isinstance(returned, Mapping):
+        return f"a {type(returned).__name__} with keys {', '.join(map(repr, returned))}"
+    if isinstance(returned, tuple | list):
+        return f"a {type(returned).__name__} of {len(returned)}"
+    return f"a {type(returned).__name__}"
 
 
 # -- modules -----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
+from excite._core.background import runs_ahead
+from excite._core.calls import Batch, tensors
 from excite._core.intercept.affine import AffineCall, AffineMode, Names
 from excite._core.layout import Layout, fitting_layouts
 from excite._core.preserve import RandomState
@@ -286,6 +288,62 @@ class Pass(AffineMode):
         return call.run(call.input)
 
 
+class CleanPass(Pass):
+    """Records, and hands out an alias of every chosen input: its gradient is that of the perturbation at zero.
+
+    `x` is what enters the model. `chosen`: whether a layer of this name is perturbed; with `skip_input` not if its input is x.
+    `bounded`: find out which of the chosen inputs are x, since bounds on x hold there.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        tape: Tape,
+        x: Batch,
+        chosen: Callable[[str], bool],
+        *,
+        skip_input: bool = False,
+        bounded: bool = False,
+    ):
+        super().__init__(names, tape, record=True)
+        self._x, self._chosen, self._skip_input, self._bounded = x, chosen, skip_input, bounded
+        self.seen: list[str] = []
+        self.inputs: dict[str, Tensor] = {}
+        self.site_number: dict[str, int] = {}
+        self.on_x: dict[str, Tensor | None] = {}  # layers on the model's own input; a tensor says whether they are
+
+    def affine(self, call: AffineCall) -> Tensor:
+        """Runs an affine call; the input of a chosen layer becomes a site of the search."""
+        self.seen.append(call.name)
+        input = call.input
+        chosen = self._chosen(call.name) and not (self._skip_input and shares_memory(input, self._x))
+        # Where gradients are off (a frozen backbone under no_grad) there is nothing to search.
+        if chosen and input.is_floating_point() and torch.is_grad_enabled():
+            self.site_number[call.name] = len(self.tape.shapes)
+            self.site(input, call.name)
+            if self._bounded:
+                self._compare_with_x(call.name, input)
+            # A node of its own, because other users of this signal (a skip connection) must not be counted.
+            input = input.view_as(input) if input.requires_grad else input.detach().requires_grad_()
+            self.inputs[call.name] = input
+        return call.run(input, frozen=True)
+
+    def _compare_with_x(self, layer: str, input: Tensor) -> None:
+        """Records whether this layer reads the model's own input, without waiting for a GPU."""
+        first = tensors(self._x)[0]
+        comparable = input.dtype == first.dtype and input.numel() == first.numel()
+        # Bounds that are tensors need the batch in front, which can only be refused once it is known to be the input.
+        if (
+            comparable
+            and runs_ahead(input)
+            and input.shape[:1] == first.shape[:1]
+            and not shares_memory(input, self._x)
+        ):
+            self.on_x[layer] = (input.detach().reshape(-1) == first.detach().reshape(-1)).all()
+        elif is_model_input(input, self._x):
+            self.on_x[layer] = None
+
+
 class PerturbedPass(Pass):
     """Repeats a tape with the inputs of some calls moved.
 
@@ -345,6 +403,21 @@ def _statistics(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
         return mean, torch.where(inverse > 0, inverse.square().reciprocal(), 0)
     variance, mean = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), dims, correction=0)
     return mean, variance
+
+
+def is_model_input(input: Tensor, x: Batch) -> bool:
+    """Whether a layer's input is the model's own input, perhaps flattened or copied: bounds on x hold there too."""
+    first = tensors(x)[0]
+    if input.dtype != first.dtype or input.numel() != first.numel():
+        return False
+    return shares_memory(input, x) or bool(torch.equal(input.detach().reshape(-1), first.detach().reshape(-1)))
+
+
+def shares_memory(input: Tensor, x: Batch) -> bool:
+    """Whether a layer's input is the model's own input or a view of all of it."""
+    first = tensors(x)[0]
+    same = input.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    return same and input.numel() == first.numel()
 
 
 def another_path(how: str) -> ModelError:

@@ -141,7 +141,7 @@ def ascend(
             errors = objective(clean.output.detach())
             error = errors(clean.output)
             gradients = gradients_of(error.sum(), clean.inputs)
-            layouts = find_layouts(model, names, recorded_at, clean.made_by, known_layouts)
+            layouts = find_layouts(model, names, recorded_at, clean.made_by, settings.read, known_layouts)
             buffers.restore(thorough=False)
             tape.sites.clear()
             layers = {INPUT: at_input} | _hidden_balls(clean.inputs, gradients, layouts, settings)

@@ -18,16 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite._core.background import runs_ahead
 from excite._core.calibration import resolve_layouts
 from excite._core.calls import Batch, batch_size, call, own_copy, repeated, tensors
 from excite._core.checks import Bounds, Norm
 from excite._core.distributed import anyone
-from excite._core.intercept.affine import AffineCall, Names
+from excite._core.intercept.affine import Names
 from excite._core.intercept.parameters import account, report
 from excite._core.layout import Layout
 from excite._core.preserve import Buffers, RandomState, device_of, ignore_probes
-from excite._core.replay import Pass, PerturbedPass, Tape
+from excite._core.replay import CleanPass, Pass, PerturbedPass, Tape
 from excite._core.wrappers import eagerly, is_sharded
 from excite.errors import InputError, ModelError
 from excite.excitation.direction import Linearized, any_direction, find_direction, wide
@@ -90,53 +89,6 @@ class Perturbations:
             returned = call(model, x)
         repeated.finish()
         return returned
-
-
-class CleanPass(Pass):
-    """Records, and hands out an alias of every chosen input: its gradient is that of the perturbation at zero."""
-
-    def __init__(self, names: Names, tape: Tape, settings: SearchSettings, x: Batch):
-        super().__init__(names, tape, record=True)
-        self._settings, self._x, self.read = settings, x, settings.read
-        self.seen: list[str] = []
-        self.inputs: dict[str, Tensor] = {}
-        self.site_number: dict[str, int] = {}
-        self.on_x: dict[str, Tensor | None] = {}  # layers on the model's own input; a tensor says whether they are
-
-    def affine(self, call: AffineCall) -> Tensor:
-        """Runs an affine call; the input of a chosen layer becomes a site of the search."""
-        self.seen.append(call.name)
-        input = call.input
-        # Where gradients are off (a frozen backbone under no_grad) there is nothing to search.
-        if self._chosen(call) and input.is_floating_point() and torch.is_grad_enabled():
-            self.site_number[call.name] = len(self.tape.shapes)
-            self.site(input, call.name)
-            if self._settings.bounds is not None:
-                self._find_input(call.name, input)
-            # A node of its own, because other users of this signal (a skip connection) must not be counted.
-            input = input.view_as(input) if input.requires_grad else input.detach().requires_grad_()
-            self.inputs[call.name] = input
-        return call.run(input, frozen=True)
-
-    def _find_input(self, layer: str, input: Tensor) -> None:
-        """Notes whether this layer reads the model's own input, which bounds hold for. A GPU is not waited for."""
-        first = tensors(self._x)[0]
-        comparable = input.dtype == first.dtype and input.numel() == first.numel()
-        # Bounds that are tensors need the batch in front, which can only be refused once it is known to be the input.
-        if (
-            comparable
-            and runs_ahead(input)
-            and input.shape[:1] == first.shape[:1]
-            and not shares_memory(input, self._x)
-        ):
-            self.on_x[layer] = (input.detach().reshape(-1) == first.detach().reshape(-1)).all()
-        elif is_model_input(input, self._x):
-            self.on_x[layer] = None
-
-    def _chosen(self, call: AffineCall) -> bool:
-        if not self._settings.chosen(call.name):
-            return False
-        return not (self._settings.skip_input and shares_memory(call.input, self._x))
 
 
 def search(
@@ -261,7 +213,9 @@ def record(
     entering = own_copy(x)
     leaf = entering.requires_grad_() if settings.at_input and isinstance(entering, Tensor) else None
     entering = entering if leaf is None else leaf.clone()  # so that a model may change its input in place
-    clean = CleanPass(names, tape, settings, entering)
+    clean = CleanPass(
+        names, tape, entering, settings.chosen, skip_input=settings.skip_input, bounded=settings.bounds is not None
+    )
     clean.roles = account(model) if settings.everything else None
     with clean:
         returned = call(model, entering)
@@ -306,7 +260,7 @@ def _first_gradients(
         direction, alternations, searches = settings.start(output.detach()), settings.alternations, settings.starts
     keep = alternations > 0 or searches > 1
     gradients = gradients_of(along(output, direction).sum(), clean.inputs, keep=keep)
-    layouts = find_layouts(model, names, x, clean.made_by, known_layouts)
+    layouts = find_layouts(model, names, x, clean.made_by, settings.read, known_layouts)
     buffers.restore(thorough=False)
     tape.sites.clear()
     layers = _perturbed_layers(x, settings, clean, gradients, layouts)
@@ -378,7 +332,7 @@ def gradients_of(objective: Tensor, inputs: dict[str, Tensor], keep: bool = Fals
 
 
 def find_layouts(
-    model: nn.Module, names: Names, x: Batch, clean: CleanPass, known: dict[object, list[Layout | None]]
+    model: nn.Module, names: Names, x: Batch, clean: CleanPass, read: Read, known: dict[object, list[Layout | None]]
 ) -> dict[str, Layout | None]:
     """Finds the batch axis of the signal at every site.
 
@@ -399,7 +353,7 @@ def find_layouts(
             with torch.no_grad(), repeated_pass:
                 returned = call(model, own_copy(x) if copies == 1 else repeated(x, copies, tape.batch))
             repeated_pass.finish()
-            return clean.read(returned, copies * tape.batch)
+            return read(returned, copies * tape.batch)
 
         def any_process(true: bool) -> bool:
             return anyone(true, device_of(model)) if is_sharded(model) else true
@@ -415,21 +369,6 @@ def find_layouts(
 def along(output: Tensor, direction: Tensor | None) -> Tensor:
     """v'f for each sample, (B,); scalar outputs, (B,), are what they are."""
     return output if direction is None else (output * direction).sum(1)
-
-
-def is_model_input(input: Tensor, x: Batch) -> bool:
-    """Whether a layer's input is the model's own input, perhaps flattened or copied: bounds on x hold there too."""
-    first = tensors(x)[0]
-    if input.dtype != first.dtype or input.numel() != first.numel():
-        return False
-    return shares_memory(input, x) or bool(torch.equal(input.detach().reshape(-1), first.detach().reshape(-1)))
-
-
-def shares_memory(input: Tensor, x: Batch) -> bool:
-    """Whether a layer's input is the model's own input or a view of all of it."""
-    first = tensors(x)[0]
-    same = input.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-    return same and input.numel() == first.numel()
 
 
 def _shaped(bounds: Bounds | None, signal: Tensor, x: Batch) -> Bounds | None:

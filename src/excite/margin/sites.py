@@ -18,11 +18,11 @@ from excite._core.calls import Pick, pick_output
 from excite._core.intercept.affine import AffineCall, Names
 from excite._core.intercept.parameters import account, report
 from excite._core.layout import Layout
-from excite._core.replay import Pass, Tape
+from excite._core.replay import Pass, Tape, is_model_input
 from excite._core.wrappers import eagerly, unwrap
 from excite.errors import ModelError
 from excite.excitation.radius import unknown_layer
-from excite.excitation.search import INPUT, is_model_input
+from excite.excitation.search import INPUT
 
 _EXAMPLES = 8  # points with which the sites are found
 

@@ -120,18 +120,10 @@ def count_laws(
         >>> print(excite.bounds.count_laws(model, torch.randn(40, 3, dtype=torch.float64)).laws)
         4
     """
-    check_model(model)
     if loss not in ("any", "cross_entropy"):
         raise InputError(f'loss: expected "any" or "cross_entropy"; got {loss!r}')
-    limit = check_count(limit, "limit", most=_LIMIT)
-    model = check_weights(unwrap(model))
-    refuse_lazy(model)
-    weights = {clean_path(path): p.detach().clone() for path, p in model.named_parameters()}
+    model, weights = _checked(model, limit)
     total = sum(p.numel() for p in weights.values())
-    if total > limit:
-        raise InputError(f"the model has {total} parameters, of at most limit={limit}: take a smaller one of its kind")
-    if any(p.dtype != torch.float64 for p in weights.values()):
-        raise ModelError("the weights are not float64, which the rank needs: use model.double() and a batch in float64")
     wiring = trace(model, example, output=output)
     with preserve_state(model):
         returned = pick_output(call(model, example), output).dtype
@@ -150,6 +142,20 @@ def count_laws(
     )
 
 
+def _checked(model: nn.Module, limit: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The unwrapped model and its weights in float64, of at most `limit` numbers."""
+    limit = check_count(limit, "limit", most=_LIMIT)
+    model = check_weights(unwrap(check_model(model)))
+    refuse_lazy(model)
+    weights = {clean_path(path): p.detach().clone() for path, p in model.named_parameters()}
+    total = sum(p.numel() for p in weights.values())
+    if total > limit:
+        raise InputError(f"the model has {total} parameters, of at most limit={limit}: take a smaller one of its kind")
+    if any(p.dtype != torch.float64 for p in weights.values()):
+        raise ModelError("the weights are not float64, which the rank needs: use model.double() and a batch in float64")
+    return model, weights
+
+
 def _outputs(
     model: nn.Module, weights: dict[str, Tensor], example: Batch, output: Pick, loss: str
 ) -> Callable[[Tensor], Tensor]:
@@ -160,10 +166,10 @@ def _outputs(
     def outputs(flat: Tensor) -> Tensor:
         parts = dict(zip(weights, flat.split(sizes)))
         named = {path: part.view(weights[path].shape) for path, part in parts.items()}
-        found = pick_output(functional_call(model, named, args, kwargs), output)
+        returned = pick_output(functional_call(model, named, args, kwargs), output)
         if loss == "cross_entropy":
-            found = found - found.mean(-1, keepdim=True)
-        return found.reshape(-1)
+            returned = returned - returned.mean(-1, keepdim=True)
+        return returned.reshape(-1)
 
     return outputs
 
