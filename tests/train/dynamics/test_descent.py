@@ -32,6 +32,23 @@ def test_descent_with_a_fixed_step_is_the_loop_one_would_write() -> None:
 
 
 @pytest.mark.parametrize("relu", [False, True])
+def test_squares_explain_what_the_diagonal_laws_move_by(relu: bool) -> None:
+    x, y = data()
+    model = network(3, 4, 1, relu=relu)
+    course = descent(model, logistic(x, y), 25, step=0.1)
+
+    def law(squares: dict[str, Tensor]) -> Tensor:
+        first, last = squares.values()
+        return first.sum(1) - last.sum(0)
+
+    before, after = ({name: p.detach().square() for name, p in m.named_parameters()} for m in (model, course.model))
+    moved = law(after) - law(before)
+    torch.testing.assert_close(moved, law(dict(course.squares)), rtol=0, atol=1e-14)
+    assert float(moved.abs().max()) > 1e-6
+    assert course.slack == pytest.approx(sum(float(part.sum()) for part in course.squares.values()), rel=1e-12)
+
+
+@pytest.mark.parametrize("relu", [False, True])
 def test_appendix_f_the_slack_is_bounded_by_the_loss(relu: bool) -> None:
     x, y = data()
     course = descent(network(3, 5, 4, 1, relu=relu), logistic(x, y), 120, refresh=10)

@@ -35,6 +35,24 @@ SCALES: dict[str, RobustnessScale] = {
             "10 steps, one seed: it shows that everything runs, and decides nothing"
         ),
     ),
+    "short": RobustnessScale(
+        name="short",
+        model={"name": "resnet"},
+        train=10_000,
+        test=2_000,
+        epochs=10,
+        batch=250,
+        points=500,
+        check=100,
+        steps=20,
+        restarts=1,
+        precision="bfloat16",
+        seeds=5,
+        words=(
+            "10,000 training images, 10 epochs, a residual network of 2.8 million weights, passes in bfloat16; 500 test and 500 training "
+            "images attacked once with 20 steps, 5 seeds"
+        ),
+    ),
     "paper": RobustnessScale(
         name="paper",
         model={"name": "resnet"},

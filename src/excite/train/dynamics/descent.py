@@ -75,7 +75,7 @@ def _descend(
 ) -> FlowResult:
     last = [fixed if fixed is not None else 0.0]
     record = FlowRecorder(field, {**quantities, "step": lambda m: last[0]})
-    point, smoothness, slack = field.start, 0.0, 0.0
+    point, smoothness, squares = field.start, 0.0, np.zeros_like(field.start)
     status: Status = "finished"
     taken = 0
     for number in range(steps):
@@ -102,7 +102,7 @@ def _descend(
         if number % every == 0:
             record.add(float(number), point)
         point = after
-        slack += size * (size * square)
+        squares += (size * gradient) ** 2
         taken += 1
     record.add(float(taken), point)
-    return record.result(point, status, taken, slack)
+    return record.result(point, status, taken, squares)

@@ -7,7 +7,7 @@ flow restarts there on the other side. At kinks that are not recognized (`where`
 Where the flows of both sides lead to the kink, the path slides along it (`excite.train.dynamics.sliding`): it follows the
 gradient of the loss on the surface of the kink until it leaves it on one side. Where even that makes no progress (more than eight
 kinks at once, kinks of max pooling or others that are not recognized) it takes plain descent steps of length `shortest`, which
-zigzag around the path and count in `FlowResult.slides` and `FlowResult.slack`.
+zigzag around the path and count in `FlowResult.slides`, `FlowResult.slack` and `FlowResult.squares`.
 """
 
 from __future__ import annotations
@@ -163,17 +163,19 @@ class _Walk:
     slides: int = 0
     crossings: int = 0
     sliding: float = 0.0
-    slack: float = 0.0
     outside: bool = False  # whether a gradient was taken beyond a kink since the last step
     side: Side = dataclass_field(default_factory=list)
     held: tuple[Place, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.squares = np.zeros_like(self.point)  # Σ (η ∂R)² of plain descent, by weight
 
     def result(self) -> FlowResult:
         """The flow, followed to its end."""
         with preserve_random_state(self.field.model):  # a loss may seed the generators
             status = self.go()
             return self.record.result(
-                self.point, status, self.steps, self.slack, self.slides, self.crossings, self.sliding
+                self.point, status, self.steps, self.squares, self.slides, self.crossings, self.sliding
             )
 
     def go(self) -> Status:
@@ -312,7 +314,7 @@ class _Walk:
                 return
             move = self.shortest * slope(self.now, self.point)
             self.point, self.now = self.point + move, self.now + self.shortest
-            self.steps, self.slides, self.slack = self.steps + 1, self.slides + 1, self.slack + float(move @ move)
+            self.steps, self.slides, self.squares = self.steps + 1, self.slides + 1, self.squares + move**2
             self._write(lambda _: self.point)
 
     def _write(self, between: Callable[[float], Any]) -> None:

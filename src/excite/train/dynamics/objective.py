@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -41,6 +41,8 @@ class FlowResult:
         steps: Number of steps.
         evaluations: Number of evaluations of the gradient.
         slack: Σ η² ‖∇R‖² over steps of plain descent, by which conserved quantities may have moved.
+        squares: The same sum for every entry of every parameter, by name: a channel's law moves by Σ over the rows of its producers minus
+            Σ over those of its consumers.
         slides: Number of descent steps that a flow took because it slid along kinks that it could not follow.
         crossings: Number of kinks that a flow crossed.
         sliding: Flow time spent sliding along kinks.
@@ -64,6 +66,7 @@ class FlowResult:
     slides: int = 0
     crossings: int = 0
     sliding: float = 0.0
+    squares: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def converged(self) -> bool:
@@ -123,6 +126,12 @@ class Field:
                 p.copy_(vector[at : at + p.numel()].view_as(p))
                 at += p.numel()
         return self.model
+
+    def by_parameter(self, vector: Array) -> dict[str, Tensor]:
+        """The entries of a vector by parameter, in the parameters' shapes."""
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        parts = torch.from_numpy(vector).split([p.numel() for p in self._parameters])
+        return {name: part.view(p.shape) for name, part, p in zip(names, parts, self._parameters, strict=True)}
 
     def switching(self, point: Array) -> list[Tensor]:
         """The switching values of all kinks (`excite.train.dynamics.kinks`); one forward pass."""
@@ -226,7 +235,7 @@ class FlowRecorder:
         point: Array,
         status: Status,
         steps: int,
-        slack: float = 0.0,
+        squares: Array,
         slides: int = 0,
         crossings: int = 0,
         sliding: float = 0.0,
@@ -237,8 +246,9 @@ class FlowRecorder:
         model = self._field.put(point)
         norm, count = float(np.linalg.norm(gradient)), self._field.evaluations
         return FlowResult(
-            np.asarray(self.times), values, model, status, loss, norm, steps, count, slack, slides, crossings, sliding
-        )
+            np.asarray(self.times), values, model, status, loss, norm, steps, count, float(squares.sum()), slides, crossings,
+            sliding, self._field.by_parameter(squares),
+        )  # fmt: skip
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> float:
