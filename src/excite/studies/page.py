@@ -69,6 +69,9 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
         lines += ["Evidence against these numbers:", "", *(f"- {flag}" for flag in result.flags), ""]
     lines += ["## Settings", "", f"- Scale `{scale.name}`: {scale.words}.", *(f"- {note}" for note in study.notes)]
     lines += [f"- Seeds {', '.join(map(str, result.seeds))}.", *(f"- {line}" for line in method.settings)]
+    lines += [
+        f"- Numbers of an earlier run with the same settings, not trained again: {'; '.join(result.earlier)}."
+    ] * bool(result.earlier)
     lines += [f"- Not finished, and left out: {'; '.join(result.missing)}."] * bool(result.missing)
     lines += [f"- Versions: {', '.join(f'{name} {version}' for name, version in result.versions.items())}.", ""]
     fetch = [f"excite data fetch {name}" for name in method.data]

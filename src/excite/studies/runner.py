@@ -26,6 +26,7 @@ from excite.jobs.scheduler import run_jobs
 from excite.jobs.training_job import TrainingJob
 from excite.jobs.workspace import find_workspace
 from excite.runs.checkpoints import find as find_checkpoints
+from excite.studies.earlier import EarlierNumbers, fingerprint, take_earlier
 from excite.studies.figures import save
 from excite.studies.find import find_study
 from excite.studies.judging.verdicts import Verdict, judge_all
@@ -51,6 +52,7 @@ class StudyResult:
         versions: Versions of Excite and of the packages it uses.
         seconds: What all jobs took, if one call has run them all.
         missing: Variants and seeds that are not finished, of a study that was stopped.
+        earlier: Variants and seeds whose numbers were taken from an earlier numbers.json.
 
     Example:
         >>> result = excite.studies.run("margin-losses")  # trains for minutes, on CIFAR-10  # doctest: +SKIP
@@ -67,6 +69,7 @@ class StudyResult:
     versions: dict[str, str]
     seconds: float | None = None
     missing: tuple[str, ...] = ()
+    earlier: tuple[str, ...] = ()
 
     @property
     def figure(self) -> Path:
@@ -104,7 +107,7 @@ def run(
     name: str | os.PathLike[str] | Study, scale: str = "quick", seeds: int | None = None, out: str |
     os.PathLike[str] | None = None, device: str | None = None, workers: int = 2, on_progress: ProgressCallback |
     None = None, *, variants: str | None = None, docs: str | os.PathLike[str] | None = None, executor: Executor |
-    None = None, retries: int = 1, seconds: float | None = None,
+    None = None, retries: int = 1, seconds: float | None = None, numbers: str | os.PathLike[str] | None = None,
 ) -> StudyResult:  # fmt: skip
     """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
 
@@ -124,6 +127,8 @@ def run(
         seconds: stop after about this time, with a checkpoint of each training under way; the next call continues. Jobs are
             then taken seed by seed, so that complete sets of variants come first, and results of what is finished are
             written once every variant has a seed. 0 runs nothing.
+        numbers: a numbers.json or published NAME.json of the study: trainings whose numbers it has, with the same settings, are not
+            done again. For studies that draw from numbers alone.
 
     Returns:
         Numbers, verdicts and the folder of the files.
@@ -149,13 +154,15 @@ def run(
     with workspace.lock():
         if out is None and workspace.store is None:
             _take_over(jobs, folder.parent.glob(f"*-{size.name}"))
-        complete, start = not any(job.finished() for job in jobs), time.monotonic()
+        earlier = take_earlier(study, size.name, jobs, numbers)
+        left = [job for job in jobs if earlier.of(job) is None]
+        complete, start = not any(job.finished() for job in jobs) and left == jobs, time.monotonic()
         options: dict[str, Any] = {"executor": executor, "workspace": workspace, "retries": retries}
-        stopped = _run_within(seconds, jobs, workers, on_progress, **options)
+        stopped = _run_within(seconds, left, workers, on_progress, **options)
         taken = time.monotonic() - start if complete and stopped is None else _earlier_seconds(folder, len(jobs))
-        workspace.download(jobs)
-        if ready := jobs if stopped is None else _finished_part(jobs):
-            result, details = _gather(study, size, ready, folder, _command(study, size, count, chosen))
+        workspace.download(left)
+        if ready := jobs if stopped is None else _finished_part(jobs, earlier):
+            result, details = _gather(study, size, ready, folder, _command(study, size, count, chosen), earlier)
             result = dataclasses.replace(result, seconds=taken, missing=_missing(jobs, ready))
             _write(result, details, Path(docs) if docs is not None else None)
     if stopped is not None:
@@ -195,9 +202,9 @@ def _run_within(
     return None
 
 
-def _finished_part(jobs: Sequence[Job]) -> list[Job]:
+def _finished_part(jobs: Sequence[Job], earlier: EarlierNumbers) -> list[Job]:
     """The finished jobs, if there is at least one of every variant; else none."""
-    finished = [job for job in jobs if job.finished()]
+    finished = [job for job in jobs if earlier.of(job) is not None or job.finished()]
     return finished if {job.variant for job in finished} == {job.variant for job in jobs} else []
 
 
@@ -268,23 +275,28 @@ def _which(study: Study, scale: Scale, variants: str | None) -> str:
 
 
 def _gather(
-    study: Study, scale: Scale, jobs: list[Job], folder: Path, command: str
+    study: Study, scale: Scale, jobs: list[Job], folder: Path, command: str, earlier: EarlierNumbers
 ) -> tuple[StudyResult, dict[str, list[Any]]]:
     numbers: list[VariantResult] = []
     details: dict[str, list[Any]] = {}
     for job in jobs:
-        found, detail = study.method.read(job)
-        numbers.append(found)
+        stored = earlier.of(job)
+        found, detail = study.method.read(job) if stored is None else (stored, stored.curves)
+        numbers.append(dataclasses.replace(found, settings=fingerprint(job)))
         details.setdefault(job.variant, []).append(detail)
     verdicts = judge_all(study.claims(scale), numbers)
-    seeds = tuple(dict.fromkeys(job.seed for job in jobs))
-    versions = _versions(jobs)
-    return StudyResult(study, scale.name, seeds, tuple(numbers), tuple(verdicts), folder, command, versions), details
+    seeds = tuple(sorted({job.seed for job in jobs}))
+    taken = tuple(f"{job.variant} (seed {job.seed})" for job in jobs if earlier.of(job) is not None)
+    versions = _versions([job for job in jobs if earlier.of(job) is None], earlier)
+    result = StudyResult(study, scale.name, seeds, tuple(numbers), tuple(verdicts), folder, command, versions)
+    return dataclasses.replace(result, earlier=taken), details
 
 
-def _versions(jobs: list[Job]) -> dict[str, str]:
+def _versions(jobs: list[Job], earlier: EarlierNumbers) -> dict[str, str]:
     """What everything was made with, on which machine."""
-    found: dict[str, dict[str, None]] = {}
+    found: dict[str, dict[str, None]] = {
+        name: dict.fromkeys(value.split(", ")) for name, value in earlier.versions.items()
+    }
     for job in jobs:
         made = json.loads((job.folder / "environment.json").read_text())
         for name in _VERSIONS:
@@ -323,6 +335,7 @@ def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None
         "versions": result.versions,
         "seconds": None if result.seconds is None else round(result.seconds, 1),
         **({"missing": result.missing} if result.missing else {}),
+        **({"earlier": result.earlier} if result.earlier else {}),
     }
     write_json(folder / "numbers.json", numbers)
     if docs is not None:

@@ -55,6 +55,8 @@ class VariantResult:
         by_chance: Whether the network decides hardly better than by chance, so that its other numbers mean little.
         resamples: Where all seeds and variants were measured on the same images: some of the values again, each on images drawn with
             replacement, the same draws everywhere. Intervals then cover other images, not only other seeds.
+        curves: Lines of the figures, by name, where they are to be drawn from numbers.json alone.
+        settings: `excite.studies.earlier.fingerprint` of the job; empty if it is not known.
 
     Example:
         >>> VariantResult("plain", 0, {"gap": 0.3}).gap
@@ -67,6 +69,8 @@ class VariantResult:
     flags: tuple[str, ...] = ()
     by_chance: bool = False
     resamples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    settings: str = ""
 
     arm = renamed_attribute("arm", "variant")
 
@@ -82,15 +86,19 @@ class VariantResult:
         return replace(self, values=values, resamples={})
 
     def plain(self) -> dict[str, Any]:
-        """The entry of numbers.json: values that are not finite are None; resampled ones have four digits."""
+        """The entry of numbers.json: values that are not finite are None; those of resamples and curves have four digits."""
         values = {name: value if math.isfinite(value) else None for name, value in self.values.items()}
-        by_chance = {"by_chance": True} if self.by_chance else {}
-        drawn = {
-            name: [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]
-            for name, values in self.resamples.items()
-        }
-        resamples = {"resamples": drawn} if drawn else {}
-        return {"arm": self.variant, "seed": self.seed, **values, "flags": self.flags, **by_chance, **resamples}
+        more: dict[str, Any] = {"by_chance": True} if self.by_chance else {}
+        for name in ("resamples", "curves"):
+            if lines := getattr(self, name):
+                more[name] = {key: _four_digits(line) for key, line in lines.items()}
+        if self.settings:
+            more["settings"] = self.settings
+        return {"arm": self.variant, "seed": self.seed, **values, "flags": self.flags, **more}
+
+
+def _four_digits(values: Sequence[float]) -> list[float | None]:
+    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]
 
 
 Strength = Literal["as said", "threshold", "weaker", "stronger", "ours"]

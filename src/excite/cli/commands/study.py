@@ -111,6 +111,13 @@ def study_run(
             min=0, help="Stop after about this time and say what is done; the same command continues. 0 only says it."
         ),
     ] = None,
+    numbers: Annotated[
+        Path | None,
+        typer.Option(
+            help="A numbers.json or published docs/results/NAME.json: trainings whose numbers it has, with the same settings, "
+            "are not done again."
+        ),
+    ] = None,
     on: On = None,
     gpus_per_job: GpusPerJob = 0.0,
     retries: Retries = 1,
@@ -130,7 +137,7 @@ def study_run(
         with stop_signals(), JobView(console) as view:
             result = run(
                 name, scale, seeds, out, device, workers, view, variants=variants, docs=docs, executor=executor,
-                retries=retries, seconds=seconds,
+                retries=retries, seconds=seconds, numbers=numbers,
             )  # fmt: skip
     except OutOfTime as error:
         for job, state in error.states.items():

@@ -74,8 +74,8 @@ SCALES: dict[str, OverfittingScale] = {
     "short": OverfittingScale(
         name="short", seeds=3, data={"name": "cifar10", "train": 12_000, "test": 2_000}, splits=False,
         model={"name": "preact-resnet"}, radius=in_pixels(8), epochs=40, batch=256, points=1000, held_out=1000,
-        rho=(0.003, 0.005), gamma=(0.005,), both=(0.003, 0.005), precision="bfloat16", every=2, checkpoint_every="5 epochs",
-        extra_rho=(0.001, 0.002), extra_gamma=(0.0025, 0.01), others=False,
+        rho=(0.003, 0.005), gamma=(0.005, 0.01), both=(0.003, 0.005), precision="bfloat16", every=2, checkpoint_every="5 epochs",
+        extra_rho=(0.001, 0.002), extra_gamma=(0.0025,),
         words="12,000 training and 2,000 test images of CIFAR-10 without augmentation, 40 epochs, PreActResNet-18, 8/255, passes in bfloat16",
     ),
     "paper": OverfittingScale(
@@ -239,6 +239,7 @@ class ByEpoch:
     """Trains each variant and follows its robust accuracy on training and test data over the epochs."""
 
     data = ()  # scale quick needs none; `check` says how to fetch those of scale paper
+    draws_from_numbers = True
     columns: Mapping[str, tuple[str, str]] = {
         "test_best": ("robust, test, best epoch", "{:.1%}"),
         "test_last": ("last epoch", "{:.1%}"),
@@ -300,7 +301,8 @@ class ByEpoch:
                 raise RunError(
                     f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
-        return VariantResult(job.variant, job.seed, values, (), clean < 0.2), lines
+        curves = {part: list(map(float, line)) for part, line in lines.items()}
+        return VariantResult(job.variant, job.seed, values, (), clean < 0.2, curves=curves), curves
 
     def figures(
         self, study: Study, scale: OverfittingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
@@ -314,8 +316,9 @@ class ByEpoch:
         styles, (rho, gamma) = style(scale), sizes(scale)
         for variant, seeds in details.items():
             colour, marker = styles[variant]
-            for part, width in (("train", 0.8), ("test", 2.0)) if variant in main else ():
-                values = 100 * np.mean([lines[part] for lines in seeds], 0)
+            known = [curves for curves in seeds if curves]  # earlier numbers may have none
+            for part, width in (("train", 0.8), ("test", 2.0)) if variant in main and known else ():
+                values = 100 * np.mean([curves[part] for curves in known], 0)
                 left.plot(np.arange(len(values)) * scale.every, values, color=colour, linewidth=width)
             own = [n for n in numbers if n.variant == variant]
             at = 100 * np.array([[n.clean_last, n.test_last] for n in own])

@@ -18,7 +18,7 @@ from excite.studies.overview import RUNS
 from excite.studies.study import Claim, Study, VariantResult
 
 PUBLISHED = Path("docs/results")  # of a checkout: NAME.json beside NAME.md
-_RESERVED = ("arm", "seed", "flags", "by_chance", "resamples")
+_RESERVED = ("arm", "seed", "flags", "by_chance", "resamples", "curves", "settings")
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,7 @@ def judge_again(
     """
     found = find_study(study)
     path = _find_file(found, file, scale)
-    stored = _read(path)
-    if stored["study"] != found.name:
-        raise InputError(f"{path} has the numbers of {stored['study']!r}; expected those of {found.name!r}")
-    if stored["scale"] not in found.scales:
-        raise InputError(f"{path}: scale {stored['scale']!r}; expected one of {', '.join(found.scales)}")
-    numbers = [_result(entry, path) for entry in stored["numbers"]]
+    stored, numbers = _read_numbers(found, path)
     verdicts = judge_all(found.claims(found.scales[stored["scale"]]), numbers)
     before = {(v["text"], v["measure"]): str(v["verdict"]) for v in stored["verdicts"]}
     changes = [
@@ -88,6 +83,33 @@ def judge_again(
         if (key := (v.claim.text, v.claim.measure)) in before and before[key] != v.word
     ]
     return JudgedAgain(found, stored["scale"], path, tuple(verdicts), tuple(changes))
+
+
+def read_results(study: Study, file: str | os.PathLike[str]) -> tuple[str, dict[str, str], list[VariantResult]]:
+    """Reads the results that a numbers.json holds.
+
+    Args:
+        study: The study they have to be of.
+        file: A numbers.json, or its folder.
+
+    Returns:
+        Name of the scale, versions by package, and the results.
+
+    Raises:
+        InputError: If the file does not exist, is damaged or is one of another study.
+    """
+    stored, numbers = _read_numbers(study, _find_file(study, file, None))
+    versions = stored.get("versions", {})
+    return str(stored["scale"]), {str(key): str(value) for key, value in dict(versions).items()}, numbers
+
+
+def _read_numbers(study: Study, path: Path) -> tuple[dict[str, Any], list[VariantResult]]:
+    stored = _read(path)
+    if stored["study"] != study.name:
+        raise InputError(f"{path} has the numbers of {stored['study']!r}; expected those of {study.name!r}")
+    if stored["scale"] not in study.scales:
+        raise InputError(f"{path}: scale {stored['scale']!r}; expected one of {', '.join(study.scales)}")
+    return stored, [_result(entry, path) for entry in stored["numbers"]]
 
 
 def _find_file(study: Study, file: str | os.PathLike[str] | None, scale: str | None) -> Path:
@@ -128,11 +150,16 @@ def _result(entry: Mapping[str, Any], path: Path) -> VariantResult:
             key: math.nan if value is None else float(value) for key, value in entry.items() if key not in _RESERVED
         }
         flags = tuple(map(str, entry["flags"]))
-        resamples = {
-            key: [math.nan if value is None else float(value) for value in drawn]
-            for key, drawn in entry.get("resamples", {}).items()
-        }
-        by_chance = bool(entry.get("by_chance", False))
-        return VariantResult(str(entry["arm"]), int(entry["seed"]), values, flags, by_chance, resamples)
+        resamples, curves = (
+            {
+                key: [math.nan if value is None else float(value) for value in line]
+                for key, line in entry.get(name, {}).items()
+            }
+            for name in ("resamples", "curves")
+        )
+        by_chance, settings = bool(entry.get("by_chance", False)), str(entry.get("settings", ""))
+        return VariantResult(
+            str(entry["arm"]), int(entry["seed"]), values, flags, by_chance, resamples, curves, settings
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error!r}): expected numbers by variant and seed") from error
