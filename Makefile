@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site gallery statements pictures dist try-wheel architecture lock clean
+.PHONY: venv demo test test-quick test-all test-machines lint types format bench studies site gallery statements pictures dist try-wheel opponents architecture lock clean
 
 venv: $(READY)
 
@@ -76,6 +76,12 @@ statements: venv
 pictures: venv
 	$(BIN)/python tools/screenshots.py
 	$(BIN)/python tools/pictures.py
+
+# Attacks that `python -m benchmarks.attackbench` and `python -m benchmarks.autoattack` compare with, in a folder of their own and
+# without what they require: they would install another torch, and torchvision and visdom, which these attacks do not use.
+OPPONENTS := adv-lib==0.2.8 torchattacks==3.5.1 foolbox==3.3.4 eagerpy==0.30.0
+opponents: venv
+	$(PIP) --no-deps --upgrade --target build/opponents $(OPPONENTS)
 
 # The documentation as a site, in build/site.
 site: venv
