@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -141,3 +143,37 @@ def test_one_number_is_the_median_of_the_others_in_several_ways(taken: object) -
     found = along(Model(), torch.zeros(1, 1).double(), torch.ones(1, 1).double())
     assert torch.allclose(found.breaks[0], torch.tensor([0, 0.25, 0.5, 0.75, 1]).double())
     assert found.slopes[0].tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "jumps"),
+    [
+        (torch.sign, [2.0]),
+        (torch.floor, [1.0] * 3),
+        (torch.round, [1.0] * 4),
+        (lambda h: h * (h > 0), [0.0]),
+        (lambda h: h + 3 * (h > 0), [3.0]),
+        (lambda h: torch.where(h > 1, 2 * h, h + 1), [0.0]),
+        (nn.Threshold(0.25, 0.0), [0.25]),
+        (nn.Hardshrink(0.5), [0.5, 0.5]),
+    ],
+)
+def test_a_jump_makes_the_constant_infinite(function: Callable[[Tensor], Tensor], jumps: list[float]) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)[:, None]
+
+    found = along(Model(), torch.tensor([-1.9], dtype=torch.float64), torch.tensor([1.8], dtype=torch.float64))
+    np.testing.assert_allclose(found.jumps[0].numpy(), jumps, rtol=0, atol=1e-9)
+    assert bool(found.values.isinf()) == any(jumps)
+    assert torch.isfinite(found.slopes[0]).all()
+
+
+def test_a_network_of_relus_has_no_jumps() -> None:
+    model, x = mlp(2, 20, 20, 1), torch.randn(5, 2, dtype=torch.float64)
+    for scale in (1.0, 1e3):
+        found = along(model, scale * x, -scale * x)
+        assert int(found.pieces.min()) > 3
+        assert not any(bool(jump.any()) for jump in found.jumps)
+    single = along(model.float(), x.float(), -x.float())
+    assert not any(bool(jump.any()) for jump in single.jumps)

@@ -82,12 +82,12 @@ def _norms(leaf: Tensor, outputs: Tensor, norm: Norm) -> Tensor:
     """One backward pass per output serves all points, since each output row depends on its own point only."""
     rows = []
     result: Tensor = leaf.new_zeros(len(leaf))
-    columns = torch.zeros_like(leaf).flatten(1)
+    columns = torch.zeros_like(leaf)[:, None].flatten(1)
     for i in range(outputs.shape[1]):
         (row,) = torch.autograd.grad(
             outputs[:, i].sum(), leaf, retain_graph=i + 1 < outputs.shape[1], materialize_grads=True
         )
-        row = row.flatten(1)  # (B, d)
+        row = row[:, None].flatten(1)  # (B, d)
         if norm == "inf":
             result = torch.maximum(result, row.abs().sum(1))
         elif norm == "1":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -25,9 +26,11 @@ class Segments:
     """Local Lipschitz constants along B segments.
 
     Attributes:
-        values: The largest local constant on each segment (B,).
+        values: The largest local constant on each segment (B,); infinite where the output jumps on it.
         breaks: By segment, the ends of its p linear pieces (p + 1,), from 0 to 1.
         slopes: By segment, the local constant on each piece (p,).
+        jumps: By segment, how far the output jumps between one piece and the next (p − 1,): the largest change of an output,
+            0 where the model is continuous. Models with `sign`, `floor` or `round` jump; `x * (x > 0)` does not.
 
     Example:
         >>> segments = along(nn.Linear(2, 1), torch.zeros(3, 2), torch.ones(3, 2))
@@ -38,6 +41,7 @@ class Segments:
     values: Tensor
     breaks: tuple[Tensor, ...]
     slopes: tuple[Tensor, ...]
+    jumps: tuple[Tensor, ...] = ()
 
     @property
     def pieces(self) -> Tensor:
@@ -65,7 +69,7 @@ def along(
         output: Selects the output of a model that returns a tuple or a dict.
 
     Returns:
-        The largest constant on each segment, and its linear pieces.
+        The largest constant on each segment, infinite where the output jumps, and its linear pieces.
 
     Raises:
         ModelError: If the model is not piecewise linear; the operator is named.
@@ -95,12 +99,15 @@ def along(
     breaks, middles, owner = _merge(len(start), *intervals, 2.0 ** (_SPARE - depth))
     points = at(owner, middles)
     slopes = local(model, points, norm, output=output) if len(points) else start.new_zeros(0)
-    if len(points):
-        first, last, change, eps = _check_linear(pieces_of, at, owner, breaks)
-        check_gradient(model, points, last - first, change, eps, output=output)
     sizes = [len(ends) - 1 for ends in breaks]
     parts = tuple(slopes.split(sizes))
-    return Segments(torch.stack([part.max() for part in parts]) if parts else slopes, tuple(breaks), parts)
+    if not len(points):
+        return Segments(slopes, tuple(breaks), parts)
+    first, last, middle, change, eps = _check_linear(pieces_of, at, owner, breaks)
+    check_gradient(model, points, last - first, change, eps, output=output)
+    jumps = _jumps(middle.split(sizes), change.split(sizes), eps)
+    largest = [part.max() if not bool(jump.any()) else part.new_tensor(math.inf) for part, jump in zip(parts, jumps)]
+    return Segments(torch.stack(largest), tuple(breaks), parts, jumps)
 
 
 def _halve(
@@ -158,10 +165,13 @@ def _merge(
     )
 
 
-def _check_linear(pieces_of: Any, at: Any, owner: Tensor, breaks: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, float]:
+def _check_linear(
+    pieces_of: Any, at: Any, owner: Tensor, breaks: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
     """On each piece the output in the middle is the mean of two others, or something bends that was not recognized.
 
-    Returns those two points of each piece, how the output changes from one to the other, and the eps of the numbers.
+    Returns those two points of each piece, the output in the middle, how the output changes from one point to the other (over
+    half the piece), and the eps of the numbers.
     """
     low = torch.cat([pieces[:-1] for pieces in breaks]).to(owner.device)
     long = torch.cat([pieces[1:] for pieces in breaks]).to(owner.device) - low
@@ -170,4 +180,19 @@ def _check_linear(pieces_of: Any, at: Any, owner: Tensor, breaks: list[Tensor]) 
     left, middle, right = (outputs for _, outputs, _ in pieces)
     eps = max(eps for *_, eps in pieces)
     check_bend((left - 2 * middle + right).abs(), middle, eps)
-    return first, last, right - left, eps
+    return first, last, middle, right - left, eps
+
+
+def _jumps(middles: Sequence[Tensor], changes: Sequence[Tensor], eps: float) -> tuple[Tensor, ...]:
+    """By segment, how far apart the outputs are that two neighbouring pieces reach at the break between them.
+
+    On a piece the output is linear: it ends at the middle plus the change over half of it. Differences as small as the rounding
+    that `check_bend` allows are 0.
+    """
+    scale = max(1.0, max((float(middle.abs().amax()) for middle in middles if middle.numel()), default=1.0))
+    jumps = []
+    for middle, change in zip(middles, changes):
+        ends, starts = middle + change, middle - change
+        apart = (starts[1:] - ends[:-1]).abs().flatten(1).amax(1)
+        jumps.append(torch.where(apart > 1e4 * eps * scale, apart, 0))
+    return tuple(jumps)

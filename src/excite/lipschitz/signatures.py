@@ -25,7 +25,7 @@ from excite._core.wrappers import eagerly, unwrap
 from excite.errors import InputError, ModelError
 from excite.lipschitz.differentiating import differentiable
 from excite.wiring.operators import Pieces
-from excite.wiring.propagation.interpreter import lookup
+from excite.wiring.propagation.interpreter import lookup, refused_name
 from excite.wiring.propagation.schema import bind, is_inplace, name_of
 
 
@@ -114,7 +114,7 @@ def check_gradient(
             leaf = part.detach().clone().requires_grad_()
             outputs = pick_output(model(leaf), output).reshape(len(part), -1)
             (gradient,) = torch.autograd.grad((outputs @ weights.to(outputs)).sum(), leaf)
-            terms = (gradient * along).flatten(1)
+            terms = (gradient * along)[:, None].flatten(1)
             off = (terms.sum(1) - target).abs()
             # The changes are rounded as the outputs are; some derivatives (hardsigmoid's) are of single precision.
             largest = max(1.0, float(outputs.detach().abs().amax()))
@@ -238,7 +238,7 @@ class _Pieces(TorchDispatchMode):
 def _pieces_of(func: Any) -> Pieces:
     """How an operator depends on its arguments, if it can be piecewise linear."""
     namespace, _, full = str(func._schema.name).partition("::")
-    name = name_of(func)
+    name = refused_name(func)
     row = lookup(func)
     pieces = None if row is None else row.pieces
     if pieces is None:

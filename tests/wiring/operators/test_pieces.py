@@ -412,7 +412,7 @@ PRODUCTS: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
     "prelu": ("weight", lambda h: torch._prelu_kernel(h, h)),
     "grid": ("grid", lambda h: F.grid_sample(image(h), h.clamp(-1, 1).view(-1, 3, 1, 2), align_corners=False)),
     "floor_divide": ("other", lambda h: torch.floor_divide(BIAS.expand_as(h), h)),
-    "scatter": ("multiplies", lambda h: h.scatter(1, ORDER.expand(len(h), 4), h[:, :4], reduce="multiply")),
+    "scatter": (r"scatter\.reduce: the operator table", lambda h: h.scatter(1, ORDER.expand(len(h), 4), h[:, :4], reduce="multiply")),
     "batch_norm": ("statistics of the batch", lambda h: F.batch_norm(h, None, None, training=True)),
     "rrelu": ("random", lambda h: F.rrelu(h, training=True)),
     "complex abs": ("complex", lambda h: torch.view_as_complex(h.view(-1, 3, 2)).abs()),

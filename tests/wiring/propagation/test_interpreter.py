@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from excite.errors import ModelError
-from excite.lipschitz import bound
+from excite.lipschitz import along, bound
 from excite.wiring import path_count, trace
 from excite.wiring.export import exported
 from excite.wiring.operators import OPERATORS
+from excite.wiring.operators.row import OVERLOADS
 from excite.wiring.propagation.interpreter import Interpreter, leaves, lookup
 
 
@@ -56,4 +58,46 @@ def test_rows_are_found_by_overload_and_in_place_variant() -> None:
     for target in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Scalar, torch.ops.aten.add.Scalar):
         assert lookup(target) is OPERATORS["add"]
     assert lookup(torch.ops.aten.gcd.default) is None
+    assert lookup(torch.ops.aten.scatter.src) is OPERATORS["scatter"]
+    for other in (torch.ops.aten.scatter.reduce, torch.ops.aten.scatter_.value_reduce, torch.ops.aten.add.out):
+        assert lookup(other) is None
     assert lookup(len) is None
+
+
+class Multiplying(nn.Module):
+    """`scatter.reduce`, an overload of `scatter` that multiplies two signals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        places = torch.arange(4).expand(len(h), 4)
+        return self.last(h.scatter(1, places, 2 * h, reduce="multiply"))
+
+
+@pytest.mark.filterwarnings("ignore:The reduce argument")
+def test_an_overload_with_other_semantics_is_refused_by_name() -> None:
+    model, x = Multiplying(), torch.randn(2, 3)
+    for analysis in (bound, path_count, lambda model, x: along(model, x, -x)):
+        with pytest.raises(ModelError, match=r"scatter\.reduce"):
+            analysis(model, x)
+    assert trace(model, x).groups[0].why.startswith("scatter.reduce between first and last has no column 'channels'")
+
+
+# Overloads of operators in the table that no rule was written for: results in another tensor, names of axes, other functions,
+# and those of TorchScript for numbers, strings and lists, which no graph of tensors contains.
+REFUSED = re.compile(
+    r".*[oO]ut.*|.*name.*|U|L|a|t|result|inverse|eigenvalues|values.*|dim_(max|min|values)|(value_)?reduce|quantized"
+    r"|int|float|complex|bool|str|any|enum|device|left_t|right_|int_to_int|(int|float|complex|Scalar)_(int|float|complex|Scalar)"
+    r"|(int|float|bool|str|Tensor)_list|list_\w+|Dict_\w+|Tensor"
+)
+
+
+def test_every_overload_is_known_or_refused_on_purpose() -> None:
+    packets = {name: getattr(torch.ops.aten, name, None) for name in OPERATORS}
+    overloads = {overload for packet in packets.values() if packet is not None for overload in packet.overloads()}
+    assert len(overloads) > 60
+    assert {overload for overload in overloads - OVERLOADS if not REFUSED.fullmatch(overload)} == set()
+    assert overloads >= OVERLOADS

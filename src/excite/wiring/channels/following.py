@@ -17,7 +17,7 @@ from excite.wiring.channels.slots import Held, Use
 from excite.wiring.export import Exported
 from excite.wiring.operators.normalization import written_norm
 from excite.wiring.operators.row import OperatorRow
-from excite.wiring.propagation.interpreter import Interpreter, leaves, lookup
+from excite.wiring.propagation.interpreter import Interpreter, leaves, lookup, refused_name
 from excite.wiring.propagation.schema import is_inplace, name_of, shapes_of
 from excite.wiring.propagation.written_norms import WrittenNorms, find_written_norms
 
@@ -87,7 +87,7 @@ class ChannelInterpreter(Interpreter):
         """Pins the channels that enter an operator without a rule."""
         row = lookup(node.target)
         listed = row is not None and (row.channels is not None or row.conservation == "none")
-        return self.context.unknown(node, values, name_of(node.target), listed=listed)
+        return self.context.unknown(node, values, refused_name(node.target), listed=listed)
 
     def overwritten(self, node: torch.fx.Node, values: list[Any]) -> None:
         """Pins the channels of a tensor that is written in place while it is read elsewhere."""

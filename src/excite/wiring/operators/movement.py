@@ -186,10 +186,6 @@ def _casts_bits(a: SimpleNamespace) -> str | None:
     return "reads the bits of numbers as another type" if getattr(a, "dtype", None) is not None else None
 
 
-def _multiplies(a: SimpleNamespace) -> str | None:
-    return "multiplies what it scatters" if getattr(a, "reduce", None) == "multiply" else None
-
-
 # fmt: off
 # -- rows: views, copies and repetitions; those that PyTorch dispatches to have `pieces` --------------------------------
 _DISPATCHED = {
@@ -255,11 +251,10 @@ add_row(
     pieces=LINEAR,
 )
 add_row(
-    "gather take _unsafe_index index_add index_copy index_fill index_put scatter_add slice_scatter select_scatter "
+    "gather take _unsafe_index index_add index_copy index_fill index_put scatter scatter_add slice_scatter select_scatter "
     "diagonal_scatter max_unpool2d max_unpool3d fill zero",
     pieces=LINEAR,
 )
-add_row("scatter", pieces=Pieces("linear", unless=_multiplies))
 
 # -- rows: creation; only shapes are read -------------------------------------------------------------------------------
 add_row("zeros_like new_zeros", channels=_zeros_channels, conservation="matrix", pieces=CONSTANT)

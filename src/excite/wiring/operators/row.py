@@ -71,7 +71,10 @@ class ActivationKinks:
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """Everything that Excite knows about one ATen operator, whatever its overload; `name` covers the in-place `name_` too.
+    """Everything that Excite knows about one ATen operator, in the overloads of `OVERLOADS`; `name` covers the in-place `name_` too.
+
+    Rules read the arguments by the names of the schema, so that one row serves overloads that differ in the types of their
+    arguments.
 
     Args:
         name: ATen name without namespace and overload.
@@ -95,6 +98,17 @@ class OperatorRow:
 
 
 OPERATORS: dict[str, OperatorRow] = {}
+
+# The overloads that the rules were written for: variants of one function that take other types (`add.Tensor`, `add.Scalar`) or
+# other axes (`sum.dim_IntList`). Any other one, such as `scatter.reduce`, which multiplies, is refused by name.
+OVERLOADS = frozenset({
+    "default", "Tensor", "Scalar", "Tensor_Scalar", "Tensor_Tensor", "Scalar_Tensor", "Scalar_Other", "Scalar_Self",
+    "Tensor_mode", "Scalar_mode", "self", "ScalarOther", "ScalarSelf", "other", "decimals", "input", "using_ints",
+    "dim", "dims", "dim_int", "dim_IntList", "int", "intlist", "sizes", "sections", "indices", "tensor_indices_or_sections",
+    "self_Tensor", "self_int", "correction", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype", "stable",
+    "int_Tensor", "int_Scalar", "Tensor_hacked_twin", "hacked_twin", "src", "value",
+    "vec", "padding", "sublist", "no_stats", "generator", "dtype", "device", "prim_Device", "prim_dtype", "prim_other",
+})  # fmt: skip
 
 
 def add_row(names: str, **columns: Any) -> None:

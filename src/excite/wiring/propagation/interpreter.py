@@ -13,7 +13,7 @@ from torch._ops import HigherOrderOperator
 
 from excite.errors import ModelError
 from excite.wiring.export import Exported
-from excite.wiring.operators.row import OPERATORS, OperatorRow
+from excite.wiring.operators.row import OPERATORS, OVERLOADS, OperatorRow
 from excite.wiring.propagation.aliasing import Aliases
 from excite.wiring.propagation.schema import bind, is_inplace, module_of, name_of
 
@@ -62,7 +62,7 @@ class Interpreter:
 
     def missing(self, node: torch.fx.Node, values: list[Any]) -> Any:
         """The result of a call of an operator without a rule in this column."""
-        raise refused(self.refusal, node, name_of(node.target), self.column)
+        raise refused(self.refusal, node, refused_name(node.target), self.column)
 
     def overwritten(self, node: torch.fx.Node, values: list[Any]) -> None:
         """Called where `node` writes into memory that is read later under another name; `values` are those of all names."""
@@ -116,9 +116,16 @@ class Interpreter:
 
 
 def lookup(target: Any) -> OperatorRow | None:
-    """The row of an operator; None if it has none, and for operators that are not PyTorch's own."""
+    """The row of an operator; None if it has none, for other overloads, and for operators that are not PyTorch's own."""
     name = str(getattr(getattr(target, "_schema", None), "name", ""))
-    return OPERATORS.get(name_of(target)) if name.startswith("aten::") else None
+    known = name.startswith("aten::") and target._overloadname in OVERLOADS
+    return OPERATORS.get(name_of(target)) if known else None
+
+
+def refused_name(target: Any) -> str:
+    """The name of an operator without a row, with the overload where other overloads have one."""
+    name, overload = name_of(target), getattr(target, "_overloadname", "default")
+    return f"{name}.{overload}" if name in OPERATORS and overload not in OVERLOADS else name
 
 
 def refused(refusal: str, node: torch.fx.Node, what: str, column: str = "") -> ModelError:
