@@ -54,6 +54,14 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def untimed_margins(monkeypatch):
+    """Margins at the start and the end of a watch are measured on all points, however slow the machine is."""
+    from excite.probes.margin_gap import MarginGap
+
+    monkeypatch.setitem(MarginGap.__init__.__kwdefaults__, "seconds", 1e9)
+
+
 @pytest.fixture(scope="session")
 def chromium():
     """Path of the browser."""

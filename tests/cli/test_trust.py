@@ -13,6 +13,8 @@ from excite import load_run
 from excite.errors import InputError
 from excite.jobs.sweep import plan, run_sweep
 from excite.report.audit import audit
+from excite.runs import weights
+from excite.runs.import_paths import ModelSource
 from excite.studies.richness.by_spectra import SpectraMeasurement
 from excite.train.evaluate import load_model
 from excite.train.from_config import load_trained, train
@@ -83,6 +85,25 @@ def test_starting_a_training_on_a_foreign_run_executes_nothing(foreign: Path) ->
     assert result.failed is not None
     assert "another config" in result.failed
     assert not (foreign.parent / "executed").exists()
+
+
+def test_weights_planted_in_a_run_are_not_what_was_trained(excite: Any, tmp_path: Path) -> None:
+    """A finished training or job measures its checkpoint, not a file of weights that names another factory."""
+    (tmp_path / "moons.json").write_text(json.dumps(MOONS))
+    sweep = {**MOONS, "sweep": {"over": {"optimizer.lr": [0.1]}, "points": 2}}
+    train(MOONS, tmp_path / "runs/moons").close()
+    assert run_sweep(plan(sweep, tmp_path / "sweep"), 1).failed is None
+    slot = next((tmp_path / "sweep").glob("*-0"))
+    (slot / "artifacts/summary.json").unlink()
+    planted = ModelSource("os:system", {"command": f"touch {tmp_path / 'executed'}"})
+    for run in (tmp_path / "runs/moons", slot):
+        _, state = load_run(run).load_checkpoint()
+        weights.write(run / weights.NAME, state["model"], 100, planted)
+    status, _, err = excite("train", "moons.json")
+    assert status == 0, err
+    assert run_sweep(plan(sweep, tmp_path / "sweep"), 1).failed is None
+    assert (slot / "artifacts/summary.json").exists()
+    assert not (tmp_path / "executed").exists()
 
 
 def test_ones_own_factory_trains_and_is_opened_with_trust(excite: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import time
 import warnings
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -384,21 +385,24 @@ def test_the_run_says_what_the_model_is_made_of(tmp_path):
     assert not (tmp_path / "none" / "artifacts" / "wiring.json").exists()
 
 
-def test_share_is_the_slow_down_of_training_only(tmp_path):
+def test_share_is_the_slow_down_of_training_only(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("excite.monitor.watcher.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
     class Sleeps(Probe):
         name = "sleeps"
 
         def measure(self, ctx):
-            time.sleep(0.5 if ctx.step == 0 else 0.02)
+            clock[0] += 0.5 if ctx.step == 0 else 0.01
             return {}
 
     model, x = build("mlp")
     with excite.watch(model, x, probes=[Sleeps()], alerts=[]) as watch:
-        assert watch.share < 0.1  # what was measured before training is not part of it
+        assert watch.share == 0  # what was measured before training is not part of it
         for _ in range(10):
-            time.sleep(0.02)
+            clock[0] += 0.03
             watch.step()
-        assert 0.25 < watch.share < 0.75
+        assert watch.share == pytest.approx(0.25)
 
 
 def test_the_run_says_that_inputs_are_token_ids(tmp_path):

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from excite.errors import InputError, RunError
-from excite.runs import Run, load_run
+from excite.runs import Run, folder, load_run
 from excite.runs.lock import Lock
 
 CONFIG = {"epochs": 3, "data": {"name": "digits"}}
@@ -194,6 +195,31 @@ def test_values_reach_readers_within_seconds_without_flush(run: Run) -> None:
     time.sleep(1.1)
     run.log(2, {"a/b": 1.0})
     assert load_run(run.path).series("a/b")[0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_run_that_appears_meanwhile_is_the_one_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    """Another process creates the run between the check of this one and its own folder."""
+    others = list[Run]()
+
+    def build_late(*args: Any) -> Lock:
+        monkeypatch.undo()
+        others.append(Run.create(tmp_path / "run", CONFIG))
+        if not held:
+            others[0].close()
+        return folder.build(*args)
+
+    monkeypatch.setattr("excite.runs.run.build", build_late)
+    if held:
+        with pytest.raises(RunError, match="another process is writing"):
+            Run.create(tmp_path / "run", CONFIG, resume=True)
+    else:
+        with Run.create(tmp_path / "run", CONFIG, resume=True) as run:
+            assert run.resumed
+    others[0].close()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_second_writer_is_refused_and_a_reader_is_not(run: Run) -> None:

@@ -128,8 +128,9 @@ class TrainingJob:
         def on_measured(fraction: float) -> None:
             on_progress(JobProgress(name, "measuring", TRAINING_FRACTION + (1 - TRAINING_FRACTION) * fraction))
 
-        training.train(self.config, self.folder, progress=on_step).close()
-        saved = load_model(self.folder, trust=True).to(training.find_device(self.config.device))
+        with training.train(self.config, self.folder, progress=on_step) as run:
+            newest = run.checkpoints()[-1].path  # built by its config, which is this job's
+        saved = load_model(newest, trust=True).to(training.find_device(self.config.device))
         self.measurement.measure(saved, self.variant, on_measured)
         on_progress(done(name))
 

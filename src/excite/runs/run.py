@@ -129,14 +129,21 @@ class Run:
             )
         check_keep(keep)
         if check_flag(resume, "resume") and (target / "run.json").exists():
-            run = cls.open(target, "a", keep=keep)
-            try:
-                run._check_config(config)
-                run.set_status("running")
-            except BaseException:
-                run.close()
-                raise
-            return run
+            return cls._resume(target, config, keep)
+        try:
+            lock = cls._build(target, config)
+        except RunError:
+            if resume and (target / "run.json").exists():  # another process was faster
+                return cls._resume(target, config, keep)
+            raise
+        sync_folder(target.parent)
+        if os.name == "nt":
+            lock = Lock(target / "lock", target)
+        return cls._opened(target, "a", lock, resumed=False, keep=keep)
+
+    @staticmethod
+    def _build(target: Path, config: Mapping[str, Any]) -> Lock:
+        """Builds a run folder beside `target` and renames it; returns its lock, which is held."""
         refuse_existing(target)
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -157,10 +164,19 @@ class Run:
                 lock.release()
             shutil.rmtree(building, ignore_errors=True)
             raise
-        sync_folder(target.parent)
-        if os.name == "nt":
-            lock = Lock(target / "lock", target)
-        return cls._opened(target, "a", lock, resumed=False, keep=keep)
+        return lock
+
+    @classmethod
+    def _resume(cls, target: Path, config: Mapping[str, Any], keep: int) -> Run:
+        """Opens a run that exists for writing, if it was made by an equal config."""
+        run = cls.open(target, "a", keep=keep)
+        try:
+            run._check_config(config)
+            run.set_status("running")
+        except BaseException:
+            run.close()
+            raise
+        return run
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: Literal["r", "a"] = "r", *, keep: int = 2) -> Run:

@@ -47,7 +47,8 @@ def train(
         assert trained is not None
         trained.close()
         processes.destroy()  # the first process alone measures
-        saved = load_model(folder, trust=True)  # `train_across` refuses a run of another config: this one is the user's
+        # The checkpoint is built by its config, which is the user's: `train_across` refuses a run of another one.
+        saved = load_model(trained.checkpoints()[-1].path, trust=True)
         if margins and saved.data.classes:
             measure(saved, progress=progress)
     print_summary(make_report([folder]))
