@@ -1,11 +1,17 @@
 """What vital signs and the flight recorder add to the training of GPT-2 small.
 
-    python -m benchmarks.vital_signs [--device cuda] [--size small] [--batch 16] [--rounds 2]
+    python -m benchmarks.vital_signs [--device cuda] [--size small] [--batch 16] [--rounds 5] [--seconds 90]
 
 A GPT with the sizes of GPT-2 small (124 million weights, 1,024 tokens), bfloat16 autocast, `torch.compile`, fused AdamW, on random
 tokens. Two models train in turns: one that nobody watches, and one with all vital signs and the recorder attached, whose signs are
-measured never, every 50 and every 10 steps. Printed are milliseconds per step and the peak memory, with the difference to the first.
-On a CPU `--size tiny` runs in seconds.
+measured never, every 50 and every 10 steps. A round has 50 steps of each, one after the other; the extra time is the median over rounds
+of the ratio within a round, for signs every 50 steps the mean, since ranks of tokens and critical sharpness fall into every fifth
+round. Printed are milliseconds per step, the extra time and the peak memory, and for every probe the milliseconds of one measurement on
+the host and on the GPU. On a CPU `--size tiny` runs in seconds.
+
+    python -m benchmarks.vital_signs --memory --device cuda --size billion --batch 4
+
+prints the peak memory of a training without a watch, and with the probes that `excite.watch` chooses by default, all measured.
 """
 
 from __future__ import annotations
@@ -13,6 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -23,7 +31,11 @@ import excite
 from benchmarks.timing import machine
 from excite.probes import Every, FlightRecorder, Loss, vital_signs
 
-SIZES = {"small": (50257, 1024, 12, 12, 768), "tiny": (101, 32, 2, 2, 32)}  # tokens, length, layers, heads, width
+SIZES = {  # tokens, length, layers, heads, width
+    "small": (50257, 1024, 12, 12, 768),
+    "billion": (50257, 1024, 20, 16, 2048),
+    "tiny": (101, 32, 2, 2, 32),
+}
 NEVER = 10**9
 
 
@@ -100,11 +112,11 @@ class Training:
                 )
             self.held = allocated(device) - before
 
-    def schedule(self, every: int) -> None:
-        """Measures signs every so many steps; ranks of tokens and critical sharpness five times as rarely."""
+    def schedule(self, every: int, apart: int = 5) -> None:
+        """Measures signs every so many steps; ranks of tokens and critical sharpness `apart` times as rarely."""
         for probe in self.signs:
-            apart = probe.name in ("token_rank", "sharpness") and every < NEVER
-            probe.schedule = Every(5 * every if apart else every)
+            rarely = probe.name in ("token_rank", "sharpness") and every < NEVER
+            probe.schedule = Every(apart * every if rarely else every)
 
     def step(self, i: int) -> None:
         ids = self.ids[i % len(self.ids)]
@@ -133,35 +145,112 @@ class Training:
             torch.cuda.synchronize()
 
 
-def measure(size: str, batch: int, device: torch.device, backend: str, rounds: int) -> dict[str, Any]:
+class Stopwatch:
+    """Milliseconds of one measurement of each probe, on the host and, by events, on the GPU."""
+
+    def __init__(self, training: Training):
+        self._cuda = training.device.type == "cuda"
+        self._host: dict[str, list[float]] = {}
+        self._events: dict[str, list[tuple[Any, Any]]] = {}
+        assert training.watch is not None
+        for probe in training.watch.probes:
+            for part in ("measure", "_before_step"):
+                if hasattr(probe, part):
+                    setattr(probe, part, self._timed(getattr(probe, part), f"{probe.name}.{part.strip('_')}"))
+
+    def _timed(self, function: Any, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) if self._cuda else ()
+            began = time.perf_counter()
+            if events:
+                events[0].record()
+            result = function(*args)
+            if events:
+                events[1].record()
+                self._events.setdefault(name, []).append(events)
+            self._host.setdefault(name, []).append(1000 * (time.perf_counter() - began))
+            return result
+
+        return call
+
+    def table(self) -> dict[str, dict[str, float]]:
+        """Medians by probe; of the GPU NaN without one."""
+        device = {name: [a.elapsed_time(b) for a, b in pairs] for name, pairs in self._events.items()}
+        return {
+            name: {"host": median(times), "gpu": median(device.get(name, [float("nan")]))}
+            for name, times in self._host.items()
+        }
+
+
+VARIANTS = (("recorder", NEVER), ("recorder, signs every 50", 50), ("recorder, signs every 10", 10))
+
+
+def measure(
+    size: str, batch: int, device: torch.device, backend: str, rounds: int, seconds: float, note: Any = print
+) -> dict[str, Any]:
     """Milliseconds per step and peak memory of every variant, in turns; both models are held all the time."""
-    found: dict[str, list[tuple[float, float]]] = {}
     began = time.perf_counter()
     plain = Training(size, batch, device, backend, watched=False)
     watched = Training(size, batch, device, backend, watched=True)  # before the first compiled call
     for name, one in (("not watched", plain), ("watched", watched)):
-        one.run(10)
+        one.run(5)
         print(f"{name}: compiled after {time.perf_counter() - began:.0f} s", flush=True)
     other = 3 * sum(p.numel() * p.element_size() for p in watched.model.parameters()) / 2**30
-    long = 250 if device.type == "cuda" else 50
-    watched.schedule(10)
-    watched.run(60)  # choose kernels
-    for _ in range(rounds):
-        found.setdefault("not watched", []).append(plain.run(100))
-        for name, every, steps in (
-            ("recorder", NEVER, 100),
-            ("recorder, signs every 50", 50, long),
-            ("recorder, signs every 10", 10, 100),
-        ):
-            watched.schedule(every)
+    watched.schedule(5, apart=1)
+    watched.run(10)  # choose kernels
+    plain.run(10)
+    steps = 50 if device.type == "cuda" else 10
+    found: dict[str, list[tuple[float, float]]] = {}
+    result: dict[str, Any] = {"gib_held_by_the_watch": watched.held, "gib_of_the_other_model": other}
+    for i in range(rounds):
+        if i and time.perf_counter() - began > seconds * (i + 1) / (i + 2):
+            break
+        found.setdefault("not watched", []).append(plain.run(steps))
+        for name, every in VARIANTS:
+            watched.schedule(every if device.type == "cuda" or every == NEVER else every // 5)
             found.setdefault(name, []).append(watched.run(steps))
-        print(
-            {name: [f"{1000 * one[0]:.2f}" for one in rows] for name, rows in found.items()},
-            f"{time.perf_counter() - began:.0f} s",
-            flush=True,
-        )
-    return {"milliseconds": {name: [1000 * one[0] for one in rows] for name, rows in found.items()},
-            "gib": {name: max(one[1] for one in rows) for name, rows in found.items()}, "gib_held_by_the_watch": watched.held, "gib_of_the_other_model": other}  # fmt: skip
+        result["milliseconds"] = {name: [1000 * one[0] for one in rows] for name, rows in found.items()}
+        result["gib"] = {name: max(one[1] for one in rows) for name, rows in found.items()}
+        note(result)
+    stopwatch = Stopwatch(watched)
+    watched.schedule(10, apart=1)
+    watched.run(steps)
+    result["probes"] = stopwatch.table()
+    note(result)
+    return result
+
+
+def extra(result: dict[str, Any], name: str) -> float:
+    """Extra time of a variant: the median of ratios within rounds; the mean where rounds differ in what they measure."""
+    ratios = [a / b - 1 for a, b in zip(result["milliseconds"][name], result["milliseconds"]["not watched"])]
+    return mean(ratios) if name.endswith(" 50") else median(ratios)
+
+
+def memory(size: str, batch: int, device: torch.device, steps: int = 6) -> dict[str, float]:
+    """GiB at the peak of a training that is not watched, of one with the default probes, and of its weights; not compiled."""
+    found: dict[str, float] = {}
+    plain = 0.0
+    for name in ("not watched", "default probes"):
+        training = Training(size, batch, device, "eager", watched=False)
+        training.compiled = training.model
+        if name != "not watched":
+            with torch.autocast(device.type, torch.bfloat16):
+                training.watch = excite.watch(
+                    training.model, training.ids[0, :, :-1], optimizer=training.optimizer, every=2
+                )
+            print("probes:", ", ".join(probe.name for probe in training.watch.probes), flush=True)
+        training.run(2)
+        found[name] = training.run(steps)[1]
+        if training.watch is None:
+            plain = allocated(device)
+        else:
+            found["held between steps"] = allocated(device) - plain
+            training.watch.close()
+        found["weights"] = sum(p.numel() * p.element_size() for p in training.model.parameters()) / 2**30
+        del training
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return found
 
 
 def main() -> None:
@@ -169,25 +258,47 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", default="tiny", choices=SIZES)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=600, help="no further round after about so many seconds")
     parser.add_argument("--backend", default="inductor")
+    parser.add_argument("--memory", action="store_true", help="only the peak memory with the default probes")
+    parser.add_argument("--json", help="file that the numbers are written to after every round")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # the two models differ by hooks
-    device = torch.device(options.device)
-    result = measure(options.size, options.batch, device, options.backend, options.rounds)
-    print(json.dumps(result))
-    print(
-        f"\n{machine()}, {options.size}, batch {options.batch}\n\n| | ms per step | more | peak memory |\n| --- | --: | --: | --: |"
+
+    def note(result: dict[str, Any]) -> None:
+        if options.json:
+            Path(options.json).write_text(json.dumps(result))
+
+    if options.memory:
+        sizes = memory(options.size, options.batch, torch.device(options.device))
+        print(json.dumps(sizes))
+        note(sizes)
+        return
+    result = measure(
+        options.size,
+        options.batch,
+        torch.device(options.device),
+        options.backend,
+        options.rounds,
+        options.seconds,
+        note,
     )
-    first = min(result["milliseconds"]["not watched"])
+    print(json.dumps(result))
+    rounds = len(result["milliseconds"]["not watched"])
+    print(f"\n{machine()}, {options.size}, batch {options.batch}, {rounds} rounds\n")
+    print("| | ms per step | more | peak memory |\n| --- | --: | --: | --: |")
     held, other = result["gib_held_by_the_watch"], result["gib_of_the_other_model"]
     alone = result["gib"]["not watched"] - other - held
     for name, times in result["milliseconds"].items():
         own = alone if name == "not watched" else result["gib"][name] - other
-        more = "" if name == "not watched" else f"{min(times) / first - 1:+.1%}"
+        more = "" if name == "not watched" else f"{extra(result, name):+.1%}"
         grown = "" if name == "not watched" else f" ({own / alone - 1:+.1%})"
-        print(f"| {name} | {min(times):.2f} | {more} | {own:.2f} GiB{grown} |")
+        print(f"| {name} | {median(times):.2f} | {more} | {own:.2f} GiB{grown} |")
+    print("\n| one measurement | ms on the host | ms on the GPU |\n| --- | --: | --: |")
+    for name, times in result["probes"].items():
+        print(f"| {name} | {times['host']:.2f} | {times['gpu']:.2f} |")
 
 
 if __name__ == "__main__":

@@ -194,3 +194,16 @@ def queries_and_keys(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
             module.num_attention_heads if hasattr(module, "num_attention_heads") else module.config.num_attention_heads
         )
     return tuple(one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in (q, k))  # type: ignore[return-value]
+
+
+def slow_stream_signs(x: Tensor) -> dict[str, float]:
+    """Root mean square, largest entry and kurtosis over all entries, in plain Python."""
+    entries = x.double().flatten().tolist()
+    mean = sum(entries) / len(entries)
+    second = sum((one - mean) ** 2 for one in entries) / len(entries)
+    fourth = sum((one - mean) ** 4 for one in entries) / len(entries)
+    return {
+        "rms": (sum(one**2 for one in entries) / len(entries)) ** 0.5,
+        "largest": max(map(abs, entries)),
+        "kurtosis": fourth / second**2,
+    }

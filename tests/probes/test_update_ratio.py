@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import excite
 from excite.probes import Every, GradientNorm, UpdateRatio
+from excite.probes.update_ratio import StepCopy
 from excite.report.history import MetricHistory
 
 
@@ -53,7 +54,7 @@ def test_ratios_are_those_of_a_slow_version(tmp_path):
             optimizer.zero_grad()
             expected[step] = slow_ratios(before, copied(model))
             watch.step()
-            assert bool(watch.probes[0]._before) == (step % 3 == 2)  # no copy is held between
+            assert bool(watch.probes[0]._before._copies) == (step % 3 == 2)  # no copy is held between
     for step in range(8):
         assert at_step(tmp_path / "run", step) == (pytest.approx(expected[step]) if step in (3, 6) else {})
 
@@ -67,6 +68,35 @@ def test_zero_weights_have_no_ratio_and_skipped_steps_have_zero(tmp_path):
     found = at_step(tmp_path / "run", 1)
     assert found["update/ratio/0"] == found["update/ratio"] == 0
     assert np.isnan(found["update/ratio/2"])
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+def test_weights_are_copied_when_the_optimizer_begins(hooks):
+    model = network().float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    copy = StepCopy()
+    copy.attach(dict(model.named_parameters()), optimizer)
+    copy.announce(True)  # no step so far: it is not known whether hooks run
+    assert copy._copies
+    for _ in range(3):
+        model(torch.randn(4, 3)).sum().backward()
+        before = copied(model)
+        if hooks:
+            optimizer.step()
+        else:  # as in a CUDA graph
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.sub_(0.1 * p.grad)
+        taken = copy.take()
+        assert taken.keys() == before.keys()
+        assert all(torch.equal(taken[path], one) for path, one in before.items())
+        copy.announce(True)
+        assert bool(copy._copies) != hooks
+    copy.announce(False)
+    optimizer.step()
+    assert not copy.take()
+    copy.detach()
+    assert not optimizer._optimizer_step_pre_hooks
 
 
 def worker(rank: int, size: int, folder: str) -> None:

@@ -49,6 +49,8 @@ def tensor_norms(tensors: Sequence[Tensor], order: int = 2) -> Tensor:
         return torch.zeros(0, dtype=torch.float64)
     wide = [one if one.dtype in (torch.float32, torch.float64) else one.float() for one in tensors]
     norms = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in torch._foreach_norm(wide, order)]
+    if len({(one.dtype, one.device) for one in norms}) == 1:
+        return torch.stack(norms).double()  # few kernels
     return torch.stack([one.double().to(norms[0].device) for one in norms])
 
 

@@ -2,14 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
+from excite._core.preserve import capturing
 from excite.probes.base import Every, Probe, Schedule, StepContext, Values
 from excite.probes.distance import LayerGroups, trainable_parameters
 from excite.probes.findings import MAX_NAMED, MIN_VALUES, Finding, MetricSeries, Panel, binned_median, number
 
 _LARGE = 0.1  # of the weights changed by one step: above it there is a warning
+
+
+class StepCopy:
+    """A copy of some parameters from before the step that is measured, taken when `optimizer.step` begins.
+
+    By then the activations of the step are freed, so that the copy does not add to the peak memory of the training. Without an
+    optimizer, and where its hooks do not run because the step is replayed from a CUDA graph, the copy is taken after the step before.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: dict[str, Tensor] = {}
+        self._copies: dict[str, Tensor] = {}
+        self._due, self._begun = False, False  # the coming step is measured; a hook ran in the last one
+        self._handle: RemovableHandle | None = None
+
+    def attach(self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> None:
+        """Takes the parameters by path, and registers a hook on the optimizer."""
+        self._parameters = dict(parameters)
+        self._handle = None if optimizer is None else optimizer.register_step_pre_hook(self._before_step)
+
+    def detach(self) -> None:
+        """Removes the hook and releases memory."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._parameters, self._copies, self._handle = {}, {}, None
+
+    def announce(self, due: bool) -> None:
+        """Called after each step with whether the coming one will be measured."""
+        self._copies = {}
+        if due and not self._begun:
+            self._copy()
+        self._due, self._begun = due, False
+
+    def take(self) -> dict[str, Tensor]:
+        """The copies by path, which are given away; none if the step was not announced."""
+        copies, self._copies = self._copies, {}
+        return copies
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if capturing():
+            return
+        self._begun = True
+        if self._due and not self._copies:
+            self._copy()
+
+    def _copy(self) -> None:
+        self._copies = {path: p.detach().clone() for path, p in self._parameters.items()}
 
 
 class UpdateRatio(Probe):
@@ -19,8 +71,9 @@ class UpdateRatio(Probe):
         ``update/ratio[/LAYER]``: the ratio of the step that `watch.step` reports; NaN for a layer whose weights were all zero.
 
     Values around 1e-3 are common; a layer far above the others learns too fast, one far below hardly learns. The weights are
-    copied after the step before, and compared in `watch.step`, so that everything between two calls of it counts as the step:
-    accumulated micro-batches, weight decay, clipping, projections. A step that a ``GradScaler`` skips has the ratio 0.
+    copied when ``optimizer.step`` begins (without an optimizer, after the step before), and compared in `watch.step`, so that
+    everything between counts as the step: weight decay, projections. A step that a ``GradScaler`` skips has no value, or the
+    ratio 0 where it is compared with the step before.
 
     All processes hold the same weights, so the values of the first one are written; of sharded weights the full norm is computed.
 
@@ -51,32 +104,34 @@ class UpdateRatio(Probe):
     def __init__(self, schedule: Schedule | None = None):
         super().__init__(Every(10) if schedule is None else schedule)
         self._parameters: dict[str, Tensor] = {}
-        self._before: dict[str, Tensor] = {}  # weights before the coming step, if it will be measured
+        self._before = StepCopy()
         self._groups = LayerGroups(())
 
     def attach(self, ctx: StepContext) -> None:
         """Finds the trainable parameters; called by `excite.watch`."""
         self._parameters = trainable_parameters(ctx.model)
+        self._before.attach(self._parameters, ctx.optimizer)
 
     def detach(self) -> None:
         """Removes hooks and releases memory; called when the watch is closed."""
-        self._parameters, self._before = {}, {}
+        self._parameters = {}
+        self._before.detach()
 
     def announce(self, due: bool) -> None:
         """Called before each step with whether it will be measured."""
-        self._before = {path: p.detach().clone() for path, p in self._parameters.items()} if due else {}
+        self._before.announce(due)
 
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Values:
         """Measures the change of each layer in the step, relative to its weights."""
-        before, self._before = self._before, {}
+        before = self._before.take()
         current = {path: p.detach() for path, p in self._parameters.items() if path in before}
         if not current:
             return {}
         if self._groups.paths != list(current):
             self._groups = LayerGroups(current)
-        moved = self._groups.norms([current[path] - before[path] for path in current])
         sizes = self._groups.norms([before[path] for path in current])
+        moved = self._groups.norms([before[path].sub_(current[path]) for path in current])
         ratios = torch.where(sizes > 0, moved / sizes, torch.nan)
         return {f"ratio/{layer}" if layer else "ratio": r for layer, r in zip(self._groups.layers, ratios.unbind())}
 

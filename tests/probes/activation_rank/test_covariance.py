@@ -20,6 +20,16 @@ def test_spectra_equal_those_of_the_written_out_matrices() -> None:
         assert found.total == pytest.approx(float(rows.var(0, correction=0).sum()))
 
 
+@pytest.mark.parametrize("shape", [(4, 9, 5), (3, 5, 9), (1, 2, 2)])
+def test_stacks_are_several_matrices(shape: tuple[int, int, int]) -> None:
+    rows = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    alone = [one.values for one in Covariances(list(rows)).spectra()]
+    found = Covariances([rows[0], rows]).spectra()
+    assert len(found) == shape[0] + 1
+    for one, expected in zip(found, [alone[0], *alone], strict=True):
+        assert one.values == pytest.approx(expected, abs=1e-14)
+
+
 @pytest.mark.parametrize(("value", "message"), [(float("nan"), "finite activations"), (1e200, "squares are finite")])
 def test_rows_without_a_finite_covariance_are_refused(value: float, message: str) -> None:
     rows = torch.tensor([[0.0, 1.0], [value, 2.0]], dtype=torch.float64)

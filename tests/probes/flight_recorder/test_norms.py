@@ -7,26 +7,49 @@ from excite.probes.flight_recorder.norms import LARGE, SampledTensors, norms, sa
 
 
 def test_small_tensors_are_taken_as_they_are():
-    tensors = {"a": torch.randn(3, 4).double(), "b": torch.randn(5).double(), "c": torch.tensor(2.0).double()}
+    torch.manual_seed(0)
+    tensors = {
+        "a": torch.randn(3, 4).double(),
+        "b": torch.randn(5000).double(),
+        "c": torch.tensor(2.0).double(),
+        "transposed": torch.randn(6, 5).double().T,
+        "every other": torch.randn(8, 4).double()[::2],
+        "none": torch.zeros(0).double(),
+    }
     sampled = SampledTensors(tensors)
-    expected = [float(one.square().sum()) for one in tensors.values()]
-    assert sampled.sums(sampled.views, 2).tolist() == pytest.approx(expected, rel=1e-12)
-    assert sampled.sums(sampled.views, 1).tolist() == pytest.approx(
-        [float(t.abs().sum()) for t in tensors.values()], rel=1e-12
-    )
+    for order in (1, 2):
+        expected = [float(one.abs().pow(order).sum()) for one in tensors.values()]
+        assert sampled.sums(sampled.read(), order).tolist() == pytest.approx(expected, rel=1e-12)
     assert sampled.same(list(tensors.values()))
     assert not sampled.same([one.clone() for one in tensors.values()])
+    tensors["a"].mul_(2)
+    assert float(sampled.sums(sampled.read(), 1)[0]) == pytest.approx(float(tensors["a"].abs().sum()), rel=1e-12)
 
 
-def test_an_eighth_of_a_large_tensor_estimates_its_norm():
+def test_memory_that_is_replaced_is_read_again():
+    weight = torch.nn.Parameter(torch.ones(300, 300))
+    sampled = SampledTensors({"weight": weight})
+    weight.data = torch.full((300, 300), 2.0)
+    assert float(sampled.sums(sampled.read(), 1)) == pytest.approx(2 * 90_000)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_blocks_of_a_large_tensor_estimate_its_norm(layout):
     torch.manual_seed(0)
     x = torch.randn(1024, 256) * torch.linspace(0.5, 2, 1024)[:, None]
+    x = x if layout == "rows" else x.T
     views, factor = sample_blocks(x)
     assert x.numel() > LARGE
     assert sum(view.numel() for view in views) == x.numel() // 8
     assert factor == pytest.approx(8)
     sampled = SampledTensors({"x": x})
-    assert float(sampled.sums(sampled.views, 2)) == pytest.approx(float(x.square().sum()), rel=0.05)
+    assert float(sampled.sums(sampled.read(), 2)) == pytest.approx(float(x.square().sum()), rel=0.05)
+
+
+def test_at_most_16384_entries_make_a_block():
+    views, factor = sample_blocks(torch.zeros(2048, 1024))
+    assert [view.numel() for view in views] == [16_384] * 8
+    assert factor == 2048 * 1024 / (8 * 16_384)
 
 
 def test_norms_of_several_dtypes():

@@ -10,11 +10,16 @@ from torch import nn
 import excite
 from excite.probes import AttentionLogits, Every, Loss
 from excite.probes.base import StepContext
+from excite.probes.vital_signs import attention_calls
+from excite.probes.vital_signs.tokens import spread
 from transformer_zoo import NAMES, HandGPT, captured, make, queries_and_keys
 
 
-def slow(zoo, example, rows=None):
-    """Largest logit and mean entropy of every head, pair by pair; `rows` (sequences, tokens) says which tokens count."""
+def slow(zoo, example, rows=None, places=None):
+    """Largest logit and mean entropy of every head, pair by pair.
+
+    `rows` (sequences, tokens) says which tokens count, `places` which queries are looked at.
+    """
     inputs, _, _ = captured(zoo.model, zoo.attention, example)
     modules = dict(zoo.model.named_modules())
     values = {}
@@ -23,7 +28,7 @@ def slow(zoo, example, rows=None):
         for head in range(q.shape[1]):
             largest, entropies = -math.inf, []
             for b in range(q.shape[0]):
-                for i in range(q.shape[2]):
+                for i in range(q.shape[2]) if places is None else places:
                     if rows is not None and not rows[b, i]:
                         continue
                     keys = [j for j in range(k.shape[2]) if (not zoo.causal or j <= i) and (rows is None or rows[b, j])]
@@ -59,6 +64,26 @@ def test_left_padding_does_not_count(name):
     example = {"input_ids": zoo.example, "attention_mask": mask, "position_ids": torch.arange(7).expand(3, 7)}
     expected = slow(zoo, example, mask)
     assert measured(zoo.model, example) == pytest.approx(expected, rel=1e-10, abs=1e-10)
+
+
+@pytest.mark.parametrize("entries", [1 << 26, 100])
+@pytest.mark.parametrize("name", ["llama", "softmax", "kernel", "bert"])
+def test_some_queries_of_long_sequences_are_looked_at(name, entries, monkeypatch):
+    monkeypatch.setattr(attention_calls, "_ENTRIES", entries)  # all at once, and in parts
+    monkeypatch.setattr(attention_calls, "spread", lambda count, device: spread(count, 4))
+    monkeypatch.setattr(attention_calls, "PLACES", 4)
+    zoo = make(name)
+    expected = slow(zoo, zoo.example, places=[0, 2, 4, 6])
+    assert measured(zoo.model, zoo.example) == pytest.approx(expected, rel=1e-10, abs=1e-10)
+
+
+def test_nan_is_not_hidden():
+    zoo = make("kernel")
+    with torch.no_grad():
+        zoo.model.blocks[1].attention.qkv.weight[0, 0] = math.nan
+    found = measured(zoo.model, zoo.example)
+    assert math.isnan(found["logit/blocks.1.attention/head0"])
+    assert math.isfinite(found["logit/blocks.0.attention/head0"])
 
 
 def test_eager_attention_of_transformers_is_seen():

@@ -16,7 +16,7 @@ from excite.probes.spectrum import Spectrum, spectrum
 
 
 class Covariances:
-    """Covariances of several matrices of rows (N, D).
+    """Covariances of several matrices of rows (N, D), or of stacks (S, N, D) of S such matrices.
 
     They are formed where the rows are, N × N where that is smaller; `spectra` fetches them and does the rest on the CPU. It waits for
     the device, so it may be called from another thread.
@@ -24,12 +24,17 @@ class Covariances:
 
     def __init__(self, several: Sequence[Tensor]):
         devices = {device: home(device) for device in {rows.device for rows in several}}
-        formed = [_matrix(rows.detach().to(devices[rows.device])) for rows in several]
-        self._sizes = [len(matrix) for matrix, _ in formed]
-        self._widths = [rows.shape[1] for rows in several]
-        dtypes = [torch.float64 if rows.dtype == torch.float64 else torch.float32 for rows in several]
+        stacks = [rows.detach().to(devices[rows.device]) for rows in several]
+        formed = [_matrix(rows) for rows in stacks]
+        counts = [len(rows) if rows.dim() == 3 else 1 for rows in stacks]
+        each = [i for i, count in enumerate(counts) for _ in range(count)]
+        self._sizes = [formed[i][0].shape[-1] for i in each]
+        self._widths = [stacks[i].shape[-1] for i in each]
+        dtypes = [torch.float64 if stacks[i].dtype == torch.float64 else torch.float32 for i in each]
         self._tolerances = [default_tolerance(width, dtype) for width, dtype in zip(self._widths, dtypes)]
-        self._flat = torch.cat([part.reshape(-1) for pair in formed for part in pair]) if formed else torch.zeros(0)
+        # Of each covariance its entries, then the largest |h|.
+        parts = [torch.cat([matrix.flatten(-2), size[..., None]], -1).reshape(-1) for matrix, size in formed]
+        self._flat = torch.cat(parts) if parts else torch.zeros(0)
 
     @property
     def apart(self) -> bool:
@@ -60,9 +65,9 @@ class Covariances:
 def _matrix(rows: Tensor) -> tuple[Tensor, Tensor]:
     """(1/N) Σ(h − mean)(h − mean)ᵀ, or the matrix of inner products with the same eigenvalues, and the largest |h|."""
     wide = rows.double()
-    if not len(wide):
+    count, width = wide.shape[-2:]
+    if not count:
         raise InputError("expected at least one point; got none")
-    size = wide.abs().amax() if wide.numel() else wide.new_zeros(())
-    centred = wide - wide.mean(0)
-    few = len(wide) < wide.shape[1]
-    return (centred @ centred.T if few else centred.T @ centred) / len(wide), size
+    size = wide.abs().amax((-2, -1)) if wide.numel() else wide.new_zeros(wide.shape[:-2])
+    centred = wide - wide.mean(-2, keepdim=True)
+    return (centred @ centred.mT if count < width else centred.mT @ centred) / count, size

@@ -1,4 +1,4 @@
-"""Norms of many tensors at every step: of the large ones from a sample of blocks of rows."""
+"""Norms of many tensors at every step: of the large ones from a sample of blocks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-LARGE = 1 << 16  # entries of a tensor, above which blocks of its rows are taken
-_BLOCKS, _FRACTION = 8, 8  # blocks of rows, and how many times as many rows there are
+LARGE = 1 << 16  # entries of a tensor, above which blocks of it are taken
+_BLOCKS, _FRACTION = 8, 8  # blocks, and how many times as many entries there are at least
+_ROW, _MAX_ROWS = 4096, 4  # entries of a row of the sample, and rows of a block
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -22,19 +23,23 @@ def local_part(tensor: Tensor) -> Tensor:
 def sample_blocks(tensor: Tensor) -> tuple[list[Tensor], float]:
     """Views of a tensor and the number of times that its entries outnumber theirs.
 
-    A tensor of at most 65,536 entries is taken as it is; of a larger one eight blocks of rows, spread evenly, with an eighth of its
-    entries.
+    A tensor of at most 65,536 entries is taken as it is. Of a larger one eight blocks of entries that lie side by side, spread evenly,
+    with an eighth of its entries and at most 16,384 each.
     """
-    rows = tensor.shape[0] if tensor.dim() else 0
-    height = rows // (_BLOCKS * _FRACTION)
-    if tensor.numel() <= LARGE or height < 1:
+    size = tensor.numel()
+    rows = min(size // (_BLOCKS * _FRACTION * _ROW), _MAX_ROWS)
+    if size <= LARGE or rows < 1 or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
         return [tensor], 1.0
-    starts = [round(i * (rows - height) / (_BLOCKS - 1)) for i in range(_BLOCKS)]
-    return [tensor[start : start + height] for start in starts], rows / (height * _BLOCKS)
+    flat = tensor.as_strided((size,), (1,))  # in the order of its memory
+    length = rows * _ROW
+    starts = [round(i * (size - length) / (_BLOCKS - 1)) for i in range(_BLOCKS)]
+    return [flat[start : start + length] for start in starts], size / (length * _BLOCKS)
 
 
 class SampledTensors:
-    """Tensors of which sums are estimated from `sample_blocks`; views are kept as long as the tensors stay the same.
+    """Tensors of which sums are estimated from `sample_blocks`, read with a few kernels for all of them.
+
+    Blocks are copied to the rows of one matrix, the last row of each filled up with zeros.
 
     Args:
         tensors: The tensors by path.
@@ -44,23 +49,51 @@ class SampledTensors:
         self.paths = list(tensors)
         self._whole = list(tensors.values())
         parts = [sample_blocks(local_part(one)) for one in self._whole]
-        self.views = [view for views, _ in parts for view in views]
-        self._factors = torch.zeros(len(parts), len(self.views), dtype=torch.float64)
-        column = 0
-        for row, (views, factor) in enumerate(parts):
-            self._factors[row, column : column + len(views)] = factor
-            column += len(views)
-        if self.views:
-            self._factors = self._factors.to(self.views[0].device)
+        counts = [[max(1, -(-view.numel() // _ROW)) for view in views] for views, _ in parts]
+        first = parts[0][0][0] if parts else torch.zeros(0)
+        dtype = torch.float32
+        for view in (view for views, _ in parts for view in views):
+            dtype = torch.promote_types(dtype, view.dtype)
+        self._rows = first.new_zeros(sum(map(sum, counts)), _ROW, dtype=dtype)
+        factors = torch.zeros(len(parts), len(self._rows), dtype=torch.float64)
+        self._targets: list[Tensor] = []
+        row = 0
+        for i, ((views, factor), heights) in enumerate(zip(parts, counts)):
+            factors[i, row : row + sum(heights)] = factor
+            for view, height in zip(views, heights):
+                flat = self._rows[row : row + height].view(-1)[: view.numel()]
+                self._targets.append(
+                    flat.as_strided(view.shape, view.stride()) if _packed(view) else flat.view(view.shape)
+                )
+                row += height
+        self._factors = factors.to(first.device)
+        self._views = [view for views, _ in parts for view in views]
+        self._pointers = self._addresses()
 
     def same(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the views are still those of these tensors."""
+        """Whether these are still the tensors."""
         return len(tensors) == len(self._whole) and all(a is b for a, b in zip(tensors, self._whole))
 
-    def sums(self, views: Sequence[Tensor], order: int) -> Tensor:
-        """Σ|x|^order of each tensor, (tensors,) in float64, from views like `views` of it; order 1 or 2."""
-        sizes = norms(views, order)
+    def read(self) -> Tensor:
+        """The sample as it is now, (rows, entries) in float32 or better; the same memory each time."""
+        if self._pointers != (pointers := self._addresses()):  # memory was replaced, as by p.data = ...
+            self._views = [view for one in self._whole for view in sample_blocks(local_part(one))[0]]
+            self._pointers = pointers
+        if self._views:
+            torch._foreach_copy_(self._targets, self._views)
+        return self._rows
+
+    def sums(self, rows: Tensor, order: int) -> Tensor:
+        """Σ|x|^order of each tensor, (tensors,) in float64, from a sample like that of `read`; order 1 or 2."""
+        sizes: Tensor = torch.linalg.vector_norm(rows, order, 1).double()
         return self._factors @ (sizes if order == 1 else sizes.square())
+
+    def _addresses(self) -> list[int]:
+        return [0 if hasattr(one, "to_local") else one.data_ptr() for one in self._whole]
+
+
+def _packed(view: Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(view))
 
 
 def norms(tensors: Sequence[Tensor], order: int) -> Tensor:

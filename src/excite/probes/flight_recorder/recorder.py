@@ -27,7 +27,7 @@ from excite.probes.flight_recorder.spikes import SpikeRule
 from excite.probes.vital_signs.adam_moments import moments
 from excite.probes.vital_signs.attention_logits import head_calls
 from excite.probes.vital_signs.blocks import blocks, stream
-from excite.probes.vital_signs.sample import SEQUENCES
+from excite.probes.vital_signs.sample import SEQUENCES, SHARED
 
 _FLUSH = 10  # steps between two looks at the host
 
@@ -36,9 +36,9 @@ class FlightRecorder(Probe):
     """Keeps the last steps of a training in memory, and reports which layer moved first when the loss spikes.
 
     At every step it notes the norm of the gradient, ‖Δw‖/‖w‖, Adam's ‖m‖ and ‖√v‖ per layer (module that owns parameters) and the root
-    mean square of the residual stream after each block, on the device; ten steps at a time are read in the background. Norms of
-    tensors with more than 65,536 entries are estimated from eight blocks of rows that hold an eighth of the entries, except for the
-    gradient, whose norm is exact.
+    mean square of the residual stream after each block, on two or three sequences of the batch, on the device; ten steps at a time are
+    read in the background. Norms of tensors with more than 65,536 entries are estimated from eight blocks of entries, spread evenly,
+    that hold an eighth of them and at most 16,384 each, except for the gradient, whose norm is exact.
 
     The loss spikes if the smallest of the last `recent` losses exceeds the mean of the `past` losses before by more than `least` and by
     more than `sigmas` of their standard deviations, or if it is not finite. Then
@@ -173,7 +173,7 @@ class FlightRecorder(Probe):
             self._note(ctx, ctx.optimizer, self._norms)
         elif ctx.step == 0:
             self._norms.copy_weights()
-        sample = ctx.shared.get(f"sample {SEQUENCES}")
+        sample = ctx.shared.get(SHARED)
         if sample is not None and sample.attention:
             names = [f"{name}/head{i}" for name, call in head_calls(sample.attention) for i in range(len(call.largest))]
             self._heads = (ctx.step, names, torch.cat([call.largest for call in sample.attention]))
@@ -277,19 +277,17 @@ class _LayerNorms:
         self.groups = LayerGroups(parameters)
         self._weights = SampledTensors(parameters)
         self._reduce = ShardSums(list(parameters.values()))
-        self._before = [view.clone() for view in self._weights.views]
+        self._before = self._weights.read().clone()
         self._moments: tuple[SampledTensors, SampledTensors] | None = None
         self._places: dict[str, tuple[list[str], Tensor]] = {}
 
     def nothing(self) -> Tensor:
         """NaN for every parameter."""
-        device = next((view.device for view in self._weights.views), torch.device("cpu"))
-        return torch.full((len(self.parameters),), math.nan, dtype=torch.float64, device=device)
+        return torch.full((len(self.parameters),), math.nan, dtype=torch.float64, device=self._before.device)
 
     def copy_weights(self) -> None:
         """Keeps the weights before the coming step."""
-        if self._before:
-            torch._foreach_copy_(self._before, self._weights.views)
+        self._before.copy_(self._weights.read())
 
     def gradients(self) -> Tensor:
         """‖g‖² of every parameter, 0 for those without a gradient."""
@@ -301,18 +299,17 @@ class _LayerNorms:
 
     def state(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
         """Of every parameter ‖Δw‖² since the last call, ‖w‖² before it, ‖m‖² and ‖√v‖²."""
+        now = self._weights.read()
         size = self._weights.sums(self._before, 2)
-        if self._before:
-            torch._foreach_sub_(self._before, self._weights.views)
-        moved = self._weights.sums(self._before, 2)
-        self.copy_weights()
+        moved = self._weights.sums(self._before.sub_(now), 2)
+        self._before.copy_(now)
         found = moments(optimizer, self.parameters)
         if not found:
             return [moved, size, self.nothing(), self.nothing()]
         first, second = [m for m, _ in found.values()], [v for _, v in found.values()]
         if self._moments is None or not self._moments[0].same(first) or not self._moments[1].same(second):
             self._moments = SampledTensors(dict(zip(found, first))), SampledTensors(dict(zip(found, second)))
-        sums = [one.sums(one.views, order) for one, order in zip(self._moments, (2, 1))]
+        sums = [one.sums(one.read(), order) for one, order in zip(self._moments, (2, 1))]
         return [moved, size, *(self._spread("moments", list(found), one) for one in sums)]
 
     def _spread(self, what: str, paths: list[str], values: Tensor) -> Tensor:
@@ -336,7 +333,8 @@ def _rms_hook(rms: Tensor, i: int) -> Callable[..., None]:
             return
         x = stream(output)
         if x is not None:
-            rms[i].copy_(x.detach().float().square().mean().sqrt())
+            step = max(1, x.shape[0] // SEQUENCES)
+            rms[i].copy_(x.detach()[::step].float().square().mean().sqrt())
 
     return note
 

@@ -1,7 +1,7 @@
 """Every call of attention while a model runs: the largest logit and the entropy of each head.
 
 Kernels are not changed. For `scaled_dot_product_attention` the logits are computed again from the queries and keys it gets; where
-the model calls softmax itself, its input has the logits.
+the model calls softmax itself, its input has the logits. Of long sequences 256 queries are looked at, with all keys.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from excite._core.intercept.functions import OPENED
+from excite.probes.vital_signs.tokens import PLACES, at_places, spread, wide
 
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _MASKED = -1e30  # logits below belong to pairs that may not attend: masks add the smallest number of a dtype
+_ENTRIES = 1 << 26  # logits in memory at once
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 
 
@@ -29,8 +31,8 @@ class AttentionCall:
 
     Attributes:
         module: Path of the module that makes it.
-        largest: Largest logit of each head, (heads,), over sequences and over pairs of tokens that may attend.
-        entropy: Mean over query tokens of the entropy −Σ p log p of each head, (heads,), in nats.
+        largest: Largest logit of each head, (heads,), over sequences, queries and the keys they may attend to.
+        entropy: Mean over queries of the entropy −Σ p log p of each head, (heads,), in nats.
     """
 
     module: str
@@ -54,33 +56,53 @@ def attention_signs(logits: Tensor, tokens: Tensor | None = None) -> tuple[Tenso
 
 def _head_sums(logits: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Of each head, (heads,): the largest logit, the sum of the entropies of queries that count, and their number."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    logits = logits.masked_fill(logits < _MASKED, -math.inf)
-    counted = (logits > -math.inf).any(-1)  # (sequences, heads, queries)
+    logits = wide(logits).clamp_min(_MASKED)
+    largest = logits.amax(-1)  # (sequences, heads, queries)
+    counted = ~(largest <= _MASKED)  # NaN counts
     if tokens is not None and tokens.shape == (logits.shape[0], logits.shape[2]):
         counted = counted & tokens.bool()[:, None, :]
-    largest = torch.where(counted, logits.amax(-1), -math.inf).amax((0, 2))
-    log_p = torch.where(counted[..., None], logits, 0.0).log_softmax(-1)
-    entropy = torch.special.entr(log_p.exp()).sum(-1)  # 0 log 0 = 0
-    return largest, torch.where(counted, entropy, 0.0).sum((0, 2)), counted.sum((0, 2)).to(entropy.dtype)
+    log_p = logits.log_softmax(-1)
+    entropy = log_p.exp().mul_(log_p).sum(-1).neg_()  # 0 · log 0 is 0, since logarithms are at least −1e30
+    return (
+        torch.where(counted, largest, -math.inf).amax((0, 2)),
+        torch.where(counted, entropy, 0.0).sum((0, 2)),
+        counted.sum((0, 2)).to(entropy.dtype),
+    )
 
 
-def attention_logits(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+def attention_logits(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    places: Tensor | None = None,
+) -> Tensor:
     """Logits of `scaled_dot_product_attention`, (..., heads, queries, keys), −∞ where a query may not attend.
 
     Keys of grouped attention are shared by heads/groups consecutive query heads.
+
+    Args:
+        query: (..., heads, queries, channels).
+        key: (..., groups, keys, channels).
+        mask: Added, or False where a query may not attend; (..., queries, keys).
+        causal: Whether query i attends to keys 0 to i.
+        scale: Factor of the products; None for 1/√channels.
+        places: Which queries are wanted; None for all.
     """
-    wide = torch.promote_types(query.dtype, torch.float32)
-    query, key = query.to(wide), key.to(wide)
+    mask = None if mask is None else at_places(mask, places, -2)
+    positions = torch.arange(query.shape[-2], device=query.device) if places is None else places
+    query, key = wide(at_places(query, places, -2)), wide(key)
+    query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if key.dim() > 2 and key.shape[-3] != query.shape[-3]:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-    scores = query @ key.transpose(-1, -2)
-    scores = scores * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    with torch.autocast(query.device.type, enabled=False):
+        scores = query @ key.transpose(-1, -2)
     if causal:
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~allowed, -math.inf)
+        later = torch.arange(key.shape[-2], device=scores.device) > positions[:, None]
+        scores = scores.masked_fill_(later, -math.inf)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        scores = scores.masked_fill_(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     return scores
 
 
@@ -111,6 +133,7 @@ class AttentionMode(TorchFunctionMode):
                 return OPENED[func](*args, **kwargs)
         return func(*args, **kwargs)
 
+    @torch.no_grad()
     def _kernel(self, a: dict[str, Any]) -> None:
         query, key, mask = a["query"], a["key"], a.get("attn_mask")
         if query.dim() == 3:  # (sequences · heads, tokens, width)
@@ -119,13 +142,14 @@ class AttentionMode(TorchFunctionMode):
         elif query.dim() != 4:
             return
         causal, scale = bool(a.get("is_causal", False)), a.get("scale")
-        parts = []
-        for i in range(query.shape[0]):  # one sequence at a time: a square of tokens per head
-            one = mask[i : i + 1] if mask is not None and mask.dim() == 4 and mask.shape[0] > 1 else mask
-            logits = attention_logits(query[i : i + 1], key[i : i + 1], one, causal, scale)
-            parts.append(self._sums(logits, i))
-        self._add(parts)
+        self._add(
+            [
+                self._sums(attention_logits(query, key, mask, causal, scale, places), places)
+                for places in _chunks(query.shape[-2], query[..., 0, 0].numel() * key.shape[-2], query.device)
+            ]
+        )
 
+    @torch.no_grad()
     def _softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         logits = args[0] if args else kwargs.get("input")
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
@@ -136,17 +160,33 @@ class AttentionMode(TorchFunctionMode):
             if "att" not in self._module().rpartition(".")[2].lower() or logits.shape[0] % self._sequences:
                 return
             logits = self._with_heads(logits)
-        self._add([self._sums(logits[i : i + 1], i) for i in range(logits.shape[0])])
+        self._add(
+            [
+                self._sums(at_places(logits, places, -2), places)
+                for places in _chunks(logits.shape[-2], logits[..., 0, :].numel(), logits.device)
+            ]
+        )
 
     def _with_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (self._sequences, -1)) if x.shape[0] % self._sequences == 0 else x[None]
 
-    def _sums(self, logits: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
-        return _head_sums(logits, None if self._tokens is None else self._tokens[i : i + 1])
+    def _sums(self, logits: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        return _head_sums(logits, None if self._tokens is None else at_places(self._tokens, places, -1))
 
     def _add(self, parts: list[tuple[Tensor, Tensor, Tensor]]) -> None:
-        largest, total, count = (torch.stack(column) for column in zip(*parts))
-        self.calls.append(AttentionCall(self._module(), largest.amax(0), total.sum(0) / count.sum(0)))
+        largest, total, count = parts[0] if len(parts) == 1 else (torch.stack(column) for column in zip(*parts))
+        if len(parts) > 1:
+            largest, total, count = largest.amax(0), total.sum(0), count.sum(0)
+        self.calls.append(AttentionCall(self._module(), largest, total / count))
 
     def _module(self) -> str:
         return self.stack[-1] if self.stack else ""
+
+
+def _chunks(queries: int, entries: int, device: torch.device) -> list[Tensor | None]:
+    """The queries to look at, in parts whose logits fit into memory; `entries` is the number of logits of one query."""
+    places = spread(queries, device=device)
+    rows = max(1, _ENTRIES // max(1, entries))
+    if rows >= min(queries, PLACES):
+        return [places]
+    return list((torch.arange(queries, device=device) if places is None else places).split(rows))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from excite._core.warn import warn_user
@@ -22,6 +23,8 @@ _COLLAPSED = 0.05  # nats
 
 class AttentionLogits(Probe):
     """Largest attention logit and entropy of every head, on two sequences of the example.
+
+    Of a sequence of more than 256 tokens, 256 queries are looked at, spread evenly, with all the keys that they may attend to.
 
     Records, for the whole network and per head (named by the module that calls attention):
         ``attention/logit[/MODULE/headN]``: largest q·k/√d with bias and mask, over queries and the keys they may attend to.
@@ -85,22 +88,15 @@ class AttentionLogits(Probe):
             for head, (logit, entropy) in enumerate(zip(call.largest.unbind(), call.entropy.unbind())):
                 values[f"logit/{name}/head{head}"], values[f"entropy/{name}/head{head}"] = logit, entropy
         if calls:
-            values["logit"] = max_of([call.largest.amax() for call in calls])
-            values["entropy"] = -max_of([-call.entropy.amin() for call in calls])
+            device = calls[0].largest.device
+            values["logit"] = torch.cat([call.largest.to(device) for call in calls]).amax()
+            values["entropy"] = torch.cat([call.entropy.to(device) for call in calls]).amin()
         return values
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
         """Returns what a report says about these metrics."""
         return [*_growing(history), *_collapsed(history)]
-
-
-def max_of(scalars: Sequence[Tensor]) -> Tensor:
-    """The largest of several scalars, on the device of the first."""
-    largest = scalars[0]
-    for one in scalars[1:]:
-        largest = largest.maximum(one.to(largest.device))
-    return largest
 
 
 def head_calls(calls: Sequence[AttentionCall]) -> Iterator[tuple[str, AttentionCall]]:

@@ -21,6 +21,8 @@ from excite.probes.vital_signs.sample import SEQUENCES, few_sequences
 from excite.wiring.roles.attention import Attention, Projection
 from excite.wiring.tracing import trace
 
+_ENTRIES = 1 << 24  # of the matrices that are multiplied at once
+
 
 def query_key_norms(query: Tensor, key: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """σ₁ of W_Q W_Kᵀ of every head from the Gram matrices of its rows, (heads, channels, channels) each, on the CPU.
@@ -47,12 +49,30 @@ class _Rows:
         index = torch.tensor([projection.index[head] for head in heads], device=weight.device)
         return cls(weight, projection, index)
 
-    def gram(self) -> Tensor:
-        """(heads, channels, channels) in float64."""
+    def rows(self) -> Tensor:
+        """(heads, channels, width)."""
         full = getattr(self.weight, "full_tensor", None)
         weight = self.weight.detach() if full is None else full().detach()
-        rows = self.projection.slot.out_rows(weight)[self.index].double()
-        return rows @ rows.transpose(-1, -2)
+        return self.projection.slot.out_rows(weight)[self.index]
+
+
+def gram_matrices(several: Sequence[Tensor]) -> list[Tensor]:
+    """(heads, channels, channels) in float64 of each (heads, channels, width); those of one shape are computed together."""
+    grams: list[Tensor] = []
+    start = 0
+    while start < len(several):
+        first, end = several[start], start + 1
+        most = max(1, _ENTRIES // max(1, first.numel()))
+        while end < len(several) and end - start < most and _alike(several[end], first):
+            end += 1
+        rows = torch.stack(list(several[start:end])).double()
+        grams += (rows @ rows.mT).unbind()
+        start = end
+    return grams
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.device == other.device and one.dtype == other.dtype
 
 
 class AttentionSpectrum(Probe):
@@ -127,15 +147,17 @@ class AttentionSpectrum(Probe):
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Measurement:
         """Measures the Gram matrices on the device; singular values follow in the background."""
-        grams = [(names, query.gram(), key.gram()) for names, query, key in self._heads]
+        heads = self._heads
+        queries = gram_matrices([query.rows() for _, query, _ in heads])
+        keys = gram_matrices([key.rows() for _, _, key in heads])
 
         def compute() -> Values:
             values: dict[str, float] = {}
-            for names, query, key in grams:
+            for (names, _, _), query, key in zip(heads, queries, keys):
                 values |= dict(zip(names, query_key_norms(query.cpu(), key.cpu()).tolist()))
             return {"sigma": max(values.values()), **values} if values else {}
 
-        return Deferred(compute) if grams and grams[0][1].device.type != "cpu" else compute()
+        return Deferred(compute) if queries and queries[0].device.type != "cpu" else compute()
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:

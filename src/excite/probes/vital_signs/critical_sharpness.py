@@ -18,7 +18,9 @@ from excite._core.wrappers import is_sharded
 from excite.errors import InputError, ModelError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, finite, number
-from excite.probes.vital_signs.sample import SEQUENCES, few_sequences, logits_of, running, token_mask, wide
+from excite.probes.update_ratio import StepCopy
+from excite.probes.vital_signs.sample import SEQUENCES, few_sequences, logits_of, running
+from excite.probes.vital_signs.tokens import token_mask, wide
 
 LossFunction = Callable[[Any, Batch], Tensor]  # of the outputs of the model and the batch
 _GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the last factor: with the loss at zero six forward passes
@@ -66,7 +68,7 @@ class CriticalSharpness(Probe):
         ``sharpness/adam_limit``: 2(1 + β₁)/((1 − β₁)η), which is 38/η for β₁ = 0.9: the limit of the preconditioned sharpness
         (Cohen et al. 2022). Only for optimizers with betas.
 
-    The weights are copied before a step that will be measured. The model runs in evaluation mode with other weights
+    The weights are copied when ``optimizer.step`` of a step that is measured begins. The model runs in evaluation mode with other weights
     (``torch.func.functional_call``); its own are not changed.
 
     Args:
@@ -109,7 +111,7 @@ class CriticalSharpness(Probe):
         self.loss = loss
         self._chosen: LossFunction | None = None
         self._parameters: dict[str, Tensor] = {}
-        self._before: dict[str, Tensor] = {}
+        self._before = StepCopy()
         self._factor = 2.0  # around which losses are evaluated
 
     def attach(self, ctx: StepContext) -> None:
@@ -121,30 +123,35 @@ class CriticalSharpness(Probe):
         with running(SEQUENCES):
             self._chosen = self.loss or default_loss(ctx.model, few_sequences(_example(ctx), SEQUENCES))
         self._parameters = {path: p for path, p in ctx.model.named_parameters() if p.requires_grad}
+        self._before.attach(self._parameters, ctx.optimizer)
 
     def detach(self) -> None:
         """Releases memory; called when the watch is closed."""
-        self._parameters, self._before = {}, {}
+        self._parameters = {}
+        self._before.detach()
 
     def announce(self, due: bool) -> None:
         """Copies the weights if the coming step will be measured."""
-        self._before = {path: p.detach().clone() for path, p in self._parameters.items()} if due else {}
+        self._before.announce(due)
 
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Measurement:
         """Measures the losses along the last update."""
-        before, self._before = self._before, {}
+        before = self._before.take()
         if not before or ctx.optimizer is None or self._chosen is None:
             return {}
         batch = few_sequences(_example(ctx), SEQUENCES)
         multiples = [self._factor * one for one in _GRID]
+        old, new = list(before.values()), [self._parameters[path].detach() for path in before]
+        moved = [torch.empty_like(one) for one in old]
         losses = []
         with eval_mode(ctx.model):
             for c in (0.0, *multiples):
                 # (1 − c) old + c new, in the order of lerp: at c = 0 the old weights, bit by bit
-                moved = {path: torch.lerp(old, self._parameters[path], c) for path, old in before.items()}
+                torch._foreach_copy_(moved, old)
+                torch._foreach_lerp_(moved, new, c)
                 args, kwargs = arguments(ctx.model, own_copy(batch))
-                output = torch.func.functional_call(ctx.model, moved, args, kwargs)
+                output = torch.func.functional_call(ctx.model, dict(zip(before, moved)), args, kwargs)
                 losses.append(wide(self._chosen(output, batch)).reshape(()))
         compute = partial(self._values, multiples, torch.stack(losses), dict(ctx.optimizer.param_groups[0]))
         return Deferred(compute) if losses[0].device.type != "cpu" else compute()

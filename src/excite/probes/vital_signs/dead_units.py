@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from excite._core.calls import Batch, call, own_copy
 from excite._core.intercept.affine import AffineCall, Names
-from excite.errors import InputError, ModelError
+from excite.errors import ModelError
 from excite.probes.base import Every, Probe, Schedule, StepContext, Values
 from excite.probes.findings import MAX_NAMED, Finding, MetricSeries, Panel, finite
 from excite.probes.layer_inputs import unit_rows
-from excite.probes.vital_signs.sample import SEQUENCES, few_sequences, running, token_mask
+from excite.probes.vital_signs.sample import sample_pass
 from excite.wiring.activations import ActivationCall, UnitMode
-from excite.wiring.normalization import as_trained
 
 _MANY = 0.5  # fraction of dead units above which there is a warning
 _NOT_ACTIVATIONS = ("pow", "square", "sqrt", "rsqrt", "reciprocal", "abs")  # of normalizations, and of a GELU by hand
@@ -35,27 +33,29 @@ class _Activated(UnitMode):
         if activation.name not in _NOT_ACTIVATIONS:
             super().activated(activation)
 
-    def active(self, reached: dict[str, Tensor]) -> dict[str, Tensor]:
+    def active(self, reached: dict[str, Tensor | None]) -> dict[str, Tensor]:
         """(points, units) by layer: where the input of the activation that units reach is positive.
 
-        `reached` has the units of each layer that reach one; it is filled the first time, which waits for the device.
+        `reached` has the units of each layer that reach one, None for all; it is filled the first time, which waits for the device.
         """
         found = {}
         for number, (affine, shape, made) in enumerate(self.affine):
             judged = self.judged[number]
             if not judged or any(one.before for one in judged):  # no activation follows element by element
                 continue
-            ones = torch.ones(made, device=judged[0].positive.device)
-            rows = unit_rows(affine, shape, self.positive(number, lambda: -ones))  # noqa: B023
+            device = judged[0].positive.device
+            rows = unit_rows(affine, shape, self.positive(number, lambda: torch.full(made, -1.0, device=device)))  # noqa: B023
             if rows is None:
                 continue
             if affine.name not in reached:
                 # Elements that reach no activation follow the sign of what is given for them.
-                other = unit_rows(affine, shape, self.positive(number, lambda: ones))  # noqa: B023
+                other = unit_rows(affine, shape, self.positive(number, lambda: torch.ones(made, device=device)))  # noqa: B023
                 assert other is not None
-                reached[affine.name] = rows.eq(other).all(0).nonzero().flatten()
-            if len(reached[affine.name]):
-                found[affine.name] = rows.index_select(1, reached[affine.name])
+                units = rows.eq(other).all(0)
+                reached[affine.name] = None if bool(units.all()) else units.nonzero().flatten()
+            index = reached[affine.name]
+            if index is None or len(index):
+                found[affine.name] = rows if index is None else rows.index_select(1, index)
         return found
 
 
@@ -100,7 +100,7 @@ class DeadUnits(Probe):
 
     def __init__(self, schedule: Schedule | None = None):
         super().__init__(Every(50) if schedule is None else schedule)
-        self._reached: dict[str, Tensor] = {}
+        self._reached: dict[str, Tensor | None] = {}
 
     def attach(self, ctx: StepContext) -> None:
         """Checks that a layer enters an activation."""
@@ -110,13 +110,8 @@ class DeadUnits(Probe):
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Values:
         """Measures which units are active on the sample."""
-        if ctx.example is None:
-            raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
-        batch: Batch = few_sequences(ctx.example, SEQUENCES)
         mode = _Activated(Names(ctx.model))
-        with running(SEQUENCES), as_trained(ctx.model, batch), mode:
-            call(ctx.model, own_copy(batch))
-        tokens = token_mask(batch)
+        tokens = sample_pass(ctx, mode).tokens
         return {f"fraction/{layer}": dead_fraction(rows, tokens) for layer, rows in mode.active(self._reached).items()}
 
     @classmethod

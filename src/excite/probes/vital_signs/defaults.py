@@ -37,15 +37,15 @@ def vital_signs(every: int = 50, output: Pick = None) -> list[Probe]:
     Example:
         >>> from excite.probes import Loss, vital_signs
         >>> [probe.name for probe in vital_signs(every=100)]
-        ['attention', 'qk', 'residual', ...]
+        ['dead', 'attention', 'qk', 'residual', ...]
     """
     every = check_count(every, "vital_signs: every")
     return [
+        DeadUnits(Every(every)),  # first: its pass is the one that the next ones share
         AttentionLogits(Every(every)),
         AttentionSpectrum(Every(every), output),
         ResidualStream(Every(every)),
         LogNormalizer(Every(every), output),
-        DeadUnits(Every(every)),
         GradientNorm(Every(every)),
         UpdateRatio(Every(every)),
         AdamMoments(Every(every)),

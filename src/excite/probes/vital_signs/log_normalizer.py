@@ -11,7 +11,8 @@ from torch import Tensor
 from excite._core.calls import Pick
 from excite.probes.base import Every, Probe, Reduction, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, number, rise, since
-from excite.probes.vital_signs.sample import logits_of, sample_pass, wide
+from excite.probes.vital_signs.sample import logits_of, sample_pass
+from excite.probes.vital_signs.tokens import at_places, spread, wide
 
 
 def log_normalizer(logits: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -37,6 +38,8 @@ def log_normalizer(logits: Tensor, tokens: Tensor | None = None) -> tuple[Tensor
 
 class LogNormalizer(Probe):
     """log Z = log Σ exp(logits) of the output, over the tokens of two sequences of the example.
+
+    Of a sequence of more than 256 tokens, 256 are looked at, spread evenly.
 
     Records:
         ``log_z/mean``: mean over tokens.
@@ -79,7 +82,11 @@ class LogNormalizer(Probe):
     def measure(self, ctx: StepContext) -> Values:
         """Measures log Z on the sample."""
         found = sample_pass(ctx)
-        mean, largest = log_normalizer(logits_of(found.output, self.output), found.tokens)
+        logits, tokens = logits_of(found.output, self.output), found.tokens
+        if logits.dim() > 2:
+            places = spread(logits.shape[-2], device=logits.device)
+            logits, tokens = at_places(logits, places, -2), None if tokens is None else at_places(tokens, places, -1)
+        mean, largest = log_normalizer(logits, tokens)
         return {"mean": mean, "largest": largest}
 
     @classmethod

@@ -3,60 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
-
-from torch import Tensor
 
 from excite.errors import ModelError
 from excite.probes.base import Every, Probe, Reduction, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, number, rise, since
-from excite.probes.vital_signs.sample import sample_pass, wide
-
-
-@dataclass(frozen=True)
-class StreamSigns:
-    """Size of a residual stream over all entries of all tokens.
-
-    Attributes:
-        rms: Root mean square.
-        largest: Largest absolute value.
-        kurtosis: Fourth central moment over the squared variance; 3 for a normal distribution.
-    """
-
-    rms: Tensor
-    largest: Tensor
-    kurtosis: Tensor
-
-
-def stream_signs(x: Tensor, tokens: Tensor | None = None) -> StreamSigns:
-    """Root mean square, largest entry and kurtosis of activations, over all entries.
-
-    Args:
-        x: Activations (..., tokens, width).
-        tokens: Mask (..., tokens), 0 for tokens that do not count.
-
-    Returns:
-        Tensors with one element each, in float32 or better, left on the device.
-
-    Example:
-        >>> import torch
-        >>> from excite.probes.vital_signs.residual_stream import stream_signs
-        >>> float(stream_signs(torch.tensor([[[1.0, -1.0], [1.0, -1.0]]])).kurtosis)
-        1.0
-    """
-    x = wide(x)
-    counted: Tensor | float = 1.0
-    total: Tensor | float = float(x.numel())  # a number, which need not be sent to the device
-    if tokens is not None and tokens.shape == x.shape[:-1]:
-        counted = (tokens != 0)[..., None].to(x.dtype)
-        total = counted.sum() * x.shape[-1]
-    mean = (counted * x).sum() / total
-    variance = (counted * (x - mean).square()).sum() / total
-    fourth = (counted * (x - mean).pow(4)).sum() / total
-    return StreamSigns(
-        ((counted * x.square()).sum() / total).sqrt(), (counted * x.abs()).amax(), fourth / variance.square()
-    )
+from excite.probes.vital_signs.sample import sample_pass
 
 
 class ResidualStream(Probe):
@@ -105,11 +57,9 @@ class ResidualStream(Probe):
 
     def measure(self, ctx: StepContext) -> Values:
         """Measures the stream after each block."""
-        found = sample_pass(ctx)
-        signs = {path: stream_signs(x, found.tokens) for path, x in found.streams.items()}
         return {
             f"{quantity}/{path}": getattr(one, quantity)
-            for path, one in signs.items()
+            for path, one in sample_pass(ctx).streams.items()
             for quantity in ("rms", "largest", "kurtosis")
         }
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
@@ -19,9 +21,13 @@ from excite.errors import ExciteError, InputError, ModelError
 from excite.probes.base import StepContext
 from excite.probes.vital_signs.attention_calls import AttentionCall, AttentionMode
 from excite.probes.vital_signs.blocks import blocks, stream
+from excite.probes.vital_signs.stream_signs import StreamSigns, stream_signs
+from excite.probes.vital_signs.tokens import token_mask
 from excite.wiring.normalization import as_trained
 
+T = TypeVar("T")
 SEQUENCES = 2  # of the example, in the pass that most vital signs share
+SHARED = "sample"  # key of that pass in `StepContext.shared`
 
 
 @dataclass
@@ -30,13 +36,13 @@ class SamplePass:
 
     Attributes:
         attention: Every call of attention, in the order of execution.
-        streams: Outputs (..., tokens, width) of the blocks, by path.
+        streams: Size of the output of each block, by path.
         output: What the model returned.
         tokens: (sequences, tokens), 1 for tokens and 0 for padding; None if there is no padding.
     """
 
     attention: list[AttentionCall] = field(default_factory=list)
-    streams: dict[str, Tensor] = field(default_factory=dict)
+    streams: dict[str, StreamSigns] = field(default_factory=dict)
     output: Any = None
     tokens: Tensor | None = None
 
@@ -53,12 +59,6 @@ def few_sequences(example: Batch, count: int) -> Batch:
     return tree_map(shorten, example)  # type: ignore[no-any-return]
 
 
-def token_mask(example: Batch) -> Tensor | None:
-    """The attention mask (sequences, tokens) of a tokenizer, if the example is a dict that has one."""
-    mask = example.get("attention_mask") if isinstance(example, dict) else None
-    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
-
-
 @contextmanager
 def running(count: int) -> Iterator[None]:
     """Errors of the user's model on a part of the example, in one line."""
@@ -70,45 +70,64 @@ def running(count: int) -> Iterator[None]:
         raise ModelError(f"the model does not run on {count} sequences of the example: {first_line(error)}") from error
 
 
-def sample_pass(ctx: StepContext, count: int = SEQUENCES) -> SamplePass:
-    """The pass over the first sequences of the example as in training, without dropout; once per step for all probes."""
+def sample_pass(ctx: StepContext, *modes: TorchFunctionMode) -> SamplePass:
+    """The pass over two sequences of the example as in training, without dropout; once per step for all probes.
+
+    `modes` are active while the model runs: with some, the pass is one that later probes share, or one more.
+    """
     if ctx.example is None:
         raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
-    key = f"sample {count}"
-    if key not in ctx.shared:
-        with running(count):
-            ctx.shared[key] = run_sample(ctx.model, few_sequences(ctx.example, count))
-    found: SamplePass = ctx.shared[key]
+    if SHARED not in ctx.shared or modes:
+        with running(SEQUENCES):
+            ctx.shared[SHARED] = run_sample(ctx.model, few_sequences(ctx.example, SEQUENCES), modes)
+    found: SamplePass = ctx.shared[SHARED]
     return found
 
 
 @torch.no_grad()
-def run_sample(model: nn.Module, batch: Batch) -> SamplePass:
+def run_sample(model: nn.Module, batch: Batch, modes: Sequence[TorchFunctionMode] = ()) -> SamplePass:
     """Runs the model eagerly on a batch and records attention, blocks and the output. The model is left as it was."""
-    found = SamplePass(tokens=token_mask(batch))
-    mode = AttentionMode(batch_size(batch), found.tokens)
-    with as_trained(model, batch), _hooks(model, mode.stack, found.streams), mode:
+    tokens = token_mask(batch)
+    attention = AttentionMode(batch_size(batch), tokens)
+    found = SamplePass(attention.calls, tokens=tokens)
+    with ExitStack() as stack:
+        stack.enter_context(as_trained(model, batch))
+        stack.enter_context(_paths(model, attention.stack))
+        found.streams = stack.enter_context(block_outputs(model, partial(stream_signs, tokens=tokens)))
+        for mode in (attention, *modes):
+            stack.enter_context(mode)
         found.output = call(model, own_copy(batch))
-    found.attention = mode.calls
     return found
 
 
 @contextmanager
-def _hooks(model: nn.Module, stack: list[str], streams: dict[str, Tensor]) -> Iterator[None]:
-    """Keeps the paths of the modules that run on a stack, and the outputs of blocks; hooks are removed at the end."""
-    paths = {clean_path(path): module for path, module in model.named_modules() if next(module.children(), None)}
+def _paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
+    """Keeps the paths of the modules that run on a stack; hooks are removed at the end."""
     handles: list[RemovableHandle] = []
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         stack.pop()
 
     try:
-        for path, module in paths.items():
-            handles.append(module.register_forward_pre_hook(_enter(stack, path)))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        for path, module in blocks(model).items():
-            handles.append(module.register_forward_hook(_keep(streams, path)))
+        for path, module in model.named_modules():
+            if module._modules:
+                handles.append(module.register_forward_pre_hook(_enter(stack, clean_path(path))))
+                handles.append(module.register_forward_hook(leave, always_call=True))
         yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def block_outputs(model: nn.Module, keep: Callable[[Tensor], T]) -> Iterator[dict[str, T]]:
+    """A dict that is filled with what `keep` makes of the output (..., tokens, width) of each block, by path."""
+    found: dict[str, T] = {}
+    handles: list[RemovableHandle] = []
+    try:
+        for path, module in blocks(model).items():
+            handles.append(module.register_forward_hook(_keep(found, path, keep)))
+        yield found
     finally:
         for handle in handles:
             handle.remove()
@@ -118,13 +137,14 @@ def _enter(stack: list[str], path: str) -> Callable[..., None]:
     return lambda module, args: stack.append(path)
 
 
-def _keep(streams: dict[str, Tensor], path: str) -> Callable[..., None]:
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
+def _keep(found: dict[str, T], path: str, keep: Callable[[Tensor], T]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
         x = stream(output)
         if x is not None:
-            streams[path] = x.detach().clone()  # it may be changed in place by the next block
+            with torch._C.DisableTorchFunction():  # not seen by modes that look at the model
+                found[path] = keep(x.detach())  # now: it may be changed in place by the next block
 
-    return keep
+    return hook
 
 
 def logits_of(returned: Any, output: Pick = None) -> Tensor:
@@ -139,8 +159,3 @@ def logits_of(returned: Any, output: Pick = None) -> Tensor:
     if logits.dim() < 2 or not logits.shape[-1] or not logits.is_floating_point():
         raise ModelError(f"expected logits with one number per class; got an output of shape {tuple(logits.shape)}")
     return torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
-
-
-def wide(x: Tensor) -> Tensor:
-    """In float32 or better."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -5,20 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from excite._core.calls import call, own_copy
 from excite._core.checks import check_count
-from excite.errors import ModelError
+from excite.errors import InputError, ModelError
 from excite.probes.activation_rank.covariance import Covariances
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, fall, number, since
-from excite.probes.vital_signs.sample import sample_pass, wide
+from excite.probes.vital_signs.sample import block_outputs, few_sequences, running
+from excite.probes.vital_signs.tokens import at_places, spread, token_mask, wide
+from excite.wiring.normalization import as_trained
 
 _TOKENS = 128  # of a sequence, spread evenly
-
-
-def spread(count: int, most: int = _TOKENS) -> Tensor:
-    """At most `most` places out of `count`, spread evenly."""
-    places: Tensor = torch.linspace(0, count - 1, min(count, most)).round().long()
-    return places
 
 
 def sequence_means(x: Tensor, tokens: Tensor | None = None) -> Tensor:
@@ -35,11 +32,11 @@ def without_padding(x: Tensor, tokens: Tensor | None = None) -> Tensor:
 
     That adds nothing to the covariance but a factor, which the effective rank does not see.
     """
-    index = spread(x.shape[1]).to(x.device, non_blocking=True)
-    rows = wide(x).index_select(1, index)
+    places = spread(x.shape[1], _TOKENS, x.device)
+    rows = wide(at_places(x, places, 1))
     if tokens is None or tokens.shape != x.shape[:-1]:
         return rows
-    tokens = tokens.index_select(1, index)
+    tokens = at_places(tokens, places, 1)
     return torch.where((tokens != 0)[..., None], rows, sequence_means(rows, tokens)[:, None, :])
 
 
@@ -89,23 +86,34 @@ class TokenRank(Probe):
 
     def attach(self, ctx: StepContext) -> None:
         """Checks that blocks return one vector per token."""
-        shapes = [tuple(x.shape) for x in sample_pass(ctx, self.sequences).streams.values()]
-        if not any(len(shape) == 3 for shape in shapes):
-            raise ModelError(f"expected blocks that return (sequences, tokens, width); got {shapes or 'no blocks'}")
+        if not self._rows(ctx):
+            raise ModelError("expected blocks that return (sequences, tokens, width); found none")
+
+    @torch.no_grad()
+    def _rows(self, ctx: StepContext) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of every block (sequences, tokens, width) at some tokens and (sequences, width), by path."""
+        if ctx.example is None:
+            raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
+        batch = few_sequences(ctx.example, self.sequences)
+        tokens = token_mask(batch)
+
+        def keep(x: Tensor) -> tuple[Tensor, Tensor] | None:
+            return (without_padding(x, tokens), sequence_means(x, tokens)) if x.dim() == 3 else None
+
+        with running(self.sequences), as_trained(ctx.model, batch), block_outputs(ctx.model, keep) as found:
+            call(ctx.model, own_copy(batch))
+        return {path: rows for path, rows in found.items() if rows is not None}
 
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Measurement:
         """Measures both ranks on the sample."""
-        found = sample_pass(ctx, self.sequences)
         names: list[str] = []
         rows: list[Tensor] = []
-        for path, x in found.streams.items():
-            if x.dim() != 3:
-                continue
-            rows += without_padding(x, found.tokens).unbind()
-            names += [f"within/{path}"] * len(x)
-            if len(x) > 1:
-                rows.append(sequence_means(x, found.tokens))
+        for path, (within, means) in self._rows(ctx).items():
+            rows.append(within)
+            names += [f"within/{path}"] * len(within)
+            if len(means) > 1:
+                rows.append(means[None])
                 names.append(f"between/{path}")
         covariances = Covariances(rows)
 
