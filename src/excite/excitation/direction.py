@@ -50,11 +50,11 @@ class Linearized:
 
     def reaches(self, slopes: Slopes) -> dict[str, Tensor]:
         """r_k ‖J_k'v‖* of each layer and sample, (B,)."""
-        found = {}
+        result = {}
         for name, slope in slopes.items():
             layout, radius = self.balls[name]
-            found[name] = dual_norm(layout.by_sample(slope, len(self.output)), self.norm) * radius
-        return found
+            result[name] = dual_norm(layout.by_sample(slope, len(self.output)), self.norm) * radius
+        return result
 
 
 def find_direction(
@@ -95,9 +95,9 @@ def longest_column(linearized: Linearized) -> Tensor:
     dtype, device = wide(linearized.output), linearized.output.device
     squares: Slopes = {}
     for number in range(outputs):
-        one = torch.zeros(batch, outputs, dtype=dtype, device=device)
-        one[:, number] = 1
-        for name, slope in linearized.slopes(one, False).items():
+        basis_vector = torch.zeros(batch, outputs, dtype=dtype, device=device)
+        basis_vector[:, number] = 1
+        for name, slope in linearized.slopes(basis_vector, False).items():
             square = slope.to(wide(slope)).square()
             squares[name] = squares[name] + square if name in squares else square
     lengths = {name: square.sqrt() for name, square in squares.items()}
@@ -115,13 +115,13 @@ def more_starts(start: Tensor, count: int) -> list[Tensor]:
     """`count` more unit vectors for each sample, each orthogonal to as many before it as can be; no random numbers."""
     outputs = start.shape[1]
     number = torch.arange(1, outputs + 1, device=start.device, dtype=start.dtype)
-    found = [start]
+    starts = [start]
     for index in range(1, count + 1):
         vector = ((number * number + index) * (1 + index)).cos().expand(start.shape)
-        for earlier in found[max(0, len(found) - outputs + 1) :]:
+        for earlier in starts[max(0, len(starts) - outputs + 1) :]:
             vector = vector - (vector * earlier).sum(1, keepdim=True) * earlier
-        found.append(unit(vector, otherwise=any_direction(start)))
-    return found[1:]
+        starts.append(unit(vector, otherwise=any_direction(start)))
+    return starts[1:]
 
 
 def any_direction(output: Tensor) -> Tensor:

@@ -57,9 +57,9 @@ class Hierarchy:
         self._children: list[list[int]] = []  # a node, or −1 − class
         self._paths: dict[int, list[tuple[int, int]]] = {}  # class -> (node, side) from the root
         groups = _plain(groups)
-        found = sorted(_leaves(groups))
-        self.classes = len(found)
-        if self.classes < 2 or found != list(range(self.classes)):
+        leaves = sorted(_leaves(groups))
+        self.classes = len(leaves)
+        if self.classes < 2 or leaves != list(range(self.classes)):
             raise InputError(
                 f"hierarchy: expected every class from 0 on exactly once, at least two; got {shown(groups)}"
             )

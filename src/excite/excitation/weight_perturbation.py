@@ -69,7 +69,7 @@ def weight_perturbations(model: nn.Module, gamma: float, loss: Callable[[], Tens
     weights = perturbed_weights(model)
     with preserve_state(unwrap(model)), torch.enable_grad():
         gradients: Sequence[Tensor | None] = torch.autograd.grad(loss(), weights, allow_unused=True)
-    found: dict[nn.Parameter, Tensor] = {}
+    perturbations: dict[nn.Parameter, Tensor] = {}
     for weight, gradient in zip(weights, gradients):
         if gradient is None:
             continue
@@ -77,8 +77,8 @@ def weight_perturbations(model: nn.Module, gamma: float, loss: Callable[[], Tens
             dist.all_reduce(gradient)  # only its direction matters
         length = gradient.norm()
         unit = gradient / torch.where(length > 0, length, 1)
-        found[weight] = gamma * weight.detach().norm() * unit
-    return found
+        perturbations[weight] = gamma * weight.detach().norm() * unit
+    return perturbations
 
 
 @contextmanager

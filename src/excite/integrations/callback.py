@@ -163,11 +163,11 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if depth == _DEEPEST:
         return _OTHER
     if isinstance(value, list | tuple):
-        members = [_plain(one, depth + 1) for one in value]
-        return _OTHER if any(one is _OTHER for one in members) else members
+        members = [_plain(item, depth + 1) for item in value]
+        return _OTHER if any(member is _OTHER for member in members) else members
     if isinstance(value, Mapping):
-        named = {str(name): _plain(one, depth + 1) for name, one in value.items()}
-        return {name: one for name, one in named.items() if one is not _OTHER}
+        named = {str(name): _plain(member, depth + 1) for name, member in value.items()}
+        return {name: member for name, member in named.items() if member is not _OTHER}
     return _OTHER
 
 

@@ -224,7 +224,9 @@ def _logged(trainer: Any) -> dict[str, Any]:
 def _hyperparameters(trainer: Any, pl_module: Any) -> dict[str, Any]:
     """What `save_hyperparameters` recorded of the module and of the data module."""
     both = (getattr(trainer, "datamodule", None), pl_module)
-    return {name: value for one in both for name, value in dict(getattr(one, "hparams_initial", None) or {}).items()}
+    return {
+        name: value for module in both for name, value in dict(getattr(module, "hparams_initial", None) or {}).items()
+    }
 
 
 def _data(trainer: Any) -> dict[str, Any]:

@@ -127,12 +127,12 @@ def gather(searched: BatchedSearch, found: AdversarialPerturbations) -> tuple[Ev
     return evidence, flat | searched.missed_by_gradients | unbroken | beaten | alone
 
 
-def _check(searched: BatchedSearch, found: AdversarialPerturbations, points: Tensor) -> None:
+def _check(searched: BatchedSearch, adversarial_perturbations: AdversarialPerturbations, points: Tensor) -> None:
     for index in points.split(searched.batch) if len(points) else ():
         problem = searched.problem.rows(index)
         start = searched.towards_points(problem, index)
         result = gradient_free_search(problem, start, searched.noise, _QUERIES)
-        found.update(index, result.radius, result.d)
+        adversarial_perturbations.update(index, result.radius, result.d)
 
 
 def _sample(searched: BatchedSearch) -> tuple[Tensor, Tensor]:

@@ -224,16 +224,16 @@ def _with_evidence(
     norm = parse_norm(options.get("norm", "inf"))
     smallest = broken_at(model, x, y, [radius], **options)
     left = torch.nonzero(torch.isinf(smallest) & (smallest > 0))[:, 0]
-    broken, found = torch.ones(len(x), dtype=torch.bool), None
+    broken, measured = torch.ones(len(x), dtype=torch.bool), None
     if len(left):
         device = device_of(model)
         threshold = options.get("threshold")
-        found = margins(
+        measured = margins(
             model, x[left.to(x.device)].to(device), y[left.to(y.device)].reshape(-1).to(device), norm=norm,
             bounds=options.get("bounds"), threshold=0.5 if threshold is None else threshold, options=search,
         )  # fmt: skip
-        broken[left] = found.values <= radius
+        broken[left] = measured.values <= radius
     standing = int((~broken).sum())
     interval = binomtest(standing, len(x)).proportion_ci(0.95)
-    safe = None if found is None or found.lower is None else float((found.lower > radius).sum()) / len(x)
-    return RobustAccuracy(standing / len(x), interval.low, interval.high, radius, norm, broken, safe, found)
+    safe = None if measured is None or measured.lower is None else float((measured.lower > radius).sum()) / len(x)
+    return RobustAccuracy(standing / len(x), interval.low, interval.high, radius, norm, broken, safe, measured)

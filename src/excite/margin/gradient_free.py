@@ -36,7 +36,7 @@ def towards_points(
     for `targets`) and lift(change of it) the perturbation that makes the change.
     """
     x, constraint = problem.x, problem.constraint
-    found = no_perturbations(x)
+    perturbations = no_perturbations(x)
     at = x if at is None else at
     apart = torch.cdist(at.flatten(1), targets.points.flatten(1), p=float(constraint.norm))
     apart = apart.masked_fill(targets.predicted[None, :] == problem.decision.labels[:, None], torch.inf)
@@ -44,14 +44,14 @@ def towards_points(
         distance, which = apart.kthvalue(k + 1, dim=1)
         index = torch.nonzero(torch.isfinite(distance))[:, 0]
         change = targets.points[which] - at
-        _bisect(problem, constraint.clip(change if lift is None else lift(change)), index, found)
-    index = torch.nonzero(torch.isinf(found.radius))[:, 0]
+        _bisect(problem, constraint.clip(change if lift is None else lift(change)), index, perturbations)
+    index = torch.nonzero(torch.isinf(perturbations.radius))[:, 0]
     for d in _corners(x, constraint, noise) if len(index) else ():
-        _bisect(problem, constraint.clip(d), index, found)
-    return to_boundary(problem, found)
+        _bisect(problem, constraint.clip(d), index, perturbations)
+    return to_boundary(problem, perturbations)
 
 
-def _bisect(problem: MarginProblem, d: Tensor, index: Tensor, found: AdversarialPerturbations) -> None:
+def _bisect(problem: MarginProblem, d: Tensor, index: Tensor, perturbations: AdversarialPerturbations) -> None:
     """Bisect between the points `index` and their perturbations d, and take what is adversarial and smaller."""
     if not len(index):
         return
@@ -64,7 +64,7 @@ def _bisect(problem: MarginProblem, d: Tensor, index: Tensor, found: Adversarial
         high, low = torch.where(adversarial, middle, high), torch.where(adversarial, low, middle)
     d = column(high, d) * d
     adversarial = decision.evaluate(x + d)[1]
-    found.update(index[adversarial], problem.constraint.length(d)[adversarial], d[adversarial])
+    perturbations.update(index[adversarial], problem.constraint.length(d)[adversarial], d[adversarial])
 
 
 def _corners(x: Tensor, constraint: Constraint, noise: Noise) -> Iterator[Tensor]:

@@ -96,8 +96,8 @@ def margins(
         allowed: tuple[Norm, ...] = ("inf", "2", "1") if layers == "input" else ("inf", "2")
         search, limits = _prepare(decision, x, parse_norm(norm, allowed), bounds, layers, batch, options)
         if layers == "input":
-            found = _input_margins(search, options, perturbations, progress)
-            return replace(found, unit=unit_of(x, bounds))
+            measured = _input_margins(search, options, perturbations, progress)
+            return replace(measured, unit=unit_of(x, bounds))
         return _layer_margins(search, layers, limits, relative, batch, options, perturbations, progress)
 
 
@@ -142,9 +142,9 @@ def tracked_margins(
         model, x, bounds = in_pixels(model, x, normalize, bounds, "input")
         decision = Decision(model, output, check_number(threshold, "threshold"), y, classes=1)
         search, _ = _prepare(decision, x, parse_norm(norm), bounds, "input", batch, options)
-        found = search.run(1) if start is None else search.track(start.to(x))
-        search.verify(found)
-        return replace(_result(search, found, None, True), unit=unit_of(x, bounds))
+        perturbations_found = search.run(1) if start is None else search.track(start.to(x))
+        search.verify(perturbations_found)
+        return replace(_result(search, perturbations_found, None, True), unit=unit_of(x, bounds))
 
 
 def _prepare(
@@ -172,9 +172,9 @@ def _input_margins(
     search: BatchedSearch, options: SearchOptions, perturbations: bool, progress: Progress | None
 ) -> Margins:
     exact = options.certify == "exact"
-    found, evidence = _run(search, options, _phase(progress, 0) if exact else progress)
-    lower = exact_margins(search, found, options.seconds, _phase(progress, 1)) if exact else None
-    result = _result(search, found, evidence, perturbations)
+    results, evidence = _run(search, options, _phase(progress, 0) if exact else progress)
+    lower = exact_margins(search, results, options.seconds, _phase(progress, 1)) if exact else None
+    result = _result(search, results, evidence, perturbations)
     if lower is not None:
         why = "mixed-integer programs, which are exact up to the tolerance of the solver"
         return replace(result, certified=torch.minimum(lower, result.values), certified_why=why)
@@ -201,10 +201,10 @@ def _layer_margins(
         first = _run(search, options, _phase(progress, 0))[0]
         progress = _phase(progress, 1)
     inside = layer_search(sites, search, limits, relative, batch, first)
-    found, evidence = _run(inside, options, progress)
+    results, evidence = _run(inside, options, progress)
     why = "no constant is known for changes inside the network" if options.certify else "not requested"
     names = tuple(site.name for site in sites.places)
-    result = _result(inside, found, evidence, perturbations)
+    result = _result(inside, results, evidence, perturbations)
     return replace(result, layers=names, relative=relative, certified_why=why)
 
 
@@ -212,21 +212,23 @@ def _run(
     search: BatchedSearch, options: SearchOptions, progress: Progress | None
 ) -> tuple[AdversarialPerturbations, tuple[Evidence, Tensor] | None]:
     restarts = default_restarts(search.problem.x) if options.restarts is None else options.restarts
-    found = search.run(restarts, progress)
-    evidence = gather(search, found) if options.evidence else None
-    search.verify(found)
-    return found, evidence
+    result = search.run(restarts, progress)
+    evidence = gather(search, result) if options.evidence else None
+    search.verify(result)
+    return result, evidence
 
 
 def _result(
     search: BatchedSearch,
-    found: AdversarialPerturbations,
+    adversarial_perturbations: AdversarialPerturbations,
     evidence: tuple[Evidence, Tensor] | None,
     perturbations: bool,
 ) -> Margins:
-    values = found.radius.double().cpu()
+    values = adversarial_perturbations.radius.double().cpu()
     result = Margins(
-        values, search.problem.constraint.norm, perturbations=search.shaped(found.d) if perturbations else None
+        values,
+        search.problem.constraint.norm,
+        perturbations=search.shaped(adversarial_perturbations.d) if perturbations else None,
     )
     return result if evidence is None else replace(result, evidence=evidence[0], suspect=evidence[1].cpu())
 

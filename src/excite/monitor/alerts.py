@@ -176,7 +176,7 @@ class Rule:
     @property
     def key(self) -> str:
         """The rule without its action: two rules with the same key are true of the same metrics."""
-        said = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.name != "then"]
+        said = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if field.name != "then"]
         return f"{type(self).__qualname__}({', '.join(said)})"
 
     def judge(self, history: History, name: str) -> str | None:
@@ -339,9 +339,9 @@ class SteeperWhileFlat(Rule):
             return None
         now = history[name].steps[-1]
         means = []
-        for one in (name, self.loss):
+        for metric in (name, self.loss):
             for last in (now - self.window, now):
-                values = history[one].between(last - self.window, last)
+                values = history[metric].between(last - self.window, last)
                 if len(values) < self.measurements or not all(map(math.isfinite, values)):
                     return None
                 means.append(fmean(values))
@@ -379,8 +379,8 @@ def advice(rule: str, name: str) -> str:
         '...'
     """
     quantity = "/".join(name.split("/")[:2])
-    found = _ADVICE.get(f"{rule} {quantity}") or _ADVICE.get(rule)
-    return found or f"See the chart of {quantity} for when it began."
+    text = _ADVICE.get(f"{rule} {quantity}") or _ADVICE.get(rule)
+    return text or f"See the chart of {quantity} for when it began."
 
 
 def default_alerts() -> list[Rule]:
@@ -522,7 +522,7 @@ def lines(alerts: Iterable[Alert]) -> list[str]:
     groups: dict[tuple[str, str], list[Alert]] = {}
     for alert in alerts:
         groups.setdefault((alert.rule, "/".join(alert.name.split("/")[:2])), []).append(alert)
-    found = []
+    lines_ = []
     for (rule, quantity), members in groups.items():
         names = list(dict.fromkeys(alert.name for alert in members))[1:]
         others = ""
@@ -530,5 +530,5 @@ def lines(alerts: Iterable[Alert]) -> list[str]:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             layers = ", ".join(name.removeprefix(f"{quantity}/") for name in names[:_NAMED])
             others = f"; likewise {len(names)} other{'s' if len(names) > 1 else ''}: {layers}{more}"
-        found.append(f"{members[0]}{others}. {advice(rule, quantity)}")
-    return found
+        lines_.append(f"{members[0]}{others}. {advice(rule, quantity)}")
+    return lines_

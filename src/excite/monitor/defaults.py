@@ -83,7 +83,7 @@ def _schedule(probes: Sequence[Probe], every: Every) -> None:
                 probe.schedule = schedule
         return
     by_name = {probe.name: probe for probe in probes}
-    for name, one in every.items():
+    for name, interval in every.items():
         if name not in by_name:
             raise InputError(f"every: there is no probe {name!r}; there are {', '.join(by_name)}")
-        by_name[name].schedule = as_schedule(one, f"every[{name!r}]")
+        by_name[name].schedule = as_schedule(interval, f"every[{name!r}]")

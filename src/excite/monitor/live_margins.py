@@ -72,7 +72,7 @@ class LiveMargins:
 
     def store(self, watch: Watch) -> None:
         """Writes the points into the run of the watch; if they are too large, a warning says so."""
-        probe = next((one for one in watch.probes if isinstance(one, MarginGap)), None)
+        probe = next((probe for probe in watch.probes if isinstance(probe, MarginGap)), None)
         if watch.run is None or probe is None or rank_and_size()[0] != 0:
             return
         if not store_points(watch.run, probe.data, {**probe.options, "key": probe.key}):

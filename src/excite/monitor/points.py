@@ -92,21 +92,21 @@ def draw(source: Any, part: str, most: int = MOST, seed: int = 0) -> Points:
     generator = np.random.default_rng([seed, part == "test"])
     try:
         with own_randomness(seed, _CPU), _generators_kept(source):
-            found = _draw(source, part, most, generator)
+            points = _draw(source, part, most, generator)
     except ExciteError:
         raise
     except Exception as error:
         raise InputError(
             f"{part}: no points could be drawn: {type(source).__name__} raised {first_line(error)}"
         ) from error
-    if not len(found):
+    if not len(points):
         raise InputError(f"{part}: expected at least one point; {type(source).__name__} is empty")
-    return found
+    return points
 
 
 def _draw(source: Any, part: str, most: int, generator: np.random.Generator) -> Points:
-    if isinstance(source, tuple | list) and len(source) == 2 and all(_is_array(one) for one in source):
-        x, y = (check_dense(torch.as_tensor(one), part) for one in source)
+    if isinstance(source, tuple | list) and len(source) == 2 and all(_is_array(array) for array in source):
+        x, y = (check_dense(torch.as_tensor(array), part) for array in source)
         _check_pair(x, y, part)
         chosen = torch.from_numpy(_choose(len(x), _affordable(x, most), generator)).to(x.device)
         return Points(_own(x[chosen]), _own(y.to(x.device)[chosen]).reshape(-1))
@@ -209,8 +209,8 @@ def draw_parts(train: Any, test: Any) -> dict[str, Points]:
     drawn = {part: draw(source, part) for part, source in (("train", train), ("test", test)) if source is not None}
     shapes = {tuple(points.x.shape[1:]) for points in drawn.values()}
     if len(shapes) > 1:
-        found = " and ".join(map(str, (tuple(points.x.shape[1:]) for points in drawn.values())))
-        raise InputError(f"train and test: expected points of one shape; got {found}")
+        result = " and ".join(map(str, (tuple(points.x.shape[1:]) for points in drawn.values())))
+        raise InputError(f"train and test: expected points of one shape; got {result}")
     return drawn
 
 
@@ -233,7 +233,7 @@ def check_inputs(drawn: Mapping[str, Points], model: nn.Module) -> None:
 def as_called(drawn: Mapping[str, Points], model: nn.Module) -> dict[str, Points]:
     """Points as the model takes them: without the key of their batches where it takes no such keyword, as `model(batch["image"])`."""
     parameters = inspect.signature(unwrap(model).forward).parameters
-    every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    every = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return {
         part: points if points.key is None or every or points.key in parameters else replace(points, key=None)
         for part, points in drawn.items()
@@ -248,8 +248,8 @@ def split_batch(batch: Any, part: str) -> tuple[Tensor, Tensor, str | None]:
     """
     if isinstance(batch, Mapping):
         return _split_dict(dict(batch), part)
-    if isinstance(batch, tuple | list) and len(batch) >= 2 and all(_is_array(one) for one in batch[:2]):
-        x, y = (torch.as_tensor(one) for one in batch[:2])
+    if isinstance(batch, tuple | list) and len(batch) >= 2 and all(_is_array(array) for array in batch[:2]):
+        x, y = (torch.as_tensor(array) for array in batch[:2])
         # What follows is an index or a weight, unless the second item is another input.
         if len(batch) == 2 or (y.dim() <= 2 and y.numel() == len(x) and x.dim() >= 1):
             return x, y, None
@@ -269,13 +269,15 @@ def _split_dict(batch: dict[str, Any], part: str) -> tuple[Tensor, Tensor, str]:
             f"{part}: no labels in batches with keys {', '.join(map(repr, batch))}: expected one of {', '.join(_LABELS)}"
         )
     others = [name for name in arrays if name != label and arrays[name].dim() > 0]
-    found = next((name for name in (*_INPUTS, *_TOKENS) if name in others), others[0] if len(others) == 1 else None)
-    if found is None:
+    input_name = next(
+        (name for name in (*_INPUTS, *_TOKENS) if name in others), others[0] if len(others) == 1 else None
+    )
+    if input_name is None:
         raise InputError(
             f"{part}: which of {', '.join(map(repr, others)) or 'no tensors'} is the input cannot be told: name it 'x', or give "
             "pairs (x, y)"
         )
-    return arrays[found], arrays[label], found
+    return arrays[input_name], arrays[label], input_name
 
 
 def _check_pair(x: Tensor, y: Tensor, part: str) -> None:
@@ -299,7 +301,9 @@ def _own(value: Tensor) -> Tensor:
 def _is_batch(item: Any) -> bool:
     """Whether an item of a list is a batch (x, y), not a single sample."""
     pair = (
-        isinstance(item, tuple | list) and len(item) >= 2 and all(_is_array(one) and one.ndim > 0 for one in item[:2])
+        isinstance(item, tuple | list)
+        and len(item) >= 2
+        and all(_is_array(entry) and entry.ndim > 0 for entry in item[:2])
     )
     return pair and len(item[0]) == len(item[1])
 
@@ -324,17 +328,17 @@ def _described(batch: Any) -> str:
 @contextmanager
 def _generators_kept(source: Any) -> Iterator[None]:
     """Puts back the state of the random generators that a loader, its sampler, its data set and their transforms hold."""
-    found: dict[int, Any] = {}
-    _collect(source, found, set(), 4)
-    states = [(one, _state(one)) for one in found.values()]
+    generators: dict[int, Any] = {}
+    _collect(source, generators, set(), 4)
+    states = [(generator, _state(generator)) for generator in generators.values()]
     try:
         yield
     finally:
-        for one, state in states:
-            if isinstance(one, np.random.Generator):
-                one.bit_generator.state = state
+        for generator, state in states:
+            if isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = state
             else:
-                (one.setstate if isinstance(one, random.Random) else one.set_state)(state)
+                (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
 
 
 def _state(generator: Any) -> Any:
@@ -343,17 +347,17 @@ def _state(generator: Any) -> Any:
     return (generator.getstate if isinstance(generator, random.Random) else generator.get_state)()
 
 
-def _collect(value: Any, found: dict[int, Any], seen: set[int], depth: int) -> None:
+def _collect(value: Any, generators: dict[int, Any], seen: set[int], depth: int) -> None:
     if isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
-        found[id(value)] = value
+        generators[id(value)] = value
         return
     if depth == 0 or id(value) in seen or isinstance(value, Tensor | np.ndarray | str | bytes | int | float | type):
         return
     seen.add(id(value))
     if isinstance(value, list | tuple):
         if len(value) <= 64:
-            for one in value:
-                _collect(one, found, seen, depth - 1)
+            for member in value:
+                _collect(member, generators, seen, depth - 1)
         return
-    for one in list(getattr(value, "__dict__", {}).values()):
-        _collect(one, found, seen, depth - 1)
+    for member in list(getattr(value, "__dict__", {}).values()):
+        _collect(member, generators, seen, depth - 1)

@@ -54,11 +54,12 @@ def store_points(run: Run, data: Mapping[str, tuple[Tensor, Tensor]], settings: 
     """
     from safetensors.torch import save
 
-    tensors = {f"{axis}_{part}": one for part, pair in data.items() for axis, one in zip("xy", pair)}
-    if sum(one.numel() * one.element_size() for one in tensors.values()) > MAX_BYTES:
+    tensors = {f"{axis}_{part}": tensor for part, pair in data.items() for axis, tensor in zip("xy", pair)}
+    if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > MAX_BYTES:
         return False
     plain = {
-        name: one.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, one in tensors.items()
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
     }
     header = {"format": "excite-points", "version": "1", "settings": json.dumps(plain_settings(settings))}
     write_bytes(run.path / "artifacts" / POINTS, save(plain, header))
@@ -107,7 +108,7 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 

@@ -37,10 +37,10 @@ def as_settings(config: object) -> dict[str, Any]:
     Raises:
         InputError: If the config is none of these, or contains itself.
     """
-    found = _members(config)
-    if found is None or isinstance(config, type):
+    members = _members(config)
+    if members is None or isinstance(config, type):
         raise InputError(f"config: expected a dict, a dataclass or an argparse.Namespace; got {shown(config)}")
-    return {str(key): _plain(value, 1) for key, value in found.items()}
+    return {str(key): _plain(value, 1) for key, value in members.items()}
 
 
 def _members(value: object) -> Mapping[Any, Any] | None:
@@ -68,11 +68,11 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, PathLike):
         return str(fspath(value))
     if (inside := None if isinstance(value, type) else _members(value)) is not None:
-        return {str(key): _plain(one, depth + 1) for key, one in inside.items()}
+        return {str(key): _plain(item, depth + 1) for key, item in inside.items()}
     if isinstance(value, set | frozenset):
-        return sorted((_plain(one, depth + 1) for one in value), key=repr)
+        return sorted((_plain(item, depth + 1) for item in value), key=repr)
     if isinstance(value, list | tuple):
-        return [_plain(one, depth + 1) for one in value]
+        return [_plain(item, depth + 1) for item in value]
     if isinstance(value, torch.dtype | torch.device):
         return str(value)
     if (name := getattr(value, "__qualname__", None)) is not None and (module := getattr(value, "__module__", None)):

@@ -134,17 +134,23 @@ def make_sinks(given: Sequence[str | Sink], folder: Path | None) -> list[Sink]:
         raise InputError(f"sinks: expected a list such as ['tensorboard']; got {given!r}")
     made: list[Sink] = []
     try:
-        for one in given:
-            if isinstance(one, str):
-                if one not in _KINDS:
+        for destination in given:
+            if isinstance(destination, str):
+                if destination not in _KINDS:
                     raise InputError(
-                        f"sinks: expected {', '.join(_KINDS)} or an object with log and close; got {one!r}"
+                        f"sinks: expected {', '.join(_KINDS)} or an object with log and close; got {destination!r}"
                     )
-                made.append(TensorBoard(folder and folder / "tensorboard") if one == "tensorboard" else _KINDS[one]())
-            elif callable(getattr(one, "log", None)) and callable(getattr(one, "close", None)):
-                made.append(one)
+                made.append(
+                    TensorBoard(folder and folder / "tensorboard")
+                    if destination == "tensorboard"
+                    else _KINDS[destination]()
+                )
+            elif callable(getattr(destination, "log", None)) and callable(getattr(destination, "close", None)):
+                made.append(destination)
             else:
-                raise InputError(f"sinks: expected {', '.join(_KINDS)} or an object with log and close; got {one!r}")
+                raise InputError(
+                    f"sinks: expected {', '.join(_KINDS)} or an object with log and close; got {destination!r}"
+                )
     except BaseException:
         for sink in made:
             sink.close()

@@ -378,7 +378,7 @@ class Watch:
         """Measures the probes that were not measured at the last step, and those that measure more at the end."""
         if not self._counted:
             return
-        due = [one for one in self.probes if one.at_end or self._measured_at.get(one.name) != self.steps]
+        due = [probe for probe in self.probes if probe.at_end or self._measured_at.get(probe.name) != self.steps]
         self._measure_probes(due, self._context(self._loss, final=True), ())
 
     def _store(self, ctx: StepContext) -> None:
@@ -415,7 +415,7 @@ class Watch:
 
     def _write(self) -> None:
         """Write what was asked for; waits for it."""
-        found = []
+        alerts = []
         rows: list[StepValues] = []
         only_run: list[StepValues] = []
         for step, probe, values in self._buffer.drain():
@@ -426,13 +426,13 @@ class Watch:
                 if probe.name not in self._muted:
                     self._raised(probe, step, values)
                 values = None
-            found.append((step, probe, values))
-        for (step, probe, _), reduced in zip(found, reduce_rows(found, self._device)):
+            alerts.append((step, probe, values))
+        for (step, probe, _), reduced in zip(alerts, reduce_rows(alerts, self._device)):
             if reduced is None:
                 self._switch_off(probe, step, None)
             else:
                 rows.append((step, reduced))
-        begun = [one for step, values in rows + only_run for one in self._alerts.update(step, values)]
+        begun = [alert for step, values in rows + only_run for alert in self._alerts.update(step, values)]
         rows += [(alert.step, {f"alert/{alert.rule}/{alert.name}": alert.value}) for _, alert in begun]
         self._writer.write(only_run, to_sinks=False)
         self._writer.write(rows)

@@ -35,15 +35,15 @@ def angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
         0.7854
     """
     one, other = same_shapes(one, other, "tensors")
-    found = _angle(one, other)
-    if not bool(torch.isfinite(found)):
+    result = _angle(one, other)
+    if not bool(torch.isfinite(result)):
         raise InputError("expected tensors that are not all zero: zero has no direction")
-    return found
+    return result
 
 
-def _angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
-    lengths = [torch.stack([t.double().square().sum() for t in side]).sum().sqrt() for side in (one, other)]
-    pairs = [(a.double() / lengths[0], b.double() / lengths[1]) for a, b in zip(one, other, strict=True)]
+def _angle(first: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    lengths = [torch.stack([t.double().square().sum() for t in side]).sum().sqrt() for side in (first, other)]
+    pairs = [(a.double() / lengths[0], b.double() / lengths[1]) for a, b in zip(first, other, strict=True)]
     # ‖u − v‖ = 2 sin(angle / 2) for unit vectors: an arc cosine would lose half the digits.
     gap = torch.stack([(a - b).square().sum() for a, b in pairs]).sum().sqrt()
     return 2 * torch.asin((gap / 2).clamp(max=1.0))

@@ -159,8 +159,8 @@ def fall(series: Series) -> Change | None:
 
 def rise(series: Series) -> Change | None:
     """From the lowest value to now; None without two values."""
-    found = fall((series[0], -series[1]))
-    return None if found is None else replace(found, before=-found.before, now=-found.now)
+    fallen = fall((series[0], -series[1]))
+    return None if fallen is None else replace(fallen, before=-fallen.before, now=-fallen.now)
 
 
 def learned(history: MetricSeries) -> int:

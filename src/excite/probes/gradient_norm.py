@@ -125,20 +125,20 @@ class GradientNorm(Probe):
             return [Finding("warning", f"The gradient is not finite at step {step:,}.")]
         if up is None:
             return []
-        found = []
+        result = []
         if up.before > 0 and up.clear and up.fraction > _GREW:
             text = f"The norm of the gradient grew from {number(up.before)} to {number(up.now)} {since(up)}"
-            found.append(Finding("warning", f"{text}.", "Clip gradients, or lower the learning rate."))
+            result.append(Finding("warning", f"{text}.", "Clip gradients, or lower the learning rate."))
         medians = {layer: binned_median(s)[1] for layer, s in history.layers("gradient/norm").items()}
         last = {layer: float(np.median(values[-3:])) for layer, values in medians.items() if len(values)}
         if last:
             low, high = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
             text = f"The norm of the gradient is {number(last[low])} in layer {low} and {number(last[high])} in layer {high}"
             if last[high] > _SPREAD * last[low]:
-                found.append(Finding("warning", f"{text}: gradients vanish on their way to {low}."))
+                result.append(Finding("warning", f"{text}: gradients vanish on their way to {low}."))
             elif len(last) > 1:
-                found.append(Finding("note", f"{text}, all others in between."))
-        return found
+                result.append(Finding("note", f"{text}, all others in between."))
+        return result
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -41,13 +41,13 @@ class CaptureInputs(UnitMode):
         x = call.input
         if x.is_floating_point():
             first = self.counts.get(call.name, 0)
-            one = layer_inputs(call, x, None, self.patches, first=first, seed=self.seed)
-            self.counts[call.name] = first + one.items
-            if one.rows.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+            inputs = layer_inputs(call, x, None, self.patches, first=first, seed=self.seed)
+            self.counts[call.name] = first + inputs.items
+            if inputs.rows.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
                 # A copy: the model may go on to change this tensor in place.
-                one = replace(one, rows=one.rows.clone())
+                inputs = replace(inputs, rows=inputs.rows.clone())
             number = len(self.judged) if self.active else -1
-            self.found.append(CapturedCall(call, x.shape, one, first, number))
+            self.found.append(CapturedCall(call, x.shape, inputs, first, number))
         output = call.run(x)
         if self.active and x.is_floating_point():
             # Where no activation follows, the output's own sign counts; it may be changed in place as well.
@@ -110,11 +110,16 @@ def inspect_layers(
                 reason = str(error).split("\n")[0]
                 raise InputError(f"the model does not run on inputs of shape {shapes}: {reason}") from error
             counted = zero.of(here, output) if active else None
-            for one in mode.found:
-                what = replace(one.inputs, active=mode.units(one))
-                if notes is not None and active and (before := mode.note(one.number)):
-                    notes[one.call.name] = f"judged before {before}, which mixes units before their activation"
-                visit(one.call.name, one.call, what, counted(one.call, one.shape, what) if counted else None)
+            for layer_input in mode.found:
+                what = replace(layer_input.inputs, active=mode.units(layer_input))
+                if notes is not None and active and (before := mode.note(layer_input.number)):
+                    notes[layer_input.call.name] = f"judged before {before}, which mixes units before their activation"
+                visit(
+                    layer_input.call.name,
+                    layer_input.call,
+                    what,
+                    counted(layer_input.call, layer_input.shape, what) if counted else None,
+                )
     if notes is not None:
         for name in zero.unknown:
             notes[name] = "points at which the output is zero count too: samples cannot be told apart in its input"

@@ -73,11 +73,11 @@ class Margin(Probe):
 
     def __init__(self, x: Tensor, y: Tensor, schedule: Schedule | None = None, **options: Any):
         super().__init__(Every(500) if schedule is None else schedule)
-        for one in (x, y):
-            if isinstance(one, Tensor):
-                check_dense(one, "margin_batch")
+        for tensor in (x, y):
+            if isinstance(tensor, Tensor):
+                check_dense(tensor, "margin_batch")
         if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.dim() and len(x) == y.numel() > 0):
-            shapes = [tuple(one.shape) if isinstance(one, Tensor) else type(one).__name__ for one in (x, y)]
+            shapes = [tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__ for tensor in (x, y)]
             raise InputError(
                 f"margin_batch: expected points (N, ...) and one label each; got {shapes[0]} and {shapes[1]}"
             )
@@ -93,12 +93,12 @@ class Margin(Probe):
         from excite.margin import margins
 
         device = device_of(ctx.model)
-        found = margins(ctx.model, self.x.to(device), self.y.to(device), **self.options)
+        measured = margins(ctx.model, self.x.to(device), self.y.to(device), **self.options)
         return {
-            "median": found.median,
-            "low": found.quantile(0.1),
-            "misclassified": float((found.values == 0).double().mean()),
-            "censored": float(found.censored.double().mean()),
+            "median": measured.median,
+            "low": measured.quantile(0.1),
+            "misclassified": float((measured.values == 0).double().mean()),
+            "censored": float(measured.censored.double().mean()),
         }
 
     @classmethod

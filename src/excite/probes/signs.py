@@ -45,8 +45,8 @@ def sign_changes(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
 
 def _changed(before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
     pairs = list(zip(before, after, strict=True))
-    changed = sum((((one >= 0) != (other >= 0)).sum() for one, other in pairs), torch.zeros(()))
-    return changed / max(sum(one.numel() for one, _ in pairs), 1)
+    changed = sum((((first >= 0) != (other >= 0)).sum() for first, other in pairs), torch.zeros(()))
+    return changed / max(sum(first.numel() for first, _ in pairs), 1)
 
 
 class Signs(Probe):
@@ -114,15 +114,15 @@ class Signs(Probe):
             latest.append(self._last[path].max())
             changed.append((self._last[path] > max(-1, ctx.step - self.window)).sum())
         sizes = {path: w.numel() for path, w in weights.items()}
-        found = [_together(column) for column in (latest, changed, torch._foreach_norm(list(weights.values())))]
-        compute = partial(self._values, ctx.step, sizes, found)  # without the context and what it holds
-        return Deferred(compute) if found[0].is_cuda else compute()
+        result = [_together(column) for column in (latest, changed, torch._foreach_norm(list(weights.values())))]
+        compute = partial(self._values, ctx.step, sizes, result)  # without the context and what it holds
+        return Deferred(compute) if result[0].is_cuda else compute()
 
-    def _values(self, step: int, sizes: Mapping[str, int], found: Sequence[Tensor]) -> Values:
-        latest, changed, norms = (column.tolist() for column in found)
+    def _values(self, step: int, sizes: Mapping[str, int], result: Sequence[Tensor]) -> Values:
+        latest, changed, norms = (column.tolist() for column in result)
         if not all(map(math.isfinite, norms)):
             raise ModelError(f"signs: a weight is not finite at step {step}")
-        since = [step - max(one, self._start) for one in latest]
+        since = [step - max(change_step, self._start) for change_step in latest]
         values = {f"changed/{path}": count / size for (path, size), count in zip(sizes.items(), changed)}
         values |= {f"since/{path}": float(steps) for path, steps in zip(sizes, since)}
         values["changed"] = sum(changed) / sum(sizes.values())
@@ -151,8 +151,8 @@ class Signs(Probe):
 
 def _together(scalars: Iterable[Tensor]) -> Tensor:
     """One vector, whole numbers where shards have parts of them, on the device of the first."""
-    whole = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in scalars]
-    return torch.stack([one.to(whole[0].device) for one in whole])
+    whole = [scalar.full_tensor() if hasattr(scalar, "full_tensor") else scalar for scalar in scalars]
+    return torch.stack([scalar.to(whole[0].device) for scalar in whole])
 
 
 def _signs(history: MetricSeries) -> list[Finding]:

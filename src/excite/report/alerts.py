@@ -63,8 +63,8 @@ class AlertGroup:
 
 def group_keys(names: Iterable[str]) -> list[tuple[str, str]]:
     """(rule, quantity) of each group, from the names of the metrics `alert/RULE/METRIC`."""
-    found = dict.fromkeys(_parts(name)[:2] for name in names if name.startswith(PREFIX))
-    return [one for one in found if one[1]]
+    keys = dict.fromkeys(_parts(name)[:2] for name in names if name.startswith(PREFIX))
+    return [key for key in keys if key[1]]
 
 
 def grouped(names: Iterable[str], series: Callable[[str], Series]) -> list[AlertGroup]:
@@ -85,11 +85,11 @@ def grouped(names: Iterable[str], series: Callable[[str], Series]) -> list[Alert
         steps = series(name)[0]
         if key and len(steps):
             groups.setdefault((rule, key), []).append((int(steps[0]), metric))
-    found = []
+    result = []
     for (rule, key), members in groups.items():
         members.sort()
-        found.append(AlertGroup(rule, key, tuple(name for _, name in members), tuple(step for step, _ in members)))
-    return sorted(found, key=lambda group: min(group.steps))
+        result.append(AlertGroup(rule, key, tuple(name for _, name in members), tuple(step for step, _ in members)))
+    return sorted(result, key=lambda group: min(group.steps))
 
 
 def _parts(name: str) -> tuple[str, str, str]:

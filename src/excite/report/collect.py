@@ -65,11 +65,11 @@ class RunData:
 
     def by_layer(self, prefix: str) -> dict[str, Series]:
         """Metrics `prefix/layer` by layer, in the order of the wiring."""
-        found = {
+        result = {
             name.removeprefix(prefix + "/"): s for name, s in self.metrics.items() if name.startswith(prefix + "/")
         }
         order = self.layers()
-        return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+        return dict(sorted(result.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,17 @@ class VariantRuns:
 
     def values(self, part: str) -> npt.NDArray[np.float64] | None:
         """Margins of all runs, concatenated; None if no run has any."""
-        found = [np.asarray(run.margins[part].values.cpu()) for run in self.runs if part in run.margins]
-        return np.concatenate(found) if found else None
+        result = [np.asarray(run.margins[part].values.cpu()) for run in self.runs if part in run.margins]
+        return np.concatenate(result) if result else None
 
     def pairs(self) -> dict[object, tuple[Values, Values]]:
         """(training, test) margins of each run that has both, keyed by the run's seed, or by index if seeds repeat."""
-        found = [run for run in self.runs if {"train", "test"} <= run.margins.keys()]
-        seeds: list[object] = [run.config.get("seed") for run in found]
-        keys = seeds if len(set(seeds)) == len(seeds) and None not in seeds else range(len(found))
+        result = [run for run in self.runs if {"train", "test"} <= run.margins.keys()]
+        seeds: list[object] = [run.config.get("seed") for run in result]
+        keys = seeds if len(set(seeds)) == len(seeds) and None not in seeds else range(len(result))
         return {
             key: (np.asarray(run.margins["train"].values), np.asarray(run.margins["test"].values))
-            for key, run in zip(keys, found)
+            for key, run in zip(keys, result)
         }
 
     def gap(self) -> float | None:
@@ -186,12 +186,12 @@ def stored_margins(path: Path, below: Path | None, max_bytes: int, norm: str | N
         RunError: If a file is damaged or too large.
     """
     norm = norm or stored_norm([path])
-    found = {}
+    result = {}
     for part in PARTS:
         file = path / "artifacts" / f"margins-{norm}-{part}.json"
         if os.path.lexists(file):
-            found[part] = _margins(_object(file, below, max_bytes), str(file))
-    return found
+            result[part] = _margins(_object(file, below, max_bytes), str(file))
+    return result
 
 
 def stored_accuracy(path: Path, below: Path | None) -> dict[str, float]:

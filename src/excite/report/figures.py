@@ -58,11 +58,11 @@ def largest(values: Sequence[npt.NDArray[np.float64]]) -> float:
 
 def margin_curves(variants: Sequence[VariantRuns]) -> list[Chart]:
     """One chart per variant: fraction of points misclassified within ε on training and test data, and their largest distance."""
-    found = {
+    result = {
         variant.name: {part: values for part in NAMES if (values := variant.values(part)) is not None}
         for variant in variants
     }
-    shown = {name: curves for name, curves in found.items() if curves}
+    shown = {name: curves for name, curves in result.items() if curves}
     widest = largest([values for curves in shown.values() for values in curves.values()])
     return [_margins(name if len(variants) > 1 else "", curves, widest) for name, curves in shown.items()]
 

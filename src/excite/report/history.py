@@ -25,8 +25,8 @@ class MetricHistory:
 
     def layers(self, key: str) -> dict[str, Series]:
         """Series `key/layer` by layer, in the order of execution."""
-        found = [name[len(key) + 1 :] for name in self._names if name.startswith(f"{key}/")]
-        return {layer: self[f"{key}/{layer}"] for layer in in_order(found, self.order)}
+        result = [name[len(key) + 1 :] for name in self._names if name.startswith(f"{key}/")]
+        return {layer: self[f"{key}/{layer}"] for layer in in_order(result, self.order)}
 
     def of(self, key: str) -> dict[str, Series]:
         """The same, with `key` itself as the layer ""."""

@@ -36,13 +36,13 @@ def margin_history(runs: Sequence[RunView]) -> list[dict[str, Any]]:
         {"x": steps, "y": values}; `points`, the number of points of these, and `apart`, the measurements of another number:
         {"step", "points", "train", "test", "gap", "chance"}. Both are missing where the number is not known.
     """
-    found = []
+    result = []
     for i, run in enumerate(runs):
         there = set(run.follower.names())
         names = {part: name for part, name in METRICS.items() if name in there}
         if names.keys() & {"train", "test"}:
-            found.append({"run": i, **_split(run.follower, names, there)})
-    return found
+            result.append({"run": i, **_split(run.follower, names, there)})
+    return result
 
 
 def _split(follower: MetricsReader, names: Mapping[str, str], there: Collection[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def findings(history: MetricHistory) -> list[Finding]:
     Returns:
         Findings of all built-in probes, each with the panel that shows it: warnings, then what went well, then notes.
     """
-    found = [
+    result = [
         finding
         if probe.panel is None
         else replace(finding, panel=finding.panel or probe.panel.id, docs=finding.docs or probe.panel.docs or _PAGE)
@@ -29,4 +29,4 @@ def findings(history: MetricHistory) -> list[Finding]:
         for finding in probe.findings(history)
     ]
     rank = {"warning": 0, "good": 1, "note": 2}
-    return sorted(found, key=lambda finding: rank[finding.kind])
+    return sorted(result, key=lambda finding: rank[finding.kind])

@@ -120,16 +120,16 @@ def _render(report: Report, title: str) -> str:
         for j, run in enumerate(variant.runs)
     ]
     try:
-        for one in shown:
-            one.follower.refresh()
+        for selected in shown:
+            selected.follower.refresh()
         panels = describe(shown)
-        if not all(one.first for one in shown):
+        if not all(selected.first for selected in shown):
             for panel in panels:
                 if any(layer != WHOLE for quantity in panel["quantities"] for layer in quantity["layers"]):
                     panel["about"] += " Layers are those of the first run of each way of training."
         keys = {quantity["key"] for panel in panels for quantity in panel["quantities"]}
-        runs = [{"label": one.label, "group": one.group} for one in shown]
-        named = [replace(one, label=one.follower.path.name) for one in shown]
+        runs = [{"label": selected.label, "group": selected.group} for selected in shown]
+        named = [replace(selected, label=selected.follower.path.name) for selected in shown]
         data = draw(shown, keys, FROZEN_POINTS, budget=FROZEN_BUDGET)
         frozen = {
             "runs": runs,
@@ -140,8 +140,8 @@ def _render(report: Report, title: str) -> str:
             "margins": margin_history(shown),
         }
     finally:
-        for one in shown:
-            one.follower.close()
+        for selected in shown:
+            selected.follower.close()
     return render(
         "report.html.j2",
         title=title,
@@ -183,8 +183,8 @@ def _contents(report: Report) -> dict[str, Any]:
 
 
 def _figures(variants: Sequence[VariantRuns]) -> dict[str, Any]:
-    found = figures.margin_curves(variants)
-    return {"margins": found} if found else {}
+    result = figures.margin_curves(variants)
+    return {"margins": result} if result else {}
 
 
 def render(template: str, **values: Any) -> str:

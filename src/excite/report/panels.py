@@ -105,7 +105,7 @@ def anchor(panel: str) -> str:
 
 def make_panels(names: Iterable[str], order: Sequence[str] = ()) -> list[PanelView]:
     """The panels for these metrics; `order` are the layers in the order of execution, as far as it is known."""
-    found: dict[str, dict[str, set[str]]] = {}
+    result: dict[str, dict[str, set[str]]] = {}
     chosen: dict[str, Panel] = {}
     for name in names:
         probe, quantity, layer = split(name)
@@ -114,10 +114,10 @@ def make_panels(names: Iterable[str], order: Sequence[str] = ()) -> list[PanelVi
             continue
         panel = _panel_of(probe, quantity)
         chosen[panel.id] = panel
-        found.setdefault(panel.id, {}).setdefault(key, set()).add(layer)
+        result.setdefault(panel.id, {}).setdefault(key, set()).add(layer)
     known = {panel.id: i for i, panel in enumerate(PANELS)}
     ids = sorted(chosen, key=lambda i: (known.get(i, len(known)), natural(i)))
-    return [_panel(chosen[i], found[i], order) for i in ids]
+    return [_panel(chosen[i], result[i], order) for i in ids]
 
 
 def select(names: Iterable[str], limit: int, order: Sequence[str] = (), part: str = "") -> tuple[set[str], int]:
@@ -186,16 +186,16 @@ def _panel(panel: Panel, keys: dict[str, set[str]], order: Sequence[str]) -> Pan
 
 def in_order(layers: Iterable[str], order: Sequence[str] = ()) -> tuple[str, ...]:
     """The whole network first, then layers as they are executed, then the others by name; training before test data."""
-    found = list(layers)
-    if set(found) <= {WHOLE, *PARTS}:
+    result = list(layers)
+    if set(result) <= {WHOLE, *PARTS}:
         order = PARTS
     places = {name: i for i, name in enumerate(order)}
 
-    def place(one: str) -> tuple[bool, int, list[tuple[int, str]]]:
-        at = places.get(one, places.get(one.partition("/")[0], len(places)))  # a head is where its layer is
-        return one != WHOLE, at, natural(one)
+    def place(panel: str) -> tuple[bool, int, list[tuple[int, str]]]:
+        at = places.get(panel, places.get(panel.partition("/")[0], len(places)))  # a head is where its layer is
+        return panel != WHOLE, at, natural(panel)
 
-    return tuple(sorted(found, key=place))
+    return tuple(sorted(result, key=place))
 
 
 def natural(text: str) -> list[tuple[int, str]]:

@@ -77,13 +77,13 @@ def draw(
     `rough`: at once, from a few values of every series that was not read before. `names`: only of these metrics.
     """
     there = [set(run.follower.names()) for run in runs]
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for panel in make_panels(set().union(*there) if names is None else names, _order(runs)):
         for quantity in panel.quantities:
             if quantity.key in keys:
                 chosen = _Chosen(runs, there, panel, quantity, points, low, high, rough, budget)
-                found[quantity.key] = {"curves": chosen.curves(), "maps": chosen.maps()}
-    return found
+                result[quantity.key] = {"curves": chosen.curves(), "maps": chosen.maps()}
+    return result
 
 
 @dataclass
@@ -102,28 +102,28 @@ class _Chosen:
     read: dict[tuple[str, str], tuple[Series, Series]] = field(default_factory=dict)
 
     def curves(self) -> list[dict[str, Any]]:
-        found = []
+        result = []
         for i, run in enumerate(self.runs):
             for layer in self._layers(i, run):
                 every, means = self._series(run, layer)
-                one: dict[str, Any] = {"run": i, "layer": layer}
+                curve: dict[str, Any] = {"run": i, "layer": layer}
                 if self.panel.panel.id == "losses":
-                    one["raw"] = _listed(extremes(*every, self._most))
+                    curve["raw"] = _listed(extremes(*every, self._most))
                     every = means[0], _smooth(means[1])
-                found.append(one | _listed(extremes(*every, self._most)))
-        return found
+                result.append(curve | _listed(extremes(*every, self._most)))
+        return result
 
     def maps(self) -> list[dict[str, Any]]:
         if not self.panel.panel.heatmap:
             return []
-        found = []
+        result = []
         for i, run in enumerate(self.runs):
             layers = [layer for layer in self._layers(i, run) if layer != WHOLE]
             if layers:
                 drawn = grid({layer: self._series(run, layer)[1] for layer in layers}, COLUMNS)
                 z = [plain(row, 4) for row in drawn.z]
-                found.append({"run": i, "layers": layers, "x": plain(drawn.steps), "z": z})
-        return found
+                result.append({"run": i, "layers": layers, "x": plain(drawn.steps), "z": z})
+        return result
 
     def _layers(self, i: int, run: RunView) -> list[str]:
         there = self.names[i]
@@ -148,14 +148,14 @@ class _Chosen:
 
     def _from(self, follower: MetricsReader, name: str) -> tuple[Series, Series]:
         if self.rough:
-            found = within(
+            result = within(
                 *follower.subsample(name, max(60, min(1000, 4000 // len(self.quantity.layers)))), self.low, self.high
             )
-            return found, found
+            return result, result
         stretches = follower.binned(name, self._most // 2 - 1, self.low, self.high)
         if stretches is None:
-            found = within(*follower.series(name), self.low, self.high)
-            return found, found
+            result = within(*follower.series(name), self.low, self.high)
+            return result, result
         first, _, _, means, _ = stretches
         return between(*stretches), (first, means)
 
@@ -169,9 +169,9 @@ def _smooth(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np
     fine = np.isfinite(values)
     if fine.all():
         return smooth(values)
-    found = np.full(len(values), np.nan)
-    found[fine] = smooth(values[fine])
-    return found
+    result = np.full(len(values), np.nan)
+    result[fine] = smooth(values[fine])
+    return result
 
 
 def findings(runs: Sequence[RunView], limit: int | None = None) -> list[dict[str, str]]:
@@ -179,24 +179,24 @@ def findings(runs: Sequence[RunView], limit: int | None = None) -> list[dict[str
 
     Alerts come first, one line per rule and quantity, unless a finding warns of the same panel.
     """
-    return [one for run in runs for one in _words(run, limit)]
+    return [word for run in runs for word in _words(run, limit)]
 
 
 def _words(run: RunView, limit: int | None) -> list[dict[str, str]]:
-    found = [
+    result = [
         {
             "run": run.label, "kind": finding.kind, "text": finding.text, "action": finding.action,
             "link": anchor(finding.panel) if finding.panel else "", "docs": docs_url(finding.docs),
         }
         for finding in run_findings(run, limit)
     ]  # fmt: skip
-    warned = {one["link"] for one in found if one["kind"] == "warning"}
+    warned = {sentence["link"] for sentence in result if sentence["kind"] == "warning"}
     raised = [
-        {key: one[key] for key in ("run", "kind", "text", "action", "link", "docs")}
-        for one in alerts([run])
-        if one["link"] not in warned
+        {key: sentence[key] for key in ("run", "kind", "text", "action", "link", "docs")}
+        for sentence in alerts([run])
+        if sentence["link"] not in warned
     ]
-    return [*raised, *found]
+    return [*raised, *result]
 
 
 def alerts(runs: Sequence[RunView]) -> list[dict[str, Any]]:

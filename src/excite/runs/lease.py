@@ -47,12 +47,12 @@ class Lease:
             if self._read().get("token") == self._token:
                 self.store.remove(_NAME)
 
-    def _check(self, found: dict[str, Any]) -> None:
-        age = time.time() - float(found.get("time", 0.0))
-        if found.get("token") in (None, self._token) or age > _VALID or _gone(found):
+    def _check(self, result: dict[str, Any]) -> None:
+        age = time.time() - float(result.get("time", 0.0))
+        if result.get("token") in (None, self._token) or age > _VALID or _gone(result):
             return
         raise RunError(
-            f"another process is writing to {self.store.url} (process {found.get('process')} on {found.get('machine')}, "
+            f"another process is writing to {self.store.url} (process {result.get('process')} on {result.get('machine')}, "
             f"{age:.0f} s ago): wait for it, stop it, or delete {_NAME} there if it is gone"
         )
 

@@ -133,10 +133,10 @@ class ByMargins:
         extra = {variant.name for variant in study.variants(scale) if variant.extra}
         shown = {variant: seeds for variant, seeds in details.items() if variant not in extra}
         curves = margin_figure(shown, study.title, f"{study.task}, scale {scale.name}")
-        found = {"figure": (f"Margin curves: {study.title}", curves)}
+        result = {"figure": (f"Margin curves: {study.title}", curves)}
         if len(shown) < len(details):
-            found["variants"] = ("Gap and test margin of all variants", gap_figure(numbers, study.title))
-        return found
+            result["variants"] = ("Gap and test margin of all variants", gap_figure(numbers, study.title))
+        return result
 
     def below_table(self, scale: TrainingScale) -> str:
         """Text below the table of results."""
@@ -161,9 +161,9 @@ def _resamples(train: Margins, test: Margins) -> dict[str, list[float]]:
     a, b = (part.values.numpy() for part in (train, test))
     drawn = list(zip(a[resample(len(a), RESAMPLES, 0)], b[resample(len(b), RESAMPLES, 1)]))
     return {
-        "margin_train": [_median(one) for one, _ in drawn],
+        "margin_train": [_median(train) for train, _ in drawn],
         "margin_test": [_median(other) for _, other in drawn],
-        "gap": [ks_of_samples(one, other) for one, other in drawn],
+        "gap": [ks_of_samples(train, other) for train, other in drawn],
     }
 
 

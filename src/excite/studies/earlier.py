@@ -65,10 +65,10 @@ def take_earlier(study: Study, scale: str, jobs: Sequence[Job], file: str | os.P
     stored_scale, versions, results = read_results(study, file)
     if stored_scale != scale:
         raise InputError(f"numbers: {file} has those of scale {stored_scale!r}; expected {scale!r}")
-    by_job = {(found.variant, found.seed): found for found in results}
+    by_job = {(result.variant, result.seed): result for result in results}
     same = {}
     for job in jobs:
-        found = by_job.get((job.variant, job.seed))
-        if found is not None and found.settings and found.settings == fingerprint(job) and not job.finished():
-            same[job.variant, job.seed] = found
+        result = by_job.get((job.variant, job.seed))
+        if result is not None and result.settings and result.settings == fingerprint(job) and not job.finished():
+            same[job.variant, job.seed] = result
     return EarlierNumbers(same, versions if same else {})

@@ -94,12 +94,12 @@ class _Call:
 
     def __call__(self, settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
         given = {key: value for key, value in settings.items() if key != _CODE}
-        found = self.function(given, seed)
-        if not isinstance(found, Mapping) or set(found) != set(self.measures):
-            got = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+        result = self.function(given, seed)
+        if not isinstance(result, Mapping) or set(result) != set(self.measures):
+            got = ", ".join(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
             raise InputError(f"the function returned {got}; expected the numbers {', '.join(self.measures)} by name")
         try:
-            values = {key: float(found[key]) for key in self.measures}
+            values = {key: float(result[key]) for key in self.measures}
         except (TypeError, ValueError) as error:
             raise InputError(f"the function returned something that is no number: {error}") from error
         flags = tuple(f"{key} is not finite" for key, value in values.items() if not math.isfinite(value))

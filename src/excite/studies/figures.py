@@ -43,7 +43,7 @@ def margin_figure(curves: Curves, title: str, task: str) -> Figure:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("% misclassified within ε\n(lower is more robust)")
     axes[1].legend(loc="lower right", framealpha=0.9)
-    count = max(len(found) for found in curves.values())
+    count = max(len(curve) for curve in curves.values())
     bands = f"lines: means over {count} seeds, bands: lowest to highest seed" if count > 1 else "one seed"
     figure.suptitle(f"{title}\n", fontsize=13)
     figure.text(
@@ -79,12 +79,12 @@ def dot_figure(
     """
     from matplotlib.figure import Figure
 
-    variants = list(dict.fromkeys(found.variant for found in numbers))
+    variants = list(dict.fromkeys(number.variant for number in numbers))
     figure = Figure(figsize=(max(6.0, 5.0 * len(panels)), 1.4 + 0.42 * len(variants)), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (name, words) in zip(axes, panels.items()):
         for row, variant in enumerate(variants):
-            values = [float(getattr(found, name)) for found in numbers if found.variant == variant]
+            values = [float(getattr(number, name)) for number in numbers if number.variant == variant]
             axis.plot(values, [row] * len(values), "o", color=COLOURS[2], alpha=0.5, markeredgewidth=0)
             axis.plot([float(np.mean(values))], [row], "|", color=COLOURS[0], markersize=16, markeredgewidth=2)
         axis.set(xlabel=words)

@@ -61,14 +61,14 @@ def all_studies() -> tuple[dict[str, Study], dict[str, str]]:
     Returns:
         The studies by name, and for each entry point that could not be loaded the reason in one line.
     """
-    found, broken = dict(STUDIES), {}
+    result, broken = dict(STUDIES), {}
     for point in _entry_points():
         try:
             study = load_entry_point(point)
-            found[study.name] = study
+            result[study.name] = study
         except ExciteError as error:
             broken[point.name] = one_line(error)
-    return found, broken
+    return result, broken
 
 
 def load_file(path: Path) -> Study:
@@ -175,12 +175,12 @@ def _at_place(reference: str) -> Study:
     place = parse_place(reference)
     paper = PAPERS[place.paper]
     studies, _ = all_studies()
-    found = [study for study in studies.values() if any(place.covers(other) for other in study.places)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(f"{study.name} ({study.asks})" for study in found)
-        raise InputError(f"{place} of {paper.title} has {len(found)} studies, choose one: {names}")
+    result = [study for study in studies.values() if any(place.covers(other) for other in study.places)]
+    if len(result) == 1:
+        return result[0]
+    if result:
+        names = ", ".join(f"{study.name} ({study.asks})" for study in result)
+        raise InputError(f"{place} of {paper.title} has {len(result)} studies, choose one: {names}")
     places = dict.fromkeys(p for study in in_paper(paper.key, studies.values()) for p in study.places)
     ours = sorted((p for p in places if p.paper == paper.key), key=lambda p: (p.kind != "figure", p.kind.lower(), _order(p.number)))  # fmt: skip
     raise InputError(f"no study remakes {place} of {paper.title}; there are {describe(ours)}")

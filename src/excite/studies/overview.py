@@ -63,9 +63,9 @@ def verdicts_so_far(study: Study, folder: Path = RUNS) -> Standing | None:
     """The user's verdicts at the largest scale that was run, else the published ones; None if there are none."""
     for scale in reversed(list(study.scales)):
         place = folder / f"{study.name}-{scale}"
-        found = _read_json(place / "numbers.json")
-        if isinstance(found, dict) and found.get("verdicts"):
-            return _standing(found, place)
+        result = _read_json(place / "numbers.json")
+        if isinstance(result, dict) and result.get("verdicts"):
+            return _standing(result, place)
     published = published_verdicts().get(study.name) if not study.origin else None
     if published is None:
         return None
@@ -84,8 +84,8 @@ def _standing(stored: Mapping[str, Any], folder: Path) -> Standing:
 @cache
 def published_verdicts() -> dict[str, Any]:
     """By study: scale, number of seeds and verdicts of the results page in the documentation."""
-    found: dict[str, Any] = _read_json(_PUBLISHED) or {}
-    return found
+    result: dict[str, Any] = _read_json(_PUBLISHED) or {}
+    return result
 
 
 def read_results_page(text: str) -> dict[str, Any]:
@@ -170,8 +170,8 @@ def _groups(studies: Sequence[Study]) -> dict[str, list[tuple[Study, list[Place]
     """Studies with their places, by heading: one for each paper, in the order of figures, and one for the others."""
     groups: dict[str, list[tuple[Study, list[Place]]]] = {}
     for paper in PAPERS.values():
-        found = [(study, [place for place in study.places if place.paper == paper.key]) for study in studies]
-        rows = [(study, places) for study, places in found if places]
+        result = [(study, [place for place in study.places if place.paper == paper.key]) for study in studies]
+        rows = [(study, places) for study, places in result if places]
         groups[f"{paper.title} ({paper.key})"] = sorted(rows, key=lambda row: _position(row[1][0]))
     groups[_OWN_HEADING] = [(study, []) for study in studies if not study.sources]
     return {heading: rows for heading, rows in groups.items() if rows}

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def table(numbers: Sequence[VariantResult], columns: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Headings, then one row per variant: means over seeds, with the range where there are several. Empty columns are left out."""
-    columns = {name: words for name, words in columns.items() if any(name in found.values for found in numbers)}
+    columns = {name: words for name, words in columns.items() if any(name in number.values for number in numbers)}
     rows = [["", *(heading for heading, _ in columns.values()), "trusted"]]
-    for variant in dict.fromkeys(found.variant for found in numbers):
-        runs = [found for found in numbers if found.variant == variant]
+    for variant in dict.fromkeys(number.variant for number in numbers):
+        runs = [number for number in numbers if number.variant == variant]
         cells = [_mean([run.values.get(name) for run in runs], form) for name, (_, form) in columns.items()]
         rows.append([variant, *cells, f"{sum(not run.flags for run in runs)} of {len(runs)}"])
     return rows
@@ -121,12 +121,12 @@ def _rules(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _mean(values: Sequence[float | None], form: str) -> str:
-    found = [value for value in values if value is not None]
-    if len(found) < len(values):
+    result = [value for value in values if value is not None]
+    if len(result) < len(values):
         return "–"
-    if not all(math.isfinite(value) for value in found):
+    if not all(math.isfinite(value) for value in result):
         return "not reached"
-    text = form.format(float(np.mean(found)))
-    if len(found) == 1 or form.format(min(found)) == form.format(max(found)):
+    text = form.format(float(np.mean(result)))
+    if len(result) == 1 or form.format(min(result)) == form.format(max(result)):
         return text
-    return f"{text} ({form.format(min(found))}–{form.format(max(found))})"
+    return f"{text} ({form.format(min(result))}–{form.format(max(result))})"

@@ -77,12 +77,12 @@ def find_paper(key: str) -> Paper:
     Raises:
         InputError: If there is none.
     """
-    found = _BY_KEY.get(key.strip().lower())
-    if found is None:
+    result = _BY_KEY.get(key.strip().lower())
+    if result is None:
         near = difflib.get_close_matches(key.strip().lower(), _BY_KEY, 1)
         hint = f"did you mean {_BY_KEY[near[0]].key!r}?" if near else f"expected one of {', '.join(PAPERS)}"
         raise InputError(f"unknown paper {key!r}: {hint}")
-    return found
+    return result
 
 
 def parse_place(text: str) -> Place:

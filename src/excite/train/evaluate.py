@@ -120,15 +120,15 @@ def _result_name(result: Margins, part: str) -> str:
 
 
 def _store(
-    run: Run, saved: SavedModel, variant: str | None, found: dict[str, Margins], accuracy: dict[str, float]
+    run: Run, saved: SavedModel, variant: str | None, results: dict[str, Margins], accuracy: dict[str, float]
 ) -> None:
-    for part, result in found.items():
+    for part, result in results.items():
         name = _result_name(result, part)
         if _kept_points(run, name, saved.step) <= len(result):
             run.write_json(name, {**result.to_dict(), "step": saved.step})
     with suppress(ExciteError):  # pages do without
         run.write_json(
-            "wiring", trace(saved.model, saved.points("train" if "train" in found else "test")[0][:2]).rows()
+            "wiring", trace(saved.model, saved.points("train" if "train" in results else "test")[0][:2]).rows()
         )
     known = run.read_json("summary") if _exists(run, "summary") else {}
     stored = known.get("arm") if isinstance(known, dict) else None  # the key that earlier versions read

@@ -179,7 +179,7 @@ class UnitMode(ActivationMode):
 
     def _settled(self, number: int) -> bool:
         """Whether every element has reached an activation: what a later one says does not count."""
-        return any(not one.moves for one in self.judged[number])
+        return any(not activation.moves for activation in self.judged[number])
 
     def _judge(self, x: Tensor, activation: ActivationCall) -> None:
         trails = self._trails.get(x)
@@ -210,16 +210,18 @@ class UnitMode(ActivationMode):
                 self._trails.pop(output, None)  # in place: what leaves an activation is no input of the next
             return output
         outputs = [output] if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ()
-        outputs = [(i, one) for i, one in enumerate(outputs) if isinstance(one, Tensor) and one.is_floating_point()]
+        outputs = [
+            (i, output) for i, output in enumerate(outputs) if isinstance(output, Tensor) and output.is_floating_point()
+        ]
         if not outputs or name in _MIXES:
             return output
         before = [(i, t, self._trails.get(t)) for i, t in enumerate(_tensors(args, kwargs))]
         before = [(i, t, trails) for i, t, trails in before if trails]
         if before:
             kept = _without_tensors(args, kwargs) if name in _MOVES else None
-            for i, one in outputs:
+            for i, tensor in outputs:
                 place = None if isinstance(output, Tensor) else i
-                self._trails[one] = self._followed(function, name, before, kept, one, place)
+                self._trails[tensor] = self._followed(function, name, before, kept, tensor, place)
         return output
 
     def _followed(
@@ -261,21 +263,21 @@ class UnitMode(ActivationMode):
             return above_zero
         size, device = above_zero.numel(), above_zero.device
         decided = torch.full((size,), -1, dtype=torch.int8, device=device)
-        for one in judged:
+        for activation in judged:
             at = torch.arange(size, device=device).view(above_zero.shape)
-            for move in one.moves:
+            for move in activation.moves:
                 at = move.replay(at)
             # One slot more, for elements that do not come from this call.
             now = torch.full((size + 1,), -1, dtype=torch.int8, device=device)
             at = torch.where(at < 0, size, at).flatten()
-            now.scatter_reduce_(0, at, one.positive.flatten().to(torch.int8), "amax")
+            now.scatter_reduce_(0, at, activation.positive.flatten().to(torch.int8), "amax")
             decided = torch.where(decided < 0, now[:-1], decided)
         decided = decided.view(above_zero.shape)
         return torch.where(decided < 0, above_zero, decided > 0)
 
     def note(self, number: int) -> str:
         """The function before which units were judged, because elements are mixed before their activation; mostly empty."""
-        return next((one.before for one in self.judged[number] if one.before), "")
+        return next((activation.before for activation in self.judged[number] if activation.before), "")
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Tensor]:
@@ -298,5 +300,5 @@ def _mapped(change: Callable[[Any], Any], kind: type, value: Any) -> Any:
     if isinstance(value, kind):
         return change(value)
     if type(value) in (tuple, list):
-        return type(value)(_mapped(change, kind, one) for one in value)
+        return type(value)(_mapped(change, kind, member) for member in value)
     return value

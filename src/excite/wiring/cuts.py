@@ -136,11 +136,11 @@ def _ends(
             entries = site.slot.canonical(torch.arange(torch.Size(shape).numel()).view(shape))
             first[site.parameter][entries[..., 0].reshape(-1)] = True
     for side in ("producers", "consumers"):
-        found = {path: torch.full((torch.Size(shape).numel(),), -1) for path, shape in sizes.items()}
+        result = {path: torch.full((torch.Size(shape).numel(),), -1) for path, shape in sizes.items()}
         for number in with_law:
             for site in getattr(groups[number], side):
                 shape = sizes[site.parameter]
                 entries = torch.arange(torch.Size(shape).numel()).view(shape)
-                found[site.parameter][site.rows(entries).reshape(-1)] = number
-        ends.append({path: numbers[first[path]] for path, numbers in found.items()})
+                result[site.parameter][site.rows(entries).reshape(-1)] = number
+        ends.append({path: numbers[first[path]] for path, numbers in result.items()})
     return ends[0], ends[1]

@@ -64,8 +64,8 @@ class Tree:
             above = back[path[1:]] * self.weights[path] if len(path) > 1 else 1.0
             slope = self.graph.slope(path[0])
             back[path] = above * (slope[1] if pre[path] > 0 else slope[0])
-        found = [back[leaf[1:]] * self.weights[leaf] if len(leaf) > 1 else 1.0 for leaf in self.leaves]
-        return np.array(found)
+        result = [back[leaf[1:]] * self.weights[leaf] if len(leaf) > 1 else 1.0 for leaf in self.leaves]
+        return np.array(result)
 
 
 @dataclass(frozen=True)

@@ -114,12 +114,12 @@ def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ExportFailed(line.strip()) from error
 
-    for one in program.graph.nodes:
-        if str(getattr(one.target, "__module__", "")).startswith("torch._functorch"):
+    for item in program.graph.nodes:
+        if str(getattr(item.target, "__module__", "")).startswith("torch._functorch"):
             raise ExportFailed("the model uses torch.vmap or torch.func, inside which layers are not followed")
-        value = one.meta.get("val")
+        value = item.meta.get("val")
         if isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape):
-            raise ExportFailed(f"the shape of the output of {one.name} depends on the values in the batch")
+            raise ExportFailed(f"the shape of the output of {item.name} depends on the values in the batch")
 
     prefix = "inner." if root is not model else ""
     first: dict[int, str] = {}

@@ -339,12 +339,12 @@ def _split(alike: list[_Member]) -> list[tuple[list[_Member], Law]]:
         count = len(member.prints)
         place = math.floor(member.prints[0] / width) if count else 0
         candidates = sorted(i for k in (-1, 0, 1) for i in near.get((count, place + k), ()))
-        found = next((i for i in candidates if _interchangeable(bunches[i][0], member)), None)
-        if found is None:
+        result = next((i for i in candidates if _interchangeable(bunches[i][0], member)), None)
+        if result is None:
             near.setdefault((count, place), []).append(len(bunches))
             bunches.append([member])
         else:
-            bunches[found].append(member)
+            bunches[result].append(member)
     if len(bunches) > 1:
         alone = [bunch[0] for bunch in bunches if len(bunch) == 1]
         together: list[tuple[list[_Member], Law]] = [(bunch, "matrix") for bunch in bunches if len(bunch) > 1]
@@ -352,10 +352,10 @@ def _split(alike: list[_Member]) -> list[tuple[list[_Member], Law]]:
     return [(bunches[0], "matrix")]
 
 
-def _interchangeable(one: _Member, other: _Member) -> bool:
-    if one.blocks != other.blocks or len(one.prints) != len(other.prints):
+def _interchangeable(first: _Member, other: _Member) -> bool:
+    if first.blocks != other.blocks or len(first.prints) != len(other.prints):
         return False
-    return all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) for a, b in zip(one.prints, other.prints))
+    return all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) for a, b in zip(first.prints, other.prints))
 
 
 def _group(

@@ -88,7 +88,7 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
 def junctions(wiring: Wiring) -> list[Junction]:
     """All places where affine layers meet. Channels are followed through normalizations that keep them apart."""
     behind: dict[str, Group] = {norm: group for group in wiring.groups for norm in group.norms}
-    found = []
+    result = []
     for group in wiring.groups:
         before: list[Site] = []
         law: Law = "none" if group.product else group.law  # a product is no path from layer to layer
@@ -97,12 +97,12 @@ def junctions(wiring: Wiring) -> list[Junction]:
                 law = "norm"
                 made = behind[site.layer]
                 if made.channels == group.channels and plain(site) and all(map(plain, made.producers)):
-                    before += [one for one in made.producers if one not in before]
+                    before += [producer for producer in made.producers if producer not in before]
             else:
                 before.append(site)
         if before and group.consumers and group.channels == group.width:
-            found.append(Junction(group.channels, tuple(before), group.consumers, law, group.why, attends(group)))
-    return numbered(found)
+            result.append(Junction(group.channels, tuple(before), group.consumers, law, group.why, attends(group)))
+    return numbered(result)
 
 
 def numbered(found: Sequence[Junction]) -> list[Junction]:

@@ -102,18 +102,18 @@ def record(model: nn.Module, batch: Batch, output: Pick) -> tuple[tuple[Layer, .
             "shapes assume that the batch is the first axis: the model does not run the same for two and three samples"
         )
     layers = []
-    for i, one in enumerate(first.calls):
+    for i, call in enumerate(first.calls):
         other = second[i] if second is not None else None
         layers.append(
             Layer(
-                one.call.name,
-                one.call.kind,
-                _without_batch(one.input, other.input if other else None),
-                _without_batch(one.output, other.output if other else None),
-                one.call.weight.detach(),
-                None if one.call.bias is None else one.call.bias.detach(),
-                names.parameter(one.call.weight),
-                names.parameter(one.call.bias),
+                call.call.name,
+                call.call.kind,
+                _without_batch(call.input, other.input if other else None),
+                _without_batch(call.output, other.output if other else None),
+                call.call.weight.detach(),
+                None if call.call.bias is None else call.call.bias.detach(),
+                names.parameter(call.call.weight),
+                names.parameter(call.call.bias),
             )
         )
     return tuple(layers), known, tuple(notes)

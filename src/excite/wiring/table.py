@@ -91,7 +91,7 @@ def _groups_table(groups: Sequence[Group]) -> str:
     for alike in _bunched(groups):
         group = alike[0]
         count = str(group.channels) if group.width == group.channels else f"{group.channels} of {group.width}"
-        made, read = (_sites([[*getattr(one, side)] for one in alike]) for side in ("producers", "consumers"))
+        made, read = (_sites([[*getattr(group, side)] for group in alike]) for side in ("producers", "consumers"))
         rows.append(
             [f"{len(alike)}×{count}" if len(alike) > 1 else count, group.law, f"{made} → {read or '·'}", group.why]
         )
@@ -123,7 +123,7 @@ def _sites(alike: Sequence[Sequence[Site]], most: int = 12) -> str:
     """Names of layers with the channels they contribute, over groups with the same sites."""
     parts: dict[str, None] = {}
     for same in zip(*alike):
-        numbers = sorted(number for site in same for one in site.index for number in one)
+        numbers = sorted(number for site in same for numbers in site.index for number in numbers)
         times = "" if same[0].times == 1 else f"{same[0].times}·"
         parts.setdefault(times + same[0].layer + _span(numbers, same[0].of))
     shown = list(parts)

@@ -139,11 +139,11 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
         ctx = follow(model, graph)
         groups = assemble(ctx)
         translations = find_translations(graph, ctx)
-        found = follow_origins(graph, ctx)
-        attentions = find_attentions(found)
-        roles = find_roles(found, attentions, parameters)
+        result = follow_origins(graph, ctx)
+        attentions = find_attentions(result)
+        roles = find_roles(result, attentions, parameters)
         layers, groups = tuple(map(roles.of_layer, layers)), tuple(map(roles.of_group, groups))
-        notes += tuple(f"attention of {module} cannot be told: it calls {op}" for module, op in found.unknown.items())
+        notes += tuple(f"attention of {module} cannot be told: it calls {op}" for module, op in result.unknown.items())
     except ExportFailed as failure:
         # A weight that is computed on the fly (weight normalization) is no parameter that a group could hold.
         alone = [layer for layer in layers if layer.weight_name is not None]

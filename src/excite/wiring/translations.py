@@ -63,7 +63,9 @@ def find_translations(exported: Exported, ctx: ChannelContext) -> tuple[Translat
         ctx: Its channels.
     """
     output = next(node for node in exported.graph.nodes if node.op == "output")
-    first = next((one for one in torch.utils._pytree.tree_leaves(output.args) if isinstance(one, torch.fx.Node)), None)
+    first = next(
+        (leaf for leaf in torch.utils._pytree.tree_leaves(output.args) if isinstance(leaf, torch.fx.Node)), None
+    )
     while first is not None and first.op == "call_function" and name_of(first.target) in (*SAME, "view", "reshape"):
         first = first.args[0] if isinstance(first.args[0], torch.fx.Node) else None
     made = None if first is None else ctx.made.get(first)
@@ -71,11 +73,15 @@ def find_translations(exported: Exported, ctx: ChannelContext) -> tuple[Translat
         return ()
     use, labels = made
     path = use.slot.held.path
-    own = [one for one in ctx.uses if one.slot.held.path == path]
+    own = [use for use in ctx.uses if use.slot.held.path == path]
     across = labels.reshape(-1, labels.shape[-1])[0]
     if len(own) > 1 or use.slot.blocks > 1 or use.slot.held.steps or len(across) < 2:
         return ()
     if use.out is None or not torch.equal(across, use.out):
         return ()
-    biases = [one.slot.held.path for one in ctx.uses if one.layer == use.layer and one is not use and one.inp is None]
+    biases = [
+        other.slot.held.path
+        for other in ctx.uses
+        if other.layer == use.layer and other is not use and other.inp is None
+    ]
     return (Translation(use.layer, path, biases[0] if biases else None, len(across), use.slot),)

@@ -92,7 +92,9 @@ class AffineMode(TorchFunctionMode):
         # By identity: what a tensor is computed from, None once data was written to it. No tensor is kept alive. The model may
         # keep a weight that it computed in the pass before.
         before = names.computed.items()
-        self._static = names.computed = {k: one for k, one in before if one[0] is not None and one[1]() is not None}
+        self._static = names.computed = {
+            k: entry for k, entry in before if entry[0] is not None and entry[1]() is not None
+        }
         self._traces: dict[int, SignalTrace] = {}
         # What an initial state is made of: constants with equal entries, and parameters that were repeated.
         self._states: dict[int, weakref.ref[Tensor]] = {}
@@ -219,13 +221,13 @@ class AffineMode(TorchFunctionMode):
         if places is None:
             return None
         factors = {at: argument(args, kwargs, at) for at in places}
-        found = {at: self._factor(factor) for at, factor in factors.items()}
-        signals = [at for at in places if found[at] is None]
+        sources_at = {at: self._factor(factor) for at, factor in factors.items()}
+        signals = [at for at in places if sources_at[at] is None]
         if not signals:
             signals = [at for at in places if self._is_state(factors[at])]
-            signals = [at for at in signals if not found[at]] or signals  # zeros rather than a repeated weight
+            signals = [at for at in signals if not sources_at[at]] or signals  # zeros rather than a repeated weight
         both = {at: self._mixed_of(factors[at]) for at in signals} if self._mixed and len(signals) == 2 else {}
-        mixed = [at for at, one in both.items() if one is not None]
+        mixed = [at for at, mixed_signal in both.items() if mixed_signal is not None]
         if len(mixed) == 1 and len(places) == 2:
             part, at = both[mixed[0]], places.index(mixed[0])
             terms = product.terms(list(factors.values()), args, kwargs)
@@ -233,10 +235,10 @@ class AffineMode(TorchFunctionMode):
                 pass
             elif part.whole:
                 signals.remove(mixed[0])
-                found[mixed[0]] = part.sources
+                sources_at[mixed[0]] = part.sources
             elif self.roles is not None:
                 self.roles.multiplied(part.sources)
-        weights = [at for at in places if found[at] and at not in signals]
+        weights = [at for at in places if sources_at[at] and at not in signals]
         if len(signals) != 1 or not weights:
             return None
         fixed = [at for at in places if at not in signals and at not in mixed]
@@ -245,7 +247,7 @@ class AffineMode(TorchFunctionMode):
             bias_at = None  # such as a skip connection, or zeros that the product is added to in place
         if bias_at is not None:
             fixed.append(bias_at)
-        sources = tuple(dict.fromkeys(path for at in weights for path in found[at] or ()))
+        sources = tuple(dict.fromkeys(path for at in weights for path in sources_at[at] or ()))
         return (signals[0], weights[0], bias_at), fixed, sources
 
     def _copy(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -419,23 +421,23 @@ class AffineMode(TorchFunctionMode):
             return
         if self._traces and func in MOVING and self._trace_of(tensors[0]) is not None:
             self._keep_trace(func, args, kwargs, result)
-        found = [self._sources(tensor) for tensor in tensors]
+        sources_of = [self._sources(tensor) for tensor in tensors]
         target = tensors[0] if _writes(name) else kwargs.get("out")
         if name in RANDOM:
             self._spoil(tensors[0])
             return
-        if None not in found:
+        if None not in sources_of:
             self._follow_state(name, tensors, result)
-            sources = tuple(dict.fromkeys(path for one in found for path in one or ()))
+            sources = tuple(dict.fromkeys(path for paths in sources_of for path in paths or ()))
             self._mark(result if target is None else target, sources)
             return
         if isinstance(target, Tensor) and self._sources(target) is not None:
             self._spoil(target)
         if self.roles is not None:
-            signals = [tensor for tensor, sources in zip(tensors, found) if sources is None]
-            for one in found:
-                if one:
-                    self.roles.meets(name, one, signals, result)
+            signals = [tensor for tensor, sources in zip(tensors, sources_of) if sources is None]
+            for known in sources_of:
+                if known:
+                    self.roles.meets(name, known, signals, result)
 
     def _mark(self, result: Any, sources: Sources) -> None:
         for tensor in _tensors((result,)):
@@ -464,7 +466,7 @@ class AffineMode(TorchFunctionMode):
 
     def _keep_mixed(self, result: Any, mixed: MixedSignal | None) -> None:
         if mixed is not None and isinstance(result, Tensor):
-            self._mixed = {key: one for key, one in self._mixed.items() if one.result() is not None}
+            self._mixed = {key: other for key, other in self._mixed.items() if other.result() is not None}
             self._mixed[id(result)] = replace(mixed, result=weakref.ref(result))
 
     def _mixed_of(self, tensor: Any) -> MixedSignal | None:

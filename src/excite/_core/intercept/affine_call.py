@@ -239,10 +239,10 @@ def _tensordot(factors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, A
         dims = list(range(x - dims, x)), list(range(dims))
     first, second = ([side] if isinstance(side, int) else list(side) for side in dims)
     letters = _letters(x + y)
-    one, two = list(letters[:x]), list(letters[x:])
+    left, two = list(letters[:x]), list(letters[x:])
     for i, j in zip(first, second):
-        two[j] = one[i]
-    return ["".join(one), "".join(two)], "".join(k for k in one + two if (k in one) != (k in two))
+        two[j] = left[i]
+    return ["".join(left), "".join(two)], "".join(k for k in left + two if (k in left) != (k in two))
 
 
 def _vecdot(factors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms:

@@ -100,11 +100,11 @@ def _both_solutions(
     gained = max(float((targets * (points @ w.T)).sum()), 1e-300)
     both = gap * float((targets**2).sum()) <= min(SOLVED * float((targets**2).sum()), 1e-13 * gained) and game <= PLAYED
     agree = difference <= SAME if both else None
-    found = (
+    result = (
         Assumption("both problems are solved", both, solved),
         Assumption("the solutions agree in XW' and ‖W‖", agree, f"difference {difference:.1e}"),
     )
-    return Equivalence(name, c, reach, w, v, difference, (*checks, *found))
+    return Equivalence(name, c, reach, w, v, difference, (*checks, *result))
 
 
 def worst_perturbation(w: Any, radius: float, norm: object = 2) -> Array:
@@ -167,7 +167,7 @@ def _solve(x: Array, y: Array, c: float, p: Norm) -> tuple[Array, float]:
 def _difference(x: Array, y: Array, w: Array, v: Array, p: Norm) -> float:
     """The larger of ‖X(W − V)'‖/‖Y‖ and |‖W‖ − ‖V‖| / ‖W‖."""
     total = max(float(np.linalg.norm(y)), 1e-300)
-    sizes = [float(_split(found, p)[1].max()) for found in (w, v)]
+    sizes = [float(_split(result, p)[1].max()) for result in (w, v)]
     shortest = 1e-12 * total / max(float(np.linalg.norm(x)), 1e-300)  # below: rounding
     return max(float(np.linalg.norm(x @ (w - v).T)) / total, abs(sizes[0] - sizes[1]) / max(sizes[0], shortest, 1e-300))
 
@@ -211,8 +211,8 @@ def _play(x: Array, y: Array, radius: float, p: Norm) -> tuple[Array, float]:
     best, least = np.zeros((y.shape[1], n)), math.inf
     options = {"maxiter": 5000, "maxfun": 20_000, "ftol": 1e-17, "gtol": 1e-14, "maxcor": 30}
     for _ in range(RESTARTS):
-        found = optimize.minimize(gain, a, jac=True, method="L-BFGS-B", options=options).x
-        a = found / np.linalg.norm(found)
+        result = optimize.minimize(gain, a, jac=True, method="L-BFGS-B", options=options).x
+        a = result / np.linalg.norm(result)
         w = respond(a)[1]
         gap = float(((points @ w.T) ** 2).sum() + (scale * _split(w, p)[1].max()) ** 2 - (pull * w).sum())
         if gap < least:

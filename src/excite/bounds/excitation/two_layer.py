@@ -79,16 +79,16 @@ def two_layer_lipschitz(
     return _theorem_1(fitted(_two(model, x), x, y, descent, loss, tolerance), form, seconds)
 
 
-def _theorem_1(found: FittedNetwork, form: Form, seconds: float) -> Bound:
-    V, W = found.network.weights
-    bias = found.network.biases[0]
+def _theorem_1(fitted_network: FittedNetwork, form: Form, seconds: float) -> Bound:
+    V, W = fitted_network.network.weights
+    bias = fitted_network.network.biases[0]
     b = V.new_zeros(len(V)) if bias is None else bias
-    per_unit = moments(found.x, found.signals[1] > 0)
+    per_unit = moments(fitted_network.x, fitted_network.signals[1] > 0)
     silent = (V.norm(dim=1) == 0) | (W.norm(dim=0) == 0)
-    assumptions = (*found.assumptions, excited(per_unit, silent, "the hidden layer"))
+    assumptions = (*fitted_network.assumptions, excited(per_unit, silent, "the hidden layer"))
     terms: dict[str, object] = {
-        "limit": found.limit,
-        "sharpness": found.sharpness.value,
+        "limit": fitted_network.limit,
+        "sharpness": fitted_network.sharpness.value,
         "active points": tuple(int(n) for n in per_unit.count),
         "smallest eigenvalues": tuple(per_unit.smallest.tolist()),
         "deficient": per_unit.deficient,
@@ -96,7 +96,7 @@ def _theorem_1(found: FittedNetwork, form: Form, seconds: float) -> Bound:
     value = None
     if assumptions[-1].held:
         keep = torch.nonzero(~silent).flatten()
-        value, more = (_unit if form == "unit" else _stated)(found, per_unit, b, keep, seconds)
+        value, more = (_unit if form == "unit" else _stated)(fitted_network, per_unit, b, keep, seconds)
         terms |= more
     name = f"Persistency of excitation, Theorem 1 ({'per unit' if form == 'unit' else 'as stated'})"
     return Bound(name, "Lipschitz constant of the network", value, terms=terms, assumptions=assumptions)
@@ -110,15 +110,15 @@ def _two(model: nn.Module | Pairs, x: Tensor) -> ReluNetwork:
 
 
 def _unit(
-    found: FittedNetwork, m: UnitMoments, b: Tensor, keep: Tensor, seconds: float
+    fitted_network: FittedNetwork, m: UnitMoments, b: Tensor, keep: Tensor, seconds: float
 ) -> tuple[float, dict[str, object]]:
-    q, low, bias, mu = found.limit, m.smallest[keep], b[keep].abs(), m.mean[keep]
+    q, low, bias, mu = fitted_network.limit, m.smallest[keep], b[keep].abs(), m.mean[keep]
     # Where H is within its limit the quadratic has real roots, because ‖V_k‖ lies between them.
     root = ((bias * mu).square() + low * (q - m.count[keep] * bias.square())).clamp(min=0).sqrt()
     rows = (bias * mu + root) / low
     columns = (q / m.largest[keep]).sqrt()
     max_active = most_active(
-        found.network.weights[0][keep].numpy(), b[keep].numpy(), (rows * columns).numpy(), seconds=seconds
+        fitted_network.network.weights[0][keep].numpy(), b[keep].numpy(), (rows * columns).numpy(), seconds=seconds
     )
     return max_active.value, {
         "rows": tuple(rows.tolist()),  # bounds on ‖V_k‖
@@ -129,13 +129,13 @@ def _unit(
 
 
 def _stated(
-    found: FittedNetwork, m: UnitMoments, b: Tensor, keep: Tensor, seconds: float
+    fitted_network: FittedNetwork, m: UnitMoments, b: Tensor, keep: Tensor, seconds: float
 ) -> tuple[float, dict[str, object]]:
-    q = found.limit
+    q = fitted_network.limit
     if not len(keep):
         return 0.0, {"n_active": 0, "exact": True}
     low, mu, B = float(m.smallest[keep].min()), float(m.mean[keep].max()), float(b[keep].abs().max())
-    max_active = most_active(found.network.weights[0][keep].numpy(), b[keep].numpy(), seconds=seconds)
+    max_active = most_active(fitted_network.network.weights[0][keep].numpy(), b[keep].numpy(), seconds=seconds)
     # (|b|μ + √(b²μ² + λ(q − b²)))/λ grows with |b| only if μ² ≥ λ: without that, B says nothing about smaller biases.
     monotone = mu * mu >= low
     row = 2 * mu * B / low + math.sqrt((abs(q - B * B) if monotone else q) / low)

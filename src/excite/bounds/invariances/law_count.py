@@ -188,8 +188,8 @@ def _closure(
     while dimensions[-1] < len(flat):
         field, depth = _bracket(field, _gradient(outputs), depth), depth + 1
         weights = torch.randn(count, depth, len(jacobian), generator=generator, dtype=flat.dtype)
-        found = vmap(lambda c, f=field: f(flat, *c))(weights)
-        basis, gap = _basis(torch.cat([basis.T, _unit(found)]))
+        result = vmap(lambda c, f=field: f(flat, *c))(weights)
+        basis, gap = _basis(torch.cat([basis.T, _unit(result)]))
         dimensions.append(basis.shape[1])
         if dimensions[-1] == dimensions[-2]:
             break
@@ -238,7 +238,7 @@ def _known(groups: Sequence[Group], translations: Sequence[Translation], weights
 
     def values(flat: Tensor) -> Tensor:
         parts = {path: part.view(weights[path].shape) for path, part in zip(weights, flat.split(sizes))}
-        found = [flat.new_zeros(0)]
+        result = [flat.new_zeros(0)]
         for group in groups:
             if group.law == "none":
                 continue
@@ -248,8 +248,8 @@ def _known(groups: Sequence[Group], translations: Sequence[Translation], weights
                     rows = site.rows(parts[site.parameter])
                     total = total + sign * site.times * rows @ rows.T
             upper = torch.triu_indices(*total.shape)
-            found.append(total[upper[0], upper[1]] if group.law == "matrix" else total.diagonal())
-        return torch.cat([*found, *(one.sums(parts) for one in translations)])
+            result.append(total[upper[0], upper[1]] if group.law == "matrix" else total.diagonal())
+        return torch.cat([*result, *(translation.sums(parts) for translation in translations)])
 
     flat = torch.cat([p.reshape(-1) for p in weights.values()])
     return jacrev(values)(flat)  # type: ignore[no-any-return]

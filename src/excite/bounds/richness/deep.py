@@ -134,12 +134,12 @@ def _augmented(h: Tensor, bias: Tensor | None) -> Tensor:
     return h if bias is None else torch.cat([h, h.new_ones(len(h), 1)], 1)
 
 
-def _reaching(found: FittedNetwork, j: int) -> Tensor:
+def _reaching(fitted_network: FittedNetwork, j: int) -> Tensor:
     """What h_j alone contributes to the output, W_L G_{L−1} … W_{j+1} h_j: (N, m).
 
     Without biases above, or for j = L, the output itself.
     """
-    network, signals = found.network, found.signals
+    network, signals = fitted_network.network, fitted_network.signals
     flowing = signals[j]
     for layer in range(j, len(network.weights)):
         flowing = flowing @ network.weights[layer].T
@@ -148,13 +148,13 @@ def _reaching(found: FittedNetwork, j: int) -> Tensor:
     return flowing
 
 
-def _hidden(found: FittedNetwork, j: int, form: Form) -> Bound:
+def _hidden(fitted_network: FittedNetwork, j: int, form: Form) -> Bound:
     """The bound on W_j for j = 1, …, L − 1; `weights[j − 1]` in the list."""
-    network, signals, q = found.network, found.signals, found.limit
+    network, signals, q = fitted_network.network, fitted_network.signals, fitted_network.limit
     h = _augmented(signals[j - 1], network.biases[j - 1])
     quiet = network.weights[j - 1].norm(dim=1) == 0
     entry = 0.0 if network.biases[j] is None else 1.0  # of the next layer's input, for its bias
-    output = _reaching(found, j + 1)
+    output = _reaching(fitted_network, j + 1)
     size = output.square().sum(1)
     excess = q * signals[j + 1].square().sum(1) / size - entry  # c_i: at least ‖h_j‖²
     active = (signals[j] > 0) & (size > 0)[:, None]
@@ -168,11 +168,11 @@ def _hidden(found: FittedNetwork, j: int, form: Form) -> Bound:
         if j + 1 == len(network.weights):
             rows = torch.minimum(rows, q / plain.smallest)
     rows = torch.where(quiet, 0.0, rows)
-    return _bound(found, j, "rows", rows, excitation, form)
+    return _bound(fitted_network, j, "rows", rows, excitation, form)
 
 
-def _last(found: FittedNetwork, form: Form) -> Bound:
-    network, signals, q = found.network, found.signals, found.limit
+def _last(fitted_network: FittedNetwork, form: Form) -> Bound:
+    network, signals, q = fitted_network.network, fitted_network.signals, fitted_network.limit
     layers = len(network.weights)
     h = _augmented(signals[layers - 2], network.biases[layers - 2])
     quiet = network.weights[-1].norm(dim=0) == 0
@@ -188,19 +188,19 @@ def _last(found: FittedNetwork, form: Form) -> Bound:
         f"{len(bad)} of {len(quiet)} units never active" + (f": {', '.join(map(str, bad[:8]))}" if bad else ""),
     )
     columns = torch.where(quiet, 0.0, q / sizes)
-    return _bound(found, layers, "columns", columns, reached, form)
+    return _bound(fitted_network, layers, "columns", columns, reached, form)
 
 
-def _bound(found: FittedNetwork, j: int, what: str, squares: Tensor, last: Assumption, form: Form) -> Bound:
+def _bound(fitted_network: FittedNetwork, j: int, what: str, squares: Tensor, last: Assumption, form: Form) -> Bound:
     return Bound(
         f"{_NAME} ({'per unit' if form == 'unit' else 'as stated'})",
         f"spectral norm of the weight of layer {j}",
         float(squares.clamp(min=0).sum().sqrt()),
         terms={
             what: tuple(squares.clamp(min=0).sqrt().tolist()),
-            "norm": float(torch.linalg.matrix_norm(found.network.weights[j - 1], 2)),
-            "limit": found.limit,
-            "sharpness": found.sharpness.value,
+            "norm": float(torch.linalg.matrix_norm(fitted_network.network.weights[j - 1], 2)),
+            "limit": fitted_network.limit,
+            "sharpness": fitted_network.sharpness.value,
         },
-        assumptions=(*found.assumptions, last),
+        assumptions=(*fitted_network.assumptions, last),
     )

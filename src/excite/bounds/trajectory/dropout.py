@@ -222,7 +222,7 @@ def dropout_generalization(
 
 
 def _theorem_3(
-    run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, found: float, delta: float, program: EmptyRegions
+    run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, result: float, delta: float, program: EmptyRegions
 ) -> DropoutStatement:
     mu, steady, terms = _steady(run, network)
     product = 0.25 * math.prod(float(torch.linalg.matrix_norm(weight, 2)) for weight in network.weights)
@@ -230,11 +230,11 @@ def _theorem_3(
     constants = {
         "λ_steady (heuristic)": steady,
         "the product of norms (holds)": product,
-        "the largest constant found (too small, if anything)": found,
+        "the largest constant found (too small, if anything)": result,
     }
     lemma4 = {name: _lemma4(constant, away, torch.cat([x, new]), len(x), delta) for name, constant in constants.items()}
     checks = _assumptions(run, network, x, new, mu, terms["steps needed"])
-    return DropoutStatement(_NAME, steady, product, found, program, lemma4, {**terms, "margin": away}, checks)
+    return DropoutStatement(_NAME, steady, product, result, program, lemma4, {**terms, "margin": away}, checks)
 
 
 def _radius(points: Tensor) -> float:

@@ -73,15 +73,15 @@ class Program:
         constraints = LinearConstraint(matrix, [*self.low, -np.inf], [*self.high, also[1]])
         whole, low, high = np.array(self.integral), np.array(self.lowest), np.array(self.highest)
         if like is not None:
-            low, high = (np.where(whole == 1, np.round(like), one) for one in (low, high))
-        found = milp(
+            low, high = (np.where(whole == 1, np.round(like), bound) for bound in (low, high))
+        result = milp(
             cost, integrality=whole, bounds=Bounds(low, high), constraints=constraints,
             options={"time_limit": seconds, "mip_rel_gap": 1e-6},
         )  # fmt: skip
-        if found.status == 2:
+        if result.status == 2:
             return math.inf, None
-        bound = found.mip_dual_bound if found.mip_dual_bound is not None else (found.fun if found.success else 0.0)
-        return max(0.0, float(bound)), found.x
+        bound = result.mip_dual_bound if result.mip_dual_bound is not None else (result.fun if result.success else 0.0)
+        return max(0.0, float(bound)), result.x
 
 
 def solve_exactly(
@@ -207,7 +207,7 @@ def _add_units(
     for part in torch.arange(len(low)).split(tape.rows):
         units = torch.nn.functional.one_hot(part, len(low)).double().reshape(len(part), *shape).to(tape.device)
         sources, constants = tape.affine_rows(step.inputs[0], units)
-        columns = np.concatenate([where[one] for one in sources])
+        columns = np.concatenate([where[node] for node in sources])
         entries = torch.cat([value.flatten(1) for value in sources.values()], 1).cpu().numpy()
         for k, unit in enumerate(part.tolist()):
             affine = (columns, entries[k], float(constants[k]))
@@ -217,7 +217,7 @@ def _add_units(
             ]
             # result − s₀ p − Σ … = g(k₀) − s₀ k₀
             program.row(
-                np.concatenate([[results[unit]], columns, [one for one, _ in terms]]),
+                np.concatenate([[results[unit]], columns, [node for node, _ in terms]]),
                 np.concatenate([[1.0], -slopes[0] * entries[k], [-change for _, change in terms]]),
                 *[values[1] - slopes[0] * (kinks[0] - float(constants[k]))] * 2,
             )
@@ -262,7 +262,7 @@ def _targets(
         sources, constants = tape.affine_rows(tape.output, part)
         for k in range(len(part)):
             row = np.zeros(count)
-            for one, value in sources.items():
-                np.add.at(row, where[one], value[k].flatten().cpu().numpy())
+            for node, value in sources.items():
+                np.add.at(row, where[node], value[k].flatten().cpu().numpy())
             rows.append((row, float(constants[k]) + shift[len(rows)]))
     return rows

@@ -81,8 +81,8 @@ class Relaxation:
         if step.name == "getitem":
             return values[step.inputs[0]][step.node.args[1]]
         if step.affine:
-            middle = {one: (values[one][0] + values[one][1]) / 2 for one in step.inputs}
-            spread = {one: (values[one][1] - values[one][0]) / 2 for one in step.inputs}
+            middle = {node: (values[node][0] + values[node][1]) / 2 for node in step.inputs}
+            spread = {node: (values[node][1] - values[node][0]) / 2 for node in step.inputs}
             return _around(self.tape.call(step, middle), self.tape.call(step, spread, magnitude=True))
         low, high = values[step.inputs[0]]
         if step.pool:
@@ -128,9 +128,9 @@ class Relaxation:
             for part in where.split(self.tape.rows) if len(where) else ():
                 coefficients = torch.zeros(len(part), flat.shape[1], dtype=torch.float64, device=flat.device)
                 coefficients[torch.arange(len(part), device=flat.device), part[:, 1]] = sign
-                found = self.smallest(coefficients.reshape(len(part), *low.shape[1:]), part[:, 0], step.inputs[0])
+                tightened = self.smallest(coefficients.reshape(len(part), *low.shape[1:]), part[:, 0], step.inputs[0])
                 known = flat[part[:, 0], part[:, 1]]
-                better = torch.maximum(known, found) if sign > 0 else torch.minimum(known, -found)
+                better = torch.maximum(known, tightened) if sign > 0 else torch.minimum(known, -tightened)
                 flat[part[:, 0], part[:, 1]] = better
             target.copy_(flat.reshape(target.shape))
         crossed = low > high  # by rounding
@@ -148,12 +148,12 @@ class Relaxation:
     # -- backward ------------------------------------------------------------------------------------------------------
     def smallest(self, coefficients: Tensor, points: Tensor, node: Node | None = None) -> Tensor:
         """(R,): lower bounds on Σ coefficients · value of `node`, by default the output, on the balls of `points` (R,)."""
-        found = []
+        result = []
         for part, at in zip(coefficients.split(self.tape.rows), points.split(self.tape.rows)):
             missing = self.tape.rows - len(part)
             part = F.pad(part.double(), (0, 0) * (part.dim() - 1) + (0, missing))
-            found.append(self._backward(part, F.pad(at, (0, missing)), node or self.tape.output)[: len(at)])
-        return torch.cat(found)
+            result.append(self._backward(part, F.pad(at, (0, missing)), node or self.tape.output)[: len(at)])
+        return torch.cat(result)
 
     def _backward(self, coefficients: Tensor, points: Tensor, node: Node) -> Tensor:
         pending: dict[Node, Any] = {node: coefficients}
@@ -168,8 +168,8 @@ class Relaxation:
                 continue
             back, added = self._through(step, weights, points)
             constant = constant + added
-            for one, value in back.items():
-                add_part(pending, one, value)
+            for input_node, value in back.items():
+                add_part(pending, input_node, value)
         if self.tape.input in pending:
             constant = constant + self.ball.smallest(pending[self.tape.input], points)
         return constant
@@ -201,7 +201,10 @@ def _around(middle: Any, spread: Any) -> Any:
 def _others(high: Tensor, chosen: Tensor, kernel: Any, rest: list[Any]) -> Tensor:
     """The largest of `high` in each window of a pooling of two dimensions without the element that was chosen."""
     stride, padding, dilation = (*rest, *([kernel], [0, 0], [1, 1])[len(rest) :])[:3] if len(rest) < 3 else rest[:3]
-    both = [list(one) * 2 if len(one) == 1 else list(one) for one in (kernel, stride or kernel, padding, dilation)]
+    both = [
+        list(setting) * 2 if len(setting) == 1 else list(setting)
+        for setting in (kernel, stride or kernel, padding, dilation)
+    ]
     kernel, stride, padding, dilation = both
     n, c, rows, columns = high.shape
     places = torch.arange(rows * columns, dtype=torch.float64, device=high.device).reshape(1, 1, rows, columns)

@@ -50,7 +50,7 @@ class Lines:
 
 
 def _ends(low: float | None = None, high: float | None = None) -> tuple[float, ...]:
-    return tuple(float(one) for one in (low, high) if one is not None)
+    return tuple(float(end) for end in (low, high) if end is not None)
 
 
 ACTIVATIONS = {
@@ -106,13 +106,13 @@ def lines(
 
 
 def _tangents(g: Callable[[Tensor], Tensor], at: tuple[Tensor, ...]) -> list[Tensor]:
-    found = []
-    for one in at:
+    tangents = []
+    for point in at:
         with torch.enable_grad():
-            leaf = one.detach().requires_grad_()
+            leaf = point.detach().requires_grad_()
             (slope,) = torch.autograd.grad(g(leaf).sum(), leaf)
-        found.append(slope)
-    return found
+        tangents.append(slope)
+    return tangents
 
 
 def _extremes(

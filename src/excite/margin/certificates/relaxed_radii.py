@@ -44,9 +44,9 @@ def check_rows(tape: OperatorTape, problem: MarginProblem) -> None:
     index = torch.randint(len(x), (tape.rows,), generator=generator).to(x.device)
     with torch.no_grad():
         expected = decision.outputs(x)[index]
-        found = tape.values(x[index])[tape.output].reshape(expected.shape)
+        result = tape.values(x[index])[tape.output].reshape(expected.shape)
     scale = expected.abs().max().clamp_min(1e-6)
-    if not bool(((found - expected).abs() <= 1e-3 * scale).all()):
+    if not bool(((result - expected).abs() <= 1e-3 * scale).all()):
         raise ModelError(
             "no bound known: the outputs of a point depend on the other points of the batch, or are not the same when computed again"
         )
@@ -75,8 +75,8 @@ def smallest_lead(tape: OperatorTape, problem: MarginProblem, radius: Tensor, me
     with torch.no_grad():
         if decision.classes == 1:
             sign = torch.where(decision.labels == 1, 1.0, -1.0).double()
-            found = relaxed.smallest(sign.reshape(-1, *[1] * (len(shape) - 1)).expand(shape), points)
-            return found - sign * decision.threshold
+            result = relaxed.smallest(sign.reshape(-1, *[1] * (len(shape) - 1)).expand(shape), points)
+            return result - sign * decision.threshold
         leads = []
         for other in range(1, decision.classes):
             leads.append(relaxed.smallest(difference(decision, other), points))
@@ -85,9 +85,9 @@ def smallest_lead(tape: OperatorTape, problem: MarginProblem, radius: Tensor, me
 
 def difference(decision: Decision, other: int) -> Tensor:
     """Coefficients (P, m) of f_label − f_j, where j is the `other`-th class after the label."""
-    one = torch.nn.functional.one_hot
+    one_hot = torch.nn.functional.one_hot
     labels, m = decision.labels, decision.classes
-    return (one(labels, m) - one((labels + other) % m, m)).double()
+    return (one_hot(labels, m) - one_hot((labels + other) % m, m)).double()
 
 
 def _slack(tape: OperatorTape, problem: MarginProblem) -> Tensor:

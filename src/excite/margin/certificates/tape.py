@@ -99,7 +99,7 @@ class OperatorTape:
             self._read(node, graph)
         self._affine = {self.input}  # what is an affine function of the input, without an activation before it
         for step in self.steps.values():
-            if step.affine and all(one in self._affine for one in step.inputs):
+            if step.affine and all(node in self._affine for node in step.inputs):
                 self._affine.add(step.node)
 
     def is_affine(self, node: Node) -> bool:
@@ -108,22 +108,22 @@ class OperatorTape:
 
     def values(self, x: Tensor) -> dict[Node, Any]:
         """Everything that depends on the input, at as many inputs x as there are rows, in float64."""
-        found: dict[Node, Any] = {self.input: x.double()}
+        result: dict[Node, Any] = {self.input: x.double()}
         with torch.no_grad():
             for step in self.steps.values():
-                found[step.node] = self.call(step, found)
-        return found
+                result[step.node] = self.call(step, result)
+        return result
 
     def coefficient_norms(self, node: Node, norm: Norm) -> Tensor:
         """(1, ...): for each element of an affine function of the input, the norm of its coefficients."""
         if (node, norm) not in self._norms:
             shape = self.shapes[node][1:]
             size = math.prod(shape)
-            found = []
+            norms = []
             for part in torch.arange(size, device=self.device).split(self.rows):
                 units = F.one_hot(part, size).double().reshape(-1, *shape)
-                found.append(length(self.affine_rows(node, units)[0][self.input], norm))
-            self._norms[node, norm] = torch.cat(found).reshape(1, *shape)
+                norms.append(length(self.affine_rows(node, units)[0][self.input], norm))
+            self._norms[node, norm] = torch.cat(norms).reshape(1, *shape)
         return self._norms[node, norm]
 
     def affine_rows(self, node: Node, coefficients: Tensor) -> tuple[dict[Node, Tensor], Tensor]:
@@ -150,8 +150,8 @@ class OperatorTape:
             else:
                 back, added = self.transpose(step, weights)
                 constant = constant + added
-                for one, value in back.items():
-                    add_part(pending, one, value)
+                for input_node, value in back.items():
+                    add_part(pending, input_node, value)
         if self.input in pending:
             sources[self.input] = pending[self.input][:count]
         return sources, constant[:count]
@@ -170,7 +170,7 @@ class OperatorTape:
             self._call(node)
 
     def _call(self, node: Node) -> None:
-        inputs = tuple(dict.fromkeys(one for one in node.all_input_nodes if one in self.shapes))
+        inputs = tuple(dict.fromkeys(input_node for input_node in node.all_input_nodes if input_node in self.shapes))
         if not inputs:
             with torch.no_grad():
                 self._static[node] = _exact(node.target(*self._known(node.args), **self._known(node.kwargs)))  # type: ignore[operator]
@@ -189,7 +189,10 @@ class OperatorTape:
             )
         self.steps[node] = step
         with torch.no_grad():
-            zeros = {one: torch.zeros(self.shapes[one], dtype=torch.float64, device=self.device) for one in inputs}
+            zeros = {
+                input_node: torch.zeros(self.shapes[input_node], dtype=torch.float64, device=self.device)
+                for input_node in inputs
+            }
             result = self.call(step, zeros)
         self.shapes[node] = _shape(result)
         shape = self.shapes[node][0] if isinstance(self.shapes[node], list) else self.shapes[node]
@@ -197,7 +200,7 @@ class OperatorTape:
             raise ModelError(f"no bound known: {name} has no row per input, but the shape {shape}")
 
     def _known(self, arguments: Any, values: dict[Node, Any] | None = None) -> Any:
-        return map_arg(arguments, lambda one: self._static[one] if one in self._static else (values or {})[one])
+        return map_arg(arguments, lambda node: self._static[node] if node in self._static else (values or {})[node])
 
     def call(self, step: TapeStep, values: dict[Node, Any], *, magnitude: bool = False) -> Any:
         """The operator at `values` of its inputs; `magnitude`: the affine operator with absolute coefficients, without constant."""
@@ -221,41 +224,43 @@ class OperatorTape:
             return values[step.inputs[0]]
         if step.name in ("sub", "rsub", "add"):
             a = bind(step.node.target, step.node.args, dict(step.node.kwargs))
-            one, other = (values.get(part, 0.0) if isinstance(part, Node) else 0.0 for part in (a.self, a.other))
+            first, other = (values.get(part, 0.0) if isinstance(part, Node) else 0.0 for part in (a.self, a.other))
             scale = abs(float(a.alpha))
-            result = one + scale * other if step.name != "rsub" else other + scale * one
+            result = first + scale * other if step.name != "rsub" else other + scale * first
             return result + torch.zeros(self.shapes[step.node], dtype=torch.float64, device=self.device)
         if step.name not in _POSITIVE and step.name not in _WEIGHTED:
             raise ModelError(f"no interval bound known for {step.name}: certify='lipschitz', or leave certify out")
-        statics = {one: _magnitudes(self._static[one]) for one in step.node.all_input_nodes if one in self._static}
+        statics = {node: _magnitudes(self._static[node]) for node in step.node.all_input_nodes if node in self._static}
         args, kwargs = step.node.args, step.node.kwargs
         if step.name in ("mul", "div"):
-            args = tuple(abs(one) if isinstance(one, int | float) else one for one in args)
+            args = tuple(abs(arg) if isinstance(arg, int | float) else arg for arg in args)
 
         def at(parts: dict[Node, Any]) -> Any:
             return step.node.target(*map_arg(args, parts.__getitem__), **map_arg(kwargs, parts.__getitem__))  # type: ignore[operator]
 
         if step.name in _POSITIVE:  # indices must stay what they are
-            statics = {one: self._static[one] for one in statics}
-        return _minus(at(statics | values), at(statics | {one: torch.zeros_like(values[one]) for one in step.inputs}))
+            statics = {node: self._static[node] for node in statics}
+        return _minus(
+            at(statics | values), at(statics | {node: torch.zeros_like(values[node]) for node in step.inputs})
+        )
 
     def transpose(self, step: TapeStep, coefficients: Tensor | dict[int, Tensor]) -> tuple[dict[Node, Tensor], Tensor]:
         """Coefficients of the inputs of an affine step, and the constant (rows,), from those of its result."""
         with torch.enable_grad():
-            zeros = {one: self._zeros(self.shapes[one]) for one in step.inputs}
+            zeros = {input_node: self._zeros(self.shapes[input_node]) for input_node in step.inputs}
             result = self.call(step, zeros)
         if isinstance(coefficients, dict):
             places = list(coefficients)
             results, weights = [result[i] for i in places], [coefficients[i] for i in places]
         else:
             results, weights = [result], [coefficients]
-        leaves = [zeros[one] for one in step.inputs]
+        leaves = [zeros[input_node] for input_node in step.inputs]
         gradients = iter(torch.autograd.grad(results, leaves, weights, allow_unused=True))
         back = {}
-        for one in step.inputs:
+        for input_node in step.inputs:
             gradient = next(gradients)
             if gradient is not None:
-                back[one] = gradient
+                back[input_node] = gradient
         constant = sum((w * r.detach()).reshape(self.rows, -1).sum(1) for w, r in zip(weights, results))
         return back, torch.as_tensor(constant)
 
@@ -318,8 +323,8 @@ def _magnitudes(value: Any) -> Any:
     return value.abs() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _minus(one: Any, other: Any) -> Any:
-    return [a - b for a, b in zip(one, other)] if isinstance(one, tuple | list) else one - other
+def _minus(first: Any, other: Any) -> Any:
+    return [a - b for a, b in zip(first, other)] if isinstance(first, tuple | list) else first - other
 
 
 def _shape(value: Any) -> Any:

@@ -156,16 +156,16 @@ class Moments:
                 raise InputError(
                     f"expected activations whose squares are finite; got values up to {self._size:.3g}: scale the data"
                 )
-            found = np.linalg.eigvalsh(matrix)[::-1]
-            total = float(found.sum())
+            eigenvalues = np.linalg.eigvalsh(matrix)[::-1]
+            total = float(eigenvalues.sum())
         else:
             if not few:
                 sketch: FrequentDirections = self._sketch  # type: ignore[assignment]
                 rows = np.concatenate([sketch.rows.cpu().numpy() / math.sqrt(self.count), rows])
                 slack, total = sketch.slack / self.count, sketch.total / self.count + total
-            found = np.linalg.eigvalsh(rows @ rows.T)[::-1]
+            eigenvalues = np.linalg.eigvalsh(rows @ rows.T)[::-1]
         return spectrum(
-            found, self.width, self._size, self.tolerance() if tolerance is None else tolerance, total, slack
+            eigenvalues, self.width, self._size, self.tolerance() if tolerance is None else tolerance, total, slack
         )
 
     def sampling_error(self, of: int) -> float:

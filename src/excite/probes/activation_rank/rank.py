@@ -158,13 +158,13 @@ class Rank(Probe):
         if not self.units:
             return values
         counts = self._counted(ctx)
-        for layer, signal, one in zip(layers, signals, inputs):
-            if one.active is not None:
-                live = counts(signal.call, signal.input.shape, one)
-                if live is not None and len(live) > len(one.rows):  # thinned out like the rows
+        for layer, signal, input_ in zip(layers, signals, inputs):
+            if input_.active is not None:
+                live = counts(signal.call, signal.input.shape, input_)
+                if live is not None and len(live) > len(input_.rows):  # thinned out like the rows
                     live = live[:: math.ceil(len(live) / self.max_rows)]
-                bad = _deficient(one, live)
-                values[f"deficient/{layer}"] = len(bad) / one.active.shape[1]
+                bad = _deficient(input_, live)
+                values[f"deficient/{layer}"] = len(bad) / input_.active.shape[1]
                 values |= {f"unit/{layer}/{unit}": value for unit, value in self._changed(layer, bad)}
         return values
 
@@ -228,14 +228,14 @@ def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]
     values: dict[str, float] = {}
     for layer, spectrum in zip(layers, covariances.spectra()):
         rank = float(spectrum.effective_rank)
-        found = {
+        result = {
             "effective": rank,
             "share": rank / spectrum.width,
             "participation": float(spectrum.participation_ratio),
             "numerical": float(spectrum.rank),
             "smallest": float(spectrum.smallest) / float(spectrum.largest) if spectrum.total else 0.0,
         }
-        values |= {f"{quantity}/{layer}": value for quantity, value in found.items()}
+        values |= {f"{quantity}/{layer}": value for quantity, value in result.items()}
     return values
 
 
@@ -251,9 +251,9 @@ def _deficient(what: LayerInputs, live: Tensor | None) -> list[int]:
         if points[unit] < width:  # so few points cannot use all directions
             bad.append(unit)
             continue
-        one = UnitSums(range(unit, unit + 1), count, what.rows.shape[1], what.groups, what.rows.device)
-        one.add(what)
-        (verdict,) = one.decide(default_tolerance(one.width, what.rows.dtype), accuracy=1.0)
+        unit_sums = UnitSums(range(unit, unit + 1), count, what.rows.shape[1], what.groups, what.rows.device)
+        unit_sums.add(what)
+        (verdict,) = unit_sums.decide(default_tolerance(unit_sums.width, what.rows.dtype), accuracy=1.0)
         if not verdict.excited:
             bad.append(unit)
     return bad
@@ -270,14 +270,14 @@ _STATISTICS_TEXTS = {
 def _series(history: MetricSeries, key: str) -> dict[str, Series]:
     """By layer, without step 0 where normalizations used running statistics: those of an untrained network are arbitrary."""
     running = any(len(history[f"rank/statistics/{source}"][0]) for source in ("running", "few"))
-    return {layer: since_step(one, 1) if running else one for layer, one in history.layers(key).items()}
+    return {layer: since_step(series, 1) if running else series for layer, series in history.layers(key).items()}
 
 
 def _fallen(history: MetricSeries) -> list[tuple[str, Change]]:
     """Layers whose effective rank fell, the worst first."""
     falls = {layer: fall(series) for layer, series in _series(history, "rank/effective").items()}
-    found = [(k, d) for k, d in falls.items() if d is not None and d.large and d.before - d.now >= 1]
-    return sorted(found, key=lambda item: -item[1].fraction)
+    result = [(k, d) for k, d in falls.items() if d is not None and d.large and d.before - d.now >= 1]
+    return sorted(result, key=lambda item: -item[1].fraction)
 
 
 def _ranks(history: MetricSeries) -> list[Finding]:
@@ -288,14 +288,14 @@ def _ranks(history: MetricSeries) -> list[Finding]:
         up = rise(series) if layer not in names else None
         if up is not None and up.large and up.now - up.before >= 1:
             risen.append((layer, up))
-    found = [_collapse(fallen, shares, lost)] if fallen else []
+    result = [_collapse(fallen, shares, lost)] if fallen else []
     if risen:
         listed = "; ".join(
             f"{layer} from {number(up.before)} to {number(up.now)} {since(up)}" for layer, up in risen[:MAX_NAMED]
         )
         rest = f", and {len(risen) - MAX_NAMED} more" if len(risen) > MAX_NAMED else ""
-        found.append(Finding("good", f"Layers gained rank, they see more directions of their input: {listed}{rest}."))
-    return found
+        result.append(Finding("good", f"Layers gained rank, they see more directions of their input: {listed}{rest}."))
+    return result
 
 
 def _collapse(fallen: Sequence[tuple[str, Change]], shares: Mapping[str, Series], lost: Mapping[str, str]) -> Finding:
@@ -342,27 +342,27 @@ def _lost(history: MetricSeries) -> dict[str, str]:
 
 def _units(history: MetricSeries) -> list[Finding]:
     """Layers whose rank fell say so themselves; `rank/deficient/LAYER` is the share of all units."""
-    found = []
+    result = []
     fallen = _fallen(history)
     lost, told = _lost(history), {layer for layer, _ in fallen} if len(fallen) == 1 else set()
     for layer, text in lost.items():
         if layer not in told:
-            found.append(Finding("warning", f"In layer {layer}, {text} by the example."))
+            result.append(Finding("warning", f"In layer {layer}, {text} by the example."))
     for layer, series in _series(history, "rank/deficient").items():
         up = rise(series)
         if up is not None and layer not in lost and up.clear and up.now - up.before >= 0.05:
             text = f"In layer {layer}, {up.now:.0%} of the units are not excited by the example, {up.before:.0%} at best before"
-            found.append(
+            result.append(
                 Finding(
                     "warning", f"{text} ({since(up)}): nothing in training bounds their weights along some directions."
                 )
             )
-    return found
+    return result
 
 
 def _statistics(history: MetricSeries) -> list[Finding]:
     """Which statistics normalizations used when layers were measured: `rank/statistics/SOURCE` counts them."""
-    series = {source: one for source, one in history.layers("rank/statistics").items() if len(one[0])}
+    series = {source: layer for source, layer in history.layers("rank/statistics").items() if len(layer[0])}
     if not series:
         return []
     last = max(int(steps[-1]) for steps, _ in series.values())

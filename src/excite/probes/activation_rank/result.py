@@ -67,7 +67,7 @@ class LayerRichness:
     def row(self, k: int = 10) -> dict[str, Any]:
         """One line of the table. Ranks over the width, eigenvalues over the largest; ends of ranges for sketches."""
         c = self.covariance
-        found = {
+        result = {
             "layer": self.layer,
             "width": self.width,
             "points": self.points,
@@ -83,8 +83,8 @@ class LayerRichness:
             "second_smallest": self.second.smallest.over(float(self.second.largest) or 1.0),
         }
         if self.units is not None:
-            found |= {"units": len(self.units), "deficient": len(self.units.deficient)}
-        return found
+            result |= {"units": len(self.units), "deficient": len(self.units.deficient)}
+        return result
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,10 @@ class Richness:
     layers: tuple[LayerRichness, ...]
 
     def __getitem__(self, layer: str) -> LayerRichness:
-        for one in self.layers:
-            if one.layer == layer:
-                return one
-        raise KeyError(f"{layer!r}; layers: {', '.join(one.layer for one in self.layers)}")
+        for layer_richness in self.layers:
+            if layer_richness.layer == layer:
+                return layer_richness
+        raise KeyError(f"{layer!r}; layers: {', '.join(layer_richness.layer for layer_richness in self.layers)}")
 
     def __iter__(self) -> Iterator[LayerRichness]:
         return iter(self.layers)
@@ -117,17 +117,21 @@ class Richness:
     @property
     def deficient(self) -> dict[str, list[int]]:
         """Deficient units by layer, for the layers that have some."""
-        return {one.layer: one.units.deficient for one in self.layers if one.units is not None and one.units.deficient}
+        return {
+            layer.layer: layer.units.deficient
+            for layer in self.layers
+            if layer.units is not None and layer.units.deficient
+        }
 
     def rows(self, k: int = 10) -> list[dict[str, Any]]:
         """The table, one dict a layer."""
-        return [one.row(k) for one in self.layers]
+        return [layer.row(k) for layer in self.layers]
 
     def __str__(self) -> str:
         heads = ["layer", "width", "rows", "effective rank", "participation", "rank", "10 explain", "smallest"]
         lines = [heads]
-        for one, r in zip(self.layers, self.rows()):
-            line = [one.layer, str(one.width), str(one.points)]
+        for layer, r in zip(self.layers, self.rows()):
+            line = [layer.layer, str(layer.width), str(layer.points)]
             for name in ("effective", "participation"):
                 value = r["effective_rank" if name == "effective" else "participation_ratio"]
                 line.append(f"{value:.1f} ({r[name + '_share']:.0%})")
@@ -135,15 +139,15 @@ class Richness:
             lines.append(line)
         widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
         text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines]
-        for one in self.layers:
-            if not one.exact:
-                text.append(f"{one.layer}: from a sketch, eigenvalues + up to {one.covariance.slack:.3g}")
-            if one.sampling is not None:
-                text.append(f"{one.layer}: {one.sampling}")
-            if one.points <= one.width:
-                text.append(f"{one.layer}: only {one.points} rows for {one.width} directions")
-            if one.units is not None:
-                text.append(f"{one.layer}: {one.units}" + (f"; {one.units_note}" if one.units_note else ""))
-            elif one.units_why:
-                text.append(f"{one.layer}: units not judged: {one.units_why}")
+        for layer in self.layers:
+            if not layer.exact:
+                text.append(f"{layer.layer}: from a sketch, eigenvalues + up to {layer.covariance.slack:.3g}")
+            if layer.sampling is not None:
+                text.append(f"{layer.layer}: {layer.sampling}")
+            if layer.points <= layer.width:
+                text.append(f"{layer.layer}: only {layer.points} rows for {layer.width} directions")
+            if layer.units is not None:
+                text.append(f"{layer.layer}: {layer.units}" + (f"; {layer.units_note}" if layer.units_note else ""))
+            elif layer.units_why:
+                text.append(f"{layer.layer}: units not judged: {layer.units_why}")
         return "\n".join(text)

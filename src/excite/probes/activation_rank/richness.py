@@ -83,8 +83,8 @@ def richness(
         if batches.once:
             raise InputError("units need several passes over the data: give a tensor or a loader, not an iterator")
         chosen = _chosen(units, layers, exact, results)
-        for name, found in judge(model, batches, chosen, patches, seed, tolerance, accuracy, memory).items():
-            results[name] = replace(results[name], units=found, units_note=notes.get(name, ""))
+        for name, result in judge(model, batches, chosen, patches, seed, tolerance, accuracy, memory).items():
+            results[name] = replace(results[name], units=result, units_note=notes.get(name, ""))
     return Richness(tuple(results.values()))
 
 
@@ -143,7 +143,7 @@ def judge(
     memory: int,
 ) -> dict[str, Units]:
     """The units of `layers`, in as many passes over the data as the memory (in MB) asks for."""
-    found: dict[str, dict[int, tuple[Smallest, int]]] = {layer.name: {} for layer in layers}
+    result: dict[str, dict[int, tuple[Smallest, int]]] = {layer.name: {} for layer in layers}
     by_name = {layer.name: layer for layer in layers}
     limits = {
         layer.name: default_tolerance(layer.moments.width // layer.groups, layer.dtype)
@@ -160,24 +160,24 @@ def judge(
         _through(model, batches, sums, patches, seed)
         doubtful: dict[str, UnitFactors] = {}
         for name in list(sums):
-            one = sums.pop(name)  # so that its memory is free for the next pass
-            verdicts = one.decide(limits[name], accuracy)
-            found[name].update({k: (v, int(n)) for k, v, n in zip(one.units, verdicts, one.points)})
-            unsure = [k for k, v in zip(one.units, verdicts) if not v.sure]
+            layer_sums = sums.pop(name)  # so that its memory is free for the next pass
+            verdicts = layer_sums.decide(limits[name], accuracy)
+            result[name].update({k: (v, int(n)) for k, v, n in zip(layer_sums.units, verdicts, layer_sums.points)})
+            unsure = [k for k, v in zip(layer_sums.units, verdicts) if not v.sure]
             if unsure:
                 layer = by_name[name]
                 doubtful[name] = UnitFactors(unsure, layer.units or 0, layer.moments.width, layer.groups)
-        del one
+        del layer_sums
         if doubtful:
             _through(model, batches, doubtful, patches, seed)
             for name, factors in doubtful.items():
                 for k in factors.units:
-                    found[name][k] = (factors.decide(k, limits[name]), found[name][k][1])
+                    result[name][k] = (factors.decide(k, limits[name]), result[name][k][1])
     return {
         name: collected(
             [units[k] for k in sorted(units)], by_name[name].moments.width // by_name[name].groups, limits[name]
         )
-        for name, units in found.items()
+        for name, units in result.items()
     }
 
 

@@ -93,20 +93,20 @@ def smallest_eigenvalues(
         >>> [result.rank for result in results]
         [2, 1]
     """
-    found: list[Smallest] = []
+    result: list[Smallest] = []
     ratio, excited = 0.0, True  # the smallest ratio of eigenvalues so far; how the last one turned out
     for matrix, count in zip(matrices, repeat(None) if points is None else points):
         few = count is not None and count < len(matrix)
         guess = None if few or not excited else _GUESS * ratio
-        one = smallest_eigenvalue(matrix, tolerance, accuracy, guess=guess)
+        eigenvalue = smallest_eigenvalue(matrix, tolerance, accuracy, guess=guess)
         if few:
-            one = replace(one, value=0.0, error=0.0, rank=min(one.rank, count or 0))
+            eigenvalue = replace(eigenvalue, value=0.0, error=0.0, rank=min(eigenvalue.rank, count or 0))
         else:
-            excited = one.excited
+            excited = eigenvalue.excited
             if excited:
-                ratio = min(ratio or 1.0, one.value / one.largest)
-        found.append(one)
-    return found
+                ratio = min(ratio or 1.0, eigenvalue.value / eigenvalue.largest)
+        result.append(eigenvalue)
+    return result
 
 
 def smallest_eigenvalue(
@@ -151,8 +151,8 @@ def smallest_eigenvalue(
         return Smallest(0.0, 0.0, 0.0, 0, width)
     if width <= _SMALL:
         return from_eigenvalues(np.linalg.eigvalsh(a, UPLO="U"), tolerance)
-    if guess is None and (found := _deficient(a, tolerance)) is not None:
-        return found
+    if guess is None and (result := _deficient(a, tolerance)) is not None:
+        return result
     low, high = _largest(a, most=6)  # the trace is enough from above
     least = (tolerance + rounding(width)) * high
     for shift in sorted({least, max(least, (guess or 0.0) * low)}, reverse=True):

@@ -135,10 +135,10 @@ class UnitFactors:
     def decide(self, unit: int, tolerance: float) -> Smallest:
         """Returns the smallest eigenvalue of one unit."""
         values = np.zeros(self.width)
-        found = torch.linalg.svdvals(self._factors[unit]).square().numpy()
-        values[: len(found)] = found
-        one = from_eigenvalues(values[::-1], tolerance)
-        return Smallest(one.value, one.error, one.largest, one.rank, one.width)
+        result = torch.linalg.svdvals(self._factors[unit]).square().numpy()
+        values[: len(result)] = result
+        smallest = from_eigenvalues(values[::-1], tolerance)
+        return Smallest(smallest.value, smallest.error, smallest.largest, smallest.rank, smallest.width)
 
 
 def _columns(unit: int, each: int, width: int) -> slice:
@@ -160,10 +160,10 @@ def collected(parts: Sequence[tuple[Smallest, int]], width: int, tolerance: floa
     """Collects the results of units in one table."""
     return Units(
         points=np.array([n for _, n in parts], dtype=np.int64),
-        rank=np.array([one.rank for one, _ in parts], dtype=np.int64),
-        smallest=np.array([one.value for one, _ in parts]),
-        error=np.array([one.error for one, _ in parts]),
-        largest=np.array([one.largest for one, _ in parts]),
+        rank=np.array([smallest.rank for smallest, _ in parts], dtype=np.int64),
+        smallest=np.array([smallest.value for smallest, _ in parts]),
+        error=np.array([smallest.error for smallest, _ in parts]),
+        largest=np.array([smallest.largest for smallest, _ in parts]),
         width=width,
         tolerance=tolerance,
     )

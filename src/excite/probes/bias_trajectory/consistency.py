@@ -107,7 +107,7 @@ class _Pieces(ActivationMode):
 
     def hidden(self) -> list[Tensor]:
         """All but those of a smooth function after the last affine call: the paper's sigmoid at the output is no pattern."""
-        return [one for i, one in enumerate(self.found) if i not in self._smooth]
+        return [signal for i, signal in enumerate(self.found) if i not in self._smooth]
 
 
 def patterns_and_slopes(model: nn.Module, x: Tensor, output: Pick = None) -> tuple[Tensor, Tensor]:
@@ -133,12 +133,12 @@ def _measured(
                 "the output does not depend on the inputs by a differentiable path: return it without detach()"
             )
         (gradient,) = torch.autograd.grad(f.sum(), leaf, materialize_grads=True)
-        found = pieces.hidden()
-        if layouts is None or len(layouts) != len(found):
+        result = pieces.hidden()
+        if layouts is None or len(layouts) != len(result):
             layouts = _layouts(model, x)
-    if len(layouts) != len(found):
+    if len(layouts) != len(result):
         raise ModelError("the model calls other activations for other batches: patterns cannot be followed")
-    each = [layout.by_sample(one, size) for one, layout in zip(found, layouts) if layout is not None]
+    each = [layout.by_sample(signal, size) for signal, layout in zip(result, layouts) if layout is not None]
     signs = torch.cat(each, 1) if each else torch.zeros(size, 0, dtype=torch.bool, device=x.device)
     return signs, torch.linalg.vector_norm(gradient.flatten(1), dim=1), layouts, dict(statistics.sources)
 
@@ -146,14 +146,14 @@ def _measured(
 def _layouts(model: nn.Module, x: Tensor) -> Layouts:
     """Where the samples lie in the input of every activation; None where it does not depend on them."""
     few = x.detach()[:8]
-    found = []
+    result = []
     for batch in (few, torch.cat([few, few])):
         with _Pieces(Names(model), keep=True) as pieces, torch.no_grad():
             call(model, batch.clone())
-        found.append(pieces.hidden())
-    if len(found[0]) != len(found[1]):
+        result.append(pieces.hidden())
+    if len(result[0]) != len(result[1]):
         raise ModelError("the model calls other activations for other batches: patterns cannot be followed")
-    return [find_layout(one, two, len(few), f"activation {i + 1}") for i, (one, two) in enumerate(zip(*found))]
+    return [find_layout(once, two, len(few), f"activation {i + 1}") for i, (once, two) in enumerate(zip(*result))]
 
 
 class Consistency(Probe):

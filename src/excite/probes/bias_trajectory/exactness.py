@@ -88,21 +88,21 @@ def labels(model: nn.Module, example: Batch, sites: TracedLayers, output: Pick =
         )
         if first is None:
             raise ModelError(_unreachable(sites))
-        (one,) = torch.autograd.grad((f[0] * weights[0]).sum(), cut.z)
-    found = []
-    if bool(one.movedim(axis, 0)[1:].count_nonzero()):
-        found.append("coupled")
+        (gradient,) = torch.autograd.grad((f[0] * weights[0]).sum(), cut.z)
+    result = []
+    if bool(gradient.movedim(axis, 0)[1:].count_nonzero()):
+        result.append("coupled")
     if drawn:
-        found.append("random")
+        result.append("random")
     if any(g is not None and bool(g.count_nonzero()) for g in around):
-        found.append("bypass")
+        result.append("bypass")
     if f.shape[1] > 1:
-        found.append("vector")
+        result.append("vector")
     if sites.smooth:
-        found.append("pointwise")
+        result.append("pointwise")
     if not _same(batch, cut.seen):
-        found.append("preprocessed")
-    return tuple(found)
+        result.append("preprocessed")
+    return tuple(result)
 
 
 def random_layers(model: nn.Module) -> list[str]:
@@ -138,13 +138,13 @@ def applies_link(node: Any, after: int) -> bool:
     waiting: list[Any] = [node]
     seen: set[Any] = set()
     while waiting and len(seen) < 1000:
-        one = waiting.pop()
-        if one is None or one in seen or not _later(one, after):
+        item = waiting.pop()
+        if item is None or item in seen or not _later(item, after):
             continue
-        seen.add(one)
-        if one.name().startswith(_LINKS):
+        seen.add(item)
+        if item.name().startswith(_LINKS):
             return True
-        waiting += [following for following, _ in one.next_functions]
+        waiting += [following for following, _ in item.next_functions]
     return False
 
 

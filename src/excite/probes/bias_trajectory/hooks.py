@@ -241,13 +241,13 @@ class Hooks:
         if not self._live or self.failure is not None:
             return
         try:
-            found = self._gradients(now)
-            if found is None:
+            result = self._gradients(now)
+            if result is None:
                 return
             error = row_norms(gradient)
-            found.error = error if now.slope is None else error / now.slope
-            found.direction = gradient.detach() if self._directions else None
-            if found is now.outer:
+            result.error = error if now.slope is None else error / now.slope
+            result.direction = gradient.detach() if self._directions else None
+            if result is now.outer:
                 self.outputs += 1
                 self._count(now)
         except Exception as problem:
@@ -257,14 +257,14 @@ class Hooks:
         if not self._live or self.failure is not None:
             return
         try:
-            found = self._gradients(now)
-            if found is None:
+            result = self._gradients(now)
+            if result is None:
                 return
             norm = row_norms(gradient, site.axis)
-            found.at_z.append((site, norm, gradient.detach() if inspecting else None))
-            if found is now.outer:
+            result.at_z.append((site, norm, gradient.detach() if inspecting else None))
+            if result is now.outer:
                 self.reaches[site.name] += 1
-                if found.error is not None:
+                if result.error is not None:
                     self._count(now)
         except Exception as problem:
             self._fail(problem)
@@ -300,21 +300,21 @@ class Hooks:
 
     def _count(self, now: _Pass) -> None:
         """Pair what has come; z may be f itself, so either may be first."""
-        found, inner = now.outer, now.inner
-        assert found is not None
-        assert found.error is not None
+        result, inner = now.outer, now.inner
+        assert result is not None
+        assert result.error is not None
         if now.counted is None:
-            now.counted, self.direction, self.given = found.backward, found.direction, now.given
+            now.counted, self.direction, self.given = result.backward, result.direction, now.given
             if inner is not None and inner.error is not None:
                 self.repeated, self.direction = True, inner.direction
                 now.paired = {site.name for site, _, _ in inner.at_z}
                 for site, norm, whole in inner.at_z:
                     self._pair(site, norm, whole, inner.error)
                 now.inner = None
-        for site, norm, whole in found.at_z:
+        for site, norm, whole in result.at_z:
             if site.name not in now.paired:
-                self._pair(site, norm, whole, found.error)
-        found.at_z.clear()
+                self._pair(site, norm, whole, result.error)
+        result.at_z.clear()
 
     def _pair(self, site: TracedLayer, norm: Tensor, whole: Tensor | None, error: Tensor) -> None:
         if norm.shape != error.shape:

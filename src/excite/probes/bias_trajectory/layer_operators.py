@@ -116,8 +116,8 @@ class LayerOperator:
         with torch.enable_grad():
             run, zeros = self._bound(len(y))
             x = zeros.requires_grad_()
-            (found,) = torch.autograd.grad(run(x), x, y.to(x.dtype))
-        return found
+            (result,) = torch.autograd.grad(run(x), x, y.to(x.dtype))
+        return result
 
     def gram(self) -> Gram:
         """x ↦ A'A x with the weight as it is now, by one forward and one backward pass each; and a sample of zeros.
@@ -254,11 +254,11 @@ def _by_pattern(matrix: Tensor, active: Tensor) -> Tensor | None:
     if not bool(matrix.isfinite().all()):
         return matrix.new_full((len(active),), math.nan)
     patterns, owner = torch.unique(active.reshape(-1, len(matrix)), dim=0, return_inverse=True)
-    found = _smallest(matrix, patterns)
-    if found is None:
+    result = _smallest(matrix, patterns)
+    if result is None:
         return None
-    found = torch.where(patterns.any(1), found, math.inf)  # a position without active rows does not count
-    least = found[owner].reshape(len(active), -1).amin(1)
+    result = torch.where(patterns.any(1), result, math.inf)  # a position without active rows does not count
+    least = result[owner].reshape(len(active), -1).amin(1)
     return torch.where(torch.isinf(least), 0.0, least)
 
 

@@ -249,9 +249,9 @@ class Trajectory(Probe):
         if hooks.by_name and steps > 0:
             self._check(hooks)
             for name in hooks.by_name:
-                found = self._sums[name].read()
-                found |= self._steady[name].add(ctx.step, found["max"])
-                values |= {f"{key}/{name}": value for key, value in found.items()}
+                result = self._sums[name].read()
+                result |= self._steady[name].add(ctx.step, result["max"])
+                values |= {f"{key}/{name}": value for key, value in result.items()}
         for name, path in self._paths.items():
             values |= {f"{key}/{name}": value for key, value in path.read().items()}
         if self.passes == "measured":
@@ -269,12 +269,12 @@ class Trajectory(Probe):
         self._looks, self._ratio_bounds = {}, {}
 
         def finish() -> Values:
-            found = looks | self._read(ratio_bounds)
-            self.labels = (*known, *(["estimated"] if any(estimated for _, estimated in found.values()) else []))
-            more = {f"{key}/{name}": value for name, (one, _) in found.items() for key, value in one.items()}
+            result = looks | self._read(ratio_bounds)
+            self.labels = (*known, *(["estimated"] if any(estimated for _, estimated in result.values()) else []))
+            more = {f"{key}/{name}": value for name, (numbers, _) in result.items() for key, value in numbers.items()}
             return values | more | {f"label/{label}": 1.0 for label in self.labels}
 
-        return Deferred(finish) if any(one.steep.is_cuda for one in ratio_bounds.values()) else finish()
+        return Deferred(finish) if any(ratio_bound.steep.is_cuda for ratio_bound in ratio_bounds.values()) else finish()
 
     def _warn(self, known: Sequence[str]) -> None:
         if "random" in known and not self._warned:
@@ -288,7 +288,7 @@ class Trajectory(Probe):
             )
 
     def _read(self, ratio_bounds: Mapping[str, RatioBounds]) -> dict[str, tuple[dict[str, Any], bool]]:
-        return {name: one.found("vector" in self._static) for name, one in ratio_bounds.items()}
+        return {name: ratio_bound.found("vector" in self._static) for name, ratio_bound in ratio_bounds.items()}
 
     def _check(self, hooks: Hooks) -> None:
         """What may be missing since the last measurement, said once and for all."""
@@ -348,11 +348,11 @@ class Trajectory(Probe):
         """Returns the state, for a checkpoint."""
         if self._hooks is None:
             return self._kept
-        sums = {name: one.state_dict() for name, one in self._sums.items()}
+        sums = {name: sums.state_dict() for name, sums in self._sums.items()}
         paths = {k: p.state_dict() for k, p in self._paths.items()}
         looks = self._looks | self._read(self._ratio_bounds)  # taken, but not measured yet
-        steady = {name: one.state_dict() for name, one in self._steady.items()}
-        operators = {name: one.state_dict() for name, one in self._operators.items()}
+        steady = {name: steady.state_dict() for name, steady in self._steady.items()}
+        operators = {name: operator.state_dict() for name, operator in self._operators.items()}
         return {
             "passes": self._passes, "sums": sums, "paths": paths, "looks": looks, "steady": steady, "operators": operators
         }  # fmt: skip
@@ -373,7 +373,7 @@ class Trajectory(Probe):
         for name, operator in state.get("operators", {}).items():
             self._operators[name].load_state_dict(operator)
         self._looks = {
-            name: (dict(found), bool(estimated)) for name, (found, estimated) in state.get("looks", {}).items()
+            name: (dict(result), bool(estimated)) for name, (result, estimated) in state.get("looks", {}).items()
         }
 
     @classmethod
@@ -402,7 +402,7 @@ _LABEL_TEXTS = {
 
 
 def _steepness(history: MetricSeries) -> list[Finding]:
-    found = []
+    result = []
     for key in ("trajectory/mean", "lipschitz/mean", "trajectory/lipschitz"):
         for layer, series in history.of(key).items():
             series = since_step(series, learned(history))  # slopes of an untrained network are no baseline
@@ -413,7 +413,7 @@ def _steepness(history: MetricSeries) -> list[Finding]:
                 text = f"The function became {number(up.ratio)} times steeper at the training points {since(up)}"
                 text += f" (seen at {layer})" if layer else ""
                 if flat:
-                    found.append(
+                    result.append(
                         Finding(
                             "warning",
                             f"{text} while the loss hardly moved: it fits details, which costs margin.",
@@ -421,17 +421,17 @@ def _steepness(history: MetricSeries) -> list[Finding]:
                         )
                     )
                 else:
-                    found.append(Finding("note", f"{text}, while the loss moved too."))
+                    result.append(Finding("note", f"{text}, while the loss moved too."))
             elif down is not None and down.now > 0 and down.large:
-                found.append(
+                result.append(
                     Finding(
                         "good",
                         f"The function became {number(1 / down.ratio)} times flatter at the training points {since(down)}.",
                     )
                 )
-        if found:
-            return found[:MAX_NAMED]
-    return found
+        if result:
+            return result[:MAX_NAMED]
+    return result
 
 
 def _steady(history: MetricSeries) -> list[Finding]:

@@ -134,9 +134,9 @@ def _run(model: nn.Module, batch: Batch) -> Finder:
 
     def returned(path: str, output: Any) -> None:
         turns[path] = turns.get(path, 0) + 1
-        for one in finder.found:
-            if one.output is output and one.module is None:
-                one.module, one.turn = path, turns[path]
+        for site in finder.found:
+            if site.output is output and site.module is None:
+                site.module, site.turn = path, turns[path]
 
     handles = [
         module.register_forward_hook(lambda _, __, output, path=path: returned(path, output))

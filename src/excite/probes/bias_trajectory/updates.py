@@ -225,8 +225,8 @@ def gradients_of(
         wanted = [z for z in catch.outputs.values() if z is not None]
         if not f.requires_grad:
             raise ModelError("the output has no gradient: the model detaches or rounds it")
-        found = torch.autograd.grad(f, wanted, start, allow_unused=True, materialize_grads=True)
-    return row_norms(start), dict(zip((k for k, z in catch.outputs.items() if z is not None), found)), link
+        result = torch.autograd.grad(f, wanted, start, allow_unused=True, materialize_grads=True)
+    return row_norms(start), dict(zip((k for k, z in catch.outputs.items() if z is not None), result)), link
 
 
 def _updates(site: TracedLayer, parts: list[tuple[Tensor, ...]], tolerance: float, known: Sequence[str]) -> Updates:

@@ -77,7 +77,7 @@ class Sums:
         else:
             mean = self.length / self.samples  # 0 / 0 is NaN
             largest = torch.where(self.samples > 0, self.largest, math.nan)
-        found = {
+        result = {
             "mean": mean,
             "max": largest,
             "length": self.length,
@@ -87,7 +87,7 @@ class Sums:
             "nonfinite": self.seen - self.samples - self.zero,
         }
         self._window()
-        return found
+        return result
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""
@@ -149,15 +149,15 @@ class BiasPath:
             step, self.last = now - self.last, now
             self.length = self.length + (step @ step) ** 0.5
         far = self.last - self.initial
-        found = {"raw": self.length, "variance": self.squares / self.count, "distance": (far @ far) ** 0.5}
+        result = {"raw": self.length, "variance": self.squares / self.count, "distance": (far @ far) ** 0.5}
         self._window()
-        return {name: float(value) for name, value in found.items()} if self._cpu else found
+        return {name: float(value) for name, value in result.items()} if self._cpu else result
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""
         self.look()
-        found = {name: getattr(self, name) for name in self._names}
-        return {k: v if k == "count" else torch.as_tensor(v).clone() for k, v in found.items()}
+        result = {name: getattr(self, name) for name in self._names}
+        return {k: v if k == "count" else torch.as_tensor(v).clone() for k, v in result.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state from a checkpoint."""

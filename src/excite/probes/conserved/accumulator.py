@@ -56,8 +56,8 @@ class Accumulator:
 
     def commit(self, records: Sequence[StepRecord]) -> Tensor:
         """(steps, 2 + parts, channels): drift, scale and parts after each of the steps."""
-        found = [self._commit(list(some)) for _, some in groupby(records, key=lambda record: record.kind)]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        result = [self._commit(list(some)) for _, some in groupby(records, key=lambda record: record.kind)]
+        return result[0] if len(result) == 1 else torch.cat(result)
 
     @property
     def nbytes(self) -> int:
@@ -122,22 +122,26 @@ class Accumulator:
         parts = sums.new_zeros(len(records), len(PARTS), sums.shape[-1])
         terms = sums.new_zeros(len(records), sums.shape[-1])
         occur = [
-            part for part in PARTS if any(any(form.get(part, {}).values()) for one in records for form in one.forms)
+            part
+            for part in PARTS
+            if any(any(form.get(part, {}).values()) for record in records for form in record.forms)
         ]
         if occur:
             weights = [
-                [[[form.get(part, {}).get(name, 0.0) for form in one.forms] for name in names] for part in occur]
-                for one in records
+                [[[form.get(part, {}).get(name, 0.0) for form in record.forms] for name in names] for part in occur]
+                for record in records
             ]
             matrix = self._told(weights)  # (steps, parts, products, groups)
             for i, part in enumerate(occur):
                 for k in range(len(names)):
-                    if any(any(one[i][k]) for one in weights):  # what does not count is left out: it may be infinite
+                    if any(
+                        any(weight[i][k]) for weight in weights
+                    ):  # what does not count is left out: it may be infinite
                         term = (sums[:, k] * matrix[:, i, k, :, None]).sum(1)
                         parts[:, PARTS.index(part)] += term
                         terms += term.abs()
         if eps is not None or len(record.forms) > 1:
-            rates = self._told([one.rates for one in records])
+            rates = self._told([record.rates for record in records])
             # The largest rate of the law: with that of a layer which does not move, nothing would be left to check.
             of_law = (rates[:, :, None] * part_of).amax(1)[:, self._law]
             if eps is not None:

@@ -33,11 +33,11 @@ class Hyperparameters:
         coarse = 0.0
         for key in _NUMBERS:
             value = result.get(key)
-            for one in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(one, Tensor) and one.is_floating_point():
-                    coarse = max(coarse, torch.finfo(one.dtype).eps)
+            for member in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(member, Tensor) and member.is_floating_point():
+                    coarse = max(coarse, torch.finfo(member.dtype).eps)
             if isinstance(value, tuple | list):
-                result[key] = tuple([self._number(one) for one in value])
+                result[key] = tuple([self._number(item) for item in value])
             elif value is not None:
                 result[key] = self._number(value)
         result["coarse"] = coarse

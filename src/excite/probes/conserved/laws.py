@@ -72,14 +72,14 @@ def _counted(groups: Iterable[Group], name_of: Callable[[Group], str]) -> list[t
 def check_wiring(sites: Sequence[Site], parameters: Mapping[str, Tensor]) -> None:
     """Refuse sites that the parameters do not have."""
     for site in sites:
-        found = parameters.get(site.parameter)
+        result = parameters.get(site.parameter)
         try:
-            if found is not None:
-                site.rows(found.detach())
+            if result is not None:
+                site.rows(result.detach())
                 continue
         except (RuntimeError, IndexError):
             pass
-        what = "there is none" if found is None else f"here it has shape {tuple(found.shape)}"
+        what = "there is none" if result is None else f"here it has shape {tuple(result.shape)}"
         raise InputError(f"conservation: the wiring is that of another model: it has {site.parameter}, and {what}")
 
 
@@ -112,7 +112,7 @@ class LawSums:
         number = {path: i for i, path in enumerate(self.paths)}
         self._blocks: list[_Block] = []
         most = _BLOCK.get(device.type, _LARGE_BLOCK)
-        found: list[tuple[int, Tensor, int]] = []
+        result: list[tuple[int, Tensor, int]] = []
         for alike in together.values():
             shape = shapes[alike[0]]
             size = math.prod(shape)
@@ -128,14 +128,14 @@ class LawSums:
                     block.sites.append((start, block.size, _row_sums(slot, side, shape)))
                     for path in some:
                         target = list(targets[path].values())[k].repeat_interleave(_entries(slot, side))
-                        found.append((number[path], target, times))
+                        result.append((number[path], target, times))
         empty = [torch.zeros(0, dtype=torch.long)]
         # (rows,): which parameter a row belongs to, and which channel it counts for: channels as made, then as read
-        self.owner = torch.cat([torch.full((len(target),), n) for n, target, _ in found] or empty).to(device)
-        self._target = torch.cat([target for _, target, _ in found] or empty).to(device)
+        self.owner = torch.cat([torch.full((len(target),), n) for n, target, _ in result] or empty).to(device)
+        self._target = torch.cat([target for _, target, _ in result] or empty).to(device)
         self._times: Tensor | None = None  # (rows, 1): how often, where that is not once for all
-        if any(times != 1 for *_, times in found):
-            counts = [torch.full((len(target), 1), times, dtype=torch.float64) for _, target, times in found]
+        if any(times != 1 for *_, times in result):
+            counts = [torch.full((len(target), 1), times, dtype=torch.float64) for _, target, times in result]
             self._times = torch.cat(counts).to(device)
         self._device = device
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
@@ -251,7 +251,7 @@ def _row_sums(slot: Slot, side: str, shape: tuple[int, ...]) -> Rows:
     _, first, second, kernel = slot.shape
     if not _plain(slot):
         axes = (2, 3) if side == "out" else (1, 3)
-        return lambda m: lambda: torch.stack([slot.canonical(one.view(shape)).sum(axes).flatten() for one in m])
+        return lambda m: lambda: torch.stack([slot.canonical(matrix.view(shape)).sum(axes).flatten() for matrix in m])
     rows = _neighbours(slot, side)
     if not rows:  # over the first axis, which leaves neighbours together
         return lambda memory: _flat_sum(memory.view(len(memory), -1, first, second * kernel))

@@ -166,8 +166,8 @@ class _Norm:
 
     def __init__(self, module: nn.Module | WrittenModule, site: NormSite, reference: Tensor, start: int):
         self.module, self.op, self.reference, self._axis = module, site.op, reference, site.axis
-        one = site.positions if site.axis is not None else 1
-        counts = {"layer_norm": one, "rms_norm": one, "group_norm": getattr(module, "num_groups", 0)}
+        positions = site.positions if site.axis is not None else 1
+        counts = {"layer_norm": positions, "rms_norm": positions, "group_norm": getattr(module, "num_groups", 0)}
         self.span = slice(start, start + int(counts.get(site.op, getattr(module, "num_features", 0))))
         self.closure = False  # passes come inside a step, and γ changes before their term is read
         self.lost = ""  # why a pass since the last step could not be followed
@@ -203,9 +203,9 @@ class _Norm:
         elif hooks is not None:  # to keep the input would keep what checkpointing gives up
             self.lost = _NOT_KEPT
             return
-        one = _Pass(x.detach() if hooks is None else None, inverse)
-        self._open.add(one)
-        output.register_hook(lambda gradient: self._backward(one, gradient))
+        forward_pass = _Pass(x.detach() if hooks is None else None, inverse)
+        self._open.add(forward_pass)
+        output.register_hook(lambda gradient: self._backward(forward_pass, gradient))
 
     def _saved(self, x: Tensor, output: Tensor, kept: bool) -> Tensor | None:
         """1/√(v + ε) of this pass; None where the module computes something else."""
@@ -219,24 +219,24 @@ class _Norm:
         return (variance + self.module.eps).rsqrt()  # type: ignore[operator]
 
     @torch.no_grad()
-    def _backward(self, one: _Pass, gradient: Tensor) -> None:
-        if one.used:  # a graph that was retained
+    def _backward(self, forward_pass: _Pass, gradient: Tensor) -> None:
+        if forward_pass.used:  # a graph that was retained
             self.lost = "a graph was used for several backward passes"
             return
-        one.used = True
-        self._open.discard(one)
+        forward_pass.used = True
+        self._open.discard(forward_pass)
         grad = self.reference.grad
         first = self._coming is None and self._alone is None
-        light = one.inverse is not None and self.module.weight is self.reference
+        light = forward_pass.inverse is not None and self.module.weight is self.reference
         if light and first and grad is None and not self._open:
-            self._alone = one.inverse
+            self._alone = forward_pass.inverse
             return
         if first:
             self._base = None if grad is None else self.scaled(grad)
-        if one.x is None or self._alone is not None:
+        if forward_pass.x is None or self._alone is not None:
             self.lost = _NOT_KEPT
             return
-        term = eps_term(self.module, self.op, one.x, gradient.detach(), self._axis)
+        term = eps_term(self.module, self.op, forward_pass.x, gradient.detach(), self._axis)
         self._coming = term if self._coming is None else self._coming + term
 
     @torch.no_grad()
@@ -320,7 +320,7 @@ class NormTerms:
                     norm = self._norms[key] = _Norm(module, site, reference, count)
                     count = norm.span.stop
                 for k, positions in enumerate(site.index):
-                    position += [norm.span.start + one for one in positions]
+                    position += [norm.span.start + position for position in positions]
                     channel += [law.start + k] * len(positions)
                     sign += [float(site.sign)] * len(positions)
                 self._of_law.setdefault(number, []).append((site.module, norm))
@@ -359,8 +359,8 @@ class NormTerms:
             term = known.get(id(norm)) if id(norm) in known else None if grad is None else norm.scaled(grad)
             size = norm.span.stop - norm.span.start
             vectors.append(torch.zeros(size, device=self._device) if term is None else term)
-        wide = torch.float64 if any(one.dtype == torch.float64 for one in vectors) else torch.float32
-        return torch.cat([one.to(self._device, wide) for one in vectors])
+        wide = torch.float64 if any(vector.dtype == torch.float64 for vector in vectors) else torch.float32
+        return torch.cat([vector.to(self._device, wide) for vector in vectors])
 
     def missing(self) -> dict[int, Reason]:
         """Laws whose term of this step is not known, by number."""

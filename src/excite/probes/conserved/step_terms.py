@@ -90,8 +90,8 @@ class StepTerms:
                     f"conservation: {self._sums.paths[missing[0]]} left the optimizer: start a new ledger for it"
                 )
             self._found = len(groups), [of[id(p)] for p in self._parameters]
-        found = {i: self._numbers.plain(groups[i]) for i in dict.fromkeys(self._found[1])}
-        return [found[i] for i in self._found[1]]
+        result = {i: self._numbers.plain(groups[i]) for i in dict.fromkeys(self._found[1])}
+        return [result[i] for i in self._found[1]]
 
     def before(self, rule: UpdateRule, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """Reads the settings before a step, and copies the weights if the rule needs them."""
@@ -165,11 +165,11 @@ class StepTerms:
                     exact = min([1.0, *moments.correction, *(root * root for root in moments.root)])
                     products += ["wu", "uu", "ws", "ss"]
                 else:
-                    found = quotients(states, settings, self._copies, columns["g"], counts)
-                    columns["s"], correction = found.scaled, found.correction
+                    result = quotients(states, settings, self._copies, columns["g"], counts)
+                    columns["s"], correction = result.scaled, result.correction
                     products += ["ws", "ss"]
-                    if found.momentum is not None:
-                        columns["u"] = found.momentum
+                    if result.momentum is not None:
+                        columns["u"] = result.momentum
                         products += ["wu", "uu"]
             if self._shared:
                 columns["d"] = self._share.directions(self._copies, settings, trained, correction)

@@ -122,17 +122,17 @@ def moments_of_adam(
     counts: Sequence[float],
 ) -> OptimizerMoments:
     """`counts`: the steps that each parameter has made."""
-    found = OptimizerMoments([], [], [], [], [])
+    moments = OptimizerMoments([], [], [], [], [])
     for state, setting, w, steps in zip(states, settings, like, counts):
         # Without a state it never had a gradient, and does not move.
-        found.first.append(state["exp_avg"] if state else torch.zeros_like(w))
-        found.second.append(
+        moments.first.append(state["exp_avg"] if state else torch.zeros_like(w))
+        moments.second.append(
             state["max_exp_avg_sq" if setting["amsgrad"] else "exp_avg_sq"] if state else torch.ones_like(w)
         )
-        found.correction.append(1 - setting["betas"][0] ** steps)
-        found.root.append((1 - setting["betas"][1] ** steps) ** 0.5)
-        found.eps.append(float(setting["eps"]))
-    return found
+        moments.correction.append(1 - setting["betas"][0] ** steps)
+        moments.root.append((1 - setting["betas"][1] ** steps) ** 0.5)
+        moments.eps.append(float(setting["eps"]))
+    return moments
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ def quotients(
     counts: Sequence[float],
 ) -> Quotients:
     """From the state after the step; `grads` as they were before it."""
-    found = Quotients([], [] if any(setting.get("momentum") for setting in settings) else None, [])
+    quotients_ = Quotients([], [] if any(setting.get("momentum") for setting in settings) else None, [])
     for state, setting, w, g, steps in zip(states, settings, before, grads, counts):
-        found.correction.append(1 + (steps - 1) * setting.get("lr_decay", 0.0))
+        quotients_.correction.append(1 + (steps - 1) * setting.get("lr_decay", 0.0))
         if not state:  # it never had a gradient, and does not move
             scaled = torch.zeros_like(w)
         else:
@@ -167,7 +167,7 @@ def quotients(
             if setting["weight_decay"]:
                 g = g.add(w, alpha=setting["weight_decay"])
             scaled = g / second.sqrt().add_(setting["eps"])
-        found.scaled.append(scaled)
-        if found.momentum is not None:
-            found.momentum.append(state["momentum_buffer"] if state and setting.get("momentum") else scaled)
-    return found
+        quotients_.scaled.append(scaled)
+        if quotients_.momentum is not None:
+            quotients_.momentum.append(state["momentum_buffer"] if state and setting.get("momentum") else scaled)
+    return quotients_

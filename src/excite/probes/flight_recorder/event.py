@@ -42,7 +42,7 @@ class SpikeEvent:
     @property
     def first(self) -> Mover | None:
         """The first mover that belongs to a layer; else the first one."""
-        return next((one for one in self.movers if one.layer), next(iter(self.movers), None))
+        return next((mover for mover in self.movers if mover.layer), next(iter(self.movers), None))
 
     @property
     def help(self) -> list[str]:
@@ -52,20 +52,20 @@ class SpikeEvent:
             return ["Look at the batches of these steps: no series moved before the loss."]
         if first.lead < 0:
             return ["Look at the batches of these steps: the loss moved before any layer."]
-        found = []
+        help_lines = []
         if any(word in first.layer.lower() for word in _ATTENTION) or self.head is not None:
-            found.append("Normalize queries and keys (QK-norm).")
+            help_lines.append("Normalize queries and keys (QK-norm).")
         if first.quantity in ("update", "m", "v"):
-            found.append("Use a smaller β₂, such as 0.95, so that the second moment follows faster.")
+            help_lines.append("Use a smaller β₂, such as 0.95, so that the second moment follows faster.")
         if first.layer:
-            found.append(f"Lower the learning rate at {first.layer}.")
+            help_lines.append(f"Lower the learning rate at {first.layer}.")
         if first.quantity == "gradient":
-            found.append("Clip gradients, and look at the batches of these steps.")
+            help_lines.append("Clip gradients, and look at the batches of these steps.")
         if first.quantity == "residual":
-            found.append(
+            help_lines.append(
                 "Scale down the initial weights that write to the residual stream, or normalize the outputs of blocks."
             )
-        return found
+        return help_lines
 
     def __str__(self) -> str:
         rise = (
@@ -102,7 +102,7 @@ class SpikeEvent:
             "before": _plain(self.before),
             "limit": _plain(self.limit),
             "first": None if self.first is None else _mover(self.first),
-            "movers": [_mover(one) for one in self.movers[:_NAMED]],
+            "movers": [_mover(mover) for mover in self.movers[:_NAMED]],
             "head": head,
             "help": self.help,
             "curves": {name: list(values) for name, values in self.curves.items()},
@@ -110,12 +110,12 @@ class SpikeEvent:
 
     def series(self, columns: Sequence[tuple[str, str]]) -> list[int]:
         """Which series to keep: those of the whole network, and of the first movers."""
-        named = [(one.quantity, one.layer) for one in self.movers[:_NAMED]]
+        named = [(mover.quantity, mover.layer) for mover in self.movers[:_NAMED]]
         return [i for i, column in enumerate(columns) if not column[1] or column in named]
 
 
-def _mover(one: Mover) -> dict[str, Any]:
-    return one.to_dict() | {"times": _plain(one.times)}
+def _mover(mover: Mover) -> dict[str, Any]:
+    return mover.to_dict() | {"times": _plain(mover.times)}
 
 
 def _plain(value: float) -> float | None:

@@ -156,15 +156,15 @@ def first_movers(
     times = steps[near]
     began = [_onset(column) for column in excess.T]
     loss_step = at if began[0] is None else int(times[began[0]])
-    found = []
+    result = []
     for i, (quantity, layer) in enumerate(columns, start=1):
         if (start := began[i]) is None:
             continue
         value = everything[near][start, i]
         step = int(times[start])
         size = float(value / np.exp(baseline.center[i])) if np.isfinite(value) else math.inf
-        found.append((step, -float(excess[start, i]), Mover(quantity, layer, step, loss_step - step, size)))
-    return [mover for _, _, mover in sorted(found, key=lambda one: one[:2])]
+        result.append((step, -float(excess[start, i]), Mover(quantity, layer, step, loss_step - step, size)))
+    return [mover for _, _, mover in sorted(result, key=lambda ranked: ranked[:2])]
 
 
 def _onset(excess: Floats) -> int | None:

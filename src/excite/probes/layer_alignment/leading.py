@@ -98,7 +98,7 @@ class Search:
 
     def found(self) -> list[Leading]:
         """Finishes the search and returns the result for each matrix; waits for the device."""
-        by_number = {number: one for stack in self._stacks for number, one in zip(stack.members, stack.found())}
+        by_number = {number: vectors for stack in self._stacks for number, vectors in zip(stack.members, stack.found())}
         return [by_number[number] for number in range(len(by_number))]
 
 
@@ -116,7 +116,7 @@ class _Stack:
         def apply(v: Tensor) -> Tensor:
             if grams is not None:
                 return grams @ v
-            return torch.stack([side @ (side.T @ one) for side, one in zip(matrices, v)])
+            return torch.stack([side @ (side.T @ vector) for side, vector in zip(matrices, v)])
 
         self._space = self._image = self._fourth = None
         self._inner = grams

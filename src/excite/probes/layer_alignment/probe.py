@@ -31,7 +31,7 @@ class AlignmentSearch:
 
     def __init__(self, wiring: Wiring, exact: int, block: int):
         self.exact, self.block = exact, block
-        self.layers = [one for one in _once(wiring.layers) if one.weight_name is not None]
+        self.layers = [layer for layer in _once(wiring.layers) if layer.weight_name is not None]
         self.junctions = junctions(wiring)
         layers = {layer.name for layer in self.layers}
         # By junction the key of what makes its channels: a layer, or a matrix of its own. A head has some channels of its layer.
@@ -59,7 +59,7 @@ class AlignmentSearch:
 
     def matrices(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns the weight of every layer as a matrix."""
-        return {one.name: self._matrix(one, parameters[one.weight_name or ""]) for one in self.layers}
+        return {layer.name: self._matrix(layer, parameters[layer.weight_name or ""]) for layer in self.layers}
 
     def _matrix(self, layer: Layer, weight: Tensor) -> Tensor:
         """Output channels as rows, whichever axis counts them."""
@@ -86,12 +86,12 @@ class AlignmentSearch:
         search = Search(list(matrices.values()), bases, exact=self.exact, block=self.block)
 
         def finish() -> tuple[dict[str, SpectrumRow], dict[str, Aligned]]:
-            found = dict(zip(matrices, search.found()))
-            self._bases |= {key: one.basis for key, one in found.items() if one.basis is not None}
-            pairs = [(found[key].left, found[f"{name}/read"].left) for name, key in made.items()]
-            dots = [(one.double() @ other.double()).abs().clamp(max=1.0) for one, other in pairs]
-            rows, values = _fetch(list(found.values()), dots)
-            by_key = dict(zip(found, rows))
+            leading = dict(zip(matrices, search.found()))
+            self._bases |= {key: vectors.basis for key, vectors in leading.items() if vectors.basis is not None}
+            pairs = [(leading[key].left, leading[f"{name}/read"].left) for name, key in made.items()]
+            dots = [(first.double() @ other.double()).abs().clamp(max=1.0) for first, other in pairs]
+            rows, values = _fetch(list(leading.values()), dots)
+            by_key = dict(zip(leading, rows))
             met = {name: Aligned(value, by_key[key]) for (name, key), value in zip(made.items(), values)}
             return {name: by_key[name] for name in layers}, met
 
@@ -119,19 +119,24 @@ class Aligned:
     made: SpectrumRow
 
 
-def _fetch(found: Sequence[Leading], dots: Sequence[Tensor]) -> tuple[list[SpectrumRow], list[float]]:
+def _fetch(leading: Sequence[Leading], dots: Sequence[Tensor]) -> tuple[list[SpectrumRow], list[float]]:
     """All of it in one transfer."""
     parts = [
         part.double().reshape(-1)
-        for one in found
-        for part in (one.squares, one.total, one.residual, *([] if one.fourth is None else [one.fourth]))
+        for vectors in leading
+        for part in (
+            vectors.squares,
+            vectors.total,
+            vectors.residual,
+            *([] if vectors.fourth is None else [vectors.fourth]),
+        )
     ]
-    numbers = iter(torch.cat([*parts, *(one.reshape(1) for one in dots)]).tolist() if parts else [])
+    numbers = iter(torch.cat([*parts, *(dot.reshape(1) for dot in dots)]).tolist() if parts else [])
     rows = []
-    for one in found:
-        squares, total, residual = [next(numbers) for _ in range(len(one.squares))], next(numbers), next(numbers)
-        fourth = None if one.fourth is None else next(numbers)
-        rows.append(SpectrumRow(squares, total, fourth, residual, one.small, one.complete))
+    for vectors in leading:
+        squares, total, residual = [next(numbers) for _ in range(len(vectors.squares))], next(numbers), next(numbers)
+        fourth = None if vectors.fourth is None else next(numbers)
+        rows.append(SpectrumRow(squares, total, fourth, residual, vectors.small, vectors.complete))
     return rows, list(numbers)
 
 
@@ -170,16 +175,16 @@ def alignment(
             break
     shapes = {name: matrix.shape for name, matrix in measure.matrices(parameters).items()}
     return Alignments(
-        tuple(_layer(name, tuple(shapes[name]), found) for name, found in done.items()),
+        tuple(_layer(name, tuple(shapes[name]), leading) for name, leading in done.items()),
         tuple(_junction(junction, met[junction.name]) for junction in measure.junctions),
     )
 
 
-def _layer(name: str, shape: tuple[int, ...], found: SpectrumRow) -> LayerAlignment:
-    total, first = found.total, found.squares[0]
+def _layer(name: str, shape: tuple[int, ...], leading: SpectrumRow) -> LayerAlignment:
+    total, first = leading.total, leading.squares[0]
     ratio = min(1.0, first / total) if total > 0 else 0.0
-    second = found.squares[1] if len(found.squares) > 1 else 0.0
-    participation = None if found.fourth is None else total**2 / found.fourth if found.fourth else 0.0
+    second = leading.squares[1] if len(leading.squares) > 1 else 0.0
+    participation = None if leading.fourth is None else total**2 / leading.fourth if leading.fourth else 0.0
     return LayerAlignment(
         name,
         (shape[0], shape[1]),
@@ -188,10 +193,10 @@ def _layer(name: str, shape: tuple[int, ...], found: SpectrumRow) -> LayerAlignm
         ratio,
         1 / ratio if ratio else 0.0,
         participation,
-        _effective_rank(found),
+        _effective_rank(leading),
         max(0.0, 2 - 2 * ratio**0.5) ** 0.5,
         1 - second / first if first else 0.0,
-        found.residual,
+        leading.residual,
     )
 
 
@@ -200,19 +205,19 @@ def _junction(junction: Junction, met: Aligned) -> JunctionAlignment:
     return JunctionAlignment(junction.name, junction.law, met.value, ratio)
 
 
-def _effective_rank(found: SpectrumRow) -> Between:
+def _effective_rank(leading: SpectrumRow) -> Between:
     """exp of the entropy of σ²/Σσ².
 
     What the first k leave is spread over the others: evenly at most, and at least in pieces as large as the k-th.
     """
-    if not found.total:
+    if not leading.total:
         return Between(0.0, 0.0)
-    shares = [one / found.total for one in found.squares]
+    shares = [square / leading.total for square in leading.squares]
     known = -sum(share * math.log(share) for share in shares if share > 0)
     left = max(0.0, 1 - sum(shares))
-    if found.complete or not left:
+    if leading.complete or not left:
         return Between(math.exp(known), math.exp(known))
-    high = known - left * math.log(left / max(1, found.small - len(shares)))
+    high = known - left * math.log(left / max(1, leading.small - len(shares)))
     low = known - left * math.log(max(shares[-1], 1e-300))
     return Between(math.exp(min(low, high)), math.exp(high))
 
@@ -312,18 +317,22 @@ class Alignment(Probe):
 def _values(done: Mapping[str, SpectrumRow], met: Mapping[str, Aligned]) -> dict[str, float]:
     values: dict[str, float] = {}
     for name, row in done.items():
-        one = _layer(name, (0, 0), row)
-        values |= {f"ratio/{name}": one.ratio, f"stable_rank/{name}": one.stable_rank, f"distance/{name}": one.distance}
-        if one.participation is not None:
-            values[f"participation/{name}"] = one.participation
-        rank = one.effective_rank
+        layer = _layer(name, (0, 0), row)
+        values |= {
+            f"ratio/{name}": layer.ratio,
+            f"stable_rank/{name}": layer.stable_rank,
+            f"distance/{name}": layer.distance,
+        }
+        if layer.participation is not None:
+            values[f"participation/{name}"] = layer.participation
+        rank = layer.effective_rank
         ends = {"": rank.low} if row.complete else {"_low": rank.low, "_high": rank.high}
         values |= {f"effective_rank{end}/{name}": value for end, value in ends.items()}
-    return values | {f"aligned/{name}": one.value for name, one in met.items()}
+    return values | {f"aligned/{name}": junction.value for name, junction in met.items()}
 
 
 def _once(layers: tuple[Layer, ...]) -> list[Layer]:
-    return list({one.weight_name: one for one in reversed(layers)}.values())[::-1]
+    return list({layer.weight_name: layer for layer in reversed(layers)}.values())[::-1]
 
 
 def _turned(history: MetricSeries) -> list[Finding]:

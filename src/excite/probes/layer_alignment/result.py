@@ -84,27 +84,30 @@ class Alignments:
     junctions: tuple[JunctionAlignment, ...]
 
     def __getitem__(self, layer: str) -> LayerAlignment:
-        for one in self.layers:
-            if one.layer == layer:
-                return one
-        raise KeyError(f"{layer!r}; layers: {', '.join(one.layer for one in self.layers)}")
+        for alignment in self.layers:
+            if alignment.layer == layer:
+                return alignment
+        raise KeyError(f"{layer!r}; layers: {', '.join(alignment.layer for alignment in self.layers)}")
 
     def __iter__(self) -> Iterator[LayerAlignment]:
         return iter(self.layers)
 
     def between(self, junction: str) -> JunctionAlignment:
         """By name, such as "fc1>fc2"."""
-        for one in self.junctions:
-            if one.junction == junction:
-                return one
-        raise KeyError(f"{junction!r}; junctions: {', '.join(one.junction for one in self.junctions)}")
+        for alignment in self.junctions:
+            if alignment.junction == junction:
+                return alignment
+        raise KeyError(f"{junction!r}; junctions: {', '.join(alignment.junction for alignment in self.junctions)}")
 
     def __str__(self) -> str:
         lines = [["layer", "matrix", "‖W‖₂²/‖W‖_F²", "stable rank", "effective rank", "distance to rank one"]]
-        for one in self.layers:
-            lines.append([one.layer, "×".join(map(str, one.shape)), f"{one.ratio:.4f}", f"{one.stable_rank:.2f}",
-                          f"{one.effective_rank:.2f}", f"{one.distance:.4f}"])  # fmt: skip
+        for layer in self.layers:
+            lines.append([layer.layer, "×".join(map(str, layer.shape)), f"{layer.ratio:.4f}", f"{layer.stable_rank:.2f}",
+                          f"{layer.effective_rank:.2f}", f"{layer.distance:.4f}"])  # fmt: skip
         lines += [["", "", "", "", "", ""], ["junction", "law", "|⟨u, v⟩|", "ratio of what makes it", "", ""]]
-        lines += [[one.junction, one.law, f"{one.value:.4f}", f"{one.ratio:.4f}", "", ""] for one in self.junctions]
+        lines += [
+            [junction.junction, junction.law, f"{junction.value:.4f}", f"{junction.ratio:.4f}", "", ""]
+            for junction in self.junctions
+        ]
         widths = [max(len(line[i]) for line in lines) for i in range(6)]
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)

@@ -21,13 +21,13 @@ def is_adam(optimizer: torch.optim.Optimizer) -> bool:
 
 def moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """First and second moments (m, v) of the parameters that have them, by path."""
-    found = {}
+    moments_ = {}
     for path, p in parameters.items():
         state: Mapping[str, Any] = optimizer.state.get(p, {})
         m, v = state.get("exp_avg"), state.get("exp_avg_sq")
         if isinstance(m, Tensor) and isinstance(v, Tensor):
-            found[path] = (m, v)
-    return found
+            moments_[path] = (m, v)
+    return moments_
 
 
 class AdamMoments(Probe):
@@ -88,16 +88,16 @@ class AdamMoments(Probe):
         """Measures the norms of the moments."""
         if ctx.optimizer is None:
             return {}
-        found = moments(ctx.optimizer, self._parameters)
-        if not found:
+        adam = moments(ctx.optimizer, self._parameters)
+        if not adam:
             if ctx.step and ctx.optimizer.state:
                 kept = sorted({key for state in ctx.optimizer.state.values() for key in state})
                 raise InputError(f"expected moments exp_avg and exp_avg_sq in the optimizer; got {', '.join(kept)}")
             return {}
-        if self._groups.paths != list(found):
-            self._groups = LayerGroups(found)
-        first = self._groups.norms([m for m, _ in found.values()])
-        second = self._groups.roots(tensor_norms([v for _, v in found.values()], order=1))  # ‖√v‖² = ‖v‖₁: no copy of v
+        if self._groups.paths != list(adam):
+            self._groups = LayerGroups(adam)
+        first = self._groups.norms([m for m, _ in adam.values()])
+        second = self._groups.roots(tensor_norms([v for _, v in adam.values()], order=1))  # ‖√v‖² = ‖v‖₁: no copy of v
         return {
             f"{quantity}/{layer}" if layer else quantity: value
             for quantity, norms in (("m", first), ("v", second))

@@ -31,15 +31,15 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
     An item counts where a module below it (or itself) is named after attention; of nested lists the outer one counts.
     """
     held = [path for path, _ in attention_modules(model).items()]
-    found: dict[str, nn.Module] = {}
+    blocks_: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         path = clean_path(path)
-        if not isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict) or _below(path, found):
+        if not isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict) or _below(path, blocks_):
             continue
         items = {f"{path}.{name}" if path else name: item for name, item in module.named_children()}
         # An attention module may itself be a list; its parts are no blocks.
-        found |= {name: item for name, item in items.items() if any(_below(one, (name,)) for one in held)}
-    return found
+        blocks_ |= {name: item for name, item in items.items() if any(_below(path, (name,)) for path in held)}
+    return blocks_
 
 
 def _below(path: str, others: Any) -> bool:

@@ -76,32 +76,39 @@ def summary(audit: Audit) -> str:
     lines = [f"{audit.name}{at}: {audit.model}", f"data: {audit.data}", ""]
     lines += _table(
         ["layer", "width", "effective rank", "rank", "smallest/largest", "units excited"],
-        [_layer_row(one) for one in audit.layers],
+        [_layer_row(layer) for layer in audit.layers],
     )
-    lines += ["", "theorems:", *(f"  {line}" for one in audit.theorems for line in _bound_lines(one))]
-    lines += [f"  {one.theorem}\n    does not apply: {one.why}" for one in audit.not_applicable]
+    lines += ["", "theorems:", *(f"  {line}" for theorem in audit.theorems for line in _bound_lines(theorem))]
+    lines += [f"  {theorem.theorem}\n    does not apply: {theorem.why}" for theorem in audit.not_applicable]
     sentences = [_richness(audit), _units(audit), _lipschitz(audit), *_margins(audit)]
     return "\n".join([*lines, "", *(f"• {sentence}" for sentence in sentences if sentence)])
 
 
-def _layer_row(one: LayerRichness) -> list[str]:
-    c = one.covariance
-    share = c.effective_rank.over(one.width)
-    units = f"{int(one.units.excited.sum())} of {len(one.units)}" if one.units is not None else one.units_why or "–"
+def _layer_row(layer_richness: LayerRichness) -> list[str]:
+    c = layer_richness.covariance
+    share = c.effective_rank.over(layer_richness.width)
+    units = (
+        f"{int(layer_richness.units.excited.sum())} of {len(layer_richness.units)}"
+        if layer_richness.units is not None
+        else layer_richness.units_why or "–"
+    )
     ends = c.smallest.over(float(c.largest) or 1.0)
     return [
-        one.layer, str(one.width), f"{c.effective_rank:.1f} ({share:.0%})", f"{c.rank:.0f}", f"{ends:.1e}", units,
+        layer_richness.layer, str(layer_richness.width), f"{c.effective_rank:.1f} ({share:.0%})", f"{c.rank:.0f}", f"{ends:.1e}", units,
     ]  # fmt: skip
 
 
-def _bound_lines(one: TheoremResult) -> list[str]:
-    sign = "≤" if one.bound.side == "upper" else "≥"
-    says = f"{one.bound.quantity} {sign} {number(one.bound.value)}"
-    if one.bound.value is None:
-        says = f"{one.bound.quantity}: no bound"
-    measured = "" if one.measured is None else f"; measured {number(one.measured)}"
-    failed = "".join(f"\n    failed: {a.text} ({a.detail})" for a in one.bound.failed)
-    return [one.bound.name, f"  {says}{measured}; conditions: {count_assumptions(one.bound.assumptions)}{failed}"]
+def _bound_lines(theorem_result: TheoremResult) -> list[str]:
+    sign = "≤" if theorem_result.bound.side == "upper" else "≥"
+    says = f"{theorem_result.bound.quantity} {sign} {number(theorem_result.bound.value)}"
+    if theorem_result.bound.value is None:
+        says = f"{theorem_result.bound.quantity}: no bound"
+    measured = "" if theorem_result.measured is None else f"; measured {number(theorem_result.measured)}"
+    failed = "".join(f"\n    failed: {a.text} ({a.detail})" for a in theorem_result.bound.failed)
+    return [
+        theorem_result.bound.name,
+        f"  {says}{measured}; conditions: {count_assumptions(theorem_result.bound.assumptions)}{failed}",
+    ]
 
 
 def count_assumptions(assumptions: tuple[Assumption, ...]) -> str:
@@ -111,7 +118,7 @@ def count_assumptions(assumptions: tuple[Assumption, ...]) -> str:
 
 
 def _richness(audit: Audit) -> str:
-    shares = {one.layer: float(one.covariance.effective_rank) / one.width for one in audit.layers}
+    shares = {layer.layer: float(layer.covariance.effective_rank) / layer.width for layer in audit.layers}
     poorest = audit.layers[min(shares, key=lambda name: shares[name])]
     c = poorest.covariance
     poor = (
@@ -127,14 +134,14 @@ def _richness(audit: Audit) -> str:
 
 def hidden(audit: Audit) -> list[LayerRichness]:
     """Layers whose units the theorems depend on: all but the last, where units were measured."""
-    return [one for one in list(audit.layers)[:-1] if one.units is not None]
+    return [layer for layer in list(audit.layers)[:-1] if layer.units is not None]
 
 
 def _units(audit: Audit) -> str:
     layers = hidden(audit)
     if not layers:
         return "" if audit.units_measured else "Units were not measured."
-    totals = {k: sum(unit_counts(one.units)[k] for one in layers if one.units is not None) for k in
+    totals = {k: sum(unit_counts(layer.units)[k] for layer in layers if layer.units is not None) for k in
               ("excited", "never active", "too few points", "too few directions")}  # fmt: skip
     every = sum(totals.values())
     text = f"{totals['excited']} of {every} hidden units are excited: each of their weights receives a training signal."
@@ -148,12 +155,12 @@ def _units(audit: Audit) -> str:
 
 
 def _stability(audit: Audit) -> list[str]:
-    found = [one for one in audit.theorems if one.bound.name.startswith("Stability")]
-    if not found:
+    result = [theorem for theorem in audit.theorems if theorem.bound.name.startswith("Stability")]
+    if not result:
         return []
-    terms = found[0].bound.terms
+    terms = result[0].bound.terms
     top, limit = terms["sharpness"], terms["limit"]
-    held = found[0].bound.assumptions[0].held
+    held = result[0].bound.assumptions[0].held
     if held is False:
         return [
             f"The sharpness of the loss is {top / limit:.2g} times what the step size allows ({number(top)} against "
@@ -161,7 +168,7 @@ def _stability(audit: Audit) -> list[str]:
         ]
     if held is None:
         return [
-            f"Whether the step size allows the sharpness of the loss is undecided: {found[0].bound.assumptions[0].detail}."
+            f"Whether the step size allows the sharpness of the loss is undecided: {result[0].bound.assumptions[0].detail}."
         ]
     return [
         f"The step size allows a sharpness of {number(limit)}; that of the loss is {number(top)}, {top / limit:.0%} of it."
@@ -169,47 +176,49 @@ def _stability(audit: Audit) -> list[str]:
 
 
 def _theory(audit: Audit) -> list[TheoremResult]:
-    return [one for one in audit.theorems if not one.bound.name.startswith("Stability")]
+    return [theorem for theorem in audit.theorems if not theorem.bound.name.startswith("Stability")]
 
 
-def _is_informative(one: TheoremResult) -> bool:
-    return one.bound.value is not None and math.isfinite(one.bound.value)
+def _is_informative(theorem_result: TheoremResult) -> bool:
+    return theorem_result.bound.value is not None and math.isfinite(theorem_result.bound.value)
 
 
 def _bounds(audit: Audit) -> list[str]:
     theory = _theory(audit)
     if not theory:
         return [f"No {'other ' if audit.theorems else ''}theorem applies to this network and training."]
-    informative = [one for one in theory if _is_informative(one)]
-    found = []
-    for one in informative:
-        unsure = "" if one.bound.holds else ", if the unchecked assumptions hold"
-        side = "at most" if one.bound.side == "upper" else "at least"
-        loose = "" if one.ratio is None else f"; measured: {number(one.measured)}"
-        found.append(f"{one.bound.name}: {one.bound.quantity} {side} {number(one.bound.value)}{loose}{unsure}.")
-    uninformative = [one for one in theory if not _is_informative(one)]
+    informative = [theorem for theorem in theory if _is_informative(theorem)]
+    sentences = []
+    for theorem in informative:
+        unsure = "" if theorem.bound.holds else ", if the unchecked assumptions hold"
+        side = "at most" if theorem.bound.side == "upper" else "at least"
+        loose = "" if theorem.ratio is None else f"; measured: {number(theorem.measured)}"
+        sentences.append(
+            f"{theorem.bound.name}: {theorem.bound.quantity} {side} {number(theorem.bound.value)}{loose}{unsure}."
+        )
+    uninformative = [theorem for theorem in theory if not _is_informative(theorem)]
     if uninformative:
-        why = list(dict.fromkeys(a.text for one in uninformative for a in one.bound.failed))
-        names = ", ".join(dict.fromkeys(one.bound.name for one in uninformative))
-        found.append(f"No bound from {names}: " + (f"{'; '.join(why)} (failed)." if why else "it is infinite."))
-    return found
+        why = list(dict.fromkeys(a.text for theorem in uninformative for a in theorem.bound.failed))
+        names = ", ".join(dict.fromkeys(theorem.bound.name for theorem in uninformative))
+        sentences.append(f"No bound from {names}: " + (f"{'; '.join(why)} (failed)." if why else "it is infinite."))
+    return sentences
 
 
 def _lipschitz(audit: Audit) -> str:
-    one = audit.lipschitz[0]
-    if not one.local:
-        return f"Local Lipschitz constants were not measured: {one.why}."
+    constants = audit.lipschitz[0]
+    if not constants.local:
+        return f"Local Lipschitz constants were not measured: {constants.why}."
     text = (
-        f"Local Lipschitz constant (2-norm) at the measured points: at most {number(one.largest)}, "
-        f"median {number(one.median('train'))} on training points."
+        f"Local Lipschitz constant (2-norm) at the measured points: at most {number(constants.largest)}, "
+        f"median {number(constants.median('train'))} on training points."
     )
-    if one.guaranteed is None:
+    if constants.guaranteed is None:
         return f"{text} No upper bound for all inputs is known."
-    return f"{text} Guaranteed for all inputs: at most {number(one.guaranteed)}."
+    return f"{text} Guaranteed for all inputs: at most {number(constants.guaranteed)}."
 
 
 def _margins(audit: Audit) -> list[str]:
-    found = [] if audit.margins else [f"Margins were not measured: {audit.margins_why}."]
+    sentences = [] if audit.margins else [f"Margins were not measured: {audit.margins_why}."]
     for norm, parts in audit.margins.items():
         medians = ", ".join(f"{PART[part]} {number(m.median)}" for part, m in parts.items())
         doubt = ""
@@ -217,8 +226,8 @@ def _margins(audit: Audit) -> list[str]:
             doubt = " The search shows signs of failure: true margins may be smaller."
         elif any(m.evidence is None for m in parts.values()):
             doubt = " The search was not verified."
-        found.append(f"Median margin in the {norm}-norm: {medians}.{doubt}")
-    return found
+        sentences.append(f"Median margin in the {norm}-norm: {medians}.{doubt}")
+    return sentences
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> list[str]:

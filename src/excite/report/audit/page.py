@@ -36,51 +36,55 @@ def render(audit: Audit) -> str:
         part=PART,
         number=number,
         is_=IS,
-        layers=[_layer(one, last=one is layers[-1]) for one in layers],
+        layers=[_layer(layer, last=layer is layers[-1]) for layer in layers],
         example=_example(layers),
-        bounds=[_bound(one) for one in audit.theorems],
+        bounds=[_bound(theorem) for theorem in audit.theorems],
         charts=_charts(audit),
     )
 
 
-def _layer(one: LayerRichness, *, last: bool) -> dict[str, Any]:
-    c = one.covariance
-    found: dict[str, Any] = {
-        "name": one.layer,
-        "kind": one.kind,
-        "width": one.width,
-        "points": one.points,
+def _layer(layer_richness: LayerRichness, *, last: bool) -> dict[str, Any]:
+    c = layer_richness.covariance
+    row: dict[str, Any] = {
+        "name": layer_richness.layer,
+        "kind": layer_richness.kind,
+        "width": layer_richness.width,
+        "points": layer_richness.points,
         "effective": f"{c.effective_rank:.1f}",
-        "share": float(c.effective_rank) / one.width,
+        "share": float(c.effective_rank) / layer_richness.width,
         "participation": f"{c.participation_ratio:.1f}",
         "rank": f"{c.rank:.0f}",
         "ends": f"{c.smallest.over(float(c.largest) or 1.0):.1e}",
         "notes": [],
         "units": None,
-        "why": one.units_why,
+        "why": layer_richness.units_why,
         "last": last,
     }
-    if not one.exact:
-        found["notes"].append(f"from a sketch: every eigenvalue may be larger by up to {one.covariance.slack:.3g}")
-    if one.sampling is not None:
-        found["notes"].append(str(one.sampling))
-    if one.points <= one.width:
-        found["notes"].append(f"only {one.points} rows for {one.width} directions: the rank cannot be full")
-    if one.units is not None:
-        deficient = one.units.deficient
-        found["units"] = {
-            "counts": unit_counts(one.units),
-            "all": len(one.units),
-            "sees": one.units.width,
+    if not layer_richness.exact:
+        row["notes"].append(
+            f"from a sketch: every eigenvalue may be larger by up to {layer_richness.covariance.slack:.3g}"
+        )
+    if layer_richness.sampling is not None:
+        row["notes"].append(str(layer_richness.sampling))
+    if layer_richness.points <= layer_richness.width:
+        row["notes"].append(
+            f"only {layer_richness.points} rows for {layer_richness.width} directions: the rank cannot be full"
+        )
+    if layer_richness.units is not None:
+        deficient = layer_richness.units.deficient
+        row["units"] = {
+            "counts": unit_counts(layer_richness.units),
+            "all": len(layer_richness.units),
+            "sees": layer_richness.units.width,
             "deficient": ", ".join(map(str, deficient[:_LISTED])) + (" …" if len(deficient) > _LISTED else ""),
-            "smallest": _weakest(one),
+            "smallest": _weakest(layer_richness),
         }
-    return found
+    return row
 
 
-def _weakest(one: LayerRichness) -> str:
+def _weakest(layer_richness: LayerRichness) -> str:
     """Smallest over largest eigenvalue of the weakest unit that is excited."""
-    units = one.units
+    units = layer_richness.units
     if units is None or not units.excited.any():
         return "–"
     return f"{float((units.smallest[units.excited] / units.largest[units.excited]).min()):.1e}"
@@ -88,40 +92,40 @@ def _weakest(one: LayerRichness) -> str:
 
 def _example(layers: list[LayerRichness]) -> dict[str, str]:
     """The layer used to explain the effective rank: the one with the smallest fraction."""
-    one = min(layers, key=lambda layer: float(layer.covariance.effective_rank) / layer.width)
-    return {"name": one.layer, "rank": f"{one.covariance.effective_rank:.1f}", "width": str(one.width)}
+    lowest = min(layers, key=lambda layer: float(layer.covariance.effective_rank) / layer.width)
+    return {"name": lowest.layer, "rank": f"{lowest.covariance.effective_rank:.1f}", "width": str(lowest.width)}
 
 
-def _bound(one: TheoremResult) -> dict[str, Any]:
-    bound = one.bound
+def _bound(theorem_result: TheoremResult) -> dict[str, Any]:
+    bound = theorem_result.bound
     state = "no number" if bound.value is None else "holds" if bound.holds else "open"
     return {
         "name": bound.name,
         "quantity": bound.quantity,
         "sign": "≤" if bound.side == "upper" else "≥",
         "value": bound.value,
-        "truth": one.measured,
+        "truth": theorem_result.measured,
         "away": "larger" if bound.side == "upper" else "smaller",
-        "how": one.how,
-        "ratio": one.ratio,
+        "how": theorem_result.how,
+        "ratio": theorem_result.ratio,
         "state": state,
         "assumptions": bound.assumptions,
-        "layers": one.layers if bound.value is not None else (),
+        "layers": theorem_result.layers if bound.value is not None else (),
     }
 
 
 def _upper_bounds(audit: Audit) -> dict[str, float]:
     """Upper bounds of theorems on the Lipschitz constant of the network itself."""
     return {
-        one.bound.name: one.bound.value
-        for one in audit.theorems
-        if one.bound.quantity == "Lipschitz constant of the network" and one.bound.value is not None
+        theorem.bound.name: theorem.bound.value
+        for theorem in audit.theorems
+        if theorem.bound.quantity == "Lipschitz constant of the network" and theorem.bound.value is not None
     }
 
 
 def _charts(audit: Audit) -> dict[str, list[Chart]]:
     """Charts by the name of their place on the page."""
-    found = {"explained": [figures.explained_variance(audit.layers)]}
+    charts = {"explained": [figures.explained_variance(audit.layers)]}
     if audit.lipschitz[0].local:
-        found["constants"] = [figures.lipschitz_constants(audit.lipschitz[0], _upper_bounds(audit))]
-    return found | {f"margins-{norm}": [figures.margin_curves(m, norm)] for norm, m in audit.margins.items()}
+        charts["constants"] = [figures.lipschitz_constants(audit.lipschitz[0], _upper_bounds(audit))]
+    return charts | {f"margins-{norm}": [figures.margin_curves(m, norm)] for norm, m in audit.margins.items()}

@@ -100,13 +100,17 @@ class Audit:
             "accuracy": dict(self.accuracy),
             "verdict": self.headline.to_dict(),
             "sentences": self.sentences,
-            "layers": [_layer(one) for one in self.layers],
-            "training": [_assumption(one) for one in self.training_conditions],
-            "bounds": [_theorem(one) for one in self.theorems],
-            "silent": [{"theorem": one.theorem, "why": one.why} for one in self.not_applicable],
+            "layers": [_layer(layer) for layer in self.layers],
+            "training": [_assumption(training_condition) for training_condition in self.training_conditions],
+            "bounds": [_theorem(theorem) for theorem in self.theorems],
+            "silent": [{"theorem": theorem.theorem, "why": theorem.why} for theorem in self.not_applicable],
             "lipschitz": {
-                one.norm: {"local": plain(one.local), "guaranteed": one.guaranteed, "why": one.why}
-                for one in self.lipschitz
+                constants.norm: {
+                    "local": plain(constants.local),
+                    "guaranteed": constants.guaranteed,
+                    "why": constants.why,
+                }
+                for constants in self.lipschitz
             },
             "margins": {n: {part: m.to_dict() for part, m in parts.items()} for n, parts in self.margins.items()},
             "margins_why": self.margins_why,
@@ -147,23 +151,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic | Tensor):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(member) for key, member in value.items()}
     if isinstance(value, list | tuple | set):
-        return [plain(one) for one in value]
+        return [plain(member) for member in value]
     return value
 
 
-def _layer(one: LayerRichness) -> dict[str, Any]:
-    found: dict[str, Any] = plain(one.row()) | {
-        "kind": one.kind,
-        "exact": one.exact,
-        "eigenvalues": one.covariance.values.tolist(),
-        "sampling": None if one.sampling is None else str(one.sampling),
-        "units_why": one.units_why,
+def _layer(layer_richness: LayerRichness) -> dict[str, Any]:
+    result: dict[str, Any] = plain(layer_richness.row()) | {
+        "kind": layer_richness.kind,
+        "exact": layer_richness.exact,
+        "eigenvalues": layer_richness.covariance.values.tolist(),
+        "sampling": None if layer_richness.sampling is None else str(layer_richness.sampling),
+        "units_why": layer_richness.units_why,
     }
-    if one.units is not None:
-        u = one.units
-        found["units"] = {
+    if layer_richness.units is not None:
+        u = layer_richness.units
+        result["units"] = {
             "deficient": u.deficient,
             "silent": u.silent,
             "points": u.points.tolist(),
@@ -173,23 +177,23 @@ def _layer(one: LayerRichness) -> dict[str, Any]:
             "width": u.width,
             "tolerance": u.tolerance,
         }
-        found.pop("deficient")
-    return found
+        result.pop("deficient")
+    return result
 
 
-def _assumption(one: Assumption) -> dict[str, Any]:
-    return {"text": one.text, "held": one.held, "detail": one.detail}
+def _assumption(assumption: Assumption) -> dict[str, Any]:
+    return {"text": assumption.text, "held": assumption.held, "detail": assumption.detail}
 
 
-def _theorem(one: TheoremResult) -> dict[str, Any]:
-    bound = one.bound
+def _theorem(theorem_result: TheoremResult) -> dict[str, Any]:
+    bound = theorem_result.bound
     return {
         "name": bound.name,
         "quantity": bound.quantity,
         "side": bound.side,
         "value": bound.value,
-        "measured": one.measured,
-        "how": one.how,
+        "measured": theorem_result.measured,
+        "how": theorem_result.how,
         "assumptions": [_assumption(a) for a in bound.assumptions],
         "terms": plain(bound.terms),
     }

@@ -52,9 +52,9 @@ def stability(target: AuditTarget) -> list[TheoremResult]:
         return mean_loss(model, target.x, target.y, target.classes, target.setup)
 
     with eval_mode(target.model):
-        found = bounds.descent_stability(target.model, loss, descent)
+        result = bounds.descent_stability(target.model, loss, descent)
     part = "" if target.complete else f", of the loss on {len(target.x)} of {target.total} training points"
-    return [TheoremResult(found, found.terms["sharpness"], f"by Lanczos{part}")]
+    return [TheoremResult(result, result.terms["sharpness"], f"by Lanczos{part}")]
 
 
 def squared_two_layers(target: AuditTarget) -> list[TheoremResult]:
@@ -63,35 +63,35 @@ def squared_two_layers(target: AuditTarget) -> list[TheoremResult]:
     if len(network.weights) != 2:
         raise ModelError(f"it requires two layers; the network has {len(network.weights)}")
     arguments = _squared_arguments(target)
-    found = [_lipschitz(target, bounds.two_layer_lipschitz(**arguments))]
+    result = [_lipschitz(target, bounds.two_layer_lipschitz(**arguments))]
     if target.classes == 2 and len(network.weights[-1]) == 1:
         margin = bounds.two_layer_margin(**arguments)
-        found.append(TheoremResult(margin, *_smallest_margin(target, margin)))
-    return found
+        result.append(TheoremResult(margin, *_smallest_margin(target, margin)))
+    return result
 
 
 def squared_deep(target: AuditTarget) -> list[TheoremResult]:
     """Lipschitz constant of a deep ReLU network trained with squared error."""
     network = as_relu(target)
-    found = _lipschitz(target, bounds.deep_lipschitz(**_squared_arguments(target)))
+    result = _lipschitz(target, bounds.deep_lipschitz(**_squared_arguments(target)))
     norms = [float(torch.linalg.matrix_norm(weight, 2)) for weight in network.weights]
-    return [replace(found, layers=tuple(zip(found.bound.terms["norms"], norms)))]
+    return [replace(result, layers=tuple(zip(result.bound.terms["norms"], norms)))]
 
 
 def cross_entropy_linear(target: AuditTarget) -> list[TheoremResult]:
     """Margin of a linear classifier."""
     w, b = _hyperplane(as_linear(target, 1), target)
     x, y = target.x.flatten(1), target.y
-    found = [bounds.linear_margin_any_time(x, y, w, b, *_initial_hyperplane(target))]
+    result = [bounds.linear_margin_any_time(x, y, w, b, *_initial_hyperplane(target))]
     if target.setup.loss == "cross-entropy":
-        found += [bounds.linear_margin(x, y, w, b), bounds.relaxed_linear_margin(x, y)]
+        result += [bounds.linear_margin(x, y, w, b), bounds.relaxed_linear_margin(x, y)]
     how = "distance of the nearest training point to the hyperplane"
     limit = "the same, of the limit of gradient descent, from the data alone"
     return [
-        TheoremResult(one, one.terms.get("margin"), how)
-        if "limit" not in one.quantity
-        else TheoremResult(one, one.terms.get("limit margin"), limit)
-        for one in found
+        TheoremResult(bound, bound.terms.get("margin"), how)
+        if "limit" not in bound.quantity
+        else TheoremResult(bound, bound.terms.get("limit margin"), limit)
+        for bound in result
     ]
 
 
@@ -106,11 +106,11 @@ def cross_entropy_two_layers(target: AuditTarget) -> list[TheoremResult]:
         raise ModelError("the theorem has no bias in the output layer; the network has one")
     # Two logits are a scalar f = (w₁ − w₀)·h; over √2, so that |w_k| = ‖(V_k, b_k)‖ is what gradient flow balances.
     w = W[0] if len(W) == 1 else (W[1] - W[0]) / 2**0.5
-    found = bounds.directional_lipschitz(V, V.new_zeros(len(V)) if b is None else b, w, target.x.flatten(1), target.y)
+    result = bounds.directional_lipschitz(V, V.new_zeros(len(V)) if b is None else b, w, target.x.flatten(1), target.y)
     h = network.signals(target.x.double().flatten(1))[1]
     smallest = float(((2 * target.y.double() - 1) * (h @ w)).min())
     steepest = float((((h > 0) * w) @ V).norm(dim=1).max())
-    return [TheoremResult(found, steepest / smallest if smallest > 0 else None, "the steepest training point")]
+    return [TheoremResult(result, steepest / smallest if smallest > 0 else None, "the steepest training point")]
 
 
 def linear_rank(target: AuditTarget) -> list[TheoremResult]:
@@ -121,11 +121,11 @@ def linear_rank(target: AuditTarget) -> list[TheoremResult]:
     need_two_classes(target)
     weights, x, y = [weight for weight, _ in pairs], target.x.flatten(1), target.y
     setup, how = target.setup, "largest over layers, from their singular values"
-    found = []
+    result = []
     if setup.loss == "cross-entropy":
-        one = bounds.cross_entropy_rank(weights, x, y)
-        shares = [s / f for s, f in zip(one.terms["second"], one.terms["first"])]
-        found.append(TheoremResult(one, max(shares), how))
+        bound = bounds.cross_entropy_rank(weights, x, y)
+        shares = [s / f for s, f in zip(bound.terms["second"], bound.terms["first"])]
+        result.append(TheoremResult(bound, max(shares), how))
     if setup.decay > 0:
 
         def total(z: Tensor, labels: Tensor) -> Tensor:
@@ -133,11 +133,11 @@ def linear_rank(target: AuditTarget) -> list[TheoremResult]:
 
         # A mean over N points with decay/2 ‖θ‖² is 1/N of the sum with N decay/2 ‖θ‖².
         extra: dict[str, Any] = {} if setup.loss == "cross-entropy" else {"loss": total}
-        one = bounds.decay_rank(weights, len(x) * setup.decay / 2, x, y, **extra)
-        found.append(TheoremResult(one, max(one.terms["second"]), how))
-    if not found:
+        bound = bounds.decay_rank(weights, len(x) * setup.decay / 2, x, y, **extra)
+        result.append(TheoremResult(bound, max(bound.terms["second"]), how))
+    if not result:
         raise ModelError("they require cross-entropy or weight decay; the network was trained without")
-    return found
+    return result
 
 
 THEOREMS: dict[str, Callable[[AuditTarget], list[TheoremResult]]] = {
@@ -173,7 +173,7 @@ def _smallest_margin(target: AuditTarget, bound: Bound) -> tuple[float | None, s
     """The smallest 2-norm margin, found by search, of the classifier that decides where the theorem does."""
     if bound.value is None:
         return None, "not measured without a bound"
-    found = margins(
+    result = margins(
         target.model,
         target.x,
         target.y,
@@ -181,7 +181,7 @@ def _smallest_margin(target: AuditTarget, bound: Bound) -> tuple[float | None, s
         threshold=bound.terms["threshold"],
         options=SearchOptions(evidence=False, certify=False),
     )
-    return float(found.values.min()), f"smallest found by search, deciding at {bound.terms['threshold']:.3g}"
+    return float(result.values.min()), f"smallest found by search, deciding at {bound.terms['threshold']:.3g}"
 
 
 def _hyperplane(pairs: Pairs, target: AuditTarget) -> tuple[Tensor, Tensor]:

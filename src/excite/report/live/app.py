@@ -119,11 +119,11 @@ def _list_data(runs: Runs, request: Request) -> Response:
 
 def _summary(row: RunRow) -> dict[str, Any]:
     """Robustness of one run of the list."""
-    one = row.outcome
+    outcome = row.outcome
     spark = row.spark and {"name": row.spark[0], "values": [_number(value) for value in row.spark[1]]}
     return {
-        "margin": _number(one.margin), "margin_text": one.margin_text, "gap": None if one.gap is None else _number(one.gap.value),
-        "chance": _number(one.chance), "accuracy": _number(one.accuracy.get("test")), "alerts": row.alerts, "spark": spark,
+        "margin": _number(outcome.margin), "margin_text": outcome.margin_text, "gap": None if outcome.gap is None else _number(outcome.gap.value),
+        "chance": _number(outcome.chance), "accuracy": _number(outcome.accuracy.get("test")), "alerts": row.alerts, "spark": spark,
     }  # fmt: skip
 
 
@@ -197,10 +197,10 @@ def _verdict(runs: Runs, chosen: list[str], words: bool = True) -> dict[str, Any
     ]
     worst = next(iter(run_findings(shown[0], MAX_METRICS)), None) if len(shown) == 1 and words else None
     line, outcomes = first_line(variants, runs.overviews(chosen), worst)
-    found = to_json(line, outcomes, variants)
+    result = to_json(line, outcomes, variants)
     if words:
-        found |= {"alerts": alerts(shown), "html": render("verdict.html.j2", **found)}
-    return found
+        result |= {"alerts": alerts(shown), "html": render("verdict.html.j2", **result)}
+    return result
 
 
 def _details_data(runs: Runs, request: Request) -> Response:

@@ -51,12 +51,12 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> bool:
         """Close the oldest idle connection of the address that has the most; False if all have a request under way."""
-        others = [one for one in self.connections if one is not self and isinstance(one, Connection)]
-        counts = Counter(one.address for one in others)
-        idle = [one for one in others if one.idle]
+        others = [message for message in self.connections if message is not self and isinstance(message, Connection)]
+        counts = Counter(message.address for message in others)
+        idle = [message for message in others if message.idle]
         if not idle:
             return False
-        oldest = min(idle, key=lambda one: (-counts[one.address], one.number))
+        oldest = min(idle, key=lambda message: (-counts[message.address], message.number))
         oldest.connections.discard(oldest)
         oldest.transport.abort()
         return True

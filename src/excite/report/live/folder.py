@@ -233,20 +233,20 @@ class Runs:
         """The run's metrics as of now."""
         path = self.path(name)
         # Opening may take long: not while others wait for the lock.
-        found = self._open.get(name) or MetricsReader(path, self._real, QUERY_SECONDS, _READERS.assign())
+        result = self._open.get(name) or MetricsReader(path, self._real, QUERY_SECONDS, _READERS.assign())
         with self._lock:
             other = self._open.pop(name, None)  # opened by somebody else meanwhile
-            if other is not None and other is not found:
-                found.close()
-                found = other
-            self._open[name] = found
-            points = sum(one.points for one in self._open.values())
+            if other is not None and other is not result:
+                result.close()
+                result = other
+            self._open[name] = result
+            points = sum(reader.points for reader in self._open.values())
             while len(self._open) > 1 and (points > _MAX_POINTS or len(self._open) > _MAX_OPEN):
                 _, old = self._open.popitem(last=False)
                 points -= old.points
                 old.close()
-        found.refresh()
-        return found
+        result.refresh()
+        return result
 
     def shown(self, names: list[str]) -> list[RunView]:
         """Runs as a page shows them, each with its own colour."""
@@ -262,8 +262,8 @@ class Runs:
     def close(self) -> None:
         """Closes all open runs."""
         with self._lock:
-            for one in self._open.values():
-                one.close()
+            for reader in self._open.values():
+                reader.close()
             self._open.clear()
 
 

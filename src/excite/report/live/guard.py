@@ -126,10 +126,10 @@ def _bearer(headers: Headers) -> str | None:
 
 def _cookie(headers: Headers) -> str | None:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        result = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
     except CookieError:
         return None
-    return None if found is None else found.value
+    return None if result is None else result.value
 
 
 def _refuse(status: int, text: str) -> Response:

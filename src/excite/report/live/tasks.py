@@ -21,14 +21,14 @@ _FRESH = 120.0  # seconds after which one on another machine without news counts
 
 def sweeps(root: Path) -> list[dict[str, Any]]:
     """One row each, those that were written last first: counts, time left, what runs and what failed."""
-    found = []
+    result = []
     for folder in _walk(root):
         row = _row(root, folder)
         if row is not None:
-            found.append(row)
-        if len(found) == _MAX_SWEEPS:
+            result.append(row)
+        if len(result) == _MAX_SWEEPS:
             break
-    return sorted(found, key=lambda row: -row["updated"])
+    return sorted(result, key=lambda row: -row["updated"])
 
 
 def _walk(root: Path) -> Iterator[Path]:

@@ -106,7 +106,7 @@ def verdict(variants: Sequence[VariantRuns]) -> list[str]:
     compared = [variant for variant in variants if variant.pairs()]
     for i, variant in enumerate(compared):
         others = {0, i - 1} if i else set()
-        sentences += [str(found) for j in sorted(others) if (found := compare(variant, compared[j])) is not None]
+        sentences += [str(result) for j in sorted(others) if (result := compare(variant, compared[j])) is not None]
     sentences += [sentence for variant in variants for sentence in _warnings(variant)]
     if not measured:
         sentences.append("No margins were measured in these runs.")
@@ -114,11 +114,11 @@ def verdict(variants: Sequence[VariantRuns]) -> list[str]:
 
 
 def _warnings(variant: VariantRuns) -> list[str]:
-    found = []
+    result = []
     accuracies = variant.accuracies("test")
     known = classes(variant.runs[0].wiring)
     if accuracies and known and min(accuracies) < hardly(known):
-        found.append(
+        result.append(
             f"{variant.name}: test accuracy is {min(accuracies):.0%}: the network is hardly better than chance, "
             "so its margins say nothing about robustness."
         )
@@ -126,15 +126,15 @@ def _warnings(variant: VariantRuns) -> list[str]:
     doubtful = [m for m in margins if m.flags]
     if doubtful:
         reasons = "; ".join(dict.fromkeys(flag for m in doubtful for flag in m.flags))
-        found.append(
+        result.append(
             f"{variant.name}: {len(doubtful)} of {len(margins)} measurements of margins are unreliable, margins may be "
             f"smaller than shown: {reasons}."
         )
     if any(m.evidence is None for m in margins):
-        found.append(f"{variant.name}: margins were measured without evidence that the search converged.")
+        result.append(f"{variant.name}: margins were measured without evidence that the search converged.")
     broken = [run for run in variant.runs if run.status == "failed"]
-    found += [f"{variant.name}: the run {run.path.name} failed: {run.reason}." for run in broken]
-    return found
+    result += [f"{variant.name}: the run {run.path.name} failed: {run.reason}." for run in broken]
+    return result
 
 
 def _signed(value: float) -> str:

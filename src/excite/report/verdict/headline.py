@@ -58,9 +58,9 @@ def headline(outcomes: Sequence[RunOutcome], worst: Finding | None = None, name:
     Returns:
         The line.
     """
-    found = _one(outcomes[0], worst, name) if len(outcomes) == 1 else _several(outcomes, name)
-    notes = dict.fromkeys(one.note for one in outcomes if one.note)
-    return replace(found, text=" ".join([found.text, *notes]))
+    result = _one(outcomes[0], worst, name) if len(outcomes) == 1 else _several(outcomes, name)
+    notes = dict.fromkeys(outcome.note for outcome in outcomes if outcome.note)
+    return replace(result, text=" ".join([result.text, *notes]))
 
 
 def _one(outcome: RunOutcome, worst: Finding | None, name: str) -> Headline:
@@ -231,7 +231,11 @@ def _several(outcomes: Sequence[RunOutcome], name: str) -> Headline:
             "#panel-losses", docs_url("serve.md#diverged-runs"),
         )  # fmt: skip
     if not measured:
-        how = f"excite margins {name}" if any(one.measurable for one in outcomes) else "excite.watch(train=, test=)"
+        how = (
+            f"excite margins {name}"
+            if any(outcome.measurable for outcome in outcomes)
+            else "excite.watch(train=, test=)"
+        )
         kind: Kind = "warning" if diverged else "note"
         text = f"Robustness was not measured in these {len(rows)} runs.{lost}"
         return Headline(kind, text, f"Measure it: {how}.", "", docs_url("margins.md"))

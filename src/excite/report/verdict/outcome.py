@@ -114,44 +114,50 @@ def from_margins(
     Returns:
         The outcome.
     """
-    by_part = {part: [one] if isinstance(one, Margins) else list(one) for part, one in margins.items()}
-    by_part = {part: found for part, found in by_part.items() if found}
-    values = {part: [np.asarray(one.values, dtype=np.float64) for one in found] for part, found in by_part.items()}
-    every = [one for found in by_part.values() for one in found]
+    by_part = {
+        part: [margins_of_run] if isinstance(margins_of_run, Margins) else list(margins_of_run)
+        for part, margins_of_run in margins.items()
+    }
+    by_part = {part: result for part, result in by_part.items() if result}
+    values = {
+        part: [np.asarray(margins_of_run.values, dtype=np.float64) for margins_of_run in result]
+        for part, result in by_part.items()
+    }
+    every = [margins_of_run for result in by_part.values() for margins_of_run in result]
     if not every:
         return RunOutcome(accuracy=dict(accuracy or {}), **more)
-    pooled = {part: np.concatenate(found) for part, found in values.items()}
-    points = {part: min(map(len, found)) for part, found in values.items()}  # runs share their data: of one run
+    pooled = {part: np.concatenate(value) for part, value in values.items()}
+    points = {part: min(map(len, value)) for part, value in values.items()}  # runs share their data: of one run
     gap = chance = widest = None
     if {"train", "test"} <= pooled.keys():
         at, low, high = widest_gap(pooled["train"], pooled["test"])
         widest = at, float((pooled["train"] <= at).mean()), float((pooled["test"] <= at).mean())
         chance = chance_level(points["train"], points["test"])
         gap = gap_interval(high - low, chance)
-    flags = tuple(dict.fromkeys(flag for one in every for flag in one.flags))
-    known = {part: float((found > 0).mean()) for part, found in pooled.items()} | dict(accuracy or {})
+    flags = tuple(dict.fromkeys(flag for margins_of_run in every for flag in margins_of_run.flags))
+    known = {part: float((result > 0).mean()) for part, result in pooled.items()} | dict(accuracy or {})
     return RunOutcome(
-        medians={part: median_of(found) for part, found in values.items()}, points=points, accuracy=known, gap=gap,
+        medians={part: median_of(value) for part, value in values.items()}, points=points, accuracy=known, gap=gap,
         chance=chance, widest=widest, norm=every[0].norm, unit=unit_of(every[0]), flags=flags, final=True,
-        verified=None if any(one.evidence is None for one in every) else not flags, **more,
+        verified=None if any(margins_of_run.evidence is None for margins_of_run in every) else not flags, **more,
     )  # fmt: skip
 
 
 def from_latest(latest: Mapping[str, float], **more: Any) -> RunOutcome:
     """The outcome that the last values of the metrics show, for a run that still trains or has no stored margins."""
-    found = {name: value for name, value in latest.items() if not math.isnan(value)}
-    gap, chance = found.get(f"{PROBE}/gap"), found.get(f"{PROBE}/chance")
+    result = {name: value for name, value in latest.items() if not math.isnan(value)}
+    gap, chance = result.get(f"{PROBE}/gap"), result.get(f"{PROBE}/chance")
     medians, points = {}, {}
     for part in ("train", "test"):
-        if f"{PROBE}/median/{part}" in found:
+        if f"{PROBE}/median/{part}" in result:
             medians[part] = _median_of_quantiles(
-                found[f"{PROBE}/median/{part}"], found.get(f"{PROBE}/low/{part}"), chance
+                result[f"{PROBE}/median/{part}"], result.get(f"{PROBE}/low/{part}"), chance
             )
             if chance:
                 points[part] = round(_points(chance))
-    if not medians and "margin/median" in found:
-        medians["batch"] = Median(found["margin/median"])
-    accuracy = {part: found[key] for part in ("train", "test") if (key := f"{PROBE}/accuracy/{part}") in found}
+    if not medians and "margin/median" in result:
+        medians["batch"] = Median(result["margin/median"])
+    accuracy = {part: result[key] for part in ("train", "test") if (key := f"{PROBE}/accuracy/{part}") in result}
     note = more.pop("note", "") or not_fractions(accuracy)
     return replace(
         RunOutcome(medians=medians, points=points, accuracy=fractions(accuracy), chance=chance, note=note),
@@ -192,7 +198,7 @@ def median_of(samples: Sequence[Array]) -> Median:
     low = float(ordered[below]) if below >= 0 else 0.0
     high = float(ordered[above]) if above < n else math.inf
     if len(samples) > 1:
-        medians = np.array([np.median(one) for one in samples])
+        medians = np.array([np.median(sample) for sample in samples])
         if not np.isfinite(medians).all():
             return Median(value, low, high)
         spread = 1.25 * z * float(medians.std(ddof=1)) / math.sqrt(len(medians))  # 1.25: few runs

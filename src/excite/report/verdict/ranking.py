@@ -37,18 +37,18 @@ class Ranked:
 
     def to_dict(self) -> dict[str, Any]:
         """Fields for JSON; what is not finite is None."""
-        one = self.outcome
-        median = one.medians.get("test")
+        outcome = self.outcome
+        median = outcome.medians.get("test")
         values = {
-            "margin": one.margin, "low": None if median is None else median.low, "high": None if median is None else median.high,
-            "accuracy": one.accuracy.get("test"), "gap": None if one.gap is None else one.gap.value, "chance": one.chance,
+            "margin": outcome.margin, "low": None if median is None else median.low, "high": None if median is None else median.high,
+            "accuracy": outcome.accuracy.get("test"), "gap": None if outcome.gap is None else outcome.gap.value, "chance": outcome.chance,
         }  # fmt: skip
         plain = {key: value if value is not None and math.isfinite(value) else None for key, value in values.items()}
         return {
-            "run": one.label,
+            "run": outcome.label,
             "rank": self.rank,
-            "margin_text": one.margin_text,
-            "status": one.status,
+            "margin_text": outcome.margin_text,
+            "status": outcome.status,
             "text": self.text,
         } | plain
 
@@ -62,14 +62,20 @@ def rank(outcomes: Sequence[RunOutcome]) -> list[Ranked]:
     Returns:
         One entry per run.
     """
-    diverged = [Ranked(one, None, one.reason or "diverged") for one in outcomes if one.status == "diverged"]
-    sound = [one for one in outcomes if one.status != "diverged"]
-    measured = sorted((one for one in sound if one.margin is not None), key=lambda one: -(one.margin or 0.0))
-    silent = [Ranked(one, None, "margins were not measured") for one in sound if one.margin is None]
-    best = max(measured, key=lambda one: one.accuracy.get("test", 0.0), default=None)
-    comparable = [one for one in measured if best is not None and _as_accurate(one, best)]
+    diverged = [Ranked(ranked, None, ranked.reason or "diverged") for ranked in outcomes if ranked.status == "diverged"]
+    sound = [ranked for ranked in outcomes if ranked.status != "diverged"]
+    measured = sorted(
+        (ranked for ranked in sound if ranked.margin is not None), key=lambda ranked: -(ranked.margin or 0.0)
+    )
+    silent = [Ranked(ranked, None, "margins were not measured") for ranked in sound if ranked.margin is None]
+    best = max(measured, key=lambda ranked: ranked.accuracy.get("test", 0.0), default=None)
+    comparable = [ranked for ranked in measured if best is not None and _as_accurate(ranked, best)]
     ranked = _places(comparable)
-    others = [Ranked(one, None, _behind(one, best)) for one in measured if one not in comparable and best is not None]
+    others = [
+        Ranked(ranked, None, _behind(ranked, best))
+        for ranked in measured
+        if ranked not in comparable and best is not None
+    ]
     return [*ranked, *others, *silent, *diverged]
 
 
@@ -77,17 +83,17 @@ def _places(comparable: Sequence[RunOutcome]) -> list[Ranked]:
     count = len(comparable)
     pairs = max(1, count * (count - 1) // 2)
     limit = NormalDist().inv_cdf(1 - _LEVEL / (2 * pairs))
-    found: list[Ranked] = []
-    for i, one in enumerate(comparable):
+    result: list[Ranked] = []
+    for i, outcome in enumerate(comparable):
         if i == 0:
-            found.append(Ranked(one, 1, "largest margin on test data"))
+            result.append(Ranked(outcome, 1, "largest margin on test data"))
             continue
-        head = next(row for row in found if row.rank == found[-1].rank)  # the largest margin of the place before
-        if _apart(head.outcome, one, limit):
-            found.append(Ranked(one, i + 1, f"smaller margin than {head.outcome.label}"))
+        head = next(row for row in result if row.rank == result[-1].rank)  # the largest margin of the place before
+        if _apart(head.outcome, outcome, limit):
+            result.append(Ranked(outcome, i + 1, f"smaller margin than {head.outcome.label}"))
         else:
-            found.append(Ranked(one, head.rank, f"undecided: within noise of {head.outcome.label}"))
-    return found
+            result.append(Ranked(outcome, head.rank, f"undecided: within noise of {head.outcome.label}"))
+    return result
 
 
 def _apart(first: RunOutcome, second: RunOutcome, limit: float) -> bool:
@@ -98,19 +104,19 @@ def _apart(first: RunOutcome, second: RunOutcome, limit: float) -> bool:
     return math.isfinite(error) and abs(a.value - b.value) > limit * error
 
 
-def _as_accurate(one: RunOutcome, best: RunOutcome) -> bool:
-    mine, other = one.accuracy.get("test"), best.accuracy.get("test")
+def _as_accurate(run_outcome: RunOutcome, best: RunOutcome) -> bool:
+    mine, other = run_outcome.accuracy.get("test"), best.accuracy.get("test")
     if mine is None or other is None:
         return True
-    return other - mine <= max(POINTS_APART, 1.96 * math.hypot(_error(one, mine), _error(best, other)))
+    return other - mine <= max(POINTS_APART, 1.96 * math.hypot(_error(run_outcome, mine), _error(best, other)))
 
 
-def _error(one: RunOutcome, accuracy: float) -> float:
+def _error(run_outcome: RunOutcome, accuracy: float) -> float:
     """Standard error of an accuracy; 0 if the number of points is not known."""
-    n = one.points.get("test", 0)
+    n = run_outcome.points.get("test", 0)
     return math.sqrt(accuracy * (1 - accuracy) / n) if n else 0.0
 
 
-def _behind(one: RunOutcome, best: RunOutcome) -> str:
-    points = 100 * (best.accuracy.get("test", 0.0) - one.accuracy.get("test", 0.0))
+def _behind(run_outcome: RunOutcome, best: RunOutcome) -> str:
+    points = 100 * (best.accuracy.get("test", 0.0) - run_outcome.accuracy.get("test", 0.0))
     return f"not comparable: {points:.0f} points less accurate than {best.label}"

@@ -53,14 +53,14 @@ class RobustnessMeasurement:
         """Measures a trained model and stores the result in its run."""
         radii = [0.0, *map(in_pixels, SIZES)]
         options: dict[str, Any] = {"bounds": saved.data.bounds, "classes": len(saved.data.classes)}
-        found: dict[str, Any] = {"settings": vars(self), "sizes": [0, *SIZES], "arm": variant}
+        result: dict[str, Any] = {"settings": vars(self), "sizes": [0, *SIZES], "arm": variant}
         for number, part in enumerate(PARTS):
             x, y = saved.points(part, self.points)
             tell = lambda share, number=number: progress((number + share) / 2)  # noqa: E731
             broken = broken_at(
                 saved.model, x, y, radii, steps=self.steps, restarts=self.restarts, progress=tell, **options
             )
-            found[part] = [float((broken > radius).double().mean()) for radius in radii]
+            result[part] = [float((broken > radius).double().mean()) for radius in radii]
         chosen = np.linspace(0, len(x) - 1, min(self.check, len(x))).round().astype(int)
         smallest = margins(
             saved.model,
@@ -69,13 +69,13 @@ class RobustnessMeasurement:
             bounds=saved.data.bounds,
             options=SearchOptions(evidence=False, certify=False),
         ).values
-        found["check"] = {
+        result["check"] = {
             "points": len(chosen),
             "attack": [float((broken[chosen] > r).double().mean()) for r in radii],
             "search": [float((smallest > r).double().mean()) for r in radii],
         }
         with closing(Run.open(saved.folder, "a")) as run:  # its status stays
-            run.write_json("robust", found)
+            run.write_json("robust", result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +139,10 @@ class ByRobustness:
         """Reads the result of a finished job."""
         with load_run(job.folder) as run:
             try:
-                found, minutes = run.read_json("robust"), float(run.read_json("time")["seconds"]) / 60
+                result, minutes = run.read_json("robust"), float(run.read_json("time")["seconds"]) / 60
                 reached = radius_reached(run)
-                lines: dict[str, list[float]] = {part: list(map(float, found[part])) for part in PARTS}
-                attack, search = (list(map(float, found["check"][name])) for name in ("attack", "search"))
+                lines: dict[str, list[float]] = {part: list(map(float, result[part])) for part in PARTS}
+                attack, search = (list(map(float, result["check"][name])) for name in ("attack", "search"))
             except (KeyError, TypeError, ValueError) as error:
                 raise RunError(
                     f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
@@ -152,7 +152,7 @@ class ByRobustness:
         values["gap"] = max(train - test for train, test in zip(lines["train"], lines["test"]))
         values |= {**reached, "minutes": minutes, "search8_test": search[-1], "attack8_test": attack[-1]}
         flags = tuple(
-            f"at {size}/255 the second attack leaves {second:.1%} of {found['check']['points']} test images, the first {first:.1%}"
+            f"at {size}/255 the second attack leaves {second:.1%} of {result['check']['points']} test images, the first {first:.1%}"
             for size, first, second in zip(SIZES, attack[1:], search[1:])
             if first - second > DOUBT
         )

@@ -94,9 +94,9 @@ class NetworkStack(nn.Module):
 
             first = uniform(widths[0], widths[0])
             drawn.append((first, [uniform(i, o, i) for o, i in sizes], [uniform(i, o) for o, i in sizes]))
-        self.first = nn.Parameter(torch.stack([one[0] for one in drawn]))
-        self.weights = nn.ParameterList(torch.stack([one[1][k] for one in drawn]) for k in range(len(sizes)))
-        self.biases = nn.ParameterList(torch.stack([one[2][k] for one in drawn]) for k in range(len(sizes)))
+        self.first = nn.Parameter(torch.stack([network[0] for network in drawn]))
+        self.weights = nn.ParameterList(torch.stack([network[1][k] for network in drawn]) for k in range(len(sizes)))
+        self.biases = nn.ParameterList(torch.stack([network[2][k] for network in drawn]) for k in range(len(sizes)))
         scaled = sizes[:-1] if normalization != "none" else []
         self.scales = nn.ParameterList(torch.ones(count, o) for o, _ in scaled)
         self.shifts = nn.ParameterList(torch.zeros(count, o) for o, _ in scaled)
@@ -175,12 +175,12 @@ def train(
         at, order = order[:batch], order[batch:]
         f, z, given = networks(x[:, at])
         loss = (f - y[:, at]).square().mean(1) / 2
-        found = torch.autograd.grad(loss.sum(), [f, *z, *parameters])
-        for p, g in zip(parameters, found[1 + len(z) :]):
+        result = torch.autograd.grad(loss.sum(), [f, *z, *parameters])
+        for p, g in zip(parameters, result[1 + len(z) :]):
             p.grad = g
         optimizer.step()
-        error = found[0].abs()
-        norms = [g.norm(dim=2) for g in found[1 : 1 + len(z)]]
+        error = result[0].abs()
+        norms = [g.norm(dim=2) for g in result[1 : 1 + len(z)]]
         squares = sum((n * h.detach().norm(dim=2)).square() for n, h in zip(norms[1:], given[1:]))
         fine = (error > 0).float()
         safe = torch.where(error > 0, error, 1.0)
@@ -227,7 +227,7 @@ def log_ratio(over: float, under: float) -> float:
 def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress) -> list[Outcome]:
     """All networks of a way at once: four frequencies for each seed, with the same points, first weights and order."""
     ways = list(dict.fromkeys(json.dumps(dict(settings), sort_keys=True) for settings, _ in parts))
-    found: dict[int, Outcome] = {}
+    result: dict[int, Outcome] = {}
     for turn, way in enumerate(ways):
         chosen = [i for i, (settings, _) in enumerate(parts) if json.dumps(dict(settings), sort_keys=True) == way]
         seeds = [parts[i][1] for i in chosen]
@@ -238,10 +238,10 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_prog
         trained = trajectories(parts[chosen[0]][0], seeds, on_share)
         for row, i in enumerate(chosen):
             four = slice(len(FREQUENCIES) * row, len(FREQUENCIES) * (row + 1))
-            found[i] = outcome(
+            result[i] = outcome(
                 {name: curve[four].numpy() for name, curve in vars(trained).items()}, parts[i][0]["steps"]
             )
-    return [found[i] for i in range(len(parts))]
+    return [result[i] for i in range(len(parts))]
 
 
 def trajectories(settings: Mapping[str, Any], seeds: Sequence[int], on_progress: OnProgress) -> Trajectories:
@@ -334,12 +334,12 @@ def draw(
         at = np.array(repeats[0]["steps"]) / 1000
         for k, omega in enumerate(FREQUENCIES):
             for row, name in enumerate(("bias", "weights")):
-                curves = np.array([one[name][k] for one in repeats])
+                curves = np.array([repeat[name][k] for repeat in repeats])
                 axes[row, column].plot(at, curves.mean(0), color=colours[k], linewidth=1.8, label=f"ω = {omega:g}")
                 axes[row, column].fill_between(
                     at, curves.min(0), curves.max(0), color=colours[k], alpha=0.12, linewidth=0
                 )
-            slope = np.array([one["slope"][k] for one in repeats]).mean(0)
+            slope = np.array([repeat["slope"][k] for repeat in repeats]).mean(0)
             axes[0, column].plot(
                 at, slope, color="black", linewidth=0.8, linestyle=":", label="exact slope" if k == 0 else None
             )
@@ -354,7 +354,7 @@ def draw(
     figure.legend(
         *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9, frameon=False
     )
-    count = max(len(one) for one in details.values())
+    count = max(len(detail) for detail in details.values())
     figure.suptitle(f"{study.title}\nlines: means over {count} repeats, bands: lowest to highest", fontsize=12)
     return {
         "figure": (

@@ -120,20 +120,20 @@ class LayersMeasurement:
         """Measures a trained model and stores the result in its run."""
         self._attack().measure(saved, variant, lambda fraction: progress(0.5 * fraction))
         x, y = saved.points("test", self.points)
-        hidden = [one for one in richness(saved.model, x) if one.layer in _HIDDEN]
-        ratios = [one.ratio for one in alignment(saved.model, x[:4]).layers if one.layer in _HIDDEN]
+        hidden = [layer for layer in richness(saved.model, x) if layer.layer in _HIDDEN]
+        ratios = [layer.ratio for layer in alignment(saved.model, x[:4]).layers if layer.layer in _HIDDEN]
         options = SearchOptions(evidence=False, certify=False, restarts=1)
         few = slice(None, None, max(1, len(x) // self.margins))
         smallest = margins(saved.model, x[few], y[few], layers="all", relative=True, options=options)
-        found = {
+        result = {
             "settings": vars(self),
-            "rank": float(np.mean([float(one.covariance.effective_rank) / one.width for one in hidden])),
+            "rank": float(np.mean([float(layer.covariance.effective_rank) / layer.width for layer in hidden])),
             "alignment": float(np.mean(ratios)),
             "layer_margin": smallest.median,
         }
         progress(1.0)
         with closing(Run.open(saved.folder, "a")) as run:
-            run.write_json("layers", found)
+            run.write_json("layers", result)
 
     def _attack(self) -> LastEpochMeasurement:
         return LastEpochMeasurement(self.radius, self.points)
@@ -162,7 +162,7 @@ class ByLayers(ByEpoch):
 
     def read(self, job: Job) -> tuple[VariantResult, dict[str, Any]]:
         """Reads the result of a finished job."""
-        found, lines = super().read(job)
+        result, lines = super().read(job)
         with load_run(job.folder) as run:
             try:
                 stored = run.read_json("layers")
@@ -171,7 +171,7 @@ class ByLayers(ByEpoch):
                 raise RunError(
                     f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
-        return replace(found, values={**found.values, **more}), lines
+        return replace(result, values={**result.values, **more}), lines
 
     def figures(
         self, study: Study, scale: OverfittingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]

@@ -225,14 +225,14 @@ class LastEpochMeasurement:
 
     def measure(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
         """Measures a trained model and stores the result in its run."""
-        found: dict[str, Any] = {"settings": vars(self), "variant": variant}
+        result: dict[str, Any] = {"settings": vars(self), "variant": variant}
         options: dict[str, Any] = {"bounds": saved.data.bounds, "classes": len(saved.data.classes)}
         for number, part in enumerate(PARTS):
             x, y = saved.points(part, self.points)
-            found[part] = robust_accuracy(saved.model, x, y, [0.0, self.radius], **options)
+            result[part] = robust_accuracy(saved.model, x, y, [0.0, self.radius], **options)
             progress((number + 1) / len(PARTS))
         with closing(Run.open(saved.folder, "a")) as run:  # its status stays
-            run.write_json("robust", found)
+            run.write_json("robust", result)
 
 
 class ByEpoch:

@@ -176,12 +176,12 @@ _LINES: dict[str, tuple[str, Any]] = {"cross-entropy": ("#000000", "-"), "square
 def draw(study: Study, scale: Any, details: Details, numbers: Sequence[VariantResult]) -> dict[str, tuple[str, Figure]]:
     """Draws the figures of the study."""
     centred = {loss: details[f"{loss}, centred data"] for loss in _LINES if f"{loss}, centred data" in details}
-    found = {
+    result = {
         "figure": (f"{study.title}: one panel per seed", panels({loss: details[loss] for loss in _LINES}, study.title))
     }
     if len(centred) == len(_LINES):
-        found["centred"] = ("The same with the mean of the data removed", panels(centred, "Centred data"))
-    return found
+        result["centred"] = ("The same with the mean of the data removed", panels(centred, "Centred data"))
+    return result
 
 
 def panels(details: Details, title: str) -> Figure:
@@ -201,10 +201,10 @@ def panels(details: Details, title: str) -> Figure:
         any_loss = next(iter(details.values()))[k]
         points, labels = np.array(any_loss["points"]), np.array(any_loss["labels"])
         for loss, (colour, dashes) in _LINES.items():
-            found = details[loss][k]
-            axis.add_collection(LineCollection(found["boundary"], colors=colour, linestyles=[dashes], linewidths=1.8))
-            centre = points[found["nearest"]]
-            axis.add_patch(Circle(centre, found["margin"], fill=False, color=colour, linestyle=dashes, linewidth=0.8))
+            result = details[loss][k]
+            axis.add_collection(LineCollection(result["boundary"], colors=colour, linestyles=[dashes], linewidths=1.8))
+            centre = points[result["nearest"]]
+            axis.add_patch(Circle(centre, result["margin"], fill=False, color=colour, linestyle=dashes, linewidth=0.8))
         for label, colour in enumerate(_CLASSES):
             axis.scatter(*points[labels == label].T, s=14, color=colour, zorder=3)
         middle, half = (points.min(0) + points.max(0)) / 2, 0.75 * float(np.ptp(points, axis=0).max())

@@ -296,9 +296,9 @@ def _curve(axis: Axes, seeds: Sequence[Mapping[str, Any]], label: str, colour: s
     axis.fill_between(at, curves.min(0), curves.max(0), color=colour, alpha=0.15, linewidth=0)
 
 
-def _boundaries(axis: Axes, one: Mapping[str, Any]) -> None:
+def _boundaries(axis: Axes, panel: Mapping[str, Any]) -> None:
     """The points of one seed with their mean at the origin, where descent ends and where the margin is widest."""
-    points, signs = np.array(one["points"]), np.array(one["signs"])
+    points, signs = np.array(panel["points"]), np.array(panel["signs"])
     for sign, marker in ((1, "o"), (-1, "s")):
         axis.plot(
             *points[signs == sign].T, marker, color="#888" if sign > 0 else "#222", markersize=4, linestyle="none"
@@ -308,7 +308,7 @@ def _boundaries(axis: Axes, one: Mapping[str, Any]) -> None:
         ("limit", "gradient descent", FADING, "--"),
         ("best", "widest margin", PERSISTENT, "-"),
     ):
-        *weight, bias = one[name]
+        *weight, bias = panel[name]
         w = np.array(weight)
         foot, along = -bias * w / (w @ w), np.array([-w[1], w[0]]) / np.linalg.norm(w)
         ends = np.stack([foot - 3 * reach * along, foot + 3 * reach * along])
@@ -322,7 +322,7 @@ def _boundaries(axis: Axes, one: Mapping[str, Any]) -> None:
 def _margins(axis: Axes, numbers: Sequence[VariantResult]) -> None:
     hows = {"origin elsewhere": BETWEEN, "mean removed": FADING, "support vectors centred": PERSISTENT}
     for row, (how, colour) in enumerate(hows.items()):
-        values = [found.margin for found in numbers if found.variant == f"centring: {how}"]
+        values = [number.margin for number in numbers if number.variant == f"centring: {how}"]
         axis.plot(values, [row] * len(values), "o", color=colour, alpha=0.6, markeredgewidth=0)
         axis.plot([float(np.mean(values))], [row], "|", color="k", markersize=18, markeredgewidth=2)
     axis.set_yticks(range(3), [how.replace(" ", "\n", 1) for how in hows])

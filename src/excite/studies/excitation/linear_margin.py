@@ -65,9 +65,9 @@ def data(name: str, seed: int) -> tuple[Array, Array]:
     labels = np.repeat([1.0, 0.0], 20)
     if name == LEFT:
         t = 2 * np.pi * np.arange(20) / 20
-        one = -35 + 58 * np.stack([np.cos(t), np.sin(t - np.pi / 8)], 1)
+        first_class = -35 + 58 * np.stack([np.cos(t), np.sin(t - np.pi / 8)], 1)
         other = 35 + 35 * np.stack([np.cos(t), np.sin(t - np.pi / 2.3)], 1)
-        return np.concatenate([one, other]), labels
+        return np.concatenate([first_class, other]), labels
     draws = np.random.RandomState(seed)
     u = np.concatenate([2 - 0.8 * draws.rand(20), 4 - 0.8 * draws.rand(20)])
     return np.stack([u, 10 + 20 * u], 1), labels
@@ -202,8 +202,8 @@ def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     """Draws the figures of the study."""
-    plain = {variant: found for variant, found in details.items() if "scaled" not in variant}
-    scaled = {variant: found for variant, found in details.items() if "scaled" in variant}
+    plain = {variant: detail for variant, detail in details.items() if "scaled" not in variant}
+    scaled = {variant: detail for variant, detail in details.items() if "scaled" in variant}
     figures = {"figure": (f"{study.title}: boundaries and margins", columns(plain, study.title))}
     if scaled:
         figures["scaled"] = (
@@ -230,13 +230,13 @@ def columns(details: Mapping[str, list[Any]], title: str) -> Figure:
     return figure
 
 
-def _plane(axis: Axes, found: Mapping[str, Any]) -> None:
-    points, labels = np.array(found["points"]), np.array(found["labels"])
+def _plane(axis: Axes, result: Mapping[str, Any]) -> None:
+    points, labels = np.array(result["points"]), np.array(result["labels"])
     for label, colour in ((1.0, BLUE), (0.0, ORANGE)):
         axis.scatter(points[labels == label, 0], points[labels == label, 1], s=14, color=colour, zorder=3)
     middle, half = (points.min(0) + points.max(0)) / 2, 0.7 * float(np.ptp(points, axis=0).max())
     for name, colour, dashes, words in (("trained", BLACK, "-", "trained"), ("optimal", GREEN, "--", "largest margin")):
-        w, b = np.array(found[name][:2]), found[name][2]
+        w, b = np.array(result[name][:2]), result[name][2]
         foot = middle - w * (w @ middle + b) / (w @ w)
         along = 4 * half * np.array([-w[1], w[0]]) / np.linalg.norm(w)
         axis.plot(*np.stack([foot - along, foot + along]).T, color=colour, linestyle=dashes, linewidth=1.8, label=words)

@@ -112,18 +112,18 @@ def gradients(weights: Weights, x: Array, slope: Array) -> Weights:
     inputs = [x]
     for w in weights[:-1]:
         inputs.append(inputs[-1] @ w.T)
-    back, found = slope[:, None], []
+    back, result = slope[:, None], []
     for w, seen in zip(reversed(weights), reversed(inputs)):
-        found.append(back.T @ seen)
+        result.append(back.T @ seen)
         back = back @ w
-    return found[::-1]
+    return result[::-1]
 
 
 def descend(weights: Weights, x: Array, s: Array, settings: Mapping[str, Any]) -> Weights:
     """One step of gradient descent with weight decay."""
-    found = gradients(weights, x, SLOPES[settings["loss"]](outputs(weights, x), s))
+    result = gradients(weights, x, SLOPES[settings["loss"]](outputs(weights, x), s))
     lr, decay = settings["lr"], settings["decay"]
-    return [w - lr * (g + 2 * decay * w) for w, g in zip(weights, found)]
+    return [w - lr * (g + 2 * decay * w) for w, g in zip(weights, result)]
 
 
 def grow(weights: Weights, x: Array, s: Array) -> Weights:
@@ -131,9 +131,9 @@ def grow(weights: Weights, x: Array, s: Array) -> Weights:
     margins = s * outputs(weights, x)
     # A common factor of all slopes does not matter: exp(smallest margin) keeps them from vanishing.
     slope = -s * np.exp(max(0.0, float(margins.min())) - np.logaddexp(0, margins))
-    found = gradients(weights, x, slope)
-    length = STRIDE * _norm(weights) / _norm(found)
-    return [w - length * g for w, g in zip(weights, found)]
+    result = gradients(weights, x, slope)
+    length = STRIDE * _norm(weights) / _norm(result)
+    return [w - length * g for w, g in zip(weights, result)]
 
 
 def _norm(parts: Weights) -> float:
@@ -143,9 +143,9 @@ def _norm(parts: Weights) -> float:
 def bound_of(weights: Weights, x: Array, y: Array, settings: Mapping[str, Any]) -> Array:
     """What theory says σ₂/σ₁ is at most, by layer (L,): ‖G_k‖/2μσ₁ with decay, from the differences of layers without."""
     if settings["decay"]:
-        found = decay_rank(weights, settings["decay"], x, y, LOSSES[settings["loss"]])
-        first = np.asarray(found.terms["first"])
-        return np.where(first > GONE, np.asarray(found.terms["value by layer"]) / np.maximum(first, GONE), 0.0)
+        result = decay_rank(weights, settings["decay"], x, y, LOSSES[settings["loss"]])
+        first = np.asarray(result.terms["first"])
+        return np.where(first > GONE, np.asarray(result.terms["value by layer"]) / np.maximum(first, GONE), 0.0)
     return np.asarray(cross_entropy_rank(weights, x, y).terms["value by layer"])
 
 
@@ -249,7 +249,7 @@ def draw(
         curve = seeds[0]["curve"]
         steps = [step for step, _, _ in curve]
         for layer in range(len(curve[0][1])):
-            ratios = [found[layer] or math.nan for _, found, _ in curve]
+            ratios = [result[layer] or math.nan for _, result, _ in curve]
             axis.plot(steps, ratios, color=COLOURS[2 + layer % 5], linewidth=1.8, label=f"layer {layer + 1}")
         bounds = [bound or math.nan for _, _, bound in curve]
         axis.plot(steps, bounds, color=COLOURS[0], linestyle="--", linewidth=1.4, label="bound on all")

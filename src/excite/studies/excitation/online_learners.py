@@ -68,8 +68,8 @@ def linear_system(settings: Mapping[str, Any], seed: int) -> Outcome:
     wrong = float(np.linalg.norm(theta - truth) / size)
     values = {"wrong": wrong, "error": _size(error)}
     for name, noise in (("least_squares", np.zeros(len(x))), ("noisy", 0.01 * rng.normal(size=len(x)))):
-        found = np.linalg.lstsq(*respond(truth, x, noise), rcond=None)[0]
-        values[name] = float(np.linalg.norm(found - truth) / size)
+        result = np.linalg.lstsq(*respond(truth, x, noise), rcond=None)[0]
+        values[name] = float(np.linalg.norm(result - truth) / size)
     return Outcome(values, curve.plain(wrong))
 
 
@@ -152,8 +152,8 @@ class Curve:
 
     def plain(self, last: float) -> dict[str, list[float]]:
         """Returns the curve as JSON values, with its last value."""
-        found = {**self._found, self._steps: last}
-        return {"at": [float(t) for t in found], "curve": list(found.values())}
+        result = {**self._found, self._steps: last}
+        return {"at": [float(t) for t in result], "curve": list(result.values())}
 
 
 def _size(errors: Array | float) -> float:

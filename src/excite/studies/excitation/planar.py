@@ -49,12 +49,12 @@ def around(x: Array) -> tuple[Array, Array]:
 
 def zero_set(network: TwoLayer, box: tuple[Array, Array]) -> Array:
     """{f = 0} inside the box, as segments (S, 2, 2): ends, coordinates."""
-    found = []
+    result = []
     for corners, slope, height in cells(network, box):
         ends = _crossings(corners, corners @ slope + height)
         if len(ends) == 2:
-            found.append(ends)
-    return np.array(found).reshape(-1, 2, 2)
+            result.append(ends)
+    return np.array(result).reshape(-1, 2, 2)
 
 
 def cells(network: TwoLayer, box: tuple[Array, Array]) -> Iterator[tuple[Array, Array, float]]:

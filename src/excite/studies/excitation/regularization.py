@@ -91,13 +91,13 @@ def equivalence(settings: Mapping[str, Any], seed: int, on_progress: OnProgress)
     differences, alone = [0.0], 0
     for number, power in enumerate(settings["powers"]):
         for k, penalty in enumerate(grid):
-            found = radius_of_penalty(x, y, float(penalty), norm, power)
-            excited = None if found.excited is None else found.excited.round(6).tolist()
+            result = radius_of_penalty(x, y, float(penalty), norm, power)
+            excited = None if result.excited is None else result.excited.round(6).tolist()
             curves.setdefault(str(power), []).append(
-                (float(penalty / largest), found.radius, found.regularized.round(6).tolist(), excited)
+                (float(penalty / largest), result.radius, result.regularized.round(6).tolist(), excited)
             )
-            alone += found.radius is None
-            differences += [found.difference] if found.radius is not None else []
+            alone += result.radius is None
+            differences += [result.difference] if result.radius is not None else []
             on_progress((number + k / len(grid)) / len(settings["powers"]))
     values = {"difference": max(differences), "alone": float(alone), "solved": float(len(differences) - 1)}
     return Outcome(values, {"curves": curves})
@@ -111,8 +111,8 @@ def noise(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Ou
     ridge = np.linalg.solve(x.T @ x + penalty * np.eye(n), x.T @ y)
 
     def off(rows: Array, targets: Array) -> float:
-        found = np.linalg.lstsq(rows, targets, rcond=None)[0]
-        return float(np.linalg.norm(found - ridge) / np.linalg.norm(ridge))
+        result = np.linalg.lstsq(rows, targets, rcond=None)[0]
+        return float(np.linalg.norm(result - ridge) / np.linalg.norm(ridge))
 
     ghosts = off(np.vstack([x, math.sqrt(penalty) * np.eye(n)]), np.r_[y, np.zeros(n)])
     moves = math.sqrt(n * penalty / count) * np.vstack([np.eye(n), -np.eye(n)])  # second moment penalty/count · I
@@ -179,12 +179,12 @@ def inflated(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) ->
 def above_chord(x: Array, s: Array, radius: float, seed: int, pairs: int = 2000) -> int:
     """How often F((u + v)/2) > (F(u) + F(v))/2 for random pairs of weights: never, if F is convex."""
     rng = np.random.default_rng(seed + 2000)
-    found = 0
+    result = 0
     for _ in range(pairs):
         u, v = rng.normal(size=(2, x.shape[1])) * np.exp(rng.uniform(-3, 3, size=(2, 1)))
         chord = (inflated_loss(u, x, s, radius) + inflated_loss(v, x, s, radius)) / 2
-        found += inflated_loss((u + v) / 2, x, s, radius) > chord * (1 + 1e-12)
-    return found
+        result += inflated_loss((u + v) / 2, x, s, radius) > chord * (1 + 1e-12)
+    return result
 
 
 def linear_estimator(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
@@ -277,7 +277,7 @@ def draw(study: Study, scale: Any, details: Details, numbers: Sequence[VariantRe
     axes[0, 0].set_ylabel("weights")
     _radii(axes[0, 3], details[six[1]][0]["curves"])
     _noise(axes[1, 0], details["equations 10 and 11"][0])
-    inflated = {variant: found[0]["curve"] for variant, found in details.items() if variant.startswith("equation 13")}
+    inflated = {variant: detail[0]["curve"] for variant, detail in details.items() if variant.startswith("equation 13")}
     for number, (variant, curve) in enumerate(inflated.items()):
         words = variant.removeprefix("equation 13, ").replace(" the margin", "")
         style = {"color": COLOURS[number], "linestyle": DASHES[number], "linewidth": 1.8, "label": words}
@@ -314,18 +314,18 @@ def _path(axis: Axes, curve: Sequence[Any]) -> None:
 
 def _radii(axis: Axes, curves: Mapping[str, Sequence[Any]]) -> None:
     for number, (power, curve) in enumerate(curves.items()):
-        found = [(penalty, radius) for penalty, radius, _, _ in curve if radius is not None]
+        result = [(penalty, radius) for penalty, radius, _, _ in curve if radius is not None]
         dashes: Any = DASHES[number]
-        axis.plot(*zip(*found), color=COLOURS[number], linestyle=dashes, linewidth=1.8, label=f"m = {float(power):g}")
+        axis.plot(*zip(*result), color=COLOURS[number], linestyle=dashes, linewidth=1.8, label=f"m = {float(power):g}")
     axis.set(title="p = 2: the ε that matches λ", xlabel="λ / 2‖X'y‖_q", ylabel="ε", xscale="log", yscale="log")
     axis.legend(fontsize=8)
 
 
-def _noise(axis: Axes, found: Mapping[str, Any]) -> None:
-    copies, off = zip(*found["drawn"])
+def _noise(axis: Axes, result: Mapping[str, Any]) -> None:
+    copies, off = zip(*result["drawn"])
     axis.loglog(copies, off, "o-", color=COLOURS[1], label="noise drawn at random")
     axis.loglog(copies, [off[0] / c**0.5 for c in copies], ":", color="#888", label="1 / √copies")
-    axis.plot([found["directions"][0]], [min(off) / 3], "v", color=COLOURS[2], label="2n directions: exact")
+    axis.plot([result["directions"][0]], [min(off) / 3], "v", color=COLOURS[2], label="2n directions: exact")
     axis.set(title="Noise instead of ridge", xlabel="copies of every point", ylabel="distance from ridge, relative")
     axis.legend(fontsize=8, loc="upper right")
 

@@ -80,10 +80,10 @@ def _loss(model: ProductNode, pe: PersistentExcitation | None, how: str, x: Tens
 def _seen(pe: PersistentExcitation | None, how: str, x: Tensor) -> float:
     if pe is None:
         return 1.0 if how == "exactly" else 0.0
-    found = pe.perturbations(x)
-    inputs = found.get("") or found["first"]
+    result = pe.perturbations(x)
+    inputs = result.get("") or result["first"]
     product = [d[:, 0] * d[:, 1] for d in inputs]
-    behind = [d[:, 3] for d in found["last"]] if "last" in found else [torch.zeros(())] * 2
+    behind = [d[:, 3] for d in result["last"]] if "last" in result else [torch.zeros(())] * 2
     return max(float((a + b).abs().max()) for a, b in zip(product, behind)) / RADIUS**2
 
 

@@ -234,26 +234,28 @@ def claims(scale: CasesScale) -> list[Claim]:
 
         return Claim(text, source, measure, mine, effect, below=math.log10(below)).quoting(_QUOTES[source], "weaker")
 
-    one, f = _QUOTES
+    theorem_1, f = _QUOTES
     six = name(6, "ReLU")
     return [
         worst("linear", "diagonal", "linear: descent conserves the diagonal, up to η² squared gradients", f, ROUNDING),
         worst("ReLU", "diagonal", "ReLU: descent conserves the diagonal, up to η² squared gradients", f, ROUNDING),
         worst("linear", "off", "linear: and all entries off the diagonal", f, ROUNDING),
         least("ReLU", "off", "ReLU: and all entries off the diagonal, in one case at least", f, ROUNDING),
-        worst("linear", "flow_left", "linear: gradient flow conserves the diagonal", one, INTEGRATION),
+        worst("linear", "flow_left", "linear: gradient flow conserves the diagonal", theorem_1, INTEGRATION),
         worst(
             "ReLU",
             "flow_left",
             "ReLU: gradient flow conserves the diagonal, up to its sliding",
-            one,
+            theorem_1,
             INTEGRATION,
         ),
-        worst("linear", "flow_off", "linear: and all entries off the diagonal", one, INTEGRATION),
-        least("ReLU", "flow_off", "ReLU: and all entries off the diagonal, in one case at least", one, INTEGRATION),
+        worst("linear", "flow_off", "linear: and all entries off the diagonal", theorem_1, INTEGRATION),
+        least(
+            "ReLU", "flow_off", "ReLU: and all entries off the diagonal, in one case at least", theorem_1, INTEGRATION
+        ),
         Claim(
             "case 6 holds with [U Z] as printed",
-            one,
+            theorem_1,
             f"{six}: log₁₀ of the relative change of the diagonal, with Z in place of [Y; Z]",
             (six,),
             lambda n: math.log10(n[six].printed),

@@ -20,8 +20,8 @@ def sizes(reading: LedgerReport) -> dict[str, float]:
     def size(amount: Callable[[Any], Tensor]) -> float:
         return float(torch.cat([amount(entry) for entry in reading.entries]).norm() / whole)
 
-    found = {"drift": size(lambda e: e.drift), "rest": size(lambda e: e.rest)}
-    return found | {part: size(lambda e, part=part: e.parts[part]) for part in PARTS}  # type: ignore[misc]
+    result = {"drift": size(lambda e: e.drift), "rest": size(lambda e: e.rest)}
+    return result | {part: size(lambda e, part=part: e.parts[part]) for part in PARTS}  # type: ignore[misc]
 
 
 def shares(reading: LedgerReport) -> dict[str, float]:
@@ -62,12 +62,12 @@ def growth(reading: LedgerReport) -> float:
 
 def balances(reading: LedgerReport, parameters: Mapping[str, Tensor]) -> dict[str, float]:
     """By law with consumers, in the order of the network: ‖what makes its channels‖² / ‖what reads them‖²."""
-    found = {}
+    result = {}
     for entry in reading.entries:
         if entry.group.consumers:
             made, read = (
                 sum(float(site.rows(parameters[site.parameter].detach()).double().square().sum()) for site in sites)
                 for sites in (entry.group.producers, entry.group.consumers)
             )
-            found[entry.name] = made / read
-    return found
+            result[entry.name] = made / read
+    return result

@@ -124,10 +124,10 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, o
     with torch.no_grad():
         model.eval()
         right = (model(data.x_test[:500]).argmax(1) == data.y_test[:500]).float().mean().item()
-    found = curve[-1][1]
+    result = curve[-1][1]
     apart, left = imbalance(reading)
     values = {
-        "drift": found["drift"],
+        "drift": result["drift"],
         **shares(reading),
         "rest": max(entry.relative for entry in reading.entries),
         "imbalance": apart,
@@ -261,7 +261,7 @@ def _balance(details: Mapping[str, list[Any]]) -> Figure:
         steps = [max(step, 0.5) for step, _ in curve]  # the start, on a logarithmic axis
         for number, law in enumerate(laws):
             colour = colormaps["viridis"](0.9 * number / max(len(laws) - 1, 1))
-            axis.plot(steps, [found[law] for _, found in curve], color=colour, linewidth=1.2)
+            axis.plot(steps, [result[law] for _, result in curve], color=colour, linewidth=1.2)
         axis.axhline(1, color="#000000", linewidth=0.8, linestyle=":")
         axis.set(xscale="log", yscale="log")
         axis.set_title(variant, fontsize=10)
@@ -279,9 +279,9 @@ def _parts(study: Study, details: Mapping[str, list[Any]]) -> Figure:
     for axis, (variant, seeds) in zip(axes.flat, details.items()):
         curve = seeds[0]["curve"]
         for part, (colour, dashes, label) in _LINES.items():
-            found = [(step, sizes[part]) for step, sizes in curve]
+            result = [(step, sizes[part]) for step, sizes in curve]
             # A part that does not occur keeps its place in the legend.
-            shown = [(step, value) for step, value in found if value > _FLOOR]
+            shown = [(step, value) for step, value in result if value > _FLOOR]
             axis.plot(*(zip(*shown) if shown else ([], [])), color=colour, linestyle=dashes, linewidth=1.8, label=label)
         axis.set(xscale="log", yscale="log", ylim=(_FLOOR, 3))
         axis.set_title(variant, fontsize=10)

@@ -36,9 +36,9 @@ SCALES = {
 
 def variants(scale: StepsScale) -> list[Variant]:
     """Variants that are trained at a scale."""
-    found = [Variant(kind, {"graphs": scale.steps, "slope": list(slope)}) for kind, slope in KINDS.items()]
+    result = [Variant(kind, {"graphs": scale.steps, "slope": list(slope)}) for kind, slope in KINDS.items()]
     return [
-        *found,
+        *result,
         Variant(COUNTS, {"width": 8, "side": 8, "depths": [2, 4, 8]} if scale.name == "quick" else {"width": 64}),
     ]
 
@@ -75,8 +75,8 @@ def compared(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) ->
             errors.append(parts.error(x))
             pattern = max(pattern, float(np.abs(parts.mu.gradient(parts.h(x)) - parts.active(x)).max()))
         edge = list(net.weights)[int(rng.integers(len(net.weights)))]
-        found = parts.derivative(x, edge)
-        slopes.append(abs(found - differences(net, x, edge)) / max(1.0, abs(found)))
+        result = parts.derivative(x, edge)
+        slopes.append(abs(result - differences(net, x, edge)) / max(1.0, abs(result)))
         on_progress((number + 1) / settings["graphs"])
     values = {"error": max(errors), "slope": float(np.median(slopes)), "pattern": pattern, "paths": float(most)}
     return Outcome(values, {"errors": errors})
@@ -149,9 +149,9 @@ def draw(
     left, right = figure.subplots(1, 2)
     errors = {variant: seeds[0]["errors"] for variant, seeds in details.items() if "errors" in seeds[0]}
     bins = np.geomspace(1e-18, 1e-14, 33)
-    for k, (variant, found) in enumerate(errors.items()):
+    for k, (variant, result) in enumerate(errors.items()):
         left.hist(
-            np.maximum(found, 1.01e-18), bins, histtype="step", linewidth=1.8, color=COLOURS[2 + k], label=variant
+            np.maximum(result, 1.01e-18), bins, histtype="step", linewidth=1.8, color=COLOURS[2 + k], label=variant
         )
     left.axvline(1e-12, color=COLOURS[0], linestyle="--", linewidth=1.2)
     left.set(xscale="log", xlim=(1e-18, 1e-11), xlabel="|ν(x) − μ(h(x))| / Σ|h|", ylabel="points")
@@ -161,11 +161,11 @@ def draw(
     left.legend()
     for seeds in details.values():
         if "logs" in seeds[0]:
-            found = seeds[0]
-            for k, (name, logs) in enumerate(found["logs"].items()):
-                right.plot(found["depths"], logs, marker="o", color=COLOURS[2 + k], linestyle=DASHES[k], label=name)
+            result = seeds[0]
+            for k, (name, logs) in enumerate(result["logs"].items()):
+                right.plot(result["depths"], logs, marker="o", color=COLOURS[2 + k], linestyle=DASHES[k], label=name)
             right.set_title(
-                f"number of paths, width {found['width']} (images of {found.get('side', 32)}×{found.get('side', 32)})",
+                f"number of paths, width {result['width']} (images of {result.get('side', 32)}×{result.get('side', 32)})",
                 fontsize=10,
             )
             right.axhline(np.log10(LIMIT), color=COLOURS[0], linestyle=":", linewidth=1.2, label="limit of enumeration")

@@ -54,15 +54,15 @@ SCALES = {
 def variants(scale: RankScale) -> list[Variant]:
     """Variants that are trained at a scale."""
     base = {"steps": scale.steps, "widths": [*scale.widths, 1], "points": scale.points, "gain": 1.0, "lr": 2e-3}
-    found = []
+    result = []
     for names, leak in ((LINEAR, 1.0), (RELU, 0.0)):
-        found += [Variant(name, {**base, "leak": leak, "loss": loss}) for loss, name in names.items()]
+        result += [Variant(name, {**base, "leak": leak, "loss": loss}) for loss, name in names.items()]
     for (kind, small), many in zip(SMALL.items(), MANY.values()):
         leak = 1.0 if kind == "linear" else 0.0
-        found.append(Variant(small, {**base, "leak": leak, "loss": "squared", "gain": 0.1, "lr": 5e-3}))
-        found.append(Variant(many, {**base, "leak": leak, "loss": "classes", "widths": [*scale.widths, 3]}))
+        result.append(Variant(small, {**base, "leak": leak, "loss": "squared", "gain": 0.1, "lr": 5e-3}))
+        result.append(Variant(many, {**base, "leak": leak, "loss": "classes", "widths": [*scale.widths, 3]}))
     two = {**base, "widths": [2, 2, 1], "points": 2, "leak": 0.0, "loss": "logistic", "two points": True}
-    return [*found, Variant(TWO, two)]
+    return [*result, Variant(TWO, two)]
 
 
 def data_and_weights(seed: int, settings: Mapping[str, Any]) -> tuple[Array, Array, Weights]:
@@ -199,9 +199,9 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
             if any((a != b).any() for a, b in zip(now, signs)):
                 changed, signs = number + 1, now
     on, off = moved(weights, laws)
-    _, found, aligned_by, grown = curve[-1]
+    _, result, aligned_by, grown = curve[-1]
     values = {
-        "ratio": min(found),
+        "ratio": min(result),
         "alignment": min(aligned_by),
         "grown": grown,
         "settled": changed / steps,
@@ -226,7 +226,7 @@ _PAIRS = "Σ_{a∈IN} w_au(t)w_av(t) − Σ_{b∈OUT} w_ub(t)w_vb(t) = Σ_{a∈I
 
 def claims(scale: RankScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
-    two, cor, one = _QUOTES
+    two, cor, theorem_1 = _QUOTES
 
     # Corollary 1 assumes that signs settle. Both statements are about a limit, so that finite trainings are judged by their mean.
     def rank_one(text: str, source: str, variant: str) -> Claim:
@@ -251,7 +251,7 @@ def claims(scale: RankScale) -> list[Claim]:
         *(rank_one(f"layers of ReLU networks become rank one, {loss} loss", cor, RELU[loss]) for loss in tails),
         *(aligned(f"and adjacent layers align, {loss} loss", cor, RELU[loss]) for loss in tails),
         rank_one("they do so on two points 100° apart with the same label", cor, TWO),
-        rank_one("squared error does it too, linear networks", one, LINEAR["squared"]),
+        rank_one("squared error does it too, linear networks", theorem_1, LINEAR["squared"]),
         rank_one("squared error does it from small weights, linear networks", "observed", SMALL["linear"]),
         rank_one("squared error does it from small weights, ReLU networks", "observed", SMALL["ReLU"]),
         rank_one("layers of linear networks with three outputs become rank one", "beyond the paper", MANY["linear"]),

@@ -120,14 +120,14 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     flags: tuple[str, ...] = ()
     for number in range(steps + 1):
         if number in looked_at:
-            found = {name: b for name, b in look(model, x, initial, wiring).items() if "factor" in b.terms}
-            rows = [[b.terms["measured"], b.terms["at this norm"], b.terms["limit"]] for b in found.values()]
+            result = {name: b for name, b in look(model, x, initial, wiring).items() if "factor" in b.terms}
+            rows = [[b.terms["measured"], b.terms["at this norm"], b.terms["limit"]] for b in result.values()]
             room = min(room, *(measured - now for measured, now, _ in rows))
             curve.append((number, rows))
             on_progress(number / steps)
         if number < steps and not grow(model, x, y):
             flags = ("a point has no active path left: its loss outweighs all others, and the gradient is 0",)
-    last = list(found.values())
+    last = list(result.values())
     with torch.no_grad():
         right = float((y * model(x)[:, 0] > 0).double().mean())
     values = {
@@ -139,7 +139,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
         "drift": max(b.terms["drift"] for b in last),
         "right": right,
     }
-    return Outcome(values, {"layers": list(found), "curve": curve}, flags)
+    return Outcome(values, {"layers": list(result), "curve": curve}, flags)
 
 
 def look(model: nn.Module, x: Tensor, initial: Mapping[str, Tensor], wiring: Any) -> dict[str, Bound]:

@@ -72,17 +72,17 @@ def judge_again(
         >>> judged.verdicts[0].word  # doctest: +SKIP
         'holds'
     """
-    found = find_study(study)
-    path = _find_file(found, file, scale)
-    stored, numbers = _read_numbers(found, path)
-    verdicts = judge_all(found.claims(found.scales[stored["scale"]]), numbers)
+    result = find_study(study)
+    path = _find_file(result, file, scale)
+    stored, numbers = _read_numbers(result, path)
+    verdicts = judge_all(result.claims(result.scales[stored["scale"]]), numbers)
     before = {(v["text"], v["measure"]): str(v["verdict"]) for v in stored["verdicts"]}
     changes = [
         (v.claim.text, before[key], v.word)
         for v in verdicts
         if (key := (v.claim.text, v.claim.measure)) in before and before[key] != v.word
     ]
-    return JudgedAgain(found, stored["scale"], path, tuple(verdicts), tuple(changes))
+    return JudgedAgain(result, stored["scale"], path, tuple(verdicts), tuple(changes))
 
 
 def read_results(study: Study, file: str | os.PathLike[str]) -> tuple[str, dict[str, str], list[VariantResult]]:

@@ -122,8 +122,8 @@ def judge(claim: Claim, numbers: Sequence[VariantResult]) -> Verdict | None:
     and results have `resamples`, the interval covers other images too.
     """
     by_seed: dict[int, dict[str, VariantResult]] = {}
-    for found in numbers:
-        by_seed.setdefault(found.seed, {})[found.variant] = found
+    for result in numbers:
+        by_seed.setdefault(result.seed, {})[result.variant] = result
     pairs = [variants for variants in by_seed.values() if set(claim.variants) <= variants.keys()]
     if not pairs:
         return None
@@ -179,20 +179,20 @@ def _resampled(claim: Claim, tested: Sequence[Mapping[str, VariantResult]]) -> A
 
 def _by_interval(claim: Claim, effects: Array, resampled: Array | None) -> Verdict:
     """Claims on means. With several rungs each has to lie on the claimed side; the least certain one is reported."""
-    found = [
+    result = [
         _rung(claim, effects[:, at], None if resampled is None else resampled[:, :, at])
         for at in range(effects.shape[1])
     ]
-    holding = [verdict for verdict in found if verdict.word == "holds"]
-    if len(holding) < len(found):
+    holding = [verdict for verdict in result if verdict.word == "holds"]
+    if len(holding) < len(result):
         # One rung that fails is enough; with several to choose from its p-value is corrected.
-        corrected = holm([verdict.p or 0.0 if verdict.word == "fails" else 1.0 for verdict in found])
+        corrected = holm([verdict.p or 0.0 if verdict.word == "fails" else 1.0 for verdict in result])
         at = int(np.argmin(corrected))
         if corrected[at] <= 1 - LEVEL:
-            return replace(found[at], p=corrected[at])
-        weakest = max((v for v in found if v.word != "holds"), key=lambda verdict: verdict.p or 0.0)
+            return replace(result[at], p=corrected[at])
+        weakest = max((v for v in result if v.word != "holds"), key=lambda verdict: verdict.p or 0.0)
         return replace(weakest, word="undecided")
-    return max(found, key=lambda verdict: verdict.p or 0.0)
+    return max(result, key=lambda verdict: verdict.p or 0.0)
 
 
 def _rung(claim: Claim, effects: Array, resampled: Array | None) -> Verdict:

@@ -50,7 +50,7 @@ STATES = (*PARTS, "untrained")
 
 def signals(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
     """The hidden signals of "papers-cnn", (B, width) each: behind the activation of every affine layer, and pooled."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     kind, count = "", {"conv": 0, "linear": 0}
     for module in model:
         x = module(x)
@@ -58,10 +58,10 @@ def signals(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
             kind = "conv" if isinstance(module, nn.Conv2d) else "linear"
             count[kind] += 1
         elif isinstance(module, nn.MaxPool2d):
-            found[f"pooled{count['conv']}"] = x.flatten(1)
+            result[f"pooled{count['conv']}"] = x.flatten(1)
         elif not isinstance(module, nn.Dropout | nn.Flatten):
-            found[f"{kind}{count[kind]}"] = x.flatten(1)
-    return found
+            result[f"{kind}{count[kind]}"] = x.flatten(1)
+    return result
 
 
 def spectra(model: nn.Sequential, x: Tensor, batch: int = 250) -> dict[str, dict[str, Any]]:
@@ -78,11 +78,11 @@ def spectra(model: nn.Sequential, x: Tensor, batch: int = 250) -> dict[str, dict
                     width = signal.shape[1]
                     moments[name] = Moments(width, width, device=signal.device, block=min(len(x) + 1, width))
                 moments[name].add(signal)
-    found = {}
+    result = {}
     for name, summed in moments.items():
         spectrum = summed.covariance()
         shares = np.cumsum(spectrum.values) / max(spectrum.total, np.finfo(float).tiny)
-        found[name] = {
+        result[name] = {
             "width": spectrum.width,
             "points": len(x),
             "explained": shares[:COMPONENTS].tolist(),
@@ -90,7 +90,7 @@ def spectra(model: nn.Sequential, x: Tensor, batch: int = 250) -> dict[str, dict
             "effective": float(spectrum.effective_rank),
             "rank": float(spectrum.rank),
         }
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -109,18 +109,18 @@ class SpectraMeasurement:
         with closing(Run.open(saved.folder, "a")) as run:  # its status stays
             config = stored_config(run, trust=saved.trusted)
         untrained = build_model(config, saved.data).to(saved.data.x_test.device)
-        found: dict[str, Any] = {"settings": asdict(self), "arm": variant, "accuracy": {}}
+        result: dict[str, Any] = {"settings": asdict(self), "arm": variant, "accuracy": {}}
         models = {"train": saved.model, "test": saved.model, "untrained": untrained}
         for number, (state, model) in enumerate(models.items()):
             x, y = saved.points("train" if state == "train" else "test", self.points)
             assert isinstance(model, nn.Sequential)
-            found[state] = spectra(model, x)
+            result[state] = spectra(model, x)
             if state in PARTS:
                 x, y = saved.points(state)
-                found["accuracy"][state] = accuracy(model, decisions(model, saved.threshold), x, y)
+                result["accuracy"][state] = accuracy(model, decisions(model, saved.threshold), x, y)
             progress((number + 1) / len(models))
         with closing(Run.open(saved.folder, "a")) as run:  # its status stays
-            run.write_json("spectra", found)
+            run.write_json("spectra", result)
 
 
 class BySpectra:
@@ -158,11 +158,11 @@ class BySpectra:
         """The numbers, of test images unless their name says otherwise, and the spectra by state and layer."""
         with load_run(job.folder) as run:
             try:
-                found = run.read_json("spectra")
-                values = {f"accuracy_{part}": float(found["accuracy"][part]) for part in PARTS}
+                json = run.read_json("spectra")
+                values = {f"accuracy_{part}": float(json["accuracy"][part]) for part in PARTS}
                 for name in LAYERS:
-                    one, train, before = (found[state][name] for state in ("test", "train", "untrained"))
-                    values[f"effective_{name}"] = float(one["effective"])
+                    test, train, before = (json[state][name] for state in ("test", "train", "untrained"))
+                    values[f"effective_{name}"] = float(test["effective"])
                     values[f"untrained_{name}"] = float(before["effective"])
                     values[f"five_{name}"] = float(train["explained"][4])
                     values[f"components99_{name}"] = float(train["components99"])
@@ -171,7 +171,7 @@ class BySpectra:
                 raise RunError(
                     f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
-        return VariantResult(job.variant, job.seed, values, (), values["accuracy_test"] < CHANCE), found
+        return VariantResult(job.variant, job.seed, values, (), values["accuracy_test"] < CHANCE), json
 
     def figures(
         self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
@@ -179,16 +179,16 @@ class BySpectra:
         """Draws the figures of the study."""
         first = study.variants(scale)[0].name
         title = f"{study.title} ({study.task}, scale {scale.name})"
-        found = {
+        result = {
             "figure": ("Variance explained by the first components", variance_figure(details[first], LAYERS, title))
         }
         if len(details) > 1:
             words = {name: f"{LAYERS[name]}" for name in SEEN}
-            found["variants"] = (
+            result["variants"] = (
                 "Effective rank of every variant, layer by layer",
                 variants_figure(numbers, words, title),
             )
-        return found
+        return result
 
     def below_table(self, scale: TrainingScale) -> str:
         """Text below the table of results."""
@@ -225,13 +225,13 @@ def variants_figure(numbers: Sequence[VariantResult], layers: Mapping[str, str],
     """For every variant and layer the effective rank on test images: one dot per seed, a bar at the mean; a line at the first variant."""
     from matplotlib.figure import Figure
 
-    variants = list(dict.fromkeys(found.variant for found in numbers))
+    variants = list(dict.fromkeys(number.variant for number in numbers))
     figure = Figure(figsize=(13, 1.6 + 0.4 * len(variants)), layout="constrained")
     axes = figure.subplots(1, len(layers), sharey=True)
     for axis, (name, words) in zip(axes, layers.items()):
         for row, variant in enumerate(["untrained", *variants]):
             of, kind = (variants[0], "untrained") if variant == "untrained" else (variant, "effective")
-            values = [float(getattr(found, f"{kind}_{name}")) for found in numbers if found.variant == of]
+            values = [float(getattr(number, f"{kind}_{name}")) for number in numbers if number.variant == of]
             colour = COLOURS[3] if variant == "untrained" else COLOURS[2]
             axis.plot(values, [row] * len(values), "o", color=colour, alpha=0.5, markeredgewidth=0)
             axis.plot([float(np.mean(values))], [row], "|", color=COLOURS[0], markersize=16, markeredgewidth=2)

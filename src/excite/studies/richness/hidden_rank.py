@@ -80,7 +80,7 @@ def claims(scale: TrainingScale) -> list[Claim]:
 
 
 def _of_the_figure() -> list[Claim]:
-    found = []
+    result = []
     for name in ("linear1", "linear2"):
         layer = LAYERS[name]
         for text, measure, effect, bounds, quote, strength in (
@@ -91,7 +91,7 @@ def _of_the_figure() -> list[Claim]:
             ("the rank is lower than the number of units", "numerical rank over units",
              _ratio("rank", "width", name), {"below": 1.0}, _MUCH, "weaker"),
         ):  # fmt: skip
-            found.append(
+            result.append(
                 Claim(
                     f"{layer}: {text}",
                     _FIGURE,
@@ -102,7 +102,7 @@ def _of_the_figure() -> list[Claim]:
                     bounds.get("below"),
                 ).quoting(quote, cast(Strength, strength))
             )
-    return found
+    return result
 
 
 def _training() -> list[Claim]:

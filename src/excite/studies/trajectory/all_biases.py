@@ -64,18 +64,18 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_prog
         layers="all",
         progress=lambda _, done, total: on_progress(done / total),
     )
-    found = []
+    result = []
     for i in range(len(parts)):
         loss, test = trained.loss[i].numpy(), trained.test_loss[i].numpy()  # type: ignore[index]
         epochs = trained.trajectories[0].counts.numpy() / settings["points"]
-        lengths = [one.length[i].numpy() / epochs for one in trained.trajectories]
+        lengths = [trajectory.length[i].numpy() / epochs for trajectory in trained.trajectories]
         values = {"loss": float(loss[-1]), "test": float(test[-1])}
         values |= {f"length_{k}": float(length[-1]) for k, length in enumerate(lengths, 1)}
         curves = {"epochs": epochs.cumsum(), "loss": loss, "test": test}
         curves |= {f"length_{k}": length for k, length in enumerate(lengths, 1)}
         flags = () if loss[-1] < FIT else (f"training loss {loss[-1]:.2g} at the end, above {FIT}",)
-        found.append(Outcome(values, {name: thinned(curve) for name, curve in curves.items()}, flags))
-    return found
+        result.append(Outcome(values, {name: thinned(curve) for name, curve in curves.items()}, flags))
+    return result
 
 
 def order(n: Mapping[str, VariantResult], layer: int) -> float:

@@ -84,7 +84,7 @@ def in_an_ensemble(
     model: nn.Sequential, data: Dataset, settings: Mapping[str, Any], seed: int, on_progress: OnProgress
 ) -> Curves:
     """Trains a perceptron as an ensemble of one, and returns its curves."""
-    found = ensemble(
+    result = ensemble(
         [model],
         data.x_train.flatten(1),
         data.y_train,
@@ -96,8 +96,8 @@ def in_an_ensemble(
         window=WINDOW,
         progress=lambda phase, done, total: on_progress(done / total),
     )
-    assert found.test_loss is not None
-    return {"loss": found.loss[0], "length": found.trajectory.length[0], "test": found.test_loss[0]}
+    assert result.test_loss is not None
+    return {"loss": result.loss[0], "length": result.trajectory.length[0], "test": result.test_loss[0]}
 
 
 def with_a_probe(
@@ -210,7 +210,7 @@ def draw(
     figure = Figure(figsize=(12, 1 + 3 * len(sizes)), layout="constrained")
     axes = figure.subplots(len(sizes), len(_PANELS), squeeze=False)
     for row, size in zip(axes, sizes):
-        mine = {variant.split(", ")[0]: found for variant, found in details.items() if variant.endswith(size)}
+        mine = {variant.split(", ")[0]: detail for variant, detail in details.items() if variant.endswith(size)}
         for axis, (name, words) in zip(row, _PANELS):
             curves(axis, mine, name, "steps", (COLOURS[2], COLOURS[1]))
             axis.set(title=f"{words}, {size}", xlabel="step")

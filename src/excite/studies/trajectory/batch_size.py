@@ -57,7 +57,7 @@ def variants(scale: StepsScale) -> list[Variant]:
 def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress) -> list[Outcome]:
     """One ensemble for each batch size."""
     place = find_device(device)
-    found: dict[int, Outcome] = {}
+    result: dict[int, Outcome] = {}
     sizes = sorted({settings["batch"] for settings, _ in parts})
     for turn, size in enumerate(sizes):
         chosen = [i for i, (settings, _) in enumerate(parts) if settings["batch"] == size]
@@ -89,8 +89,8 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_prog
                 "test": float(test[-last:].mean()),
             }
             curves = {"steps": at, "loss": loss, "mean": mean, "test": test}
-            found[i] = Outcome(values, {key: thinned(curve) for key, curve in curves.items()})
-    return [found[i] for i in range(len(parts))]
+            result[i] = Outcome(values, {key: thinned(curve) for key, curve in curves.items()})
+    return [result[i] for i in range(len(parts))]
 
 
 def _longer(size: int) -> Claim:
@@ -110,16 +110,16 @@ def _longer(size: int) -> Claim:
 
 
 def _larger(omega: float) -> Claim:
-    one, many = name(omega, 1), name(omega, 32)
+    single, many = name(omega, 1), name(omega, 32)
 
     def effect(n: Mapping[str, VariantResult]) -> float:
-        return math.log10(n[many].trajectory / n[one].trajectory)
+        return math.log10(n[many].trajectory / n[single].trajectory)
 
     return Claim(
         f"batches of 32 instead of 1 make the trajectory slightly longer, ω = {omega:g}",
         _FIGURE,
         "normalized update at the end, log10 of the ratio of batch 32 to batch 1",
-        (one, many),
+        (single, many),
         effect,
         above=0.0,
     ).quoting("Increasing the batch size from 1 to 32 also leads to a slight increase in trajectory length")

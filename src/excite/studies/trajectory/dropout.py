@@ -83,19 +83,19 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
         model, x, y, settings["steps"], settings["lr"], tail=tail, decay=0.1, seed=seed, progress=on_progress
     )
     new = fresh[:_NEW]
-    found = dropout_generalization(run, x, new)
+    result = dropout_generalization(run, x, new)
     net = relu_network(list(run.pairs), new)
     truth = 0.25 * slopes(net, patterns(net, new))[1]  # the most that the slope can be in the region
-    reached = found.program.reached
-    over = (truth[reached] / found.program.values[reached]).nan_to_num(0.0)
+    reached = result.program.reached
+    over = (truth[reached] / result.program.values[reached]).nan_to_num(0.0)
     errors = [float(((run.module()(p)[:, 0] > 0.5).long() != t).double().mean()) for p, t in ((x, y), (fresh, labels))]
     values = {
-        "steady": min(found.steady, LARGEST),
-        "found": found.found,
-        "product": found.product,
+        "steady": min(result.steady, LARGEST),
+        "found": result.found,
+        "product": result.product,
         "violation": float(over.max()) if len(over) else 0.0,
-        "reached": found.program.share,
-        "lemma4": float(next(iter(found.lemma4.values())).bounds[0]),
+        "reached": result.program.share,
+        "lemma4": float(next(iter(result.lemma4.values())).bounds[0]),
         "difference": abs(errors[0] - errors[1]),
     }
     return Outcome(values, {"constants": {name: values[name] for name in ("steady", "product", "found")}})

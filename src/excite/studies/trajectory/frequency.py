@@ -71,7 +71,7 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_prog
     place = find_device(device)
     drawn = [points(own["omega"], seed, own["points"], own["test"]) for own, seed in parts]
     x, y, x_test, y_test = (torch.stack(tensors).to(place) for tensors in zip(*drawn))
-    found = ensemble(
+    result = ensemble(
         [network(seed, settings["widths"]).to(place) for _, seed in parts],
         x,
         y,
@@ -81,7 +81,7 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_prog
         test=(x_test, y_test),
         progress=lambda phase, done, total: on_progress(done / total),
     )
-    return [outcome(found, i) for i in range(len(parts))]
+    return [outcome(result, i) for i in range(len(parts))]
 
 
 def outcome(found: Ensemble, i: int) -> Outcome:

@@ -168,12 +168,12 @@ def train(
         with torch.no_grad():
             logits = torch.cat([model(part).reshape(-1) for part in x_test.split(500)])
             test = F.binary_cross_entropy_with_logits(logits.double(), y_test.double())
-        found = {
+        result = {
             "loss": sums[0], "length": sums[1] * len(x), "theirs": sums[2] * len(x), "raw": sums[3] * len(x),
             "largest": learner.largest, "test": test, "spread": sums[4] - mean.square().sum(),
             "distance": (learner.bias.detach().double().flatten() - initial).norm(),
         }  # fmt: skip
-        for name, value in found.items():
+        for name, value in result.items():
             curves[name][epoch] = float(value)
         means[epoch] = (learner.start.cpu() + mean).flatten()
         if keep is not None:

@@ -128,24 +128,24 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     weights, biases, phi = train(x_, y_, settings, seed, on_progress)
     model = as_module([(torch.from_numpy(weight), torch.from_numpy(bias)) for weight, bias in zip(weights, biases)])
     x, y = torch.from_numpy(x_), torch.from_numpy(y_)
-    found = look(model, plane, settings["cells"])
-    new = found.points.reshape(-1, 10)
+    result = look(model, plane, settings["cells"])
+    new = result.points.reshape(-1, 10)
     measured = empty_region(model, x, torch.from_numpy(phi), new, beta=1.0)
     exact = empty_region(model, x, local(model, x), new, beta=1.0)
-    truth = found.slopes.reshape(-1)
+    truth = result.slopes.reshape(-1)
     ratios, tighter = _ratios(measured, truth), _ratios(exact, truth)
     steep = measured.reached & (truth > 1e-12)
     bounds, slopes = measured.values[steep], truth[steep]
     with torch.no_grad():
         loss = float((model(x)[:, 0] - y).square().mean())
-    error = found.outputs[..., 0] - _wave(settings["omega"], found)
+    error = result.outputs[..., 0] - _wave(settings["omega"], result)
     values = {
         "loss": loss,
         "error": float(error.square().mean()),
-        "regions": found.count,
+        "regions": result.count,
         "filled": float((~measured.empty).double().mean()),
         "reached": measured.share_empty,
-        "reached_regions": _share_of_regions(found, measured),
+        "reached_regions": _share_of_regions(result, measured),
         "ratio": float(ratios.median()) if len(ratios) else np.nan,
         "ratio_exact": float(tighter.median()) if len(tighter) else np.nan,
         "ratio_most": float(ratios.max()) if len(ratios) else np.nan,
@@ -154,8 +154,8 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
         "constant": float(truth.median()),
         "constant_most": float(truth.max()),
         "constant_training": float(local(model, x).max()),
-        "density": _density(found),
-        "clustering": _clustering(found),
+        "density": _density(result),
+        "clustering": _clustering(result),
         "rank": measured.terms["rank"],
         "patterns": measured.terms["patterns"],
     }
@@ -163,8 +163,8 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     return Outcome(values, detail)
 
 
-def _wave(omega: float, found: RegionMap) -> Tensor:
-    up, across = (torch.cos(2 * torch.pi * omega * places) for places in (found.up, found.across))
+def _wave(omega: float, result: RegionMap) -> Tensor:
+    up, across = (torch.cos(2 * torch.pi * omega * places) for places in (result.up, result.across))
     return up[:, None] * across[None]
 
 
@@ -174,35 +174,35 @@ def _ratios(bound: EmptyRegions, truth: Tensor) -> Tensor:
     return bound.values[some] / truth[some]
 
 
-def _share_of_regions(found: RegionMap, bound: EmptyRegions) -> float:
+def _share_of_regions(result: RegionMap, bound: EmptyRegions) -> float:
     """The share of empty regions, each counted once, that are reached."""
-    ids = found.ids.reshape(-1)
-    empty = torch.zeros(found.count, dtype=torch.bool)
-    reached = torch.zeros(found.count, dtype=torch.bool)
+    ids = result.ids.reshape(-1)
+    empty = torch.zeros(result.count, dtype=torch.bool)
+    reached = torch.zeros(result.count, dtype=torch.bool)
     empty[ids], reached[ids] = bound.empty, bound.reached
     return float(reached[empty].double().mean())
 
 
-def _density(found: RegionMap) -> float:
+def _density(result: RegionMap) -> float:
     """Regions met an area, within half of the square against the rest of it."""
-    inner = (found.up.abs()[:, None] < 0.5) & (found.across.abs()[None] < 0.5)
-    many, few = (len(found.ids[part].unique()) for part in (inner, ~inner))
+    inner = (result.up.abs()[:, None] < 0.5) & (result.across.abs()[None] < 0.5)
+    many, few = (len(result.ids[part].unique()) for part in (inner, ~inner))
     return (many / 0.25) / (few / 0.75)
 
 
-def _clustering(found: RegionMap) -> float:
+def _clustering(result: RegionMap) -> float:
     """Mean difference of the constants of two regions that touch, over that of any two regions."""
-    slopes = torch.zeros(found.count, dtype=torch.float64)
-    slopes[found.ids.reshape(-1)] = found.slopes.reshape(-1)
+    slopes = torch.zeros(result.count, dtype=torch.float64)
+    slopes[result.ids.reshape(-1)] = result.slopes.reshape(-1)
     pairs = torch.cat(
         [
-            torch.stack([found.ids[:, :-1].reshape(-1), found.ids[:, 1:].reshape(-1)], 1),
-            torch.stack([found.ids[:-1].reshape(-1), found.ids[1:].reshape(-1)], 1),
+            torch.stack([result.ids[:, :-1].reshape(-1), result.ids[:, 1:].reshape(-1)], 1),
+            torch.stack([result.ids[:-1].reshape(-1), result.ids[1:].reshape(-1)], 1),
         ]
     )
     pairs = pairs[pairs[:, 0] != pairs[:, 1]].sort(1).values.unique(dim=0)
     near = (slopes[pairs[:, 0]] - slopes[pairs[:, 1]]).abs().mean()
-    anywhere = (slopes[:, None] - slopes[None]).abs().sum() / (found.count * (found.count - 1))
+    anywhere = (slopes[:, None] - slopes[None]).abs().sum() / (result.count * (result.count - 1))
     return float(near / anywhere)
 
 
@@ -310,7 +310,7 @@ def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
     """Draws the figures of the study."""
-    first = {variant: found[0] for variant, found in details.items()}
+    first = {variant: detail[0] for variant, detail in details.items()}
     main = next(iter(first.values()))
     return {
         "figure": (f"{study.title}: the learned function, its regions, constants and bounds", regions_figure(main)),

@@ -143,17 +143,17 @@ class Field:
         """On one side of all kinks: the switching values at `places` (k,), ∇R (P,) and their gradients (k, P)."""
         kinks = Kinks(side)
         loss = self.tensor(point, kinks)
-        self.last = [one.detach() for one in kinks.values]
+        self.last = [output.detach() for output in kinks.values]
         values = [kinks.values[call].reshape(-1)[element] for call, element in places]
         self.evaluations += 1 + len(values)
         rows = [
             torch.cat([
                 part.reshape(-1)
                 for part in torch.autograd.grad(
-                    one, self._parameters, retain_graph=True, allow_unused=True, materialize_grads=True
+                    output, self._parameters, retain_graph=True, allow_unused=True, materialize_grads=True
                 )
             ]).detach().cpu().numpy()
-            for one in (loss, *values)
+            for output in (loss, *values)
         ]  # fmt: skip
         return (
             np.array([float(value.detach()) for value in values]),
@@ -191,7 +191,7 @@ class Field:
         self.evaluations += 1
         kinks = Kinks(side) if side else None
         value = self.tensor(point, kinks)
-        self.last = [] if kinks is None else [one.detach() for one in kinks.values]
+        self.last = [] if kinks is None else [value.detach() for value in kinks.values]
         parts = torch.autograd.grad(value, self._parameters, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([g.reshape(-1) for g in parts]).detach().cpu().numpy().astype(np.float64)
         number = float(value.detach())
@@ -226,9 +226,9 @@ class FlowRecorder:
         self._values["gradient"].append(float(np.linalg.norm(gradient)))
         with torch.no_grad():
             for name, quantity in self._quantities.items():
-                found = quantity(self._field.put(point))
-                found = found.detach().cpu().numpy() if isinstance(found, Tensor) else found
-                self._values[name].append(np.array(found, dtype=np.float64))
+                result = quantity(self._field.put(point))
+                result = result.detach().cpu().numpy() if isinstance(result, Tensor) else result
+                self._values[name].append(np.array(result, dtype=np.float64))
 
     def result(
         self,

@@ -133,18 +133,18 @@ def load_model(
         run = None if folder is None else stack.enter_context(load_run(folder))
         config = _train_config(run)
         weights = _read(run, file)
-        found, about = _data(run, config, data)
+        result, about = _data(run, config, data)
         source = _source(run, weights, config, model, options, trust)
-    made = _build(source, model, config if weights.source.factory is None else None, found)
+    made = _build(source, model, config if weights.source.factory is None else None, result)
     built = load_weights(made, weights.state, file or folder)
     key, output = about.get("key"), about.get("output")
     if key is not None or output is not None:
         built = TensorModel(built, key, output).eval()
     if bounds is not None:
-        found = replace(found, bounds=check_pair(bounds, "bounds"))
+        result = replace(result, bounds=check_pair(bounds, "bounds"))
     return SavedModel(
         built,
-        found,
+        result,
         _threshold(config, about),
         folder,
         weights.step,
@@ -275,13 +275,13 @@ def _data(run: Run | None, config: TrainConfig | None, data: Any) -> tuple[Datas
                 f"data: expected a data set ({', '.join(NAMES)}), or a {' or '.join(SUFFIXES)} file with x_train, y_train, x_test, "
                 f"y_test; got {name!r}"
             )
-        found = DataFile(load(name)) if name in NAMES else load_file(name)
-        return found.data, found.about
+        result = DataFile(load(name)) if name in NAMES else load_file(name)
+        return result.data, result.about
     if config is not None:
         return load_data(config.data), {}
     if run is not None and (run.path / POINTS).is_file():
-        found = load_file(run.path / POINTS, run.path.resolve().name)
-        return found.data, found.about
+        result = load_file(run.path / POINTS, run.path.resolve().name)
+        return result.data, result.about
     where = (
         "a file of weights has no data"
         if run is None

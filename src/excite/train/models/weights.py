@@ -74,15 +74,15 @@ def _torch_load(path: Path) -> Any:
         raise RunError(f"{path} cannot be read as weights: {first_line(error)}") from error
 
 
-def _tensors(path: Path, found: Any) -> dict[str, Tensor]:
+def _tensors(path: Path, result: Any) -> dict[str, Tensor]:
     """The table of tensors in what a file holds."""
     for key in _INSIDE:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
+        if isinstance(result, Mapping) and isinstance(result.get(key), Mapping):
+            result = result[key]
             break
-    if not isinstance(found, Mapping) or not found or not all(isinstance(name, str) for name in found):
-        raise InputError(f"{path}: expected a state_dict, tensors by name; got {type(found).__name__}")
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    if not isinstance(result, Mapping) or not result or not all(isinstance(name, str) for name in result):
+        raise InputError(f"{path}: expected a state_dict, tensors by name; got {type(result).__name__}")
+    return {name: value for name, value in result.items() if isinstance(value, Tensor)}
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], where: object) -> nn.Module:

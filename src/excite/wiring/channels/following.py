@@ -159,9 +159,9 @@ def _tie(ctx: ChannelContext) -> None:
             for other in uses[:i]:
                 if use.slot == other.slot:
                     what = f"it shares {path} with a layer that reads {{}}"
-                    for one, two in ((use.out, other.out), (use.inp, other.inp)):
-                        if one is not None and two is not None:
-                            ctx.classes.unite(one, two, what)
+                    for first, two in ((use.out, other.out), (use.inp, other.inp)):
+                        if first is not None and two is not None:
+                            ctx.classes.unite(first, two, what)
                 elif bool(torch.isin(use.slot.held.entries(), other.slot.held.entries()).any()):
                     _pin_use(ctx, use, f"{path} is used in several ways")
                     _pin_use(ctx, other, f"{path} is used in several ways")

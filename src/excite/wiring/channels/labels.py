@@ -53,8 +53,8 @@ def compact(*labels: Tensor) -> tuple[Tensor, ...]:
     """The same tensors, with axes along which all of them repeat themselves (stride zero) reduced to one entry."""
     labels = torch.broadcast_tensors(*labels)
     for axis in range(labels[0].dim()):
-        if labels[0].shape[axis] > 1 and all(one.stride(axis) == 0 for one in labels):
-            labels = tuple(one.narrow(axis, 0, 1) for one in labels)
+        if labels[0].shape[axis] > 1 and all(label.stride(axis) == 0 for label in labels):
+            labels = tuple(label.narrow(axis, 0, 1) for label in labels)
     return labels
 
 
@@ -161,8 +161,8 @@ class Classes:
         """Join two label tensors entry by entry, with broadcasting; the labels of the result."""
         a, b = compact(first, second)
         pairs = torch.stack([a.reshape(-1), b.reshape(-1)]).unique(dim=1)
-        for one, other in zip(*pairs.tolist()):
-            self.join(one, other, what)
+        for item, other in zip(*pairs.tolist()):
+            self.join(item, other, what)
         first, second = torch.broadcast_tensors(first, second)
         a, b = compact(first, second)
         # A channel says more than a thing that never scales, and that more than zero.
@@ -209,15 +209,15 @@ class Relations:
 
     def invert(self, first: Tensor, second: Tensor, reason: Break) -> None:
         """The factors of two label tensors are the inverse of each other, entry by entry."""
-        for one, other in _pairs(first, second):
-            if ZERO not in (one, other):
-                self._rows.append((_counted(one, other), reason))
+        for left, other in _pairs(first, second):
+            if ZERO not in (left, other):
+                self._rows.append((_counted(left, other), reason))
 
     def product(self, factors: Sequence[Tensor], reason: Break) -> Tensor:
         """New labels for a product of activations, entry by entry; a factor may occur several times."""
         factors = torch.broadcast_tensors(*factors)
         shape = factors[0].shape
-        columns = torch.stack([one.reshape(-1) for one in compact(*factors)])
+        columns = torch.stack([factor.reshape(-1) for factor in compact(*factors)])
         distinct, which = columns.unique(dim=1, return_inverse=True)
         labels = []
         for column in distinct.T.tolist():
@@ -244,7 +244,7 @@ class Relations:
         for labels, reason in self._rows:
             # What keeps a product from scaling is what keeps its factors from it.
             broken = (classes.state(label).broken for label in labels if label > 0 and classes.fixed(label))
-            reason = next((one for one in broken if one is not None), reason)
+            reason = next((reason for reason in broken if reason is not None), reason)
             row: dict[int, Fraction] = {}
             for label, count in labels.items():
                 if classes.fixed(label):

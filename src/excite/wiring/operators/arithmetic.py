@@ -26,10 +26,10 @@ _PRODUCT = Break("the product of two activations", function=True)
 def _add_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     x, y = a.self, a.other
     alpha = float(a.alpha if a.alpha is not None else 1) * (-1 if a.op != "add" else 1)
-    for one, other in ((x, y), (y, x)):
-        if is_number(one):
+    for item, other in ((x, y), (y, x)):
+        if is_number(item):
             signal = ctx.signal(other)
-            if one != 0:
+            if item != 0:
                 ctx.classes.pin(signal.labels, Break("a constant is added"))
             return signal
     first, second = ctx.signal(x), ctx.signal(y)

@@ -112,20 +112,20 @@ def _product_channels(ctx: ChannelContext, node: torch.fx.Node, x: Any, y: Any, 
         return ctx.unknown(node, [x, y], "einsum")
     if isinstance(y, Held) and not isinstance(x, Held):
         return _weighted(ctx, node, ctx.signal(x), y, (a, b, c))
-    one, other = ctx.signal(x), ctx.signal(y)
-    if ctx.classes.all_fixed(one.labels) and not ctx.classes.all_fixed(other.labels):
-        one, other, a, b = other, one, b, a
+    first, other = ctx.signal(x), ctx.signal(y)
+    if ctx.classes.all_fixed(first.labels) and not ctx.classes.all_fixed(other.labels):
+        first, other, a, b = other, first, b, a
     if not ctx.classes.all_fixed(other.labels):
-        result = _bilinear(ctx, node, (one, other), (a, b, c))
-        return ctx.unknown(node, [one, other], "the product of two activations") if result is None else result
-    if ctx.classes.all_fixed(one.labels):
-        return ctx.unknown(node, [one, other], "the product of two activations")
+        result = _bilinear(ctx, node, (first, other), (a, b, c))
+        return ctx.unknown(node, [first, other], "the product of two activations") if result is None else result
+    if ctx.classes.all_fixed(first.labels):
+        return ctx.unknown(node, [first, other], "the product of two activations")
     # Linear in `one`: elements that are summed scale together, the rest keep their labels.
-    labels = ctx.classes.reduce(one.labels, [i for i, k in enumerate(a) if k not in c], _SUMMED)
+    labels = ctx.classes.reduce(first.labels, [i for i, k in enumerate(a) if k not in c], _SUMMED)
     labels = _arranged(labels, a, c).expand(shapes_of(node))
     prints = None
-    if one.prints is not None:
-        prints = torch.einsum(f"{a},{b}->{c}", one.prints, ctx.prints_of(other))
+    if first.prints is not None:
+        prints = torch.einsum(f"{a},{b}->{c}", first.prints, ctx.prints_of(other))
     return ChannelSignal(labels, prints)
 
 
@@ -150,18 +150,18 @@ def _bilinear(
     for signal, letters in zip(factors, (a, b)):
         order = [letters.index(k) for k in (*lead, *summed, *(k for k in letters if k in free))]
         rest = range(len(lead) + 1, len(order))
-        one = ctx.classes.reduce(signal.labels.permute(order), rest, _SUMMED).flatten(len(lead))
-        ctx.classes.pass_through(one, name, linear=signal.prints is not None)
+        reduced = ctx.classes.reduce(signal.labels.permute(order), rest, _SUMMED).flatten(len(lead))
+        ctx.classes.pass_through(reduced, name, linear=signal.prints is not None)
         if signal.prints is not None:
-            heads = ctx.random(*one.shape[:-1], 1) if heads is None else heads  # tells one head from another
+            heads = ctx.random(*reduced.shape[:-1], 1) if heads is None else heads  # tells one head from another
             rows = (
                 signal.prints.permute(order).flatten(len(lead) + 1)
-                if len(order) > len(one.shape)
+                if len(order) > len(reduced.shape)
                 else signal.prints.permute(order)[..., None]
             )
-            rows = (rows * heads[..., None]).reshape(one.numel(), -1)
-            ctx.more_prints.append((one.reshape(-1), rows @ ctx.random(rows.shape[1], 2)))
-        labels.append(one)
+            rows = (rows * heads[..., None]).reshape(reduced.numel(), -1)
+            ctx.more_prints.append((reduced.reshape(-1), rows @ ctx.random(rows.shape[1], 2)))
+        labels.append(reduced)
     product = ctx.relations.product(labels, Break("the product of two activations", function=True))
     total = ctx.classes.reduce(product, [-1], _SUMMED)[..., 0]
     ctx.bilinear.append((labels[0], labels[1], total))
@@ -176,8 +176,8 @@ def _softmax_follows(node: torch.fx.Node, most: int = 8) -> bool:
     """Whether a softmax follows within a few calls, as for the logits of attention."""
     seen = [node]
     for _ in range(most):
-        seen = [user for one in seen for user in one.users]
-        if any("softmax" in name_of(one.target) for one in seen if one.op == "call_function"):
+        seen = [user for node in seen for user in node.users]
+        if any("softmax" in name_of(node.target) for node in seen if node.op == "call_function"):
             return True
     return False
 
@@ -241,7 +241,7 @@ def _matmul_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespac
     for letters, value in zip(equation, (x, y)):
         for k, size in zip(letters, held_shape(value)):
             sizes.setdefault(k, set()).add(size)
-    if any(len(found) > 1 for found in sizes.values()):  # a batch axis of size one is broadcast
+    if any(len(size) > 1 for size in sizes.values()):  # a batch axis of size one is broadcast
         return ctx.unknown(node, [x, y], "matmul with broadcasting")
     return _product_channels(ctx, node, x, y, equation)
 

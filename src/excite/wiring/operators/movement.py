@@ -81,9 +81,9 @@ def _detach_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespac
 
 def _index_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     where = a.indices
-    if any(isinstance(one, ChannelSignal | Held) for one in where):
-        return ctx.unknown(node, [a.self, *(one for one in where if isinstance(one, ChannelSignal | Held))], a.op)
-    where = [one.cpu() if isinstance(one, Tensor) else one for one in where]
+    if any(isinstance(index, ChannelSignal | Held) for index in where):
+        return ctx.unknown(node, [a.self, *(index for index in where if isinstance(index, ChannelSignal | Held))], a.op)
+    where = [index.cpu() if isinstance(index, Tensor) else index for index in where]
     return ctx.signal(a.self).map(lambda t: torch.ops.aten.index.Tensor(t, where))
 
 

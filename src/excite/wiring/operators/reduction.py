@@ -95,12 +95,12 @@ def _sum_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> Sca
 
 
 # -- pieces: which of several numbers is taken --------------------------------------------------------------------------
-def _one_sample(a: SimpleNamespace, found: Tensor) -> Tensor:
+def _one_sample(a: SimpleNamespace, result: Tensor) -> Tensor:
     """The pattern, if it is not taken over the batch; else a number of no sample, by which samples cannot be told apart."""
     dims = getattr(a, "dim", -1)
     axes = [dims] if isinstance(dims, int) else list(dims or [])
     over = not axes or 0 in [d % max(1, a.self.dim()) for d in axes]
-    return found.new_zeros((), dtype=torch.bool) if over else found
+    return result.new_zeros((), dtype=torch.bool) if over else result
 
 
 def _taken(a: SimpleNamespace, r: Any) -> tuple[Tensor, ...]:
@@ -116,12 +116,12 @@ def _attained(a: SimpleNamespace, r: Any) -> tuple[Tensor, ...]:
         return _taken(a, r)
     dims = getattr(a, "dim", None)
     axes = [dims] if isinstance(dims, int) else list(dims or [])
-    found = []
+    result = []
     for extreme in r if isinstance(r, tuple) else (r,):
         for axis in [] if getattr(a, "keepdim", False) else sorted(d % a.self.dim() for d in axes):
             extreme = extreme.unsqueeze(axis)
-        found.append(_one_sample(SimpleNamespace(self=a.self, dim=axes), a.self == extreme))
-    return tuple(found)
+        result.append(_one_sample(SimpleNamespace(self=a.self, dim=axes), a.self == extreme))
+    return tuple(result)
 
 
 def _between(a: SimpleNamespace, r: Any) -> tuple[Tensor, ...]:

@@ -128,7 +128,7 @@ CONSTANT, LINEAR, DISCRETE, SMOOTH = Pieces("constant"), Pieces("linear"), Piece
 
 def product_of(*factors: str, fixed: tuple[str, ...] = (), unless: Refusal | None = None) -> Pieces:
     """Linear in each of the factors; several arguments in one factor are separated by a slash."""
-    return Pieces("linear", factors=tuple(tuple(one.split("/")) for one in factors), fixed=fixed, unless=unless)
+    return Pieces("linear", factors=tuple(tuple(factor.split("/")) for factor in factors), fixed=fixed, unless=unless)
 
 
 def piecewise(pattern: Pattern, fixed: tuple[str, ...] = (), unless: Refusal | None = None) -> Pieces:

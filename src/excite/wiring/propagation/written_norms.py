@@ -69,13 +69,13 @@ def find_written_norms(nodes: Iterable[torch.fx.Node]) -> WrittenNorms:
     Args:
         nodes: The nodes of the graph in order. A normalization counts if nothing else reads its statistics.
     """
-    found = WrittenNorms()
+    result = WrittenNorms()
     for node in nodes:
         norm = _norm(node)
         if norm is not None:
-            found.norms[node] = norm
-            found.inner |= dict.fromkeys(norm.inner, norm)
-    return found
+            result.norms[node] = norm
+            result.inner |= dict.fromkeys(norm.inner, norm)
+    return result
 
 
 def _norm(node: torch.fx.Node) -> WrittenNorm | None:
@@ -93,7 +93,7 @@ def _norm(node: torch.fx.Node) -> WrittenNorm | None:
             inner |= {x, *casts}
         elif statistic.x is not x or statistic.centred:
             continue
-        if any(user not in inner and user is not node for one in inner for user in one.users if user.users):
+        if any(user not in inner and user is not node for part in inner for user in part.users if user.users):
             continue
         kind = "layer_norm" if centre is not None else "rms_norm"
         return WrittenNorm(node, top, statistic.axes, kind, statistic.eps, statistic.form, frozenset(inner))
@@ -153,8 +153,8 @@ def _variance(value: Any) -> _Statistic | None:
     if op in ("add", "clamp_min", "clamp") and _small(node.args[1:2]):
         inner = _variance(node.args[0])
         if inner is not None:
-            one = inner.eps == 0 and op == "add" and inner.form != "other"
-            inner = replace(inner, eps=float(node.args[1]), form=inner.form if one else "other")  # type: ignore[arg-type]
+            has_eps = inner.eps == 0 and op == "add" and inner.form != "other"
+            inner = replace(inner, eps=float(node.args[1]), form=inner.form if has_eps else "other")  # type: ignore[arg-type]
     elif op == "var":
         inner = _reduced(node, form=_biased(node), centred=True)
     elif op in ("mean", "sum"):

@@ -109,24 +109,24 @@ def find_attentions(found: Provenance) -> tuple[Attention, ...]:
         found: Where the numbers of the model's graph come from (`follow_origins`).
     """
     attentions = []
-    for number, one in enumerate(found.attentions):
-        module = module_of(one.node)
-        query, key, value = (_made(found, part) for part in (one.query, one.key, one.value))
-        reads = [_input_of(found, part) for part in (one.query, one.key)]
+    for number, attention in enumerate(found.attentions):
+        module = module_of(attention.node)
+        query, key, value = (_made(found, part) for part in (attention.query, attention.key, attention.value))
+        reads = [_input_of(found, part) for part in (attention.query, attention.key)]
         attentions.append(
             Attention(
                 number,
                 module,
                 block_number(module, number),
                 "",
-                one.kernel,
-                one.heads,
-                max(one.groups) + 1,
-                tuple(one.groups),
+                attention.kernel,
+                attention.heads,
+                max(attention.groups) + 1,
+                tuple(attention.groups),
                 query,
                 key,
                 value,
-                _reader(found, one),
+                _reader(found, attention),
                 cross=None not in reads and not torch.equal(*reads),  # type: ignore[arg-type]
             )
         )
@@ -149,51 +149,53 @@ def block_number(path: str, default: int) -> int:
 def _named(attentions: Sequence[Attention]) -> tuple[Attention, ...]:
     """Attentions named by their layer; by the part of the model and by their module where that is not unique."""
     result = []
-    for one in attentions:
-        block = block_of(one.module)
-        same = [other for other in attentions if other.layer == one.layer and other is not one]
-        name = f"layer {one.layer}"
+    for attention in attentions:
+        block = block_of(attention.module)
+        same = [other for other in attentions if other.layer == attention.layer and other is not attention]
+        name = f"layer {attention.layer}"
         if any(block_of(other.module) != block for other in same):
             paths = [block_of(other.module).split(".") for other in same] + [block.split(".")]
             own = [part for part in paths[-1] if not all(part in path for path in paths)]
             name = f"{own[0]} {name}" if own else f"{block} {name}".strip()
         if any(block_of(other.module) == block for other in same):
-            name += f", {one.module.removeprefix(block).strip('.') or f'attention {one.number}'}"
-        result.append(replace(one, name=name))
+            name += f", {attention.module.removeprefix(block).strip('.') or f'attention {attention.number}'}"
+        result.append(replace(attention, name=name))
     return tuple(result)
 
 
-def _made(found: Provenance, part: Origin) -> Projection | None:
+def _made(provenance: Provenance, part: Origin) -> Projection | None:
     """The projection that makes queries, keys or values (lead, D): each head once; None if several weights do, or none."""
     heads = list(dict.fromkeys(tuple(row) for row in part.labels.tolist()))
-    owners = [[found.owner(label) for label in row] for row in heads]
-    uses = {id(one[0]) if one is not None else 0: one for row in owners for one in row}
+    owners = [[provenance.owner(label) for label in row] for row in heads]
+    uses = {id(owner[0]) if owner is not None else 0: owner for row in owners for owner in row}
     use = next(iter(uses.values())) if len(uses) == 1 else None
     if use is None or not isinstance(use[0], Use):
         return None
-    index = tuple(tuple(one[1] for one in row if one is not None) for row in owners)
+    index = tuple(tuple(owner[1] for owner in row if owner is not None) for row in owners)
     norm = part.norms[-1] if part.norms else None
-    return _projection(found, use[0], index, norm)
+    return _projection(provenance, use[0], index, norm)
 
 
 def _projection(
-    found: Provenance, use: Use, index: tuple[tuple[int, ...], ...], norm: str | None = None, reads: bool = False
+    provenance: Provenance, use: Use, index: tuple[tuple[int, ...], ...], norm: str | None = None, reads: bool = False
 ) -> Projection:
-    biases = [b for b in found.ctx.uses if b.layer == use.layer and b.inp is None and b.slot.shape[2:] == (1, 1)]
+    biases = [b for b in provenance.ctx.uses if b.layer == use.layer and b.inp is None and b.slot.shape[2:] == (1, 1)]
     bias = biases[0].slot.held.path if biases and not reads else None
     return Projection(use.layer, use.slot.held.path, index, bias, norm, slot=use.slot, reads=reads)
 
 
-def _input_of(found: Provenance, part: Origin) -> Tensor | None:
+def _input_of(provenance: Provenance, part: Origin) -> Tensor | None:
     """The origin of what the projection of a part reads."""
-    owner = found.owner(int(part.labels.flatten()[0])) if part.labels.numel() else None
-    return next((read.labels for use, read, _ in found.calls if owner and use is owner[0] and read is not None), None)
+    owner = provenance.owner(int(part.labels.flatten()[0])) if part.labels.numel() else None
+    return next(
+        (read.labels for use, read, _ in provenance.calls if owner and use is owner[0] and read is not None), None
+    )
 
 
-def _reader(found: Provenance, attention: FoundAttention) -> Projection | None:
+def _reader(provenance: Provenance, attention: FoundAttention) -> Projection | None:
     """The first affine call that reads the heads of an attention, all of them."""
     count = attention.heads * attention.width
-    for use, read, _ in found.calls:
+    for use, read, _ in provenance.calls:
         if read is None:
             continue
         numbers = (read.labels - attention.start).tolist()
@@ -201,5 +203,5 @@ def _reader(found: Provenance, attention: FoundAttention) -> Projection | None:
             by_head: list[list[int]] = [[] for _ in range(attention.heads)]
             for channel in sorted(range(count), key=lambda c: numbers[c]):
                 by_head[numbers[channel] // attention.width].append(channel)
-            return _projection(found, use, tuple(map(tuple, by_head)), reads=True)
+            return _projection(provenance, use, tuple(map(tuple, by_head)), reads=True)
     return None

@@ -48,17 +48,17 @@ class WeightRoles:
         return replace(site, role=self._role(site))
 
     def _role(self, site: Site) -> str:
-        found = self._part(site)
-        if found is None:
+        result = self._part(site)
+        if result is None:
             return self.others.get(site.parameter) or self.layers.get(site.layer, "")
-        attention, part, heads = found
+        attention, part, heads = result
         count = len(getattr(attention, part).index)
         shared = "key " if part in ("key", "value") and attention.key_heads < attention.heads else ""
         return ", ".join([attention.name, *([f"{shared}{_heads(heads)}"] if len(heads) < count else []), part])
 
     def _part(self, site: Site) -> tuple[Attention, str, list[int]] | None:
         """The attention, the part of it and the heads that a site belongs to."""
-        numbers = {number for one in site.index for number in one}
+        numbers = {number for numbers in site.index for number in numbers}
         for attention in self.attentions:
             for part in _PARTS:
                 projection: Projection | None = getattr(attention, part)
@@ -72,10 +72,10 @@ class WeightRoles:
 
     def _name(self, site: Site) -> str:
         """The layer, with the part of a fused projection and the heads, where the site is not all of them."""
-        found = self._part(site)
-        if found is None:
+        result = self._part(site)
+        if result is None:
             return ""
-        attention, part, heads = found
+        attention, part, heads = result
         same = [p for p in _PARTS[:3] if (other := getattr(attention, p)) and other.parameter == site.parameter]
         name = f"{site.layer.partition('#')[0]}/{part}" if len(same) > 1 else site.layer
         if len(heads) == len(getattr(attention, part).index):
@@ -109,7 +109,7 @@ def find_roles(found: Provenance, attentions: tuple[Attention, ...], parameters:
                 by_layer.setdefault(projection.layer, []).append(part)
         for layer, parts in by_layer.items():
             roles.layers.setdefault(layer, f"{attention.name}, {_list(parts)}")
-    blocks = {block_of(one.module): one.name.partition(",")[0] for one in attentions}
+    blocks = {block_of(attention.module): attention.name.partition(",")[0] for attention in attentions}
     _feedforward(found, roles, blocks)
     _outputs(found, roles)
     _embeddings(found, roles, parameters)
@@ -133,21 +133,21 @@ def _label(path: str, blocks: Mapping[str, str], what: str) -> str:
     return ", ".join(part for part in (_block(path, blocks), what) if part)
 
 
-def _makers(found: Provenance, origin: Origin | None) -> list[Use]:
+def _makers(provenance: Provenance, origin: Origin | None) -> list[Use]:
     """The affine calls that make the channels of a signal."""
     if origin is None:
         return []
-    owners = [found.owner(label) for label in dict.fromkeys(origin.labels.flatten().tolist())]
+    owners = [provenance.owner(label) for label in dict.fromkeys(origin.labels.flatten().tolist())]
     return list({id(o[0]): o[0] for o in owners if o is not None and isinstance(o[0], Use)}.values())
 
 
-def _feedforward(found: Provenance, roles: WeightRoles, blocks: Mapping[str, str]) -> None:
+def _feedforward(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str, str]) -> None:
     """MLP: what an activation or a gate stands behind, and who reads it."""
-    for use, read, _ in found.calls:
+    for use, read, _ in provenance.calls:
         if read is None or use.layer in roles.layers:
             continue
-        made = [one for one in _makers(found, read) if one.inp is not None]
-        gates = _makers(found, read.partner)
+        made = [maker for maker in _makers(provenance, read) if maker.inp is not None]
+        gates = _makers(provenance, read.partner)
         if len(made) != 1 or not (read.functions or gates) or made[0].layer in roles.layers:
             continue
         if not _block(use.layer, blocks):  # a head behind the blocks
@@ -160,18 +160,18 @@ def _feedforward(found: Provenance, roles: WeightRoles, blocks: Mapping[str, str
         roles.layers[use.layer] = _label(use.layer, blocks, "MLP out")
 
 
-def _outputs(found: Provenance, roles: WeightRoles) -> None:
-    for origin in found.outputs[:1]:
-        for use in _makers(found, origin):
+def _outputs(provenance: Provenance, roles: WeightRoles) -> None:
+    for origin in provenance.outputs[:1]:
+        for use in _makers(provenance, origin):
             if not roles.layers.get(use.layer, "").startswith("layer"):
                 roles.layers[use.layer] = "output"
 
 
-def _embeddings(found: Provenance, roles: WeightRoles, parameters: Mapping[str, str]) -> None:
+def _embeddings(provenance: Provenance, roles: WeightRoles, parameters: Mapping[str, str]) -> None:
     """Embeddings; one that is tied to the output layer is both."""
-    weights = {use.slot.held.path: use.layer for use, read, _ in found.calls if use.inp is not None}
+    weights = {use.slot.held.path: use.layer for use, read, _ in provenance.calls if use.inp is not None}
     for path, role in parameters.items():
-        embedding = role == "embedding" or path in {u.slot.held.path for u, _, _ in found.calls if u.inp is None}
+        embedding = role == "embedding" or path in {u.slot.held.path for u, _, _ in provenance.calls if u.inp is None}
         if not embedding:
             continue
         name = path.rpartition(".")[0].rpartition(".")[2] or path
@@ -188,10 +188,10 @@ _EMBEDDINGS = {
 }  # fmt: skip
 
 
-def _norms(found: Provenance, roles: WeightRoles, blocks: Mapping[str, str]) -> None:
+def _norms(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str, str]) -> None:
     """Normalizations, by what reads them."""
     readers: dict[str, list[str]] = {}
-    for use, read, _ in found.calls:
+    for use, read, _ in provenance.calls:
         for norm in read.norms[-1:] if read is not None else ():
             readers.setdefault(norm, []).append(roles.layers.get(use.layer, ""))
     names = {module: _norm_role(read) for module, read in readers.items()}
@@ -200,7 +200,7 @@ def _norms(found: Provenance, roles: WeightRoles, blocks: Mapping[str, str]) -> 
             projection: Projection | None = getattr(attention, part)
             if projection is not None and projection.norm is not None:
                 names[projection.norm] = f"{attention.name}, {part} norm"
-    for use in found.ctx.uses:
+    for use in provenance.ctx.uses:
         module = use.slot.held.path.rpartition(".")[0]
         if module in names and use.slot.shape[1:3].count(1) and use.slot.held.path not in roles.others:
             role = names[module]
@@ -209,9 +209,9 @@ def _norms(found: Provenance, roles: WeightRoles, blocks: Mapping[str, str]) -> 
 
 
 def _norm_role(readers: Iterable[str]) -> str:
-    found = list(readers)
-    if any(role.endswith(("query", "key", "value")) for role in found):
+    result = list(readers)
+    if any(role.endswith(("query", "key", "value")) for role in result):
         return "norm before attention"
-    if any("MLP" in role for role in found):
+    if any("MLP" in role for role in result):
         return "norm before MLP"
-    return "final norm" if any("output" in role for role in found) else ""
+    return "final norm" if any("output" in role for role in result) else ""

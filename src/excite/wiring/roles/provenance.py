@@ -136,16 +136,16 @@ class ProvenanceInterpreter(Interpreter):
             self.context.unknown.setdefault(module_of(node) or name, name)
         return _filled(shapes_of(node))
 
-    def _follow(self, found: Provenance, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    def _follow(self, provenance: Provenance, node: torch.fx.Node, a: SimpleNamespace) -> Any:
         try:
-            return self._traced(found, node, a)
+            return self._traced(provenance, node, a)
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
             return _filled(shapes_of(node))  # an overload that is not understood: of unknown origin
 
-    def _traced(self, found: Provenance, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-        made = found.ctx.made.get(node)
+    def _traced(self, provenance: Provenance, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+        made = provenance.ctx.made.get(node)
         if made is not None and (made[0].inp is not None or a.op == "embedding") and not _scales(made[0]):
-            return self._affine(found, node, a, *made)
+            return self._affine(provenance, node, a, *made)
         if a.op in _MOVES:
             return self._moved(node, a)
         if a.op in SAME:
@@ -157,26 +157,28 @@ class ProvenanceInterpreter(Interpreter):
             return replace(first, labels=join([part.labels for part in parts], a.dim or 0))
         if a.op == "scaled_dot_product_attention":
             shape = shapes_of(node)
-            labels = self._attention(found, node, a.op, (_last(a.query), _last(a.key), _last(a.value)))
+            labels = self._attention(provenance, node, a.op, (_last(a.query), _last(a.key), _last(a.value)))
             return Origin(labels.view(*shape[:-2], 1, shape[-1]).expand(shape))
         if any(word in a.op for word in _KERNELS):
-            found.unknown.setdefault(module_of(node) or a.op, a.op)
+            provenance.unknown.setdefault(module_of(node) or a.op, a.op)
         if a.op in _PRODUCTS or a.op == "einsum":
-            return self._product(found, node, a)
+            return self._product(provenance, node, a)
         return self._entrywise(node, a)
 
-    def _affine(self, found: Provenance, node: torch.fx.Node, a: SimpleNamespace, use: Use, labels: Tensor) -> Origin:
+    def _affine(
+        self, provenance: Provenance, node: torch.fx.Node, a: SimpleNamespace, use: Use, labels: Tensor
+    ) -> Origin:
         """A product with a weight: its output channels are new ones."""
         read = None
         signals = [value for value in a.args if isinstance(value, Origin)]
         if use.inp is not None and signals:
             axis = 1 if a.op.startswith("conv") or "convolution" in a.op else -1
-            x = max(signals, key=lambda one: one.labels.dim() and one.shape[axis] == use.slot.inputs)
+            x = max(signals, key=lambda factor: factor.labels.dim() and factor.shape[axis] == use.slot.inputs)
             if x.shape[axis] == use.slot.inputs:
                 rows = x.labels.movedim(axis, -1).reshape(-1, use.slot.inputs)
                 same = bool((rows == rows[:1]).all())
                 read = replace(x, labels=rows[0] if same else torch.zeros_like(rows[0]))
-        found.calls.append((use, read, node))
+        provenance.calls.append((use, read, node))
         return Origin(labels)
 
     def _moved(self, node: torch.fx.Node, a: SimpleNamespace) -> Any:
@@ -192,7 +194,7 @@ class ProvenanceInterpreter(Interpreter):
             return tuple(replace(value, labels=part) for part in moved)
         return replace(value, labels=moved)
 
-    def _product(self, found: Provenance, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    def _product(self, provenance: Provenance, node: torch.fx.Node, a: SimpleNamespace) -> Any:
         """A product of two activations: queries with keys, or attention weights with values."""
         shape = shapes_of(node)
         if a.op == "einsum":
@@ -208,14 +210,14 @@ class ProvenanceInterpreter(Interpreter):
             if layout is not None:
                 lead, contracted, position, channel = layout
                 value = _by_lead(y, equation[1], lead, contracted, channel)
-                labels = self._attention(found, node, "softmax", (x.query, x.key, value))
+                labels = self._attention(provenance, node, "softmax", (x.query, x.key, value))
                 labels = labels.view(*(shape[equation[2].index(k)] for k in lead), 1, -1)
                 labels = labels.permute([(*lead, position, channel).index(k) for k in equation[2]])
                 return Origin(labels.expand(shape))
         return _nothing(shape)
 
     def _attention(
-        self, found: Provenance, node: torch.fx.Node, kernel: str, parts: tuple[Origin, Origin, Origin]
+        self, provenance: Provenance, node: torch.fx.Node, kernel: str, parts: tuple[Origin, Origin, Origin]
     ) -> Tensor:
         """Notes an attention of queries, keys and values (lead, D); returns new labels (lead, D) for what it makes."""
         query, key, value = parts
@@ -224,11 +226,11 @@ class ProvenanceInterpreter(Interpreter):
         per = max(1, len(heads) // max(1, len(keys)))  # enable_gqa: consecutive query heads share a key head
         groups = [keys[min(heads.index(h) // per, len(keys) - 1)] for h in range(count)]
         width = value.labels.shape[-1]
-        one = FoundAttention(node, kernel, query, key, value, found.end + 1, count, width, groups)
-        found.own(one.start, one)
-        found.end += count * width
-        found.attentions.append(one)
-        return torch.tensor(heads)[:, None] * width + torch.arange(width) + one.start
+        attention = FoundAttention(node, kernel, query, key, value, provenance.end + 1, count, width, groups)
+        provenance.own(attention.start, attention)
+        provenance.end += count * width
+        provenance.attentions.append(attention)
+        return torch.tensor(heads)[:, None] * width + torch.arange(width) + attention.start
 
     def _entrywise(self, node: torch.fx.Node, a: SimpleNamespace) -> Any:
         """Anything else: numbers stay in their place, if the result has the shape of an argument."""
@@ -243,11 +245,11 @@ class ProvenanceInterpreter(Interpreter):
         known = [v for v in same if bool(v.labels.any())] or same
         if not known:
             return _nothing(shape)
-        first = max(known, key=lambda one: len(one.functions)) if not _strangers(*known[:2]) else known[0]
+        first = max(known, key=lambda first: len(first.functions)) if not _strangers(*known[:2]) else known[0]
         if a.row is not None and a.row.conservation == "norm":
             return replace(first, norms=(*first.norms, module_of(node) or a.op))
         if a.op in ("mul", "multiply") and len(known) == 2 and _strangers(*known):
-            active = max(known, key=lambda one: bool(one.functions))
+            active = max(known, key=lambda first: bool(first.functions))
             other = known[1] if active is known[0] else known[0]
             return replace(other, partner=active)
         scale = next((v for v in values if isinstance(v, Held)), None)
@@ -260,13 +262,13 @@ class ProvenanceInterpreter(Interpreter):
 
 def follow_origins(exported: Exported, ctx: ChannelContext) -> Provenance:
     """Returns the affine calls and attentions of a graph whose channels were followed, with where their inputs come from."""
-    found = Provenance(ctx, end=ctx.classes.last)
+    results = Provenance(ctx, end=ctx.classes.last)
     for use in ctx.uses:
         if use.out is not None and use.out.numel():
-            found.own(int(use.out[0]), use)
-    result = ProvenanceInterpreter(found).run(exported)
-    found.outputs = [leaf for leaf in leaves(result) if isinstance(leaf, Origin)]
-    return found
+            results.own(int(use.out[0]), use)
+    result = ProvenanceInterpreter(results).run(exported)
+    results.outputs = [leaf for leaf in leaves(result) if isinstance(leaf, Origin)]
+    return results
 
 
 def _scales(use: Use) -> bool:
@@ -290,9 +292,9 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value.shape) if hasattr(value, "shape") else ()
 
 
-def _strangers(one: Origin, other: Origin | None = None) -> bool:
+def _strangers(origin: Origin, other: Origin | None = None) -> bool:
     """Whether two activations come from different channels."""
-    return other is not None and not bool((one.labels == other.labels).any())
+    return other is not None and not bool((origin.labels == other.labels).any())
 
 
 def _rows(labels: Tensor) -> Tensor:
