@@ -207,3 +207,33 @@ def test_tests_that_check_nothing_are_caught():
     )
     fixture = "def refused(excite):\n    def check(m):\n        assert m\n    return check\n"
     assert without_a_check({"a.py": text, "b.py": fixture}) == ["a.py::test_nothing", "a.py::test_method"]
+
+
+def test_benchmarks_print_figures_of_the_docs():
+    """Every benchmark is named with its command in a page; the others are parts that several of them import."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "Makefile"]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
+    imported = {name for source in sources.values() for name in re.findall(r"from benchmarks\.(\w+) import", source)}
+    assert len(sources) > 20
+    assert [name for name in sources if f"benchmarks.{name}" not in text and name not in imported] == []
+
+
+def test_class_names_stand_in_one_module():
+    homes: dict[str, list[str]] = {}
+    for path in modules():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    # Public in both integrations (docs/development/architecture.md).
+    assert {name for name, files in homes.items() if len(files) > 1} == {"ExciteCallback"}
+
+
+def test_functions_have_at_most_60_lines():
+    long = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno > 60
+    ]
+    assert long == []

@@ -148,8 +148,7 @@ def run(
     seconds = None if seconds is None else check_number(seconds, "seconds", 0)
     workspace = find_workspace(out if out is not None else Path("runs/studies") / f"{study.name}-{size.name}")
     folder = workspace.folder
-    device = _device(device, size)
-    jobs = plan_jobs(study, size, count, folder, device, chosen == "all")
+    jobs = plan_jobs(study, size, count, folder, _device(device, size), chosen == "all")
     study.method.check(jobs)
     with workspace.lock():
         if out is None and workspace.store is None:
