@@ -115,8 +115,7 @@ def run(
         name: one of `STUDIES`, a paper and figure such as "persistency:6", the path of a file that defines `STUDY`, or a study.
         scale: "quick" or "paper".
         seeds: how many; the scale's own number by default.
-        out: folder for runs, figure, numbers.json and results.md, or a URL such as s3://bucket/study;
-            runs/studies/NAME-SCALE by default.
+        out: folder or URL (s3://bucket/study) for runs, figure, numbers.json and results.md; runs/studies/NAME-SCALE by default.
         device: "cpu", "cuda"; by default the GPU for scale "paper" if there is one.
         workers: trainings side by side on the CPU.
         on_progress: called with a `JobProgress` whenever a job changes.
@@ -124,11 +123,9 @@ def run(
         docs: also write the results page and its images into this folder.
         executor: runs the jobs, from `excite.jobs.executors.find_executor`; by default this process and its workers.
         retries: without an executor, how often a job is started again after an error that may be transient.
-        seconds: stop after about this time, with a checkpoint of each training under way; the next call continues. Jobs are
-            then taken seed by seed, so that complete sets of variants come first, and results of what is finished are
-            written once every variant has a seed. 0 runs nothing.
-        numbers: a numbers.json or published NAME.json of the study: trainings whose numbers it has, with the same settings, are not
-            done again. For studies that draw from numbers alone.
+        seconds: stop after about this time, with a checkpoint of each training; the next call continues. Jobs are then taken seed
+            by seed, and results of what is finished are written once every variant has a seed. 0 runs nothing.
+        numbers: a numbers.json or published NAME.json of the study, whose trainings with the same settings are not done again.
 
     Returns:
         Numbers, verdicts and the folder of the files.
