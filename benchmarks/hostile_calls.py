@@ -489,7 +489,7 @@ CALLS: dict[str, Call] = {
     "probes.default_probes": Call(probes.default_probes, {"output": ("pick", lambda: None)}),
     "probes.Every": Call(probes.Every, {"n": ("count", lambda: 3)}),
     "probes.Budget": Call(probes.Budget, {"fraction": ("number", lambda: 0.03), "max_steps": ("count", lambda: 1000)}),
-    "probes.PaidSchedule": Call(probes.PaidSchedule, {"fraction": ("number", lambda: 0.03)}),
+    "probes.PaidSchedule": Call(probes.PaidSchedule, {"fraction": ("number", lambda: 0.03), "advance": ("number", lambda: 1.8)}),
     "probes.MarginGap": _probe(probes.MarginGap, train=("pairs of tensors", lambda: (_inputs(), _labels())), test=("pairs of tensors", lambda: (_inputs(), _labels()))),
     "train.zero_momentum": Call(fit.zero_momentum, {"optimizer": ("optimizer", lambda: torch.optim.SGD(network().parameters(), 0.1, momentum=0.9, dampening=0.9))}),
     "probes.Loss": _probe(probes.Loss),

@@ -177,8 +177,8 @@ def test_margins_of_the_trainers_data_are_in_the_run(tmp_path):
         trainer.train()
     run = excite.load_run(tmp_path / "run")
     assert run.config["config"]["learning_rate"] == 0.1
-    assert run.series("margin_gap/median/train")[0].tolist() == [0, 12]
-    assert run.series("margin_gap/points/test")[1].tolist() == [10, 10]
+    assert run.series("margin_gap/median/train")[0][[0, -1]].tolist() == [0, 12]
+    assert run.series("margin_gap/points/test")[1][[0, -1]].tolist() == [10, 10]
     stored = run.read_json("margins-inf-test")
     assert (len(stored["values"]), stored["unit"]) == (10, {"low": 0.0, "high": 1.0, "pixels": True})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 
 from excite import InputError
 from excite.margin import Margins
-from excite.probes import Loss, MarginGap, PaidSchedule
+from excite.probes import Loss, MarginGap, PaidSchedule, margin_gap
 from excite.probes.base import StepContext
 
 
@@ -59,14 +61,92 @@ def test_the_end_is_measured_with_evidence_and_stored():
     assert "by chance up to" in ctx.messages[0]
 
 
-def test_slow_models_are_measured_on_fewer_points():
-    model, data, _ = linear()
-    probe = MarginGap(**data, seconds=0)
-    ctx = StepContext(model, 0)
-    values = probe.measure(ctx)
-    assert (values["points/train"], values["points/test"]) == (8, 8)  # the few that are timed
+class Timed(nn.Module):
+    """A model and a clock that only its passes move: so many seconds each, whatever the number of points, or per point."""
+
+    def __init__(self, model: nn.Module, monkeypatch: pytest.MonkeyPatch):
+        super().__init__()
+        self.model, self.now, self.per_pass, self.per_point = model, 0.0, 0.0, 0.0
+        monkeypatch.setattr(margin_gap.time, "monotonic", lambda: self.now)
+
+    def forward(self, x):
+        self.now += self.per_pass + self.per_point * len(x)
+        return self.model(x)
+
+
+def many() -> tuple[nn.Module, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1).double()
+    x = torch.randn(200, 3, dtype=torch.float64)
+    return model, {part: (x, (model(x)[:, 0] > 0.5).long()) for part in ("train", "test")}
+
+
+def test_the_end_takes_no_longer_than_its_seconds(monkeypatch):
+    model, data = many()
+    slow = Timed(model, monkeypatch)
+    measured = []
+    for slow.per_point in (1e-5, 1e-3, 3e-3):
+        began, ctx = slow.now, StepContext(slow, 9, final=True)
+        values = MarginGap(**data, seconds=60).measure(ctx)
+        assert slow.now - began <= 60 + 200 * slow.per_point  # the pass under way is the last
+        measured.append(values["points/train"])
+        assert ("fewer points than 500" in ctx.messages[0]) == (values["points/train"] < 200)
+        assert Margins.from_dict(ctx.artifacts["margins-inf-test"]).evidence is not None
+    assert measured[0] == 200 > measured[1] > measured[2] >= 8
+
+
+def test_a_model_that_becomes_slow_stops_in_time(monkeypatch):
+    model, data = many()
+
+    class Slowing(Timed):
+        def forward(self, x):
+            self.per_point = 1e-3 if self.now < 20 else 1.0  # from here on no prediction is right
+            return super().forward(x)
+
+    slow = Slowing(model, monkeypatch)
+    values = MarginGap(**data, seconds=60).measure(StepContext(slow, 9, final=True))
+    assert slow.now <= 60 + 200
+    assert 8 <= values["points/train"] < 200
+
+
+def test_a_slow_model_is_searched_quickly_at_the_end(monkeypatch):
+    model, data = many()
+    slow = Timed(model, monkeypatch)
+    slow.per_pass = 0.4
+    ctx = StepContext(slow, 9, final=True)
+    values = MarginGap(**data, seconds=60).measure(ctx)
+    assert slow.now <= 60.4
+    assert values["points/train"] >= 8
+    assert "quick search without evidence, for want of time" in ctx.messages[0]
+    assert Margins.from_dict(ctx.artifacts["margins-inf-test"]).evidence is None
+
+
+def test_a_model_too_slow_for_any_point_is_named(monkeypatch):
+    model, data = many()
+    slow = Timed(model, monkeypatch)
+    slow.per_pass = 20.0
+    for ctx in (StepContext(slow, 0), StepContext(slow, 9, final=True)):
+        assert MarginGap(**data, seconds=60).measure(ctx) == {}
+        assert "none, since 8 points of each part take longer than 60 s" in ctx.messages[0]
+        assert not ctx.artifacts
+
+
+def test_fewer_points_at_the_start_stay_fewer(monkeypatch):
+    model, data = many()
+    slow = Timed(model, monkeypatch)
+    slow.per_point = 0.01
+    probe, ctx = MarginGap(**data, seconds=20), StepContext(slow, 0)
+    n = probe.measure(ctx)["points/train"]
+    assert 8 <= n < 64
     assert "fewer points than 64" in ctx.messages[0]
-    assert probe.measure(StepContext(model, 5))["points/train"] == 8
+    assert probe.measure(StepContext(slow, 5))["points/train"] == n
+
+
+def test_the_end_is_announced(capsys):
+    model, data, _ = linear()
+    MarginGap(**data, final_points=35).measure(StepContext(model, 9, final=True))
+    line = "excite: measuring margins at the end: 35 training and 30 test points, at most 60 s\n"
+    assert capsys.readouterr().err == line
 
 
 def test_the_state_holds_the_perturbations_and_the_cost():
@@ -137,6 +217,8 @@ def test_a_sentence_is_only_said_where_the_gap_exceeds_chance():
     assert MarginGap.findings(series(gap=[0.0, 0.2], chance=[0.24, 0.24], **medians)) == []
     (said,) = MarginGap.findings(series(gap=[0.0, 0.05], chance=[0.24, 0.086], **medians))
     assert said.kind == "good"
+    wrong = {"median_train": [0, 0.0], "median_test": [0, 0.0]}  # most points are misclassified: no good news
+    assert MarginGap.findings(series(gap=[0.0, 0.05], chance=[0.24, 0.086], **wrong)) == []
     assert Loss.findings(series()) == []
 
 
@@ -154,3 +236,21 @@ def test_a_paid_schedule_measures_what_is_paid_for():
                 schedule.next = schedule.plan(step, steps, 2.0, 0.0, trained)
     assert measured == pytest.approx([200, 400, 600, 800, 1000], abs=2)
     assert schedule.spent <= 0.1 * trained + 2.0
+
+
+def test_an_advance_pays_for_short_trainings():
+    schedule = PaidSchedule(0.03, advance=1.8)
+    schedule.next = schedule.plan(0, 0, 0.2, 0.0, 0.0)
+    trained, measured = 0.0, []
+    for step in range(1, 60_001):
+        trained += 0.01
+        if schedule.due(step):
+            schedule.next = schedule.postpone(step, step, trained)
+            if schedule.due(step):
+                measured.append(trained)
+                schedule.next = schedule.plan(step, step, 0.2, 0.0, trained)
+                assert schedule.spent <= 0.03 * trained + 1.8 * trained / (trained + 2) + 1e-9
+    early = [at for at in measured if at <= 6]
+    assert len(early) == 7  # 0.03 · 6 + 1.8 · 6 / 8 = 1.53 seconds
+    assert max(b - a for a, b in pairwise(early)) < 2
+    assert len(measured) == pytest.approx((0.03 * 600 + 1.8) / 0.2, abs=2)

@@ -353,7 +353,7 @@ class Watch:
 
     def _trained(self) -> float:
         """Seconds since training began that were not spent here."""
-        return 0.0 if self._counted == 0 else time.monotonic() - self._began - self._spent
+        return 0.0 if self._counted == 0 else time.monotonic() - self._began - (self._spent - self._before)
 
     def _measure_probes(self, due: Sequence[Probe], ctx: StepContext, paid: Sequence[Budget]) -> dict[int, float]:
         """Measures probes; the seconds that those of each budget took, by the budget's id."""

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from excite._core.calls import pick_output
+from excite._core.calls import Pick, pick_output
 from excite._core.checks import check_count, check_dense, check_number, first_line, parse_norm
 from excite._core.distributed import rank_and_size
 from excite._core.preserve import device_of, eval_mode
+from excite._core.warn import say
 from excite._core.wrappers import is_sharded
 from excite.errors import ExciteError, InputError, ModelError, one_line
 from excite.probes.base import Probe, StepContext, Values
@@ -32,6 +33,11 @@ _NAMES = {"train": "training", "test": "test"}
 _CLEAR = 0.1  # chance level up to which a gap below it is worth a sentence: some 370 points per part
 
 Pair = tuple[Tensor, Tensor]
+_Measure = Callable[[str, slice, float], "Margins"]  # of points of a part, until a time
+
+
+class _TimeUp(ExciteError):
+    """The time for a measurement is used up."""
 
 
 class MarginGap(Probe):
@@ -48,16 +54,19 @@ class MarginGap(Probe):
         ``margin_gap/chance``: distance that two samples of this size from one distribution exceed once in 20.
 
     During training a few points are searched, each from the perturbation found last; at the start and at the end, which no budget
-    covers, as many as `seconds` allow, at the end with the search of `excite.margins` and its evidence. With several processes each
-    measures its share of the points.
+    covers, as many as `seconds` allow, at the end with the search of `excite.margins` and its evidence. A search that is not done by
+    then is given up: where not even a few points are searched in half of the time, the end is measured like the start. With several
+    processes each measures its share of the points.
 
     Args:
         train: Points (N, ...) and labels (N,) of the training data, or None.
         test: The same of the test data.
-        schedule: When to measure during training. Default: as often as 3 % of the training time pays for.
+        schedule: When to measure during training. Default: as often as 2.7 % of the training time pays for, and 1.8 seconds in
+            advance: 3 % of ten minutes, and several measurements in a training of a few seconds.
         points: Largest number of points per part during training.
         final_points: The same at the end.
-        seconds: Largest time of the measurement at the start, and of the one at the end.
+        seconds: Largest time of the measurement at the start, and of the one at the end; the pass of the model that is under way
+            then is the last.
         key: Keyword under which the model takes its input, such as "pixel_values". Default: the first argument.
         **options: `norm`, `bounds`, `normalize`, `threshold` and `output` of `excite.margins`.
 
@@ -101,7 +110,7 @@ class MarginGap(Probe):
         key: str | None = None,
         **options: Any,
     ):
-        super().__init__(PaidSchedule(0.03) if schedule is None else schedule)
+        super().__init__(PaidSchedule(0.027, advance=1.8) if schedule is None else schedule)
         given = {part: pair for part, pair in (("train", train), ("test", test)) if pair is not None}
         if not given:
             raise InputError("MarginGap: expected points and labels, train=(x, y), test=(x, y) or both; got neither")
@@ -141,8 +150,8 @@ class MarginGap(Probe):
         shares = {part: self._share(n) for part, n in self._sizes.items()}
 
         def measure() -> dict[str, Margins]:
-            found = self._within(shares, lambda part, rows: self._track(ctx.model, part, rows))
-            self._sizes = {part: len(margins) * rank_and_size()[1] for part, margins in found.items()}
+            found = self._within(shares, self._tracker(ctx.model), began + self.seconds)
+            self._sizes |= {part: len(margins) * rank_and_size()[1] for part, margins in found.items()}
             return found
 
         found = self._together(ctx, measure)
@@ -153,14 +162,24 @@ class MarginGap(Probe):
 
     def _measure_end(self, ctx: StepContext) -> Values:
         began = time.monotonic()
-        shares = {part: self._share(min(self.final_points, len(y))) for part, (_, y) in self.data.items()}
-        found = self._together(
-            ctx, lambda: self._within(shares, lambda part, rows: self._search(ctx.model, part, rows))
-        )
+        wanted = {part: min(self.final_points, len(y)) for part, (_, y) in self.data.items()}
+        if rank_and_size()[0] == 0:
+            points = " and ".join(f"{n} {_NAMES[part]}" for part, n in wanted.items())
+            say(f"measuring margins at the end: {points} points, at most {self.seconds:g} s")
+        shares = {part: self._share(n) for part, n in wanted.items()}
+
+        def measure() -> dict[str, Margins]:
+            end = began + self.seconds
+            found = self._within(shares, self._searcher(ctx.model), end, began + self.seconds / 2)
+            return found or self._within(shares, self._tracker(ctx.model), end)
+
+        found = self._together(ctx, measure)
         if found is None:
             ctx.messages.append("margins at the end: none, since the model returns NaN or infinite values")
             return {}
         ctx.messages.append(self._line("at the end", found, time.monotonic() - began))
+        if not found:
+            return {}
         for part, margins in found.items():
             ctx.artifacts[f"margins-{margins.norm}-{part}"] = {**margins.to_dict(), "step": ctx.step}
         ctx.artifacts["summary"] = {
@@ -187,11 +206,7 @@ class MarginGap(Probe):
             if failed and error is None:
                 error = ModelError(f"another process raised {failed[0]}")
             elif not failed:
-                found = (
-                    None
-                    if None in everyone
-                    else {part: _joined([theirs[part] for theirs in everyone]) for part in self.data}
-                )
+                found = None if None in everyone else _gathered(everyone)
         if error is not None:
             raise error
         return found
@@ -206,30 +221,52 @@ class MarginGap(Probe):
                     return False
         return True
 
-    def _track(self, model: nn.Module, part: str, rows: slice) -> Margins:
-        """The quick search, from the perturbations found last; these are replaced."""
+    def _track(self, model: nn.Module, part: str, rows: slice, end: float = math.inf) -> Margins:
+        """The quick search, from the perturbations found last; these are replaced. Raises `_TimeUp` after `end`."""
         from excite.margin.measure import tracked_margins
 
         x, y = self._points(part, rows, model)
         before = self._found.get(part)
         start = None if before is None or rows.stop > len(before) else before[rows]
+        options = {**self.options, "output": self._output(end)}
         found = self._with_memory(
-            lambda batch: tracked_margins(self._called(model), x, y, start, batch=batch, **self.options)
+            lambda batch: tracked_margins(self._called(model), x, y, start, batch=batch, **options)
         )
         d = found.perturbations
         assert isinstance(d, Tensor)
         self._found[part] = d.cpu() if rows.start == 0 or before is None else torch.cat([before[: rows.start], d.cpu()])
         return replace(found, perturbations=None)
 
-    def _search(self, model: nn.Module, part: str, rows: slice) -> Margins:
+    def _tracker(self, model: nn.Module) -> _Measure:
+        return lambda part, rows, end: self._track(model, part, rows, end)
+
+    def _searcher(self, model: nn.Module) -> _Measure:
         """The search of `excite.margins`, with evidence."""
         from excite.margin import SearchOptions, margins
 
-        x, y = self._points(part, rows, model)
         options = SearchOptions(restarts=3, certify=False)
-        return self._with_memory(
-            lambda batch: margins(self._called(model), x, y, batch=batch, options=options, **self.options)
-        )
+
+        def measure(part: str, rows: slice, end: float) -> Margins:
+            x, y = self._points(part, rows, model)
+            given = {**self.options, "output": self._output(end)}
+            return self._with_memory(
+                lambda batch: margins(self._called(model), x, y, batch=batch, options=options, **given)
+            )
+
+        return measure
+
+    def _output(self, end: float) -> Pick:
+        """Picks the model's output; raises `_TimeUp` after the time `end`."""
+        output = self.options.get("output")
+        if end == math.inf:
+            return output
+
+        def pick(returned: Any) -> Tensor:
+            if time.monotonic() > end:
+                raise _TimeUp(f"not done within {self.seconds:g} s")
+            return pick_output(returned, output)
+
+        return pick
 
     # -- points and time -----------------------------------------------------------------------------------------
     def _points(self, part: str, rows: slice, model: nn.Module) -> Pair:
@@ -244,21 +281,32 @@ class MarginGap(Probe):
         rank, size = rank_and_size()
         return max(1, len(range(rank, count, size)))
 
-    def _within(self, wanted: dict[str, int], measure: Callable[[str, slice], Margins]) -> dict[str, Margins]:
-        """Measures as many of the points as `self.seconds` allow: a few of each part, which are timed, then more."""
-        began, most = time.monotonic(), max(wanted.values())
-        done, count = 0, min(_FIRST, most)
-        found: dict[str, list[Margins]] = {part: [] for part in wanted}
-        while True:
-            start = time.monotonic()
-            for part, n in wanted.items():
-                if done < n:
-                    found[part].append(measure(part, slice(done, min(done + count, n))))
-            done, each = done + count, (time.monotonic() - start) / count
-            left = self.seconds - (time.monotonic() - began)
-            count = min(most - done, int(0.5 * left / max(each, 1e-9)))
-            if count < min(8, most - done) or count < 1:
-                return {part: _joined(pieces) for part, pieces in found.items()}
+    def _within(
+        self, wanted: dict[str, int], measure: _Measure, end: float, first_end: float | None = None
+    ) -> dict[str, Margins]:
+        """Measures as many of the points as there is time until `end`: a few of each part, which are timed, then more.
+
+        The first few are given up at `first_end`; without them the result is empty.
+        """
+        most = max(wanted.values())
+        done, count, each = 0, min(_FIRST, most), 0.0
+        found: dict[str, list[Margins]] = {}
+        while count > 0 and (count >= min(_FIRST, most - done)):
+            start, more = time.monotonic(), {}
+            try:
+                for part, n in wanted.items():
+                    if done < n:
+                        more[part] = measure(
+                            part, slice(done, min(done + count, n)), end if found else first_end or end
+                        )
+            except _TimeUp:
+                break
+            for part, margins in more.items():
+                found.setdefault(part, []).append(margins)
+            now = time.monotonic()
+            done, each = done + count, (now - start) / count
+            count = min(most - done, int(0.5 * (end - now) / max(each, 1e-9)))
+        return {part: _joined(pieces) for part, pieces in found.items()}
 
     def _with_memory(self, measure: Callable[[int | None], Margins]) -> Margins:
         """With smaller batches where a GPU has not enough memory left beside the training."""
@@ -314,6 +362,8 @@ class MarginGap(Probe):
         return model if self.key is None else NormalizedInput(model, None, None, self.key)
 
     def _line(self, when: str, found: Mapping[str, Margins], seconds: float) -> str:
+        if not found:
+            return f"margins {when}: none, since {_FIRST} points of each part take longer than {self.seconds:g} s"
         parts = [
             f"{len(margins)} {_NAMES[part]} points, median {_short(margins.median)}, accuracy {_accuracy(margins):.1%}"
             for part, margins in found.items()
@@ -325,6 +375,8 @@ class MarginGap(Probe):
         asked = self.final_points if when == "at the end" else self.points
         if any(len(margins) < min(asked, len(self.data[part][1])) for part, margins in found.items()):
             text += f"; fewer points than {asked}, for want of time"
+        if when == "at the end" and any(margins.evidence is None for margins in found.values()):
+            text += "; quick search without evidence, for want of time"
         return f"{text} ({seconds:.1f} s)"
 
     def state_dict(self) -> dict[str, Any]:
@@ -365,7 +417,7 @@ class MarginGap(Probe):
             )
             text += f": the curves differ by {gap:.2f}, chance explains {chance:.2f}; {both}."
             return [Finding("warning" if train > test else "note", text)]
-        if chance <= _CLEAR:
+        if chance <= _CLEAR and test > 0:  # of a network that misclassifies most points the curves agree, too
             return [
                 Finding(
                     "good",
@@ -395,6 +447,12 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     parse_norm(options.get("norm", "inf"), ("inf", "2"))
     check_number(options.get("threshold", 0.5), "threshold")
     return options
+
+
+def _gathered(everyone: list[dict[str, Margins]]) -> dict[str, Margins]:
+    """The margins of all processes by part; empty if none had the time for a part."""
+    pieces = {part: [theirs[part] for theirs in everyone if part in theirs] for part in PARTS}
+    return {part: _joined(found) for part, found in pieces.items() if found}
 
 
 def _joined(pieces: list[Margins]) -> Margins:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from excite._core.checks import check_count, is_number, is_whole, shown
+from excite._core.checks import check_count, check_number, is_number, is_whole, shown
 from excite._core.compatibility import renamed_attribute, renamed_keywords
 from excite.errors import InputError
 
+_HALF = 2.0  # seconds of training until half of the advance of a `PaidSchedule` may be spent
 _STRETCHES = 40  # between measurements, over which a step's typical time is taken
 
 
@@ -154,18 +155,21 @@ class PaidSchedule(Budget):
     """As often as a fraction of the training time pays for the measurements of its own probes.
 
     First before training, which does not count, then each time once what they have cost so far and the next one are paid for. Unlike
-    with `Budget` other probes do not count, and nothing is measured that is not paid for, however many steps pass.
+    with `Budget` other probes do not count, and nothing is measured that is not paid for, however many steps pass. After t seconds
+    of training fraction · t + advance · t / (t + 2) seconds may have been spent: with an advance short trainings are measured, too.
 
     Args:
         fraction: Fraction of the training time, between 0 and 1.
+        advance: Seconds that may be spent beyond it, early in the training.
 
     Example:
         >>> with excite.watch(model, x, every={"rank": PaidSchedule(0.01)}) as watch:
         ...     watch.step(0.5)
     """
 
-    def __init__(self, fraction: float = 0.03):
+    def __init__(self, fraction: float = 0.03, advance: float = 0.0):
         super().__init__(fraction, max_steps=2**31 - 1)
+        self.advance = check_number(advance, "PaidSchedule: advance", 0)
         self.spent = 0.0  # seconds of measurements during training
         self.cost = 0.0  # seconds of the last measurement
 
@@ -182,10 +186,11 @@ class PaidSchedule(Budget):
         """
         if steps < 1 or trained <= 0:
             return step if step == 0 else step + 1
-        missing = self.spent + self.cost - self.fraction * trained
+        missing = self.spent + self.cost - self.fraction * trained - self.advance * trained / (trained + _HALF)
         if missing <= 0:
             return step
-        return step + min(max(1, math.ceil(missing / (self.fraction * trained / steps))), max(8, steps))
+        earned = (self.fraction + self.advance * _HALF / (trained + _HALF) ** 2) * trained / steps  # by a step
+        return step + min(max(1, math.ceil(missing / earned)), max(8, steps))
 
     def plan(self, step: int, steps: int, cost: float, spent: float, trained: float) -> int:
         """The step at which to ask again whether a measurement is paid for."""
@@ -196,7 +201,7 @@ class PaidSchedule(Budget):
         return max(step + 1, self.postpone(step, steps, trained))
 
     def __repr__(self) -> str:
-        return f"PaidSchedule({self.fraction})"
+        return f"PaidSchedule({self.fraction}{f', advance={self.advance:g}' if self.advance else ''})"
 
 
 def as_schedule(given: object, what: str = "every") -> Schedule:
