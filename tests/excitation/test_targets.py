@@ -354,7 +354,7 @@ test_regression_refuses = refusing({
     "hierarchy": (lambda: regression(hierarchy=[0, 1]), "hierarchy: targets='values' is a regression"),
     "threshold": (lambda: regression(threshold=0.5), "threshold: targets='values' is a regression"),
     "cross-entropy": (lambda: regression(loss="cross-entropy"), "the squared error only"),
-    "another word": (lambda: regression(targets="numbers"), "targets: expected 'labels' or 'values'"),
+    "another word": (lambda: regression(targets="numbers"), "targets: expected 'labels', 'values'"),
     "auto": (lambda: regression(radius="auto"), "auto"),
 })  # fmt: skip
 

@@ -64,12 +64,14 @@ class MarkedPass(Pass):
         return self._choice.get(at) or next(iter(fitting or possible), None)
 
     def affine(self, call: AffineCall) -> Tensor:
-        input = call.input
-        if call.name in self._chosen and input.is_floating_point():
-            at, layout = self._site, self.site(input, call.name)
-            mark = self._mark_at(at, input)
-            input = input + (mark if self.copies == 1 or layout is None else layout.join(mark, mark))
-        return call.run(input, frozen=True)
+        return call.run(self.enter(call.name, call.input), frozen=True)
+
+    def enter(self, name: str, signal: Tensor) -> Tensor:
+        if name not in self._chosen or not signal.is_floating_point():
+            return signal
+        at, layout = self._site, self.site(signal, name)
+        mark = self._mark_at(at, signal)
+        return signal + (mark if self.copies == 1 or layout is None else layout.join(mark, mark))
 
     def _mark_at(self, at: int, input: Tensor) -> Tensor:
         """As large as the signal, or 1 where that is zero."""

@@ -8,7 +8,7 @@ is kept from the clean pass of B samples (perturbations, dropout masks) has to b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,10 +20,14 @@ _ROUNDING = 1e-3  # relative; kernels for another size of batch sum in another o
 
 @dataclass(frozen=True)
 class Layout:
-    """The axis that holds the batch, and how many times (`outer`) the batch is repeated on it, outermost first."""
+    """The axis that holds the batch, and how many times (`outer`) the batch is repeated on it, outermost first.
+
+    `tokens`: into how many equal parts, one after the other, each sample is divided by `rows`.
+    """
 
     axis: int = 0
     outer: int = 1
+    tokens: int = 1
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
         """Two clean-sized tensors as one of the doubled size."""
@@ -61,6 +65,26 @@ class Layout:
         n = tensor.shape[self.axis]
         parts: Tensor = tensor.unflatten(self.axis, (self.outer, samples, n // (self.outer * samples)))
         return parts.movedim(self.axis + 1, 0).flatten(1)
+
+    def rows(self, tensor: Tensor, samples: int) -> Tensor:
+        """(samples · tokens, everything that belongs to one token of one sample)."""
+        rows = self.by_sample(tensor, samples)
+        return rows if self.tokens == 1 else rows.reshape(samples * self.tokens, -1)
+
+    def from_rows(self, rows: Tensor, like: Tensor) -> Tensor:
+        """The inverse of `rows`."""
+        return self.from_samples(rows if self.tokens == 1 else rows.reshape(len(rows) // self.tokens, -1), like)
+
+    def by_token(self, shape: Sequence[int], samples: int, tokens: int, what: str) -> Layout:
+        """The same layout, whose rows are tokens: they must lie on the axis after the batch, or be folded into it."""
+        n = shape[self.axis]
+        inside = [*shape[: self.axis], self.outer, n // (self.outer * samples), *shape[self.axis + 1 :]]
+        if next((size for size in inside if size != 1), 1) != tokens:
+            raise ModelError(
+                f"{what}: cannot tell where its {tokens} tokens lie in shape {tuple(shape)}; expected (batch, tokens, ...); leave it out "
+                "with layers=[...]"
+            )
+        return replace(self, tokens=tokens)
 
     def from_samples(self, rows: Tensor, like: Tensor) -> Tensor:
         """The inverse of `by_sample`."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from excite._core.background import runs_ahead
@@ -285,7 +286,36 @@ class Pass(AffineMode):
         return self.affine(call)
 
     def affine(self, call: AffineCall) -> Tensor:
-        return call.run(call.input)
+        return call.run(self.enter(call.name, call.input))
+
+    def enter(self, name: str, signal: Tensor) -> Tensor:
+        """What the model continues with at a site: the input of an affine call, or the output of a module of `names.outputs`."""
+        return signal
+
+    # -- outputs of modules --------------------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        """Starts the pass, with hooks on the modules whose outputs are sites for as long as it lasts."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._hooks = [
+            module.register_forward_hook(self._output_hook(name)) for name, module in self.names.outputs.items()
+        ]
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        """Ends the pass and removes its hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        super().__exit__(*failure)  # type: ignore[no-untyped-call]
+
+    def _output_hook(self, name: str) -> Callable[[nn.Module, Any, Any], Any]:
+        def replaced(module: nn.Module, args: Any, output: Any) -> Any:
+            if self._grad:
+                _refuse_checkpointing(name)
+            self._count[name] = count = self._count.get(name, 0) + 1
+            with torch._C.DisableTorchFunction():
+                return map_signal(output, name, partial(self.enter, name if count == 1 else f"{name}#{count}"))
+
+        return replaced
 
 
 class CleanPass(Pass):
@@ -314,19 +344,22 @@ class CleanPass(Pass):
 
     def affine(self, call: AffineCall) -> Tensor:
         """Runs an affine call; the input of a chosen layer becomes a site of the search."""
-        self.seen.append(call.name)
-        input = call.input
-        chosen = self._chosen(call.name) and not (self._skip_input and shares_memory(input, self._x))
+        return call.run(self.enter(call.name, call.input), frozen=True)
+
+    def enter(self, name: str, signal: Tensor) -> Tensor:
+        """A chosen signal becomes a site of the search."""
+        self.seen.append(name)
+        chosen = self._chosen(name) and not (self._skip_input and shares_memory(signal, self._x))
         # Where gradients are off (a frozen backbone under no_grad) there is nothing to search.
-        if chosen and input.is_floating_point() and torch.is_grad_enabled():
-            self.site_number[call.name] = len(self.tape.shapes)
-            self.site(input, call.name)
-            if self._bounded:
-                self._compare_with_x(call.name, input)
-            # A node of its own, because other users of this signal (a skip connection) must not be counted.
-            input = input.view_as(input) if input.requires_grad else input.detach().requires_grad_()
-            self.inputs[call.name] = input
-        return call.run(input, frozen=True)
+        if not (chosen and signal.is_floating_point() and torch.is_grad_enabled()):
+            return signal
+        self.site_number[name] = len(self.tape.shapes)
+        self.site(signal, name)
+        if self._bounded:
+            self._compare_with_x(name, signal)
+        # A node of its own, because other users of this signal (a skip connection) must not be counted.
+        self.inputs[name] = signal.view_as(signal) if signal.requires_grad else signal.detach().requires_grad_()
+        return self.inputs[name]
 
     def _compare_with_x(self, layer: str, input: Tensor) -> None:
         """Records whether this layer reads the model's own input, without waiting for a GPU."""
@@ -367,12 +400,14 @@ class PerturbedPass(Pass):
         self._registered, self._moves, self._frozen = registered, moves or {}, frozen
 
     def affine(self, call: AffineCall) -> Tensor:
-        input = call.input
-        if call.name in self._registered:
-            self.site(input, call.name)
-            if call.name in self._moves:
-                input = self._moves[call.name](input)
-        return call.run(input, frozen=self._frozen)
+        return call.run(self.enter(call.name, call.input), frozen=self._frozen)
+
+    def enter(self, name: str, signal: Tensor) -> Tensor:
+        if name in self._registered:
+            self.site(signal, name)
+            if name in self._moves:
+                return self._moves[name](signal)
+        return signal
 
 
 class _FixedNorm(torch.autograd.Function):
@@ -418,6 +453,18 @@ def shares_memory(input: Tensor, x: Batch) -> bool:
     first = tensors(x)[0]
     same = input.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
     return same and input.numel() == first.numel()
+
+
+def map_signal(output: Any, name: str, function: Callable[[Tensor], Tensor]) -> Any:
+    """What a module returned, with `function` applied to its signal: the tensor itself, or the first of a tuple or list."""
+    if isinstance(output, Tensor) and output.is_floating_point():
+        return function(output)
+    if isinstance(output, tuple | list) and output and not hasattr(output, "_fields"):
+        return type(output)([map_signal(output[0], name, function), *output[1:]])
+    raise ModelError(
+        f"{name}: expected a module that returns a tensor of floating-point numbers, or a tuple that begins with one; it returned "
+        f"{type(output).__name__}"
+    )
 
 
 def another_path(how: str) -> ModelError:

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from excite._core.background import DeferredChecks
-from excite._core.calls import Pick, batch_size, call, pick_output, tensors
+from excite._core.calls import Batch, Pick, batch_size, call, pick_output, tensors
 from excite._core.checks import (
     Bounds,
     check_bounds,
+    check_choice,
     check_count,
     check_flag,
     check_layers,
@@ -33,7 +34,7 @@ from excite._core.preserve import capturing, eval_mode, preserve_state
 from excite._core.wrappers import eagerly, is_shared, unwrap
 from excite.errors import InputError
 from excite.excitation.ascent import AscentSettings, HiddenOptions, ascend
-from excite.excitation.checks import check_fraction, check_input, place_bounds, possible_layers
+from excite.excitation.checks import check_fraction, check_input, check_names, place_bounds, possible_layers
 from excite.excitation.collapse import CollapseCheck
 from excite.excitation.perturbations import random_point
 from excite.excitation.radius import (
@@ -42,11 +43,10 @@ from excite.excitation.radius import (
     common_root_mean_square,
     radius_of,
     root_mean_square,
-    unknown_layer,
 )
 from excite.excitation.radius_control import GapController
 from excite.excitation.search import INPUT, Perturbations, evaluate
-from excite.excitation.targets import Binary, Loss, choose_target
+from excite.excitation.targets import Binary, Codes, Loss, Tokens, choose_target, tokens_target
 from excite.excitation.weight_perturbation import moved_weights, perturbed_weights, weight_perturbations
 
 
@@ -60,6 +60,10 @@ class AdversarialTraining:
     With `hidden_radius` the inputs of hidden affine layers are perturbed in the same search, up the same error: layer k by
     at most hidden_radius times the root mean square of its input, in `steps` equal steps from zero. This counters robust
     overfitting: robust accuracy on training data that test data do not show.
+
+    With token targets (a label for each token, as for language models) this is latent adversarial training: radius 0, since token
+    ids cannot be perturbed, and a hidden radius at embeddings, at the residual stream or at affine layers, each token in a ball of
+    its own. The loss is then the **mean** over all tokens of the batch whose label is not `ignore_index`.
 
     Args:
         model: one scalar output per sample, or with `classes=m` m outputs (or m − 1 for the squared error).
@@ -75,7 +79,8 @@ class AdversarialTraining:
         threshold: as in `PersistentExcitation`.
         output: as in `PersistentExcitation`.
         layers: hidden layers to perturb: "all" (every affine call but those that read the model's own input) or a list of
-            names.
+            names: of layers, whose input is perturbed, or "PATH:output" for what a module returns, such as
+            "transformer.wte:output" for embeddings and "transformer.h.3:output" for the residual stream after a block.
         hidden_radius: size of their perturbations relative to the root mean square of each layer's input: a number, or a dict
             by layer name (layers that are not named are not perturbed), or "auto". 0.002 to 0.005 for ResNets; 0 for none.
         hidden: norm, budget and start of the hidden perturbations (`HiddenOptions`).
@@ -89,6 +94,9 @@ class AdversarialTraining:
         keep_best: take the iterate with the largest error of each sample instead of the last one; costs one more forward
             pass.
         on_collapse: as in `PersistentExcitation`.
+        targets: "labels", or "tokens" or "next-token" as in `PersistentExcitation`.
+        tokens: for token targets: "all", or "prompt" to perturb only tokens whose own label is `ignore_index`.
+        ignore_index: for token targets: label of tokens that the loss does not count.
 
     Raises:
         InputError: if an argument is of the wrong kind or out of range.
@@ -125,6 +133,9 @@ class AdversarialTraining:
         trades: float = 0.0,
         keep_best: bool = False,
         on_collapse: Literal["warn", "stop", "ignore"] = "warn",
+        targets: Literal["labels", "tokens", "next-token"] = "labels",
+        tokens: Literal["all", "prompt"] = "all",
+        ignore_index: int = -100,
     ):
         self.model = check_model(model)
         known = possible_layers(unwrap(model))
@@ -136,17 +147,22 @@ class AdversarialTraining:
         self.steps = check_count(steps, "steps")
         self.step_size = None if step_size is None else check_number(step_size, "step_size", 0, above=True)
         self.random_start = check_flag(random_start, "random_start")
-        self.target = choose_target(classes, threshold, "squared" if loss == "margin" else loss)
         self._margin = loss == "margin"
-        self._errors = self.target.confusion if loss == "margin" else self.target.errors
+        self.target: Binary | Codes | Tokens
+        if check_choice(targets, "targets", ("labels", "tokens", "next-token")) == "labels":
+            self.target = choose_target(classes, threshold, "squared" if loss == "margin" else loss)
+        else:
+            others = {"classes": classes, "threshold": threshold, "trades": trades or None}
+            self.target = tokens_target(targets, tokens, ignore_index, loss, others)
+        self._errors = _confusion(self.target) if loss == "margin" else self.target.errors
         self.bounds = check_bounds(bounds)
         self.output = output
         self.hidden_radius: float | Mapping[str, float] | GapController
         if isinstance(hidden_radius, str) and hidden_radius == "auto":
             self.hidden_radius = GapController(held_out, gap_target, gap_every)
         else:
-            self.hidden_radius = _check_hidden_radius(hidden_radius, known, held_out)
-        self.layers = _check_hidden_layers(layers, known)
+            self.hidden_radius = _check_hidden_radius(hidden_radius, known, held_out, unwrap(model))
+        self.layers = _check_hidden_layers(layers, known, unwrap(model))
         self.hidden = HiddenOptions() if hidden is None else hidden
         if not isinstance(self.hidden, HiddenOptions):
             raise InputError(f"hidden: expected HiddenOptions; got {hidden!r}")
@@ -164,12 +180,12 @@ class AdversarialTraining:
         self._collapse = CollapseCheck(on_collapse, self._checks)
 
     @model_errors
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, x: Batch, y: Tensor) -> Tensor:
         """Batch mean of the error at the perturbed inputs.
 
         Args:
-            x: inputs (B, ...), floating-point.
-            y: labels (B,) or (B, 1), 0 and 1 or the classes.
+            x: inputs (B, ...), floating-point; at radius 0 any batch, such as token ids or a dict of keyword arguments.
+            y: labels (B,) or (B, 1), 0 and 1 or the classes; for token targets (B, T).
 
         Returns:
             Scalar tensor; call `.backward()` on it.
@@ -188,7 +204,7 @@ class AdversarialTraining:
             self._collapse.observe(loss.detach(), self.target.trivial(labels), self._advice)
         return loss
 
-    def adapt(self, x: Tensor, y: Tensor) -> None:
+    def adapt(self, x: Batch, y: Tensor) -> None:
         """With hidden_radius "auto": counts a training step, and every few steps measures the gap and moves the radius.
 
         `loss` calls it, so that a training loop has nothing to do.
@@ -200,6 +216,10 @@ class AdversarialTraining:
         control = self.hidden_radius
         if not isinstance(control, GapController):
             return
+        if not isinstance(x, Tensor):
+            raise InputError(
+                f"hidden_radius='auto' measures robust accuracy at the input: expected a tensor; got {type(x).__name__}"
+            )
         control.to(x.device)
         if control.due():
             with torch.no_grad():
@@ -207,7 +227,7 @@ class AdversarialTraining:
                 control.observe(train, self._robust_accuracy(*control.batch(len(x))), len(x))
 
     @model_errors
-    def perturbations(self, x: Tensor, y: Tensor) -> Tensor:
+    def perturbations(self, x: Batch, y: Tensor) -> Tensor:
         """The perturbation d of each input. Changes nothing in the model; a random start is drawn from the global state.
 
         Args:
@@ -216,11 +236,19 @@ class AdversarialTraining:
 
         Returns:
             Tensor of the shape of x.
+
+        Raises:
+            InputError: if the input is not perturbed, as token ids: see `all_perturbations`.
         """
-        return self.all_perturbations(x, y)[INPUT]
+        found = self.all_perturbations(x, y)
+        if INPUT not in found:
+            raise InputError(
+                "perturbations: the input itself is not perturbed; all_perturbations has those of hidden layers"
+            )
+        return found[INPUT]
 
     @model_errors
-    def all_perturbations(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def all_perturbations(self, x: Batch, y: Tensor) -> dict[str, Tensor]:
         """The perturbations of the input and of hidden layers. Changes nothing in the model.
 
         Args:
@@ -232,29 +260,29 @@ class AdversarialTraining:
         """
         self._check_input(x)
         labels = self.target.labels(y, batch_size(x))
-        if not self._perturbs():
-            return {INPUT: torch.zeros_like(x)}
         start = self._start(x)
+        if not self._perturbs():
+            return {} if start is None else {INPUT: torch.zeros_like(start)}
         with preserve_state(unwrap(self.model)):
             return self._search(x, labels, start).values
 
     @model_errors
     @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Batch) -> Tensor:
         """Predicted labels, with the model in evaluation mode.
 
         Args:
             x: inputs, as in `loss`.
 
         Returns:
-            Integer tensor (B,).
+            Integer tensor (B,); for token targets (B, T).
         """
         self._check_input(x)
         check_weights(unwrap(self.model))
         return self.decide(x, check_output)
 
     @torch.no_grad()
-    def decide(self, x: Tensor, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
+    def decide(self, x: Batch, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
         """`predict` without checks of inputs and weights, also for a model that has diverged.
 
         Args:
@@ -323,8 +351,13 @@ class AdversarialTraining:
         )
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _check_input(self, x: Tensor, later: DeferredChecks | None = None) -> None:
-        check_input(x, True, place_bounds(self.bounds, x, self._placed_bounds), later)
+    def _check_input(self, x: Batch, later: DeferredChecks | None = None) -> None:
+        check_input(x, self._full_radius() > 0, place_bounds(self.bounds, x, self._placed_bounds), later)
+
+    def _full_radius(self) -> float:
+        """The radius of the input at the end of training."""
+        full = self.radius.radius if isinstance(self.radius, Stages) else self.radius
+        return float(full)  # type: ignore[arg-type]
 
     def _radius(self) -> float:
         return float(radius_of(self.radius, INPUT, self.progress)[0])
@@ -357,19 +390,22 @@ class AdversarialTraining:
             torch.promote_types(output.dtype, torch.float32)
         )  # errors of outputs in half precision would be rounded to three digits
 
-    def _start(self, x: Tensor) -> Tensor:
+    def _start(self, x: Batch) -> Tensor | None:
+        """Where the search begins at the input; None for inputs that cannot be perturbed, as token ids."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return None
         if not self.random_start or self._radius() == 0:
             return torch.zeros_like(x)
         drawn: Tensor = random_point(x.detach().flatten(1), self.norm, self._radius()).reshape(x.shape)
         return drawn
 
-    def _training_loss(self, x: Tensor, labels: Tensor) -> Tensor:
+    def _training_loss(self, x: Batch, labels: Tensor) -> Tensor:
         worst = self._search(x, labels, self._start(x)) if self._perturbs() else None
         if not self.awp or not torch.is_grad_enabled():
             return self._loss_at(x, labels, worst)
         moves = weight_perturbations(self.model, self.awp, lambda: self._loss_at(x, labels, worst))
         with moved_weights(self.model, moves):
-            at = None if worst is None else replace(worst, names=Names(unwrap(self.model)))
+            at = None if worst is None else replace(worst, names=Names(unwrap(self.model), self._sites()))
             return self._loss_at(x, labels, at)
 
     def _advice(self, ratio: float) -> str:
@@ -379,17 +415,20 @@ class AdversarialTraining:
         held = {name: rho / 4 for name, rho in hidden.items()} if isinstance(hidden, Mapping) else f"{hidden / 4:.2g}"
         return f"a hidden_radius of about {held} may hold; or hidden_radius='auto' with held_out="
 
-    def _loss_at(self, x: Tensor, labels: Tensor, worst: Perturbations | None) -> Tensor:
+    def _loss_at(self, x: Batch, labels: Tensor, worst: Perturbations | None) -> Tensor:
         """The loss at the perturbations, from ordinary forward passes: one, and one of the clean batch for TRADES."""
         if worst is None:
             with eagerly(self.model):
                 output = self._read(call(self.model, x), batch_size(x))
-            return self._errors(output, labels).mean()
+            return self._mean_error(output, labels)
         if not self.trades:
-            return self._errors(evaluate(self.model, x, worst, self._read, copies=1), labels).mean()
+            return self._mean_error(evaluate(self.model, x, worst, self._read, copies=1), labels)
         clean = evaluate(self.model, x, replace(worst, values={}), self._read, copies=1)
         moved = evaluate(self.model, x, worst, self._read, copies=1)
         return (self._errors(clean, labels) + self.trades * self._divergence(clean, moved)).mean()
+
+    def _mean_error(self, output: Tensor, labels: Tensor) -> Tensor:
+        return self._errors(output, labels).mean() if self._margin else self.target.mean_error(output, labels)
 
     def _divergence(self, clean: Tensor, moved: Tensor) -> Tensor:
         """KL(p(x) ‖ p(x + d)) of each sample, (B,)."""
@@ -408,7 +447,12 @@ class AdversarialTraining:
         right = gathered(right.float()) if is_shared(self.model) else right.float()
         return right.mean()
 
-    def _search(self, x: Tensor, labels: Tensor, start: Tensor, hidden: bool = True) -> Perturbations:
+    def _sites(self) -> list[str]:
+        """Names of layers and of outputs of modules that are chosen one by one."""
+        named = list(self.hidden_radius) if isinstance(self.hidden_radius, Mapping) else []
+        return [*named, *([] if isinstance(self.layers, str) else self.layers)]
+
+    def _search(self, x: Batch, labels: Tensor, start: Tensor | None, hidden: bool = True) -> Perturbations:
         together = torch.is_grad_enabled() and is_shared(self.model)
         hidden = hidden and self._perturbs_hidden()
         settings = AscentSettings(
@@ -424,6 +468,9 @@ class AdversarialTraining:
             record_clean=self.trades > 0,
             keep_best=self.keep_best,
             size=common_root_mean_square if together else root_mean_square,
+            outputs=self._sites(),
+            tokens=labels.shape[1] if isinstance(self.target, Tokens) else 1,
+            where=self.target.where(x, labels) if isinstance(self.target, Tokens) else None,
         )
 
         def objective(clean: Tensor) -> Callable[[Tensor], Tensor]:
@@ -432,25 +479,29 @@ class AdversarialTraining:
         return ascend(unwrap(self.model), x, start, objective, settings, self._known_layouts)
 
 
-def _check_hidden_radius(radius: object, known: Sequence[str], held_out: object) -> float | Mapping[str, float]:
+def _confusion(target: Binary | Codes | Tokens) -> Callable[[Tensor, Tensor], Tensor]:
+    if isinstance(target, Tokens):
+        raise InputError("loss: token targets have the cross-entropy only; got 'margin'")
+    return target.confusion
+
+
+def _check_hidden_radius(
+    radius: object, known: Sequence[str], held_out: object, model: nn.Module
+) -> float | Mapping[str, float]:
     if held_out is not None:
         raise InputError("held_out: expected with hidden_radius='auto' only")
     what = "hidden_radius (relative to the root mean square of a layer's input)"
     if not isinstance(radius, Mapping):
         return check_number(radius, what, 0, 1e6)
-    for name in radius:
-        if not isinstance(name, str) or (name not in known and name.split("#")[0] not in known):
-            raise unknown_layer(str(name), known)
+    check_names(map(str, radius), known, model)
     return {name: check_number(value, f"{what} of {name!r}", 0, 1e6) for name, value in radius.items()}
 
 
-def _check_hidden_layers(layers: str | Sequence[str], known: Sequence[str]) -> str | Sequence[str]:
+def _check_hidden_layers(layers: str | Sequence[str], known: Sequence[str], model: nn.Module) -> str | Sequence[str]:
     checked = check_layers(layers)
     if checked == "input":
         raise InputError(
             "layers: expected 'all' or names of hidden layers; for the input alone leave hidden_radius at 0"
         )
-    for name in () if checked == "all" else checked:
-        if name not in known and name.split("#")[0] not in known:
-            raise unknown_layer(name, known)
+    check_names(() if checked == "all" else checked, known, model)
     return checked

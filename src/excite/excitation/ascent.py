@@ -8,14 +8,14 @@ fixed length, each followed by a projection onto its ball and onto the bounds (P
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from excite._core.calls import own_copy
+from excite._core.calls import Batch, batch_size, own_copy
 from excite._core.checks import Bounds, Norm, check_choice, check_flag, parse_norm
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
@@ -23,7 +23,7 @@ from excite._core.preserve import Buffers, ignore_probes
 from excite._core.replay import Tape
 from excite._core.wrappers import eagerly
 from excite.errors import InputError
-from excite.excitation.perturbations import BestValues, PerturbedInput, steepest
+from excite.excitation.perturbations import BestValues, PerturbedInput
 from excite.excitation.radius import root_mean_square
 from excite.excitation.search import (
     INPUT,
@@ -88,8 +88,11 @@ class AscentSettings:
     record_clean: bool = False  # the recording pass runs at the clean batch instead of the start
     keep_best: bool = False  # the iterate with the largest error of each sample instead of the last one
     size: Callable[[Tensor], Tensor] = root_mean_square  # of a layer's input
+    outputs: Collection[str] = ()  # names of modules' outputs that are perturbed, "PATH:output"
+    tokens: int = 1  # of each sample: every one has a ball of its own
+    where: Tensor | None = None  # (B, tokens): which tokens are perturbed; None: all
 
-    def sites(self) -> SearchSettings:
+    def sites(self, at_input: bool) -> SearchSettings:
         """Which signals the recording pass prepares."""
         return SearchSettings(
             radius=lambda layer: (self.hidden_radius(layer), True),
@@ -97,15 +100,15 @@ class AscentSettings:
             steps=self.steps,
             chosen=lambda layer: _perturbed(self.hidden_radius(layer)),
             read=self.read,
-            at_input=True,
+            at_input=at_input,
             skip_input=self.skip_input,
         )
 
 
 def ascend(
     model: nn.Module,
-    x: Tensor,
-    start: Tensor,
+    x: Batch,
+    start: Tensor | None,
     objective: Callable[[Tensor], Errors],
     settings: AscentSettings,
     known_layouts: dict[object, list[Layout | None]],
@@ -118,7 +121,7 @@ def ascend(
     Args:
         model: The unwrapped model.
         x: The batch.
-        start: The first perturbation of the input.
+        start: The first perturbation of the input; None where it is not perturbed, as token ids.
         objective: From the outputs of the recording pass to the error of each sample that is to be made large.
         settings: Balls and steps.
         known_layouts: Remembers, by the shapes met, where the batch lies inside the model.
@@ -126,28 +129,36 @@ def ascend(
     Returns:
         One perturbation for each sample and signal.
     """
-    names, tape, buffers = Names(model), Tape(len(x)), Buffers(model)
-    x = x.detach()
-    at_input = PerturbedInput(Layout(), settings.radius, settings.bounds, x if settings.bounds is not None else None)
+    names, tape, buffers = Names(model, settings.outputs), Tape(batch_size(x)), Buffers(model)
+    x = x.detach() if isinstance(x, Tensor) else x
+    kept = x if isinstance(x, Tensor) and settings.bounds is not None else None
+    at_input = PerturbedInput(Layout(), settings.radius, settings.bounds, kept)
 
     def outputs(values: Mapping[str, Tensor]) -> Tensor:
         return repeat(model, own_copy(x), replace(at, values=dict(values)), settings.read, buffers, copies=1)
 
     try:
         with ignore_probes(), torch.inference_mode(False), torch.enable_grad(), eagerly(model):
-            start = at_input.within_bounds(start)
-            recorded_at = x if settings.record_clean else at_input.moved(x, start)
-            clean = record(model, names, recorded_at, settings.sites(), tape, buffers)
+            start = None if start is None else at_input.within_bounds(start)
+            moves = isinstance(x, Tensor) and start is not None and not settings.record_clean
+            recorded_at = at_input.moved(x, start) if moves else x  # type: ignore[arg-type]
+            clean = record(model, names, recorded_at, settings.sites(start is not None), tape, buffers)
             errors = objective(clean.output.detach())
             error = errors(clean.output)
             gradients = gradients_of(error.sum(), clean.inputs)
             layouts = find_layouts(model, names, recorded_at, clean.made_by, settings.read, known_layouts)
             buffers.restore(thorough=False)
             tape.sites.clear()
-            layers = {INPUT: at_input} | _hidden_balls(clean.inputs, gradients, layouts, settings)
+            layers = ({} if start is None else {INPUT: at_input}) | _hidden_balls(
+                clean.inputs, gradients, layouts, settings, tape.batch
+            )
+            if not layers:
+                raise InputError(
+                    "nothing would be perturbed: no chosen layer depends on the sample and has an influence on the output"
+                )
             at = Perturbations({}, layers, names, tape, frozenset(clean.made_by.inputs))
             ascent = _Ascent(settings, layers, tape.batch)
-            values = {INPUT: start} | ascent.hidden_start(clean.inputs)
+            values = ({} if start is None else {INPUT: start}) | ascent.hidden_start(clean.inputs)
             del clean
             values = _climb(values, ascent, lambda values: errors(outputs(values)), error, gradients)
     finally:
@@ -188,6 +199,7 @@ def _hidden_balls(
     gradients: Mapping[str, Tensor | None],
     layouts: Mapping[str, Layout | None],
     settings: AscentSettings,
+    batch: int,
 ) -> dict[str, PerturbedInput]:
     """The ball of each hidden layer that influences the error and whose input depends on the sample."""
     balls = {}
@@ -195,10 +207,13 @@ def _hidden_balls(
         layout = layouts[name]
         if name == INPUT or gradients[name] is None or layout is None:
             continue
+        if settings.tokens > 1:
+            layout = layout.by_token(signal.shape, batch, settings.tokens, name)
         size = settings.size(signal)
-        if settings.hidden.norm == "2":  # the root mean square of ‖h‖₂ over samples
-            size = size * (signal.numel() / len(inputs[INPUT])) ** 0.5
-        balls[name] = PerturbedInput(layout, settings.hidden_radius(name) * size, None, None)
+        if settings.hidden.norm == "2":  # the root mean square of ‖h‖₂ over samples, or over tokens
+            size = size * (signal.numel() / (batch * settings.tokens)) ** 0.5
+        radius = settings.hidden_radius(name) * size
+        balls[name] = PerturbedInput(layout, radius, None, None, allowed=settings.where)
     return balls
 
 
@@ -237,7 +252,7 @@ class _Ascent:
     def _step(self, name: str, value: Tensor, gradient: Tensor) -> Tensor:
         layer, norm, settings = self.layers[name], self._norm(name), self.settings
         if name != INPUT and not settings.hidden.random_start:  # these steps cannot leave the ball
-            unit, length = steepest(gradient, norm, layer.layout, self.batch), layer.radius / settings.steps
+            unit, length = layer.steepest(None, gradient, norm, self.batch), layer.radius / settings.steps
             if isinstance(length, Tensor):
                 return value.addcmul_(unit.to(value.dtype), length.to(value.dtype))
             return value.add_(unit.to(value.dtype), alpha=length)
@@ -250,7 +265,7 @@ class _Ascent:
         for name in self._hidden:
             gradient, layer = gradients[name], self.layers[name]
             if gradient is not None:
-                rows = layer.layout.by_sample(gradient, self.batch)
+                rows = layer.layout.rows(layer.at_allowed(gradient, self.batch), self.batch)
                 scaled[name] = rows.to(torch.promote_types(rows.dtype, torch.float32)) * layer.radius
         lengths = torch.stack([rows.norm(dim=1) for rows in scaled.values()])
         total = lengths.norm(dim=0)[:, None] * self.settings.steps
@@ -258,7 +273,7 @@ class _Ascent:
         for name, rows in scaled.items():
             layer, value = self.layers[name], values[name]
             step = rows * layer.radius / torch.where(total > 0, total, 1)
-            moved[name] = value + layer.layout.from_samples(step, value).to(value.dtype)
+            moved[name] = value + layer.layout.from_rows(step, value).to(value.dtype)
         return moved
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -13,9 +13,11 @@ from excite._core.background import DeferredChecks
 from excite._core.calls import Batch, check_finite, tensors
 from excite._core.checks import Bounds, check_number, shown
 from excite._core.intercept.affine import clean_path, layer_name
+from excite._core.intercept.names import OUTPUT, module_outputs
 from excite._core.preserve import capturing
 from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, ModelError
+from excite.excitation.radius import unknown_layer
 
 
 def check_fraction(fraction: object) -> float:
@@ -100,6 +102,18 @@ def _outside(values: Tensor, bounds: Bounds) -> Tensor:
 
 def _out_of_bounds(bounds: Bounds, low: float, high: float) -> str:
     return f"expected inputs within bounds {shown(bounds)}; got values from {low:g} to {high:g}: scale the data or change the bounds"
+
+
+def check_names(names: Iterable[str], known: Sequence[str], model: nn.Module) -> None:
+    """Raises an InputError for a name that is neither that of a layer (`known`) nor PATH:output of a module."""
+    for name in names:
+        first = name.split("#")[0]
+        if first.endswith(OUTPUT):
+            if not module_outputs(model, [first]):
+                paths = [clean_path(path) + OUTPUT for path, _ in model.named_modules() if path]
+                raise unknown_layer(name, paths)
+        elif name not in known and first not in known:
+            raise unknown_layer(name, known)
 
 
 def possible_layers(model: nn.Module) -> list[str]:

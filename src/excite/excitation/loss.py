@@ -31,7 +31,7 @@ from excite._core.layout import Layout
 from excite._core.preserve import capturing, device_of, eval_mode, preserve_state
 from excite._core.wrappers import eagerly, is_shared, unwrap
 from excite.errors import InputError
-from excite.excitation.checks import check_fraction, check_input, place_bounds, possible_layers
+from excite.excitation.checks import check_fraction, check_input, check_names, place_bounds, possible_layers
 from excite.excitation.collapse import CollapseCheck
 from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
 from excite.excitation.perturbations import check_mode
@@ -44,11 +44,10 @@ from excite.excitation.radius import (
     radius_names,
     radius_of,
     root_mean_square,
-    unknown_layer,
 )
 from excite.excitation.radius_control import FitController
-from excite.excitation.search import INPUT, Perturbations, SearchSettings, evaluate, search
-from excite.excitation.targets import Loss, Target, Values, choose_target, values_target
+from excite.excitation.search import INPUT, Perturbations, Read, SearchSettings, evaluate, search
+from excite.excitation.targets import TARGETS, Loss, Target, Tokens, Values, choose_target, tokens_target, values_target
 
 
 class PersistentExcitation:
@@ -65,6 +64,10 @@ class PersistentExcitation:
 
     With `targets="values"` y are real numbers, one for each output: the same loss without classes.
 
+    With `targets="tokens"` y has a label for each token of a sequence, (B, T): d1 and d2 make the log-likelihood of the labels of
+    a sequence largest and smallest, and the loss is ½ of the cross-entropy at d1 plus ½ of that at d2, each the **mean** over all
+    tokens of the batch whose label is not `ignore_index`. Each token has a ball of its own.
+
     Args:
         model: any module with one scalar output per sample, (B,) or (B, 1); with `classes`, (B, m) or (B, m − 1).
         radius: a number, a dict by layer name (layers that are not named are not perturbed), `Relative`, `Stages`, or
@@ -72,7 +75,9 @@ class PersistentExcitation:
             `excite.excitation.radius_control`).
         steps: steps of the search.
         norm: "inf", "2" or "1"; the ball of each layer and sample separately.
-        layers: "all" (the input of every affine call), "input" (the model's input) or a list of layer names.
+        layers: "all" (the input of every affine call), "input" (the model's input) or a list of names: of layers, whose input is
+            perturbed, or "PATH:output" for what a module returns, such as "transformer.wte:output" for embeddings and
+            "transformer.h.3:output" for the residual stream after a block.
         threshold: class 1 where f > threshold; by default 0.5, for targets 0 and 1, and 0 for the cross-entropy.
         bounds: (low, high) of the model's input, numbers or tensors that broadcast to one sample.
         output: which part of what the model returns is f, if it returns a dict or a tuple.
@@ -82,7 +87,12 @@ class PersistentExcitation:
         loss: "squared", or "cross-entropy" on logits: ½ of it at d1 and ½ at d2.
         kind: "additive", or "multiplicative": inputs h become h·(1 + d), for radii below 1.
         targets: "labels", or "values" for a regression (section 5.2): y are floating-point numbers, (B,) for one output or
-            (B, k) for k, and the errors are ‖f − y‖².
+            (B, k) for k, and the errors are ‖f − y‖². "tokens" for a label per token, (B, T), with logits (B, T, V) and
+            loss="cross-entropy"; "next-token" where the label of the output at t stands at t + 1, as for the causal language
+            models of Transformers.
+        tokens: for token targets: "all", or "prompt" to perturb only tokens whose own label is `ignore_index`. Tokens that an
+            `attention_mask` of the batch excludes are not perturbed.
+        ignore_index: for token targets: label of tokens that the loss does not count.
         turns: how often the search for v alternates between d and v, at one forward and one backward pass of the batch
             each; with 0, v leads from the second nearest code to the nearest.
         starts: starts of the search for v, each at 1 + turns backward passes and turns forward passes of the batch; the v
@@ -120,7 +130,9 @@ class PersistentExcitation:
         hierarchy: str | Groups | Hierarchy | None = None,
         loss: Loss = "squared",
         kind: str = "additive",
-        targets: Literal["labels", "values"] = "labels",
+        targets: Literal["labels", "values", "tokens", "next-token"] = "labels",
+        tokens: Literal["all", "prompt"] = "all",
+        ignore_index: int = -100,
         turns: int = 1,
         starts: int = 1,
         random_start: bool = False,
@@ -138,8 +150,11 @@ class PersistentExcitation:
         self.keep_best = check_flag(keep_best, "keep_best")
         self.layers = check_layers(layers)
         self.target: Target
-        if check_choice(targets, "targets", ("labels", "values")) == "values":
+        if check_choice(targets, "targets", TARGETS) == "values":
             self.target = values_target(classes, hierarchy, threshold, loss)
+        elif targets != "labels":
+            others = {"classes": classes, "hierarchy": hierarchy, "threshold": threshold}
+            self.target = tokens_target(targets, tokens, ignore_index, loss, others)
         elif hierarchy is None:
             self.target = choose_target(classes, threshold, loss)
         else:
@@ -152,8 +167,10 @@ class PersistentExcitation:
         self._checks = DeferredChecks("loss")
         self._collapse = CollapseCheck(on_collapse, self._checks)
         self._radii: dict[str, float | Tensor] = {}
-        if isinstance(self.radius, FitController) and isinstance(self.target, Values):
-            raise InputError("radius 'auto' holds the fraction of right decisions: give a number for targets='values'")
+        if isinstance(self.radius, FitController) and isinstance(self.target, Values | Tokens):
+            raise InputError(
+                f"radius 'auto' holds the fraction of right decisions: give a number for targets={targets!r}"
+            )
         if self.layers == "input" and radius_names(self.radius):
             raise InputError("layers='input' perturbs the model's input: give one radius instead of one per layer")
         self._check_names(possible_layers(unwrap(model)))
@@ -175,9 +192,8 @@ class PersistentExcitation:
                 comes from a later call, or from `state_dict`, and names the call it belongs to.
             ModelError: if the model cannot be excited: its outputs have another shape, or no gradient path leads to them.
         """
-        return self.losses(x, y).mean()
+        return self._losses(x, y, mean=True)
 
-    @model_errors
     def losses(self, x: Batch, y: Tensor) -> Tensor:
         """The loss of each sample; `loss` is their mean.
 
@@ -186,33 +202,40 @@ class PersistentExcitation:
             y: labels, as in `loss`.
 
         Returns:
-            Tensor (B,).
+            Tensor (B,); for token targets the mean over the counted tokens of each sequence.
         """
+        return self._losses(x, y, mean=False)
+
+    @model_errors
+    def _losses(self, x: Batch, y: Tensor, mean: bool) -> Tensor:
+        """The loss of each sample, or their mean."""
         later = self._begin(x)
         self._check_input(x, later)
         labels = self.target.labels(y, batch_size(x), later)
         if not self._perturbs():
-            return self.target.errors(self._forward(x), labels)
+            output = self._forward(x)
+            return self.target.mean_error(output, labels) if mean else self.target.errors(output, labels)
         # Algorithm 1 for the whole batch: d1 = argmax f(x; d), d2 = argmin f(x; d), then the loss at both.
         samples, direction = self.target.searches(x, labels)  # x and one direction per sample, but for a hierarchy
-        low, high = self._extremes(samples, direction)  # f(x; d2), f(x; d1)
+        low, high = self._extremes(samples, direction, labels)  # f(x; d2), f(x; d1)
         losses = self.target.losses(low, high, labels)  # ½ error(f(x; d1), y) + ½ error(f(x; d2), y)
         if torch.is_grad_enabled():
             if isinstance(self.radius, FitController):
                 self._adapt_radius(self.radius, low, high, labels)
             self._check_collapse(losses.detach(), low.detach(), high.detach(), labels)
-        return losses
+        return self.target.mean_loss(losses, low, high, labels) if mean else losses
 
     @model_errors
-    def extremes(self, x: Batch) -> tuple[Tensor, Tensor]:
+    def extremes(self, x: Batch, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The outputs at the two extreme perturbations, which the loss compares with y. Changes nothing in the model.
 
         Args:
             x: the batch, as in `loss`.
+            y: labels, for token targets only.
 
         Returns:
             (f(x; argmin), f(x; argmax)), each (B,). With `classes`, the outputs (B, m) or (B, m − 1) at the two extremes along
-            v; with a hierarchy, each node's own extremes, (B, m − 1). Differentiable in the weights where gradients are
+            v; with a hierarchy, each node's own extremes, (B, m − 1); with token targets the logits (B, T, V). Differentiable in the weights where gradients are
             enabled, for losses of your own.
         """
         # With gradients it is part of a training step, which does not wait.
@@ -221,17 +244,20 @@ class PersistentExcitation:
             if not self._perturbs():
                 low = high = self._read(call(self.model, x), batch_size(x))
             else:
-                low, high = self.target.extremes(*self._extremes(*self.target.searches(x, None)))
+                low, high = self.target.extremes(
+                    *self._extremes(*self.target.searches(x, None), self._token_labels(x, y))
+                )
         if not torch.is_grad_enabled():
             check_output(low), check_output(high)
         return low, high
 
     @model_errors
-    def perturbations(self, x: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    def perturbations(self, x: Batch, y: Tensor | None = None) -> dict[str, tuple[Tensor, Tensor]]:
         """The extreme perturbations by layer.
 
         Args:
             x: the batch, as in `loss`.
+            y: labels, for token targets only.
 
         Returns:
             (for the minimum, for the maximum) by layer name, shaped like the layer's input; the model's own input is "".
@@ -245,7 +271,7 @@ class PersistentExcitation:
             )
         self._check_input(x)
         with preserve_state(unwrap(self.model)):
-            extremes = self._search(x) if self._perturbs() else None
+            extremes = self._search(x, labels=self._token_labels(x, y)) if self._perturbs() else None
         return {} if extremes is None else {layer: extremes.halves(layer) for layer in extremes.values}
 
     @model_errors
@@ -352,9 +378,10 @@ class PersistentExcitation:
         with eagerly(self.model):
             return self._read(call(self.model, x), batch_size(x))
 
-    def _extremes(self, x: Batch, direction: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _extremes(self, x: Batch, direction: Tensor | None, labels: Tensor | None) -> tuple[Tensor, Tensor]:
         """The outputs at the extremes of v'f, (f(x; argmin), f(x; argmax)), differentiable in the weights."""
-        both = evaluate(self.model, x, self._search(x, direction, together=torch.is_grad_enabled()), self._read)
+        found = self._search(x, direction, together=torch.is_grad_enabled(), labels=labels)
+        both = evaluate(self.model, x, found, self._read)
         high, low = both.chunk(2)
         return low, high
 
@@ -387,11 +414,40 @@ class PersistentExcitation:
         """Whether anything is perturbed now: not at radius 0, nor in the first of `Stages`."""
         return any(self.setting())
 
-    def _search(self, x: Batch, direction: Tensor | None = None, together: bool = False) -> Perturbations:
+    def _token_labels(self, x: Batch, y: Tensor | None) -> Tensor | None:
+        """The labels that the search of token targets needs; None for other targets."""
+        if not isinstance(self.target, Tokens):
+            return None
+        if y is None:
+            raise InputError(
+                f"expected labels y beside x: the extremes of {self.target!r} are those of their log-likelihood"
+            )
+        return self.target.labels(y, batch_size(x))
+
+    def _likelihood(self, target: Tokens, labels: Tensor) -> Read:
+        """Reads what the model returned as the mean log-likelihood of the labels of each sequence, (B,)."""
+
+        def read(returned: Any, samples: int) -> Tensor:
+            return -target.errors(self._read(returned, samples), labels.repeat(samples // len(labels), 1))
+
+        return read
+
+    def _search(
+        self, x: Batch, direction: Tensor | None = None, together: bool = False, labels: Tensor | None = None
+    ) -> Perturbations:
         """The perturbations at both extremes.
 
-        `together`: all processes that train this model search at the same time, each for its part of the batch.
+        `together`: all processes that train this model search at the same time, each for its part of the batch. `labels`: for token
+        targets, whose log-likelihood is searched.
         """
+        target = self.target
+        sequences: dict[str, Any] = {"read": self._read}
+        if isinstance(target, Tokens) and labels is not None:
+            sequences = {
+                "read": self._likelihood(target, labels),
+                "tokens": labels.shape[1],
+                "where": target.where(x, labels),
+            }
         bounds, layers, model = self._bounds_at(x), self.layers, unwrap(self.model)
         settings = SearchSettings(
             radius=lambda name: radius_of(self.radius, name, self.progress),
@@ -404,7 +460,7 @@ class PersistentExcitation:
             at_input=layers == "input",
             bounds=bounds,
             mode=self.kind,
-            read=self._read,
+            **sequences,
             start=self.target.start,
             alternations=self.turns,
             starts=self.starts,
@@ -414,7 +470,7 @@ class PersistentExcitation:
         )
         if isinstance(self.radius, FitController):
             self.radius.to(device_of(model))
-        extremes = search(model, Names(model), x, settings, self._known_layouts, direction)
+        extremes = search(model, Names(model, self._sites()), x, settings, self._known_layouts, direction)
         self._radii = {name: layer.radius for name, layer in extremes.layers.items()}
         return extremes
 
@@ -435,11 +491,12 @@ class PersistentExcitation:
         """The bounds where x is, in its precision."""
         return None if self.bounds is None else place_bounds(self.bounds, x, self._placed_bounds)
 
+    def _sites(self) -> list[str]:
+        """Names of layers and of outputs of modules that are chosen one by one."""
+        return [*radius_names(self.radius), *([] if isinstance(self.layers, str) else self.layers)]
+
     def _check_names(self, known: list[str]) -> None:
-        wanted = [] if isinstance(self.layers, str) else list(self.layers)
-        for name in [*radius_names(self.radius), *wanted]:
-            if name not in known and name.split("#")[0] not in known:
-                raise unknown_layer(name, known)
+        check_names(self._sites(), known, unwrap(self.model))
 
 
 def _number(radius: object) -> float:

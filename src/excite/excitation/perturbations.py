@@ -104,6 +104,7 @@ class PerturbedInput:
 
     `layout` says where the batch lies in the signal. The clean signal is kept only where there are bounds, which need it.
     `bounded` is a tensor where only the device knows whether the bounds hold for this signal; where not, they are infinite.
+    Where the layout has tokens, each of them has a ball of its own; `allowed` (B, tokens) says which are perturbed, None: all.
     """
 
     layout: Layout
@@ -112,6 +113,7 @@ class PerturbedInput:
     clean: Tensor | None
     mode: PerturbationMode = MODES["additive"]
     bounded: Tensor | None = None
+    allowed: Tensor | None = None
 
     def where(self, bounded: Tensor | None) -> PerturbedInput:
         """The same, with bounds only if `bounded` is true; None: they hold."""
@@ -151,13 +153,22 @@ class PerturbedInput:
     def projected_step(self, at: Tensor, gradient: Tensor, norm: Norm, length: float | Tensor, samples: int) -> Tensor:
         """The perturbation after one steepest step of `length`, projected onto the ball and the bounds."""
         moved = at + (length * self.steepest(at, gradient, norm, samples)).to(at.dtype)
-        rows = project(self.layout.by_sample(moved, samples), norm, self.radius)
-        return self.within_bounds(self.layout.from_samples(rows, moved))
+        rows = project(self.layout.rows(moved, samples), norm, self.radius)
+        return self.within_bounds(self.layout.from_rows(rows, moved))
 
     def random(self, like: Tensor, norm: Norm, samples: int) -> Tensor:
         """A point drawn uniformly from the ball for each sample, then moved into the bounds; shaped like `like`."""
-        rows = random_point(self.layout.by_sample(like, samples), norm, self.radius)
-        return self.within_bounds(self.layout.from_samples(rows, like).to(like.dtype))
+        rows = random_point(self.layout.rows(like, samples), norm, self.radius)
+        drawn = self.at_allowed(self.layout.from_rows(rows, like).to(like.dtype), samples)
+        return self.within_bounds(drawn)
+
+    def at_allowed(self, tensor: Tensor, samples: int) -> Tensor:
+        """A tensor like the signal, zero at the tokens that are not perturbed."""
+        if self.allowed is None:
+            return tensor
+        rows = self.layout.rows(tensor, samples)
+        allowed = self.allowed.to(rows.dtype).reshape(-1, 1)
+        return self.layout.from_rows(rows * allowed.repeat(len(rows) // len(allowed), 1), tensor)
 
     def steepest(self, at: Tensor | None, gradient: Tensor, norm: Norm, samples: int) -> Tensor:
         """The unit step up the gradient, along what the bounds leave free."""
@@ -170,7 +181,7 @@ class PerturbedInput:
             uphill = self.mode.slope(signal, gradient)
             stuck = ((here >= high) & (uphill > 0)) | ((here <= low) & (uphill < 0))
             gradient = gradient.masked_fill(stuck, 0)
-        return steepest(gradient, norm, self.layout, samples)
+        return steepest(self.at_allowed(gradient, samples), norm, self.layout, samples)
 
     def within_bounds(self, perturbation: Tensor) -> Tensor:
         """The perturbation, changed where it would take the signal out of the bounds."""
@@ -184,10 +195,10 @@ class PerturbedInput:
 
 
 def steepest(gradient: Tensor, norm: Norm, layout: Layout, samples: int) -> Tensor:
-    """Unit steps per sample, in the layout of `gradient`; zero where the gradient of a sample is zero."""
+    """Unit steps per sample (per token where the layout has tokens), in the layout of `gradient`; zero where its gradient is zero."""
     if norm == "inf":
         return gradient.sign()
-    rows = layout.by_sample(gradient, samples)
+    rows = layout.rows(gradient, samples)
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     if norm == "2":
         # Scaled by the largest entry first: squares of tiny gradients underflow.
@@ -198,7 +209,7 @@ def steepest(gradient: Tensor, norm: Norm, layout: Layout, samples: int) -> Tens
     else:
         index = rows.abs().argmax(1, keepdim=True)
         rows = torch.zeros_like(rows).scatter_(1, index, rows.gather(1, index).sign())
-    return layout.from_samples(rows, gradient)
+    return layout.from_rows(rows, gradient)
 
 
 class BestValues:

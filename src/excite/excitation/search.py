@@ -57,6 +57,8 @@ class SearchSettings:
     random_start: bool = False  # begin uniformly in the balls instead of at zero; steps are then longer, and projected
     keep_best: bool = False  # the best iterate of each sample instead of the last one
     size: Callable[[Tensor], Tensor] = root_mean_square  # of a layer's input, for radii relative to it
+    tokens: int = 1  # of each sample: every one has a ball of its own
+    where: Tensor | None = None  # (B, tokens): which tokens are perturbed; None: all
 
 
 @dataclass(frozen=True)
@@ -306,8 +308,15 @@ def _perturbed_layers(
             continue  # no influence on the output, not perturbed, or a signal that all samples share
         radius = number * settings.size(signal) if relative else number
         bounds = _shaped(settings.bounds, signal, x) if name == INPUT or name in clean.made_by.on_x else None
+        if settings.tokens > 1:
+            layout = layout.by_token(signal.shape, clean.made_by.tape.batch, settings.tokens, name)
         layers[name] = PerturbedInput(
-            layout, radius, bounds, signal.detach() if bounds is not None else None, settings.mode
+            layout,
+            radius,
+            bounds,
+            signal.detach() if bounds is not None else None,
+            settings.mode,
+            allowed=settings.where,
         ).where(clean.made_by.on_x.get(name))
     if not layers:
         raise InputError(

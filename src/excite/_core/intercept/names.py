@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+OUTPUT = ":output"  # after the path of a module: the signal that the module returns
 Sources = tuple[str, ...]  # paths of the parameters a tensor is computed from; none for a constant
 
 
@@ -34,15 +35,23 @@ def layer_name(path: str) -> str:
     return path.removesuffix(".weight")
 
 
+def module_outputs(model: nn.Module, names: Collection[str]) -> dict[str, nn.Module]:
+    """The modules that names such as "blocks.3:output" stand for; other names are left out."""
+    wanted = {name.split("#")[0] for name in names if name.split("#")[0].endswith(OUTPUT)}
+    found = {f"{clean_path(path)}{OUTPUT}": module for path, module in model.named_modules() if wanted and path}
+    return {name: module for name, module in found.items() if name in wanted}
+
+
 class Names:
     """Names of affine calls: the weight's path without `.weight`; a second call of the same weight is `name#2`.
 
     `sources` has the parameters by their own path, and the model's buffers and constants (tensors that modules hold as
     attributes) as computed from no parameter, by the identity of the tensor: they are kept, so that no other tensor can
-    get the same one.
+    get the same one. `outputs` has the modules whose outputs are sites, by `PATH:output`.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, outputs: Collection[str] = ()):
+        self.outputs = module_outputs(model, outputs)
         self.sources: dict[int, Sources] = {}
         self.of_one: dict[Sources, str] = {}  # names of the calls whose weight is computed from one parameter
         self.kept: list[Tensor] = []
