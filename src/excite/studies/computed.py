@@ -163,6 +163,8 @@ class Computed:
     words: str  # below the table
     settings: tuple[str, ...] = ()
     data: tuple[str, ...] = field(default=())
+    # (numbers, details by variant) -> numbers, where some of them depend on all runs, such as thresholds tuned on some of them
+    combine: Callable[[Sequence[VariantResult], Mapping[str, Sequence[Any]]], list[VariantResult]] | None = None
 
     def job(self, study: str, variant: Variant, scale: Any, seed: int, folder: Path, device: str) -> Job:
         """Makes the job of one variant and seed."""

@@ -280,6 +280,8 @@ def _gather(
         found, detail = study.method.read(job) if stored is None else (stored, stored.curves)
         numbers.append(dataclasses.replace(found, settings=fingerprint(job)))
         details.setdefault(job.variant, []).append(detail)
+    if (combine := getattr(study.method, "combine", None)) is not None:
+        numbers = combine(numbers, details)
     verdicts = judge_all(study.claims(scale), numbers)
     seeds = tuple(sorted({job.seed for job in jobs}))
     taken = tuple(f"{job.variant} (seed {job.seed})" for job in jobs if earlier.of(job) is not None)

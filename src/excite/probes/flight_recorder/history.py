@@ -67,7 +67,7 @@ class FlightHistory:
         event, self._open = self._open, None
         if event is not None:
             kept = event.series(self.columns)
-            steps, losses, table = self._arrays(scaled=False)
+            steps, losses, table = self.arrays(scaled=False)
             around = steps >= event.step - 2 * LOOKBACK
             curves: dict[str, list[float | None]] = {"step": steps[around].tolist(), "loss": _listed(losses[around])}
             for i in kept:
@@ -80,7 +80,7 @@ class FlightHistory:
         before = [one for one in losses[: -self.rule.recent] if math.isfinite(one)][-self.rule.past :]
         mean = float(np.mean(before)) if before else math.nan
         self._limit = mean + self.rule.least if limit is None else limit
-        steps, values, table = self._arrays(scaled=True)
+        steps, values, table = self.arrays(scaled=True)
         movers = first_movers(steps, values, table, self.columns, step)
         self.finish()
         self.count += 1
@@ -96,7 +96,7 @@ class FlightHistory:
         head = max(growth, key=growth.__getitem__, default=None)
         return None if head is None or growth[head] < 1 else (head, before[head], now[head])
 
-    def _arrays(self, scaled: bool) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Floats, Floats]:
+    def arrays(self, scaled: bool) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Floats, Floats]:
         """Steps, losses and values (steps, series); `scaled`: updates over the learning rate, which a schedule changes."""
         steps = np.array([row[0] for row in self._rows], dtype=np.int64)
         losses = np.array([row[1] for row in self._rows], dtype=np.float64)
@@ -112,7 +112,7 @@ class FlightHistory:
         """A warning if a layer left its usual range three steps in a row while the loss is still in its own."""
         if step % 5 or step - self._warned < _WARN_AGAIN or len(self._rows) < _WARN_QUIET // 2 + _WARN_GAP:
             return
-        _, losses, table = self._arrays(scaled=True)
+        _, losses, table = self.arrays(scaled=True)
         everything = np.column_stack([losses, table])
         if self._baseline is None or step >= self._baseline[0] + LOOKBACK:
             self._baseline = (step, Baseline(everything[:-_WARN_GAP][-_WARN_QUIET:]))

@@ -151,6 +151,11 @@ class FlightRecorder(Probe):
         for i, module in enumerate(found.values()):
             self._handles.append(module.register_forward_hook(_rms_hook(self._rms, i)))
 
+    @property
+    def history(self) -> FlightHistory | None:
+        """The steps that are kept; None before the recorder is attached."""
+        return self._history
+
     def detach(self) -> None:
         """Removes hooks and releases memory; called when the watch is closed."""
         for handle in self._handles:
