@@ -458,6 +458,7 @@ CALLS: dict[str, Call] = {
     "probes.sign_changes": Call(probes.sign_changes, {"before": ("weights", lambda: [_inputs()]), "after": ("weights", lambda: [_inputs()])}),
     "probes.consistency": Call(probes.consistency, {"patterns": ("x", lambda: torch.ones(2, 3, 4) > 0), "slopes": ("x", lambda: torch.ones(2, 3))}),
     "wiring.path_count": Call(wiring.path_count, {"model": MODEL, "example": X, "biases": ("flag", lambda: False), "output": PICK}),
+    "wiring.piecewise_linear": Call(wiring.piecewise_linear, {"model": ("model", lambda: torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))), "x": X}),
     "wiring.fully_connected": Call(wiring.fully_connected, {"weights": ("weights", lambda: [torch.ones(3, 5), torch.ones(1, 3)])}),
     "bounds.deep_lipschitz": Call(bounds.deep_lipschitz, {"model": PLAIN, "x": X, "y": Y, "descent": ("number", lambda: 0.1), "form": ("choice", lambda: "unit"), "loss": ("choice", lambda: "half-sum"), "tolerance": ("number", lambda: 1e-4)}),
     "bounds.two_layer_lipschitz": Call(bounds.two_layer_lipschitz, {"model": PLAIN, "x": X, "y": Y, "descent": ("number", lambda: 0.1), "form": ("choice", lambda: "unit"), "loss": ("choice", lambda: "half-sum"), "tolerance": ("number", lambda: 1e-4)}),

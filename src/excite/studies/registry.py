@@ -18,6 +18,7 @@ from excite.studies.excitation.linear_margin import STUDY as linear_margin
 from excite.studies.excitation.linear_rank import STUDY as linear_rank
 from excite.studies.excitation.regularization import STUDY as regularization
 from excite.studies.richness.hidden_rank import STUDY as hidden_rank
+from excite.studies.richness.random_perturbations import STUDY as random_perturbations
 from excite.studies.excitation.excitation_basics import STUDY as excitation_basics
 from excite.studies.trajectory.frequency import STUDY as frequency
 from excite.studies.trajectory.corruption import STUDY as corruption

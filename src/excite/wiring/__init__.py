@@ -6,6 +6,7 @@ from excite.wiring.groups import Group, Site
 from excite.wiring.layers import Layer
 from excite.wiring.path_counts import PathCount, path_count
 from excite.wiring.paths import Graph, fully_connected
+from excite.wiring.piecewise import PiecewiseLinear, piecewise_linear
 from excite.wiring.roles import Attention, Projection
 from excite.wiring.tracing import Wiring, trace
 from excite.wiring.translations import Translation
@@ -18,6 +19,7 @@ __all__ = [
     "Group",
     "Layer",
     "PathCount",
+    "PiecewiseLinear",
     "Projection",
     "Site",
     "Translation",
@@ -26,5 +28,6 @@ __all__ = [
     "decompose",
     "fully_connected",
     "path_count",
+    "piecewise_linear",
     "trace",
 ]

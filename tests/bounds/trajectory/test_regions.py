@@ -173,9 +173,13 @@ def test_what_is_refused() -> None:
     model, x = network(2, 5, 1), points(10)
     with pytest.raises(ModelError, match="ReLU"):
         empty_region(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double(), x, None, x)
-    with pytest.raises(ModelError, match="linear layer"):
-        conv = nn.Sequential(nn.Conv1d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 1)).double()
-        empty_region(conv, x[:, None], None, x[:, None])
+    conv = nn.Sequential(nn.Conv1d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 1)).double()
+    with pytest.raises(ModelError, match="not affine"):
+        empty_region(
+            nn.Sequential(conv[0], nn.MaxPool1d(2), conv[1:3], nn.Linear(2, 1)).double(), x[:, None], None, x[:, None]
+        )
+    with pytest.raises(InputError, match="beta"):
+        empty_region(conv, x[:, None], 1.0, x[:, None])
     with pytest.raises(ModelError, match="sigmoid"):
         empty_region(nn.Sequential(*network(2, 5, 1), nn.Tanh()), x, None, x)
     with pytest.raises(InputError, match="one output"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd, isqrt, prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +27,54 @@ _BLOCK = 64
 
 
 class TooLong(ArithmeticError):
-    """A coefficient is a rational with too many digits. Stays inside this module."""
+    """A coefficient is a rational with too many digits."""
+
+
+class Kernel(Protocol):
+    """Inner products, in integers, of vectors that are given by one 0/1 matrix a layer, (N, n_l)."""
+
+    def inner(self, left: Sequence[Array], right: Sequence[Array], p: int) -> Array:
+        """Inner products modulo p, (N, M)."""
+
+    def squares(self, rows: Sequence[Array], p: int) -> Array:
+        """Inner products of the vectors with themselves modulo p, (N,)."""
+
+    def alive(self, rows: Sequence[Array]) -> Array:
+        """Which vectors are not zero, (N,)."""
+
+    def round(self, basis: Sequence[Array], new: Sequence[Array]) -> tuple[Array, Array]:
+        """Coefficients in floating point, and how far from each its combination is at most; raises `TooLong` if there are none."""
+
+
+class Kronecker:
+    """Kronecker products of the activations of all layers: Π_l ⟨s_l, s'_l⟩, of a fully connected network."""
+
+    def inner(self, left: Sequence[Array], right: Sequence[Array], p: int) -> Array:
+        """Inner products modulo p, (N, M)."""
+        return inner(left, right, p)
+
+    def squares(self, rows: Sequence[Array], p: int) -> Array:
+        """Inner products of the vectors with themselves modulo p, (N,)."""
+        own = np.ones(len(rows[0]), np.int64)
+        for layer in rows:
+            own = own * (layer.sum(1, dtype=np.int64) % p) % p
+        return own
+
+    def alive(self, rows: Sequence[Array]) -> Array:
+        """Which vectors are not zero: those with an active unit in every layer."""
+        return np.asarray(np.logical_and.reduce([layer.any(1) for layer in rows]))
+
+    def round(self, basis: Sequence[Array], new: Sequence[Array]) -> tuple[Array, Array]:
+        """Coefficients in floating point, and how far from each its combination is at most."""
+        return rounded(basis, new)
 
 
 @dataclass
 class Grams:
-    """Inner products of vectors given by one 0/1 matrix a layer, (N, n_l): Π_l ⟨s_l, s'_l⟩."""
+    """Inner products of vectors given by one 0/1 matrix a layer, (N, n_l), and by a kernel: which depend on which, and how."""
 
     columns: Sequence[Array]
+    kernel: Kernel = field(default_factory=Kronecker)
     _bases: dict[int, tuple[Array, Array]] = field(default_factory=dict)
     _primes: list[int] = field(default_factory=list)
     _draws: np.random.Generator = field(default_factory=lambda: np.random.default_rng(26))
@@ -45,7 +85,7 @@ class Grams:
             p = _draw(self._draws)
             if p in self._bases:
                 continue
-            self._bases[p] = _invert(inner(self.columns, self.columns, p), p)
+            self._bases[p] = _invert(self.kernel.inner(self.columns, self.columns, p), p)
             known = [len(self._bases[q][0]) for q in self._primes]
             if known and len(self._bases[p][0]) < known[0]:
                 continue  # modulo a prime vectors can only depend more
@@ -62,11 +102,8 @@ class Grams:
             p, pivots, inverse = self.basis(which)
             left = np.flatnonzero(dependent)
             rows = [layer[left] for layer in new]
-            k = inner([layer[pivots] for layer in self.columns], rows, p)  # (r, M)
-            own = np.ones(len(left), np.int64)
-            for layer in rows:
-                own = own * (layer.sum(1, dtype=np.int64) % p) % p
-            residual = (own - (k * multiply(inverse, k, p) % p).sum(0)) % p
+            k = self.kernel.inner([layer[pivots] for layer in self.columns], rows, p)  # (r, M)
+            residual = (self.kernel.squares(rows, p) - (k * multiply(inverse, k, p) % p).sum(0)) % p
             dependent[left] = residual == 0
         return dependent
 
@@ -80,7 +117,7 @@ class Grams:
             residues, primes = [], []
             for which in range(count):
                 p, pivots, inverse = self.basis(which)
-                k = inner([layer[pivots] for layer in self.columns], new, p)
+                k = self.kernel.inner([layer[pivots] for layer in self.columns], new, p)
                 residues.append(multiply(inverse, k, p).reshape(-1))
                 primes.append(p)
             try:
@@ -88,7 +125,7 @@ class Grams:
                 return pivots, coefficients, np.zeros(len(new[0]))
             except TooLong:
                 if count >= MOST_PRIMES:
-                    return pivots, *rounded([layer[pivots] for layer in self.columns], new)
+                    return pivots, *self.kernel.round([layer[pivots] for layer in self.columns], new)
                 count *= 2
 
 

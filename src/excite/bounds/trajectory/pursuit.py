@@ -17,7 +17,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 from scipy.sparse.csgraph import connected_components
 
-from excite.bounds.trajectory.modular import Array, Grams
+from excite.bounds.trajectory.modular import Array, Grams, Kernel, Kronecker
 
 _ROWS = 300  # equations handed to the solver at once
 
@@ -39,22 +39,26 @@ class Pursuit:
         return np.isfinite(self.values)
 
 
-def pursue(columns: Sequence[Array], cost: Array, new: Sequence[Array], steep: float) -> Pursuit:
+def pursue(
+    columns: Sequence[Array], cost: Array, new: Sequence[Array], steep: float, kernel: Kernel | None = None
+) -> Pursuit:
     """`columns`: (N, n_l) for each layer, `cost` φ (N,) at least 0, `new`: (M, n_l) for each layer.
 
-    `steep`: the most that a vector of norm one can add to what the value bounds.
+    `steep`: the most that a vector of norm one can add to what the value bounds. `kernel`: inner products of the vectors; by
+    default those of Kronecker products.
     """
+    kernel = kernel or Kronecker()
     first, back = distinct(columns)
     cheapest = np.full(len(first), np.inf)
     np.minimum.at(cheapest, back, cost)
     unique = [layer[first] for layer in columns]
-    alive = np.logical_and.reduce([layer.any(1) for layer in unique])  # others are the vector 0
+    alive = kernel.alive(unique)  # others are the vector 0
     unique, cheapest = [layer[alive] for layer in unique], cheapest[alive]
     some, spread = distinct(new)
     points = [layer[some] for layer in new]
     known = {row.tobytes() for row in _packed(columns)}
     same = np.array([row.tobytes() in known for row in _packed(points)], bool)
-    grams = Grams(unique)
+    grams = Grams(unique, kernel)
     reached = grams.depends(points)
     values = np.full(len(some), np.inf)
     inside = [layer[reached] for layer in points]

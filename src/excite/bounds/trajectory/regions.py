@@ -25,9 +25,12 @@ from torch import Tensor, nn
 from excite._core.checks import check_count, check_dense, check_number, check_values, shown, to_array
 from excite.bounds.bound import Assumption, Statement
 from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
+from excite.bounds.trajectory.modular import Kernel, TooLong
+from excite.bounds.trajectory.path_kernel import PathKernel
 from excite.bounds.trajectory.patterns import Patterns, patterns, slopes, steepest
 from excite.bounds.trajectory.pursuit import Pursuit, distinct, pursue
-from excite.errors import InputError
+from excite.errors import InputError, ModelError
+from excite.wiring.piecewise import piecewise_linear
 
 LIMIT = 1000  # distinct activation patterns of training points that enter the program
 MOST = 2**14  # for exact sums modulo a prime
@@ -107,13 +110,15 @@ def empty_region(
     x_k training points. Whether a point is reached is decided in integers (see `excite.bounds.trajectory.modular`).
 
     Args:
-        model: A fully connected ReLU network with one output, as a module or as [(weight, bias or None), ...].
+        model: A ReLU network with one output: a module, or the layers [(weight, bias or None), ...] of a fully connected one. A module
+            may have convolutions, average pooling, normalization in evaluation mode and skips; s is then over paths from an input to
+            the output, 1 where all units of the path are active.
         x: Training points (N, ...).
         phi: φ, the normalized updates of the first bias at these points (N,), one number for all (steadiness), or None for
-            their values at the model itself, ‖∂f/∂b₁‖. With ``beta=1.0`` any bounds on the local Lipschitz constants at
+            their values at the model itself, ‖∂f/∂b₁‖; if it is not fully connected, the slopes ‖∇f‖ with β = 1. With ``beta=1.0`` any bounds on the local Lipschitz constants at
             training points may be passed.
         new: Points (M, ...) at which to bound.
-        beta: A bound on σ₁(W₁); σ₁ of the model by default.
+        beta: A bound on σ₁(W₁); σ₁ of the model by default. Required with ``phi`` if the model is not fully connected.
         gamma: By how much local Lipschitz constants at training points may exceed what was measured (Assumption 1); by
             default the smallest γ that holds at this model, so that φ from earlier steps may be passed.
         mu: Outputs at training points lie in [μ, 1 − μ]; by default the smallest such value. Used with a sigmoid only.
@@ -130,7 +135,7 @@ def empty_region(
 
     Raises:
         InputError: If ``form`` is unknown, points do not fit the network, or a number is out of range.
-        ModelError: If the model is not a fully connected ReLU network.
+        ModelError: If the model is not affine between ReLUs.
 
     Example:
         >>> import torch
@@ -143,11 +148,60 @@ def empty_region(
     if form not in ("stated", "point"):
         raise InputError(f"expected form 'stated' or 'point'; got {form!r}")
     limit = check_count(limit, "limit", 1, MOST)
-    network = relu_network(model, x, sigmoid=sigmoid)
+    try:
+        network = relu_network(model, x, sigmoid=sigmoid)
+    except ModelError:
+        if not isinstance(model, nn.Module) or sigmoid:
+            raise
+        return _through_paths(model, x, phi, new, beta, gamma, limit)
     x, new = check_points(network, x, "training points"), check_points(network, new, "new points")
     active = patterns(network, x)
     scale, assumptions, terms = _scale(network, x, active, phi, beta, gamma, mu, form)
     return _theorem_2(network, active, new, scale, limit, assumptions, terms)
+
+
+def _through_paths(
+    model: nn.Module,
+    x: Tensor,
+    phi: Tensor | float | None,
+    new: Tensor,
+    beta: float | None,
+    gamma: float | None,
+    limit: int,
+) -> EmptyRegions:
+    """The theorem for convolutions, average pooling and skips: s(x) says for every path whether all of its units are active."""
+    net = piecewise_linear(model, x)
+    kernel = PathKernel(net)
+    active, at_new = ([gate.bool() for gate in net.signals(points)[1][1:-1]] for points in (x, new))
+    steep = torch.linalg.vector_norm(net.gradients(net.signals(x)[1]), dim=1)
+    if phi is None:
+        phis, beta = steep, 1.0
+    elif beta is None:
+        raise InputError(
+            "beta: expected a bound on the norm of the first layer, together with phi; or pass neither of them"
+        )
+    else:
+        phis, beta = _phi(phi, len(x)), _number(beta, "beta")
+    needed = max(0.0, float(torch.where(steep > 0, steep / (beta * phis), 0.0).max()) - 1)
+    gamma = needed if gamma is None else _number(gamma, "gamma")
+    held = math.isfinite(gamma) and needed <= gamma + _ROOM * (1 + gamma)
+    assumption = Assumption(
+        "slopes at all training points are at most (1 + γ) β φ",
+        held,
+        f"γ = {gamma:.3g}, β = {beta:.3g}; needed γ = {needed:.3g}",
+    )
+    scale = torch.nan_to_num((1 + gamma) * beta * phis, nan=0.0, posinf=0.0)
+    try:
+        solution, lost = pursue_some(active, scale, at_new, limit, 0.0, kernel)
+    except TooLong:
+        raise InputError(
+            "the coefficients of the combinations have too many digits to be exact: pass fewer training points, or a smaller limit"
+        ) from None
+    terms = {"gamma": gamma, "beta": beta, "xi": 1.0, "phi": float(phis.max()), "patterns": solution.columns, "rank": solution.rank,
+             "programs": solution.programs, "rounding": 0.0, **lost}  # fmt: skip
+    same = among(active, at_new) if lost else torch.from_numpy(solution.same)
+    values = torch.from_numpy(solution.values)
+    return EmptyRegions(_NAME, values, torch.from_numpy(solution.reached), ~same, terms, (assumption,))
 
 
 def _theorem_2(
@@ -242,18 +296,18 @@ def _phi(phi: Tensor | float, count: int) -> Tensor:
 
 
 def pursue_some(
-    active: Patterns, scale: Tensor, new: Patterns, limit: int, steep: float
+    active: Patterns, scale: Tensor, new: Patterns, limit: int, steep: float, kernel: Kernel | None = None
 ) -> tuple[Pursuit, dict[str, Any]]:
     """The program, over a subsample of patterns where there are more than `limit`; and what that loses."""
     columns, cost, points = [layer.numpy() for layer in active], scale.numpy(), [layer.numpy() for layer in new]
     first, back = distinct(columns)
     if len(first) <= limit:
-        return pursue(columns, cost, points, steep), {}
+        return pursue(columns, cost, points, steep, kernel), {}
     chosen = np.random.default_rng(0).permutation(len(first))[:limit]
     selected = np.isin(back, chosen)
     out = np.flatnonzero(~selected)
     together = [np.concatenate([layer, column[out]]) for layer, column in zip(points, columns)]
-    solution = pursue([layer[selected] for layer in columns], cost[selected], together, steep)
+    solution = pursue([layer[selected] for layer in columns], cost[selected], together, steep, kernel)
     count = len(points[0])
     at_new = replace(solution, values=solution.values[:count], same=solution.same[:count])
     reached = solution.reached[count:]
