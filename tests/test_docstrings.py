@@ -6,8 +6,10 @@ import doctest
 import functools
 import importlib
 import inspect
+import pkgutil
 import re
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,15 @@ def members(package: str) -> dict[str, Any]:
     return {f"{package}.{name}": getattr(module, name) for name in chosen}
 
 
+def referenced() -> dict[str, Any]:
+    """The names of the reference pages."""
+    pages = sorted((Path(__file__).parent.parent / "docs" / "reference").glob("*.md"))
+    names = [name for page in pages for name in re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), re.MULTILINE)]
+    assert len(names) > 50
+    optional = tuple(f"excite.integrations.{name}" for name in INTEGRATIONS)
+    return {name: pkgutil.resolve_name(name) for name in names if not name.startswith(optional)}
+
+
 def public() -> dict[str, Any]:
     """Functions and classes by their shortest name, each once."""
     by_identity: dict[int, tuple[str, Any]] = {}
@@ -41,6 +52,9 @@ def public() -> dict[str, Any]:
         for name, item in members(package).items():
             if inspect.isclass(item) or inspect.isroutine(item):
                 by_identity.setdefault(id(item), (name, item))
+    for name, item in referenced().items():
+        if inspect.isclass(item) or inspect.isroutine(item):
+            by_identity.setdefault(id(item), (name, item))
     return dict(sorted(by_identity.values()))
 
 
@@ -196,6 +210,11 @@ SKIPPED = {
     "excite.studies.run": "trains for minutes",
     "excite.studies.judge_again": "the folder of a study",
     "excite.studies.plan_seeds": "the folder of a study",
+    "excite.jobs.sweep.SweepResult": "a sweep of the user",
+    "excite.jobs.sweep.read_sweep": "a file of the user",
+    "excite.jobs.sweep.run_sweep": "a sweep of the user",
+    "excite.monitor.sinks.WandB": "an account",
+    "excite.monitor.sinks.MLflow": "a server of the user",
     "excite.integrations.accelerate.AcceleratedWatch": "the training loop of the user",
     "excite.integrations.lightning.ExciteCallback": "the trainer of the user",
     "excite.integrations.lightning.PersistentlyExcited": "the network of the user",

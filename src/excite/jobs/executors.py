@@ -15,10 +15,26 @@ __all__ = ["Executor", "ProcessExecutor", "find_executor"]
 
 
 class Executor(Protocol):
-    """Runs jobs somewhere."""
+    """Protocol of what runs jobs; `find_executor` returns one by its name.
+
+    Example:
+        >>> class Here:
+        ...     def run(self, jobs, on_progress):
+        ...         for job in jobs:
+        ...             job.run(on_progress)
+        ...         return []
+    """
 
     def run(self, jobs: Sequence[Job], on_progress: ProgressCallback) -> list[JobFailure]:
-        """Runs all jobs and returns those that could not be finished."""
+        """Runs all jobs.
+
+        Args:
+            jobs: The jobs.
+            on_progress: Called with a `JobProgress` whenever a job changes.
+
+        Returns:
+            Those that could not be finished.
+        """
 
 
 def find_executor(on: str | None, workers: int = 2, gpus: float = 0.0, retries: int = 1) -> Executor | None:

@@ -40,6 +40,10 @@ class ProcessExecutor:
         retries: How often a job is started again whose process was lost, or that failed unexpectedly.
         gpus: GPUs of each process; below 1, several processes share one. At most as many processes start as the GPUs
             allow. With 0, every process sees all GPUs.
+
+    Example:
+        >>> ProcessExecutor(workers=2).run([], print)
+        []
     """
 
     workers: int = 2
@@ -47,7 +51,15 @@ class ProcessExecutor:
     gpus: float = 0.0
 
     def run(self, jobs: Sequence[Job], on_progress: ProgressCallback) -> list[JobFailure]:
-        """Runs all jobs and returns those that could not be finished."""
+        """Runs all jobs.
+
+        Args:
+            jobs: The jobs.
+            on_progress: Called with a `JobProgress` whenever a job changes.
+
+        Returns:
+            Those that could not be finished.
+        """
         for job in jobs:
             check_can_be_sent(job)
         devices = assign_gpus(self.workers, self.gpus, _visible_gpus() if self.gpus else [])

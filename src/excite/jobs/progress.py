@@ -36,6 +36,10 @@ class JobProgress:
         status: "waiting" (also for another try), "running", "done" or "failed".
         reason: For a failed job, the error in one line.
         log: For a failed job, the file or URL of its output.
+
+    Example:
+        >>> JobProgress("plain-0", "training", 0.5).status
+        'running'
     """
 
     name: str

@@ -88,7 +88,20 @@ class SweepConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Sweep:
-    """The jobs of a sweep, and the values of each combination by the name of its variant."""
+    """The jobs of a sweep, and the values of each combination by the name of its variant.
+
+    Attributes:
+        config: The table "sweep" of the config.
+        jobs: One training for each combination and seed.
+        combinations: Values by the name of the variant.
+        workspace: Where the runs are.
+
+    Example:
+        >>> config = {"data": {"name": "digits"}, "model": {"name": "mlp"}, "optimizer": {"name": "sgd", "lr": 0.1}, "epochs": 1,
+        ...           "batch": 20, "sweep": {"over": {"optimizer.lr": [0.1, 0.01]}, "metric": "accuracy"}}
+        >>> list(plan(config, "sweep").combinations)
+        ['optimizer.lr 0.1', 'optimizer.lr 0.01']
+    """
 
     config: SweepConfig
     jobs: tuple[TrainingJob, ...]
@@ -101,7 +114,17 @@ class Sweep:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One combination: its name, its values, and the metric of every finished seed."""
+    """One combination: its name, its values, and the metric of every finished seed.
+
+    Attributes:
+        name: Name of the variant.
+        values: Values by the key of the config.
+        scores: The metric of every finished seed.
+
+    Example:
+        >>> SweepRow("lr 0.1", {"lr": 0.1}, (0.9, 0.8)).mean
+        0.85...
+    """
 
     name: str
     values: Mapping[str, Any]
@@ -124,6 +147,9 @@ class SweepResult:
         rows: One for each combination, from best to worst.
         folder: Folder of sweep.json and of the runs.
         failed: The error in one line, if some jobs could not be finished.
+
+    Example:
+        >>> print(run_sweep(read_sweep("sweep.toml", "runs/sweeps/first")))  # doctest: +SKIP
     """
 
     sweep: Sweep
@@ -155,6 +181,9 @@ def read_sweep(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> 
 
     Raises:
         InputError: If the file cannot be read, or the config of any combination is not valid.
+
+    Example:
+        >>> sweep = read_sweep("sweep.toml", "runs/sweeps/first")  # doctest: +SKIP
     """
     return plan(read_config(path), folder, str(path))
 
@@ -172,6 +201,12 @@ def plan(values: Mapping[str, Any], folder: str | os.PathLike[str], where: str =
 
     Raises:
         InputError: If the config of any combination is not valid.
+
+    Example:
+        >>> config = {"data": {"name": "digits"}, "model": {"name": "mlp"}, "optimizer": {"name": "sgd", "lr": 0.1}, "epochs": 1,
+        ...           "batch": 20, "sweep": {"over": {"batch": [10, 20]}, "metric": "accuracy", "seeds": 2}}
+        >>> len(plan(config, "sweep").jobs)
+        4
     """
     workspace = find_workspace(folder)
     base = {key: value for key, value in values.items() if key != "sweep"}
@@ -235,10 +270,8 @@ def run_sweep(
         The combinations from best to worst. Jobs that failed are reported in `failed`, not raised.
 
     Example:
-        A sweep from a file, on four worker processes::
-
-            sweep = read_sweep("sweep.toml", "runs/sweeps/first")
-            print(run_sweep(sweep, workers=4))
+        >>> sweep = read_sweep("sweep.toml", "runs/sweeps/first")  # doctest: +SKIP
+        >>> print(run_sweep(sweep, workers=4))  # doctest: +SKIP
     """
     workspace, failed = sweep.workspace, None
     with workspace.lock():

@@ -27,6 +27,13 @@ class TensorBoard:
     Args:
         folder: Folder of the event files.
         writer: A SummaryWriter of the training, to be used instead; it is left open.
+
+    Example:
+        >>> class Writer:
+        ...     def add_scalar(self, name, value, step):
+        ...         print(name, value, step)
+        >>> TensorBoard(writer=Writer()).log(10, {"loss": 0.5})
+        excite/loss 0.5 10
     """
 
     name = "tensorboard"
@@ -39,7 +46,12 @@ class TensorBoard:
         self._writer = writer
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes the values of a step."""
+        """Writes the values of a step.
+
+        Args:
+            step: Training step.
+            values: Values by the name of the metric.
+        """
         for name, value in values.items():
             self._writer.add_scalar(_PREFIX + name, value, step)
 
@@ -54,6 +66,9 @@ class WandB:
     Args:
         run: A W&B run to be used instead; it is left open.
         **options: Arguments of `wandb.init` for a new run.
+
+    Example:
+        >>> watch = excite.watch(model, example=x, run="runs/mine", sinks=[WandB(project="mine")])  # doctest: +SKIP
     """
 
     name = "wandb"
@@ -68,7 +83,12 @@ class WandB:
         self._run.define_metric(f"{_PREFIX}*", step_metric=f"{_PREFIX}step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes the values of a step."""
+        """Writes the values of a step.
+
+        Args:
+            step: Training step.
+            values: Values by the name of the metric.
+        """
         self._run.log({f"{_PREFIX}step": step, **{_PREFIX + name: value for name, value in values.items()}})
 
     def close(self) -> None:
@@ -85,6 +105,9 @@ class MLflow:
     Args:
         run_id: The run to use instead.
         client: The MlflowClient to use.
+
+    Example:
+        >>> watch = excite.watch(model, example=x, run="runs/mine", sinks=[MLflow()])  # doctest: +SKIP
     """
 
     name = "mlflow"
@@ -99,7 +122,12 @@ class MLflow:
         self._client = client or mlflow.MlflowClient()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes the values of a step."""
+        """Writes the values of a step.
+
+        Args:
+            step: Training step.
+            values: Values by the name of the metric.
+        """
         import time
 
         from mlflow.entities import Metric

@@ -35,7 +35,21 @@ class _Section(BaseModel):
 
 
 class DataConfig(_Section):
-    """Which points: see `excite.data.load`."""
+    """Which points: see `excite.data.load`.
+
+    Attributes:
+        name: Name of a data set, such as "digits" or "cifar10".
+        classes: Classes to keep, by number or name. Default: all.
+        train: Number of training points. Default: all.
+        test: Number of test points. Default: all.
+        seed: Seed of the choice of points.
+        scale: Smallest and largest value of the inputs.
+        options: Options of a synthetic data set.
+
+    Example:
+        >>> DataConfig(name="digits", classes=[8, 9]).scale
+        [-1.0, 1.0]
+    """
 
     name: str
     classes: list[int | str] | None = None
@@ -51,6 +65,15 @@ class ModelConfig(_Section):
 
     What follows from the data (channels, inputs, size, outputs) is filled in for built-in names. `sharded`: where several
     processes train, each keeps a part of the weights (FSDP2) instead of all of them (DistributedDataParallel).
+
+    Attributes:
+        name: Built-in name or "module:factory".
+        options: Keyword arguments of the factory.
+        sharded: Whether weights are sharded across processes.
+
+    Example:
+        >>> ModelConfig(name="mlp", options={"widths": [32, 32]}).sharded
+        False
     """
 
     name: str
@@ -59,7 +82,23 @@ class ModelConfig(_Section):
 
 
 class ExcitationConfig(_Section):
-    """Persistent excitation: give `radius` (a number, a table by layer, or "auto") or `relative` (times the layer's RMS)."""
+    """Persistent excitation: give `radius` (a number, a table by layer, or "auto") or `relative` (times the layer's RMS).
+
+    Attributes:
+        radius: Radius, radius by layer, or "auto".
+        relative: Radius as a multiple of the root mean square of each layer's input, instead of `radius`.
+        norm: "inf", "2" or "1".
+        steps: Steps of the search.
+        layers: "all", "input" or names of layers.
+        kind: "additive" or "multiplicative".
+        stages: Number of stages in which the radius grows to its value. Default: constant.
+        bounds: Smallest and largest value of the perturbed input.
+        threshold: Class 1 where the output is above it.
+
+    Example:
+        >>> ExcitationConfig(radius=0.03, stages=4).layers
+        'all'
+    """
 
     radius: Literal["auto"] | NotNegative | dict[str, NotNegative] | None = None
     relative: Positive | None = None
@@ -79,7 +118,19 @@ class ExcitationConfig(_Section):
 
 
 class AdversarialConfig(_Section):
-    """Adversarial training: the input, and with `hidden_radius` hidden layers too, perturbed up the loss."""
+    """Adversarial training: the input, and with `hidden_radius` hidden layers too, perturbed up the loss.
+
+    The keys are the arguments of `excite.AdversarialTraining`, whose documentation explains them.
+
+    Attributes:
+        radius: Radius at the input.
+        hidden_radius: Relative radius at the inputs of hidden layers, by layer, or "auto".
+        held_out: Number of training points that are not trained on, for hidden_radius = "auto".
+
+    Example:
+        >>> AdversarialConfig(radius=8 / 255, steps=10).random_start
+        True
+    """
 
     radius: NotNegative
     norm: Annotated[Literal["inf", "2", "1"], BeforeValidator(_norm_name)] = "inf"
@@ -107,7 +158,20 @@ class AdversarialConfig(_Section):
 
 
 class RobustConfig(_Section):
-    """Robust accuracy before training, every so many epochs and after the last: an attack on `points` of each part."""
+    """Robust accuracy before training, every `every` epochs and after the last: an attack on `points` points of each part.
+
+    Attributes:
+        radius: Radius of the attack.
+        norm: "inf", "2" or "1".
+        steps: Steps of the attack.
+        points: Number of points of the training and of the test data.
+        every: Epochs between two measurements.
+        bounds: Smallest and largest value of the inputs.
+
+    Example:
+        >>> RobustConfig(radius=8 / 255).every
+        1
+    """
 
     radius: Positive
     norm: Annotated[Literal["inf", "2", "1"], BeforeValidator(_norm_name)] = "inf"
@@ -118,7 +182,22 @@ class RobustConfig(_Section):
 
 
 class SGDConfig(_Section):
-    """Settings of torch.optim.SGD."""
+    """Settings of torch.optim.SGD.
+
+    Attributes:
+        name: "sgd".
+        lr: Learning rate.
+        momentum: As in torch.optim.SGD.
+        dampening: As in torch.optim.SGD.
+        weight_decay: As in torch.optim.SGD.
+        nesterov: As in torch.optim.SGD.
+        momentum_start: What the momentum buffer starts from: "gradient", the first gradient, as in PyTorch, or "zero", as in
+            Algorithm 1.
+
+    Example:
+        >>> SGDConfig(lr=0.1, momentum=0.9).momentum_start
+        'gradient'
+    """
 
     name: Literal["sgd"] = "sgd"
     lr: Positive
@@ -126,7 +205,6 @@ class SGDConfig(_Section):
     dampening: Number = 0.0
     weight_decay: NotNegative = 0.0
     nesterov: bool = False
-    # What the momentum buffer starts from: the first gradient, as in PyTorch, or zero, as in Algorithm 1.
     momentum_start: Literal["gradient", "zero"] = "gradient"
 
     @model_validator(mode="after")
@@ -137,7 +215,19 @@ class SGDConfig(_Section):
 
 
 class AdamConfig(_Section):
-    """Settings of torch.optim.Adam and AdamW."""
+    """Settings of torch.optim.Adam and AdamW.
+
+    Attributes:
+        name: "adam" or "adamw".
+        lr: Learning rate.
+        betas: As in torch.optim.Adam.
+        eps: As in torch.optim.Adam.
+        weight_decay: As in torch.optim.Adam.
+
+    Example:
+        >>> AdamConfig(name="adamw").lr
+        0.001
+    """
 
     name: Literal["adam", "adamw"]
     lr: Positive = 1e-3
@@ -147,7 +237,16 @@ class AdamConfig(_Section):
 
 
 class AugmentConfig(_Section):
-    """Random changes of every batch of images: see `excite.train.batches.augmented`."""
+    """Random changes of every batch of images: see `excite.train.batches.augmented`.
+
+    Attributes:
+        flip: Whether images are mirrored at random.
+        shift: Largest shift in pixels.
+
+    Example:
+        >>> AugmentConfig(flip=False).shift
+        4
+    """
 
     flip: bool = True
     shift: Annotated[int, Field(ge=0)] = 4
@@ -163,6 +262,31 @@ class TrainConfig(_Section):
     """One training. Without `excitation` and `adversarial` it is plain.
 
     The model has one output for two classes and squared error, else one for each class.
+
+    Attributes:
+        data: Data set.
+        model: Model.
+        loss: "squared" or "cross-entropy".
+        excitation: Settings of persistent excitation.
+        adversarial: Settings of adversarial training.
+        augment: Random changes of the images.
+        optimizer: Optimizer.
+        robust: Robust accuracy along the training.
+        schedule: Schedule of the learning rate (`excite.train.schedule`).
+        precision: Precision of the passes; weights stay in float32.
+        epochs: Number of epochs.
+        batch: Batch size.
+        seed: Seed of the weights and of the order of the points.
+        device: "cpu", "cuda" or "auto".
+        checkpoint_every: Steps or epochs between checkpoints, as 100 or "2 epochs".
+        keep: Number of checkpoints beside the final one.
+        watch: Whether probes run; a number: steps between measurements.
+
+    Example:
+        >>> config = parse_config({"data": {"name": "digits"}, "model": {"name": "mlp"}, "optimizer": {"name": "sgd", "lr": 0.1},
+        ...                        "epochs": 2, "batch": 20})
+        >>> config.loss
+        'squared'
     """
 
     data: DataConfig
