@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from excite._core.calls import check_finite
-from excite._core.checks import check_model, check_tensor, check_weights, model_errors
+from excite._core.checks import check_model, check_tensor, check_weights, model_errors, shown
 from excite._core.preserve import eval_mode, preserve_state
 from excite._core.wrappers import eagerly, refuse_lazy, unwrap
 from excite.errors import InputError, ModelError
@@ -194,9 +194,20 @@ def _run(model: nn.Module, x: Tensor, given: Sequence[Tensor] | None) -> _Cut:
     cut.leaves.append(start)
     with torch.enable_grad(), cut:
         output = model(start * 1)
-    if not isinstance(output, Tensor):
-        raise ModelError(f"expected a module that returns a tensor; got {type(output).__name__}")
-    cut.before.append(output)
+    if (
+        not isinstance(output, Tensor)
+        or output.layout != torch.strided
+        or output.device.type != "cpu"
+        or output.is_complex()
+    ):
+        raise ModelError(
+            f"expected a module that returns a dense tensor of real numbers on its device; got {shown(output)}"
+        )
+    if not output.dim() or len(output) != 1 or not output.numel():
+        raise ModelError(f"expected an output (1, ...) for one point; got shape {tuple(output.shape)}")
+    cut.before.append(output.double())
+    if not all(bool(z.detach().isfinite().all()) for z in cut.before):
+        raise ModelError("the module gives numbers that are not finite")
     cut.slopes.append((1.0, 1.0))
     return cut
 
