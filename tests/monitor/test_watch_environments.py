@@ -16,7 +16,7 @@ import excite
 from excite import ModelError
 from excite.margin import Margins, SearchOptions
 from excite.monitor.results import read_points
-from excite.probes import Budget, Distance, Every, Loss, Probe, Rank, Trajectory, default_probes
+from excite.probes import Budget, Distance, Every, Loss, MarginGap, Probe, Rank, Trajectory, default_probes
 from excite.runs import weights
 from models import build, same_state, state_of
 
@@ -249,6 +249,7 @@ def classified(part):
 
 def worker(rank, size, folder):
     torch.set_num_threads(1)
+    MarginGap.__init__.__kwdefaults__["seconds"] = 1e9  # of the fixture in conftest; this process is a new one
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
     x = data()[0][0]
     for how in ("ddp", "fsdp", "budget", "defaults"):

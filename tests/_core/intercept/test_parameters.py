@@ -45,3 +45,19 @@ def test_the_warning_comes_once_per_model():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report(model, account(model))
+
+
+@pytest.mark.parametrize("repeat", [lambda b, x: b, lambda b, x: b.expand(len(x), 3), lambda b, x: b.repeat(len(x), 1)])
+def test_a_repeated_bias_is_a_bias(repeat):
+    class Added(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.b = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            return torch.addmm(repeat(self.b, x), x, self.w)
+
+    known, missing = roles_of(Added()).of(Added())
+    assert known["w"] == "weight of w"
+    assert known["b"].startswith("bias")
+    assert missing == {}

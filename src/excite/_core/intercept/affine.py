@@ -243,8 +243,11 @@ class AffineMode(TorchFunctionMode):
             return None
         fixed = [at for at in places if at not in signals and at not in mixed]
         bias_at = product.added(args, kwargs)
-        if bias_at is not None and self._is_signal(argument(args, kwargs, bias_at)):
-            bias_at = None  # such as a skip connection, or zeros that the product is added to in place
+        added = None if bias_at is None else argument(args, kwargs, bias_at)
+        if added is not None and self._is_signal(added):
+            bias_at = None  # such as a skip connection, zeros that the product is added to in place, or a repeated bias
+            if self.roles is not None:
+                self.roles.meets("add", self._factor(added) or (), (), None)
         if bias_at is not None:
             fixed.append(bias_at)
         sources = tuple(dict.fromkeys(path for at in weights for path in sources_at[at] or ()))
