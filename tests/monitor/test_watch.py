@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import excite
 from excite import InputError, RunError
@@ -411,3 +412,23 @@ def test_the_run_says_that_inputs_are_token_ids(tmp_path):
         excite.watch(model, example, tmp_path / name, probes=[Loss()]).close()
     assert excite.load_run(tmp_path / "ids").config["watch"]["inputs"] == "integers"
     assert "inputs" not in excite.load_run(tmp_path / "floats").config["watch"]
+
+
+def test_a_diverged_training_is_named_where_probes_fail():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    x = torch.randn(6, 3)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with excite.watch(model, x, alerts=[], every=2) as watch:
+            watch.step(1.0)
+            with torch.no_grad():
+                model[0].weight.fill_(float("nan"))
+            watch.step(float("nan"))
+    switched = [str(one.message) for one in told if "is switched off" in str(one.message)]
+    assert switched
+    assert all(
+        text.endswith("at step 2 it raised: the weights are not finite, since training has diverged")
+        for text in switched
+    )
+    assert {one.filename for one in told} == {__file__}  # the user's line, not one of Excite

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from torch import nn
 
 from excite._core.checks import check_count, is_flag, is_whole, shown
 from excite._core.distributed import rank_and_size
+from excite._core.warn import warn_user
 from excite.errors import ExciteError, InputError, one_line
 from excite.runs import Run
 from excite.runs.import_paths import ModelSource, model_source
@@ -44,7 +44,7 @@ class WeightSaver:
         except ExciteError as error:
             if strict:
                 raise
-            warnings.warn(f"the weights of step {step} are not stored: {one_line(error)}", stacklevel=4)
+            warn_user(f"the weights of step {step} are not stored: {one_line(error)}")
 
 
 def make_saver(checkpoint: Any, model: nn.Module, run: object) -> WeightSaver | None:
@@ -80,5 +80,5 @@ def make_saver(checkpoint: Any, model: nn.Module, run: object) -> WeightSaver | 
     every = given.get("every")
     source = model_source(model, given.get("factory"), given.get("options"))
     if source.factory is None and rank_and_size()[0] == 0:
-        warnings.warn(f"checkpoint: {not_rebuilt(source)}", stacklevel=3)  # before the training, not after it
+        warn_user(f"checkpoint: {not_rebuilt(source)}")  # before the training, not after it
     return WeightSaver(source, None if every is None else check_count(every, "checkpoint: every"))

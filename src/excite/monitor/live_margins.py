@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from torch import nn
 from excite._core.calls import Pick
 from excite._core.distributed import rank_and_size
 from excite._core.preserve import device_of
+from excite._core.warn import warn_user
 from excite.errors import InputError
 from excite.margin.normalize import pixel_range, unit_of
 from excite.monitor.points import Points, as_called, check_inputs, draw_parts
@@ -76,10 +76,9 @@ class LiveMargins:
         if watch.run is None or probe is None or rank_and_size()[0] != 0:
             return
         if not store_points(watch.run, probe.data, {**probe.options, "key": probe.key}):
-            warnings.warn(
+            warn_user(
                 f"the points whose margins are measured are not stored, they take more than {MAX_BYTES // 10**6} MB: later commands "
-                "need --data",
-                stacklevel=4,
+                "need --data"
             )
 
 

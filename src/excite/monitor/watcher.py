@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from excite._core.calls import Batch, Pick
 from excite._core.checks import as_scalar, is_number, shown
 from excite._core.distributed import let_go, rank_and_size
 from excite._core.preserve import device_of
-from excite._core.warn import say
+from excite._core.warn import say, warn_user
 from excite._core.wrappers import eagerly, is_sharded, resharded, unwrap
 from excite.errors import ExciteError, InputError, RunError, one_line
 from excite.monitor.alerts import Alerts, Rule, act
@@ -269,7 +268,7 @@ class Watch:
         except RunError as problem:
             if self.strict:
                 raise
-            warnings.warn(f"the run could not be closed, what was trained is not touched: {problem}", stacklevel=3)
+            warn_user(f"the run could not be closed, what was trained is not touched: {problem}")
 
     def _attach(self, optional: bool) -> StepContext:
         start = self._context(None)
@@ -389,7 +388,7 @@ class Watch:
         except RunError as error:
             if self.strict:
                 raise
-            warnings.warn(f"results could not be stored: {one_line(error)}", stacklevel=4)
+            warn_user(f"results could not be stored: {one_line(error)}")
 
     def _announce(self) -> None:
         for probe in list(self.probes):
@@ -468,15 +467,20 @@ class Watch:
         if error is not None:
             self._report(probe, step, error)
         elif probe.name not in self._muted:
-            warnings.warn(f"probe {probe.name!r} is switched off: it raised in another process", stacklevel=4)
+            warn_user(f"probe {probe.name!r} is switched off: it raised in another process")
         self._remove(probe)
 
     def _report(self, probe: Probe, step: int, error: Exception) -> None:
         message = str(error) if isinstance(error, ExciteError) else f"{type(error).__name__}: {error}"
-        warnings.warn(
-            f"probe {probe.name!r} is switched off, training continues; at step {step} it raised: {message}",
-            stacklevel=5,
-        )
+        if self._diverged():
+            message = "the weights are not finite, since training has diverged"
+        warn_user(f"probe {probe.name!r} is switched off, training continues; at step {step} it raised: {message}")
+
+    def _diverged(self) -> bool:
+        """Whether weights have become NaN or infinite: what probes then raise says nothing about its cause."""
+        if self._sharded or self.steps == 0:  # of a shard all processes would have to ask
+            return False
+        return not all(bool(torch.isfinite(p.detach()).all()) for p in self.model.parameters() if not p.is_meta)
 
     def _remove(self, probe: Probe) -> None:
         self.probes.remove(probe)

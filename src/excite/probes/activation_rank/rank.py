@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ from torch import Tensor
 from excite._core.calls import Pick
 from excite._core.checks import check_count, check_flag, check_tensor, check_values, shown
 from excite._core.compatibility import renamed_keywords
+from excite._core.warn import warn_user
 from excite._core.wrappers import is_sharded
 from excite.errors import InputError
 from excite.probes.activation_rank.covariance import Covariances
@@ -179,10 +179,9 @@ class Rank(Probe):
         few = [path for path, source in statistics.items() if source == "few"]
         if few and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"{few[0]} gets one value per channel from the example, so its running statistics are used, which early in "
-                "training are those of an untrained network: give excite.watch an example of two samples or more",
-                stacklevel=2,
+                "training are those of an untrained network: give excite.watch an example of two samples or more"
             )
 
     def _changed(self, layer: str, bad: list[int]) -> list[tuple[int, float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +13,7 @@ from excite._core.calls import Batch, Pick, own_copy
 from excite._core.checks import check_count
 from excite._core.compatibility import renamed_attribute, renamed_keywords
 from excite._core.intercept.affine import clean_path
+from excite._core.warn import warn_user
 from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, ModelError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Reduction, Schedule, StepContext, Values
@@ -281,10 +281,9 @@ class Trajectory(Probe):
             self._warned = True
             layers = random_layers(self._model)
             named = f"{', '.join(map(repr, layers[:3]))}{f' and {len(layers) - 3} more' if len(layers) > 3 else ''}"
-            warnings.warn(
+            warn_user(
                 f"the trajectory probe measures the network with dropout or other noise (in {named or type(self._model).__name__}), "
                 "not the network in evaluation mode: for that one give Trajectory(clean=Every(100))",
-                stacklevel=2,
             )
 
     def _read(self, ratio_bounds: Mapping[str, RatioBounds]) -> dict[str, tuple[dict[str, Any], bool]]:
