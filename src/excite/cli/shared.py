@@ -172,13 +172,13 @@ def print_headline(line: Headline) -> None:
     console.print(f"Next: {line.action}\n", markup=False, highlight=False)
 
 
-def print_verdict(results: Mapping[str, Margins], run: str) -> None:
+def print_verdict(results: Mapping[str, Margins], run: str, measurable: bool = True) -> None:
     """Prints the first line about margins at the input, as the pages show it; nothing about hidden layers."""
     from excite.report.verdict import headline
     from excite.report.verdict.outcome import from_margins
 
     if all(result.layers == "input" for result in results.values()):
-        print_headline(headline([from_margins(results, measurable=True)], name=run))
+        print_headline(headline([from_margins(results, measurable=measurable)], name=run))
 
 
 def print_summary(report: Report) -> None:

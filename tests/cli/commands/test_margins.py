@@ -3,6 +3,10 @@
 import json
 
 import pytest
+import torch
+from torch import nn
+
+from excite import watch
 
 
 def test_margins_of_a_small_run_are_printed_and_stored(excite, small_run, tmp_path):
@@ -49,3 +53,22 @@ def test_bad_input_is_refused(refused, small_run):
     refused("no run folder at nowhere", "margins", "nowhere")
     refused("unknown norm '3'", "margins", "runs/small", "--norm", "3")
     refused("ends in .png, .svg or .pdf", "margins", "runs/small", "--figure", "a.xyz")
+
+
+def test_a_run_without_weights_prints_what_it_measured(excite, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    x, model = torch.rand(20, 3), nn.Linear(3, 2)
+    y = model(x).argmax(1)
+    with watch(model, train=(x, y), test=(x[:10], y[:10]), run="runs/watched", alerts=[]) as watched:
+        watched.step(1.0)
+    status, out, err = excite("margins", "runs/watched")
+    assert status == 0, err
+    assert "margins of 20 points" in out
+    assert "margins of 10 points" in out
+    assert "gap between the curves" in out
+    assert "measured at the end of the training; to measure more: there is no checkpoint in runs/watched" in " ".join(
+        out.split()
+    )
+    refused("there is no checkpoint in runs/watched", "margins", "runs/watched", "--norm", "2")
+    refused("there is no checkpoint in runs/watched", "margins", "runs/watched", "--points", "5")

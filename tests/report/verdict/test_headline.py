@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from excite.margin import Margins
 from excite.probes.findings import Finding
 from excite.report.verdict import RunOutcome, headline
 from excite.report.verdict.outcome import Median, from_latest, from_margins, hardly
@@ -160,6 +162,21 @@ def test_units_that_are_not_pixels():
     found = line(both(0.12, 0.12, unit=some)).text
     assert "a change of 0.11 in the sup norm (4 % of the inputs' range) is enough" in found
     assert line(both(0.12, 0.12, unit=None)).text.startswith("A change of 0.11 in the sup norm is enough")
+
+
+def test_runs_of_which_none_is_accurate_are_not_compared():
+    wrong = [
+        from_margins({"test": Margins(torch.tensor([0.0] * k + [0.1] * (9 - k)), "inf")}, label=f"run{k}")
+        for k in (6, 5)
+    ]
+    found = headline(wrong)
+    assert found.kind == "bad"
+    assert found.text == (
+        "Not accurate: each of 2 runs misclassifies half of the test data or more, so that the median margins are 0; the most accurate is "
+        "run5, 44%."
+    )
+    assert "Train longer" in found.action
+    assert "2 of 3 runs" in headline([*wrong, RunOutcome("silent")]).text
 
 
 def test_several_runs_are_ranked_and_those_that_diverged_named():

@@ -1,10 +1,13 @@
 """Order of runs: by margin where accuracy is comparable, undecided within noise."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from excite.margin import Margins
 from excite.report.verdict import RunOutcome, rank
 from excite.report.verdict.outcome import from_latest, from_margins
 
@@ -48,6 +51,23 @@ def test_runs_that_diverged_or_have_no_margins_come_last():
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
     assert rows[0]["margin_text"].endswith("/255 per pixel")
     assert rows[2]["status"] == "diverged"
+
+
+def inaccurate(name, wrong):
+    values = torch.tensor([0.0] * wrong + [0.1] * (9 - wrong))
+    return from_margins({"test": Margins(values, "inf")}, label=name)
+
+
+def test_runs_that_misclassify_most_points_have_no_place():
+    found = rank([inaccurate("x", 6), run("a", 0.05), inaccurate("y", 5)])
+    assert [(row.outcome.label, row.rank) for row in found] == [("a", 1), ("y", None), ("x", None)]
+    assert found[1].text == "not accurate: most of the test data is misclassified"
+
+
+def test_what_a_diverged_run_measured_before_is_not_shown():
+    lost = replace(run("lost", 0.05), status="diverged", reason="the loss is not a finite number")
+    row = rank([lost])[0].to_dict()
+    assert (row["margin"], row["margin_text"], row["accuracy"], row["gap"]) == (None, "", None, None)
 
 
 def test_seeds_count_as_noise():

@@ -52,13 +52,24 @@ def margins(
     bounds: InputBounds = None,
     trust: Trust = False,
 ) -> None:
-    """Measure the margins of a saved model on its training and test data, with evidence that the search worked."""
+    """Measure the margins of a saved model on its training and test data, with evidence that the search worked.
+
+    Of a run without weights the margins that were measured at the end of its training are printed.
+    """
     from excite.margin import SearchOptions
     from excite.train.evaluate import measure, more_points, why_not_stored
+    from excite.train.models.loading import NoWeights
 
     if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"--figure: expected a name that ends in .png, .svg or .pdf; got {figure.name!r}")
-    saved = load_saved(checkpoint, model, options, data, normalize, bounds, trust)
+    try:
+        saved = load_saved(checkpoint, model, options, data, normalize, bounds, trust)
+    except NoWeights as error:
+        if (layers, relative, certify, points) != (None, False, None, None) or not (kept := _kept(checkpoint, norm)):
+            raise
+        _print_margins(kept, checkpoint, figure, measurable=False)
+        print_line(f"measured at the end of the training; to measure more: {error}")
+        return
     reason = why_not_stored(saved)
     if reason is not None:
         print_line(f"the results will be printed, not stored: {reason}")
@@ -67,7 +78,23 @@ def margins(
             saved, norm=norm, most=points, options=SearchOptions(steps=steps, certify=_parse_certify(certify)), layers=_parse_layers(layers), relative=relative, progress=progress,
             store=reason is None,
         )  # fmt: skip
-    print_verdict(results, str(checkpoint))
+    _print_margins(results, checkpoint, figure)
+    if reason is None and (more := more_points(saved, results)):
+        print_line(f"not stored: the run has margins of more points ({more}); without --points all are measured")
+    else:
+        print_line(f"stored in: {saved.folder / 'artifacts'}" if reason is None else f"not stored: {reason}")
+
+
+def _kept(run: Path, norm: str) -> dict[str, Margins]:
+    """The margins in this norm that a run holds, by part."""
+    from excite._core.checks import parse_norm
+    from excite.report.collect import stored_margins
+
+    return stored_margins(run, None, 0, parse_norm(norm))
+
+
+def _print_margins(results: dict[str, Margins], run: Path, figure: Path | None, measurable: bool = True) -> None:
+    print_verdict(results, str(run), measurable)
     for part, result in results.items():
         console.print(f"\n{_label(part)}", style="bold")
         print_line(result)
@@ -78,10 +105,6 @@ def margins(
     if figure is not None:
         _save_figure(results, figure)
         print_line(f"figure: {figure}")
-    if reason is None and (more := more_points(saved, results)):
-        print_line(f"not stored: the run has margins of more points ({more}); without --points all are measured")
-    else:
-        print_line(f"stored in: {saved.folder / 'artifacts'}" if reason is None else f"not stored: {reason}")
 
 
 def _parse_certify(name: str | None) -> bool | Certificate:

@@ -166,6 +166,8 @@ class Runs:
             if latest.margin is not None:
                 with suppress(ExciteError):  # the page of the run says what is wrong
                     outcome = replace(outcome, unit=stored_unit(self.path(name), self._real))
+        if status == "diverged":  # what was measured before says nothing
+            outcome = RunOutcome()
         groups = len(group_keys(seen.alerts))
         loss = seen.latest.get("loss/step")
         return RunRow(name, status, reason, seen.step, loss, seen.updated, outcome, groups, seen.spark)

@@ -239,11 +239,27 @@ def _several(outcomes: Sequence[RunOutcome], name: str) -> Headline:
         kind: Kind = "warning" if diverged else "note"
         text = f"Robustness was not measured in these {len(rows)} runs.{lost}"
         return Headline(kind, text, f"Measure it: {how}.", "", docs_url("margins.md"))
+    if not any(row.outcome.margin for row in measured):
+        return _inaccurate(measured, len(rows), lost)
     return Headline(
         "warning" if diverged else "note",
         f"{_order(measured, len(rows))}{lost}",
         _next(measured),
         _CHART if measured[0].outcome.final else _PANEL,
+        docs_url("serve.md#comparing-runs"),
+    )
+
+
+def _inaccurate(rows: Sequence[Ranked], total: int, lost: str) -> Headline:
+    """All that was measured misclassifies half of the test data or more."""
+    best = rows[0].outcome
+    accurate = f"; the most accurate is {best.label}, {best.accuracy['test']:.0%}" if "test" in best.accuracy else ""
+    return Headline(
+        "bad",
+        f"Not accurate: {'each' if len(rows) == total else len(rows)} of {total} runs misclassifies half of the test data or more, so that "
+        f"the median margins are 0{accurate}.{lost}",
+        "Train longer, or find out why they do not learn, before comparing margins.",
+        _CHART if best.final else _PANEL,
         docs_url("serve.md#comparing-runs"),
     )
 

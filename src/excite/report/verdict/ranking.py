@@ -1,6 +1,7 @@
 """Order of runs by robustness, where their accuracy is comparable and the difference exceeds its noise.
 
-1. Runs that diverged, and runs without margins, have no rank.
+1. Runs that diverged, runs without margins, and runs that misclassify half of the test data or more, whose median margin is 0, have no
+   rank.
 2. Runs whose test accuracy is within 2 points of the most accurate one, or within the noise of both, are comparable. They are
    ordered by the median margin on test data. The others follow without a rank: more robust and less accurate is a trade-off.
 3. A run shares the place of the one before it unless their medians differ by more than the noise, at the 5 % level over all
@@ -38,6 +39,8 @@ class Ranked:
     def to_dict(self) -> dict[str, Any]:
         """Fields for JSON; what is not finite is None."""
         outcome = self.outcome
+        if outcome.status == "diverged":  # what was measured before says nothing
+            outcome = RunOutcome(outcome.label, outcome.status)
         median = outcome.medians.get("test")
         values = {
             "margin": outcome.margin, "low": None if median is None else median.low, "high": None if median is None else median.high,
@@ -68,6 +71,11 @@ def rank(outcomes: Sequence[RunOutcome]) -> list[Ranked]:
         (ranked for ranked in sound if ranked.margin is not None), key=lambda ranked: -(ranked.margin or 0.0)
     )
     silent = [Ranked(ranked, None, "margins were not measured") for ranked in sound if ranked.margin is None]
+    wrong = sorted(
+        (outcome for outcome in measured if outcome.margin == 0), key=lambda outcome: -outcome.accuracy.get("test", 0.0)
+    )
+    inaccurate = [Ranked(outcome, None, "not accurate: most of the test data is misclassified") for outcome in wrong]
+    measured = [outcome for outcome in measured if outcome.margin]
     best = max(measured, key=lambda ranked: ranked.accuracy.get("test", 0.0), default=None)
     comparable = [ranked for ranked in measured if best is not None and _as_accurate(ranked, best)]
     ranked = _places(comparable)
@@ -76,7 +84,7 @@ def rank(outcomes: Sequence[RunOutcome]) -> list[Ranked]:
         for ranked in measured
         if ranked not in comparable and best is not None
     ]
-    return [*ranked, *others, *silent, *diverged]
+    return [*ranked, *others, *inaccurate, *silent, *diverged]
 
 
 def _places(comparable: Sequence[RunOutcome]) -> list[Ranked]:

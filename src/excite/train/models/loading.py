@@ -182,6 +182,10 @@ def _place(path: str | Path) -> tuple[Path | None, Path | None]:
     return place, folder if (folder / "run.json").is_file() else None
 
 
+class NoWeights(RunError):
+    """Raised if a run has no weights."""
+
+
 def _train_config(run: Run | None) -> TrainConfig | None:
     """The config of a run that `excite train` made; None of any other. Nothing of it is built here."""
     named = [] if run is None else [run.config.get(key) for key in ("model", "data")]
@@ -206,7 +210,7 @@ def _read(run: Run | None, file: Path | None) -> StoredWeights:
     if newest and (weights is None or newest[0].step > weights.step):
         return read_weights(newest[0].path)
     if weights is None:
-        raise RunError(
+        raise NoWeights(
             f"there is no checkpoint in {run.path}, and no weights: store them with excite.watch(checkpoint=True) or run.save(model)"
         )
     return weights
