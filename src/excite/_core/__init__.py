@@ -1,1 +1,1 @@
-"""What every other part of Excite needs from torch and numpy."""
+"""Helpers on top of torch and numpy that all packages use."""

@@ -40,7 +40,7 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """Start all global streams anew."""
+    """Restarts all global streams."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):

@@ -101,7 +101,7 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 def refuse_lazy(model: nn.Module) -> None:
-    """Lazy modules get their weights from the first batch: before that there is nothing to look at."""
+    """Lazy modules get their weights from the first batch: before that there are no weights to inspect."""
     lazy = [path for path, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
     if lazy:
         raise ModelError(f"parameter {lazy[0]!r} is not initialized yet: run the model once on a batch first")

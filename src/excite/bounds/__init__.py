@@ -1,4 +1,4 @@
-"""What theory promises: one function a theorem, each returns a `Bound` with its assumptions checked."""
+"""Bounds from theory: one function per theorem, each returns a `Bound` with its assumptions checked."""
 
 from excite.bounds.bound import Assumption, Bound
 from excite.bounds.excitation.active import MostActive, most_active

@@ -1,4 +1,4 @@
-"""What a theorem says about a network: a number, the terms it is made of, and whether each assumption held."""
+"""The statement of a theorem about a network: a number, the terms it is made of, and whether each assumption held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the theorems on squared error share: a ReLU network, the points it was fitted to, and how it was trained."""
+"""Shared by the theorems on squared error: a ReLU network, the points it was fitted to, and how it was trained."""
 
 from __future__ import annotations
 

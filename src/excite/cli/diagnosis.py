@@ -1,4 +1,4 @@
-"""What `excite doctor` prints: versions, devices, extras and data sets on this machine, and problems with them."""
+"""Output of `excite doctor`: versions, devices, extras and data sets on this machine, and problems with them."""
 
 from __future__ import annotations
 

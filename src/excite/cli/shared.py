@@ -1,4 +1,4 @@
-"""What several commands use: the application and its console, common options, progress bars, the table of results."""
+"""Shared by several commands: the application and its console, common options, progress bars, the table of results."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class File:
 
 @dataclass(frozen=True)
 class Archive:
-    """What is downloaded: a .tar.gz with `files` under `prefix`, or a .gz that is one file."""
+    """A file to download: a .tar.gz with `files` under `prefix`, or a .gz that is one file."""
 
     url: str
     sha256: str

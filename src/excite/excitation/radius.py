@@ -131,7 +131,7 @@ def _check_number(value: object, what: str) -> float:
 
 
 def base_radius(radius: Radius) -> float | Mapping[str, float] | Relative | FitController:
-    """What the radius grows to."""
+    """The final radius."""
     return radius.radius if isinstance(radius, Stages) else radius
 
 

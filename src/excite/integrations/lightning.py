@@ -211,7 +211,7 @@ def input_of(batch: Any) -> Batch:
 
 
 def _logged(trainer: Any) -> dict[str, Any]:
-    """What `self.log` recorded since the step, epoch or validation began, by name; tensors stay on their device.
+    """Values that `self.log` recorded since the step, epoch or validation began, by name; tensors stay on their device.
 
     `trainer.logged_metrics` also holds what was logged long ago, and is empty for a trainer without loggers.
     """
@@ -222,7 +222,7 @@ def _logged(trainer: Any) -> dict[str, Any]:
 
 
 def _hyperparameters(trainer: Any, pl_module: Any) -> dict[str, Any]:
-    """What `save_hyperparameters` recorded of the module and of the data module."""
+    """Hyperparameters that `save_hyperparameters` recorded of the module and of the data module."""
     both = (getattr(trainer, "datamodule", None), pl_module)
     return {
         name: value for module in both for name, value in dict(getattr(module, "hparams_initial", None) or {}).items()

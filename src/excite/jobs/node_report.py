@@ -1,4 +1,4 @@
-"""What a node of a cluster reports before jobs are scheduled. Imports nothing heavy, so that the answer comes fast."""
+"""Report of a node of a cluster before jobs are scheduled. Imports nothing heavy, so that the answer comes fast."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ TRAINING_FRACTION = 0.75  # of a job's time, for its progress
 
 
 class Measurement(Protocol):
-    """What a job measures of a trained model and writes into the artifacts of its run."""
+    """Measurement of a trained model by a job, written into the artifacts of its run."""
 
     def is_measured(self, run: Run, config: TrainConfig) -> bool:
         """Whether the run holds the measurement already."""

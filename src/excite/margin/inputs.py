@@ -1,4 +1,4 @@
-"""What `margins` takes: its options, and checks of points, bounds, outputs and labels."""
+"""Arguments of `margins`: its options, and checks of points, bounds, outputs and labels."""
 
 from __future__ import annotations
 

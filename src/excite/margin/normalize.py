@@ -55,7 +55,7 @@ class NormalizedInput(nn.Module):
         self.register_buffer("std", std)
 
     def forward(self, x: Tensor) -> Any:
-        """What the model returns for pixels x."""
+        """Returns the model's output for pixels x."""
         if self.mean is not None and self.std is not None:
             x = (x - self.mean) / self.std
         return self.model(x) if self.key is None else self.model(**{self.key: x})

@@ -72,7 +72,7 @@ class InputSites:
         return int(self.places[-1].columns.stop)
 
     def run(self, x: Tensor, parts: Sequence[Tensor]) -> Any:
-        """What the model returns for x (n, ...) with parts[k] (n, columns) added at site k."""
+        """The model's output for x (n, ...) with parts[k] (n, columns) added at site k."""
         moves = {site.name: (site, part) for site, part in zip(self.places, parts)}
         if INPUT in moves:
             site, part = moves.pop(INPUT)

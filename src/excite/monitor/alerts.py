@@ -365,7 +365,7 @@ _ADVICE = {  # what to do: by rule, or by rule and quantity
 
 
 def advice(rule: str, name: str) -> str:
-    """What to do about an alert.
+    """Advice on an alert.
 
     Args:
         rule: Name of the rule's class.
@@ -442,7 +442,7 @@ class Alerts:
         return [begun for name, value in watched.items() for begun in self._judge(step, name, value)]
 
     def state_dict(self) -> dict[str, Any]:
-        """What rules have seen, and of what they are true: a resumed training is judged as if it had not stopped."""
+        """State of the rules for a checkpoint: a resumed training is judged as if it had not stopped."""
         true = [[self.rules[number].key, name] for number, name in sorted(self._true)]
         return {"history": {name: series.state_dict() for name, series in self._history.items()}, "true": true}
 

@@ -1,4 +1,4 @@
-"""What `excite.watch` measures, and when: the choice of probes and schedules."""
+"""Default probes and schedules of `excite.watch`."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def _from_loader(loader: DataLoader[Any], part: str, most: int, generator: np.ra
 
 
 def _indices(loader: DataLoader[Any], part: str) -> Sequence[Any]:
-    """What the loader's sampler can draw."""
+    """Number of samples that the loader's sampler can draw."""
     batches: Any = loader.batch_sampler
     while hasattr(batches, "batch_sampler"):  # wrapped, as by Accelerate
         batches = batches.batch_sampler

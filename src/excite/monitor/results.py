@@ -1,4 +1,4 @@
-"""What a watch and later measurements store of margins in a run: the points, the margins and a summary.
+"""Margins that a watch and later measurements store in a run: the points, the margins and a summary.
 
 `artifacts/points.safetensors` holds the points that were drawn, x_train, y_train, x_test and y_test, and in its header under "settings"
 the JSON text of how they are measured, so that margins can be measured again later without the data.

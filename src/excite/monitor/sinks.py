@@ -2,7 +2,7 @@
 
     excite.watch(model, x, "runs/first", sinks=["tensorboard"])
 
-Each goes on with what the training uses already (an open W&B or MLflow run, a SummaryWriter that is handed over) and
+Each continues with what the training uses already (an open W&B or MLflow run, a SummaryWriter that is passed) and
 leaves that open; what it has to open itself, it closes. Names are those of `run.frame()`.
 """
 

@@ -133,7 +133,7 @@ def _checked_rules(alerts: Sequence[Rule] | None) -> list[Rule]:
 
 
 def _settings(config: object, run: object) -> dict[str, Any]:
-    """What the run stores of the user's config. An open run has its own, which has to be the same."""
+    """The user's config as the run stores it. An open run has its own, which has to be the same."""
     if config is None:
         return {}
     settings = {"config": as_settings(config)}
@@ -150,7 +150,7 @@ def _settings(config: object, run: object) -> dict[str, Any]:
 def _described(
     model: nn.Module, probes: Sequence[Probe], margins: LiveMargins, example: Batch | None
 ) -> dict[str, Any]:
-    """What the run says about the watch."""
+    """The description of the watch that the run stores."""
     described: dict[str, Any] = {"probes": [probe.name for probe in probes], "model": type(unwrap(model)).__name__}
     leaves = [] if example is None else list(tensors(example))
     if leaves and not any(leaf.is_floating_point() for leaf in leaves):

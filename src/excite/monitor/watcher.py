@@ -38,7 +38,7 @@ from excite.wiring.tracing import Wiring
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """What a `Watch` measures and where it writes; `excite.watch` checks its arguments and makes one.
+    """Settings of a `Watch`: probes and destinations; `excite.watch` checks its arguments and makes one.
 
     Attributes:
         example: Fixed batch on which layers are measured, or None.
@@ -341,7 +341,7 @@ class Watch:
         self._announce()
 
     def _due(self, step: int) -> list[Probe]:
-        """The probes to measure now. What has a `PaidSchedule` waits until it is paid for, which takes no look at the device."""
+        """The probes to measure now. What has a `PaidSchedule` waits until it is paid for, which needs no synchronization."""
         due = [probe for probe in self.probes if probe.schedule.due(step)]
         if step == 0:
             return due

@@ -1,4 +1,4 @@
-"""What a probe is: a small class around a pure function, with a schedule and a reduction across processes.
+"""Base class of probes: a small class around a pure function, with a schedule and a reduction across processes.
 
 A probe of your own takes ten lines:
 
@@ -93,7 +93,7 @@ class StepContext:
     earlier: list[tuple[int, dict[str, float]]] = field(default_factory=list, repr=False)
 
     def wiring(self, output: Pick = None) -> Wiring:
-        """What the model is made of (`excite.trace` on the example), for all probes that ask at this moment."""
+        """The structure of the model (`excite.trace` on the example), shared by all probes of this step."""
         if self.example is None:
             raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
         if (key := repr(output)) not in self.wirings:
@@ -119,7 +119,7 @@ class StepContext:
 
     @property
     def output(self) -> Any:
-        """What the model returned in that pass."""
+        """The model's output in that pass."""
         return self._pass[2]
 
     @cached_property
@@ -193,7 +193,7 @@ class _Recorder(AffineMode):
         self._units = units
 
     def visit(self, call: AffineCall) -> Tensor:
-        # A copy: the model may go on to change this tensor in place.
+        # A copy: the model may change this tensor in place later.
         number, input, units = len(self.signals), call.input.clone(), self._units
         self.signals.append(
             LayerSignal(call.name, input, call, lambda: units.positive(number, lambda: call.run(input)))
@@ -293,7 +293,7 @@ class Probe:
         raise NotImplementedError(f"{type(self).__name__} has to define measure(self, ctx)")
 
     def state_dict(self) -> dict[str, Any]:
-        """What has to survive a restart, as a nested dict of tensors and plain values."""
+        """State for a checkpoint, as a nested dict of tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

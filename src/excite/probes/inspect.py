@@ -1,4 +1,4 @@
-"""Run a model over data and look at what every affine call sees, batch by batch."""
+"""Run a model over data and inspect the inputs of every affine call, batch by batch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CaptureInputs(UnitMode):
             inputs = layer_inputs(call, x, None, self.patches, first=first, seed=self.seed)
             self.counts[call.name] = first + inputs.items
             if inputs.rows.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
-                # A copy: the model may go on to change this tensor in place.
+                # A copy: the model may change this tensor in place later.
                 inputs = replace(inputs, rows=inputs.rows.clone())
             number = len(self.judged) if self.active else -1
             self.found.append(CapturedCall(call, x.shape, inputs, first, number))

@@ -1,4 +1,4 @@
-"""What the weight of a layer multiplies, as rows: activations for linear layers, patches for convolutions."""
+"""Inputs of the weight of a layer, as rows: activations for linear layers, patches for convolutions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def layer_inputs(
     first: int = 0,
     seed: int = 0,
 ) -> LayerInputs:
-    """What `call` sees of `input`; `active` only if its `output` is given, or what its activation gets, laid out like it.
+    """Rows of `input` that `call` multiplies; `active` only if its `output` is given, or what its activation gets, laid out like it.
 
     Patches: so many of each item, None for all of them, "whole" for the items themselves, flattened. Which ones depends
     on the seed and on the item's number, counted from `first`, alone.

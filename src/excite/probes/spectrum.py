@@ -124,12 +124,12 @@ class Spectrum:
         return Between(low, low if not self._left else measure((values := self._most_even()) / values.sum()))
 
     def _least_even(self) -> Array:
-        """What is left goes to the largest first."""
+        """The remainder goes to the largest first."""
         given = np.clip(self._left - self.slack * np.arange(self.width), 0.0, self.slack)
         return np.asarray(self.values + given)
 
     def _most_even(self) -> Array:
-        """What is left raises the smallest first, to a common level, none by more than the slack."""
+        """The remainder raises the smallest first, to a common level, none by more than the slack."""
         if not self._left:
             return self.values
         low, high = 0.0, float(self.values[0]) + self.slack

@@ -1,4 +1,4 @@
-"""What a run measured, by name and by layer; series are read when they are needed."""
+"""Metrics of a run, by name and by layer; series are read when they are needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from excite.report.subsample import Series
 
 
 class MetricHistory:
-    """What was measured: names, and series read when they are needed."""
+    """Metrics: names, and series read when they are needed."""
 
     def __init__(self, names: Iterable[str], series: Callable[[str], Series], order: Sequence[str] = ()):
         self._names, self._series, self.order = list(names), series, order

@@ -175,7 +175,7 @@ def _smooth(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np
 
 
 def findings(runs: Sequence[RunView], limit: int | None = None) -> list[dict[str, str]]:
-    """What changed in each run, in words. With `limit`, from at most so many metrics of a run: a last sentence says so.
+    """Findings about each run, in sentences. With `limit`, from at most that many metrics of a run: a last sentence says so.
 
     Alerts come first, one line per rule and quantity, unless a finding warns of the same panel.
     """

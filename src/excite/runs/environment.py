@@ -1,4 +1,4 @@
-"""What a run was made with: versions, machine and commit. No host names, no user names, no paths."""
+"""Environment of a run: versions, machine and commit. No host names, no user names, no paths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def environment() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says about the current folder; None without git or outside a repository."""
+    """State of the git repository of the current folder; None without git or outside a repository."""
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):

@@ -259,7 +259,7 @@ def _unreadable(path: Path) -> str | None:
 
 
 def _readable_rows(path: Path) -> Iterator[tuple[str, int, float | None, float]]:
-    """What can be read of a damaged database: from the first row on up to the damage, and from the last row back to it."""
+    """The readable rows of a damaged database: from the first row on up to the damage, and from the last row back to it."""
     rows: dict[tuple[str, int], tuple[str, int, float | None, float]] = {}
     for order in ("name, step", "name DESC, step DESC"):
         with suppress(sqlite3.Error, OSError), closing(_read_only(path)) as connection:

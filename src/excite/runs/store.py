@@ -148,7 +148,7 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 
 def _key(about: Mapping[str, Any]) -> str:
-    """What a listing says of a file: size, times, hashes, whichever the store has."""
+    """Properties of a file in a listing: size, times, hashes, whichever the store has."""
     return " ".join(f"{name}={about[name]}" for name in sorted(about) if name not in ("name", "type"))
 
 

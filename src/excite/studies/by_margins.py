@@ -151,7 +151,7 @@ class ByMargins:
 
 
 def radius_reached(run: Run) -> dict[str, float]:
-    """What radius "auto" ended with, as a fraction of each layer's signal; nothing for other radii."""
+    """Final values of radius "auto", as a fraction of each layer's signal; nothing for other radii."""
     name = "excitation/factor"
     return {"reached": float(run.series(name)[1][-1])} if name in run.names() else {}
 

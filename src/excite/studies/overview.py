@@ -1,4 +1,4 @@
-"""What `excite study list` and `excite study show` print: where a study stands in the papers, what it costs, what came out."""
+"""Output of `excite study list` and `excite study show`: where a study stands in the papers, what it costs, what came out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of a saved model: its wiring, accuracy and margins, kept as artifacts of its run."""
+"""Measurements of a saved model: its wiring, accuracy and margins, kept as artifacts of its run."""
 
 from __future__ import annotations
 

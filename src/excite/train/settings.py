@@ -43,7 +43,7 @@ class TrainingData(Protocol):
 
 
 class Scheduled(Protocol):
-    """What moves with training, such as a `PersistentExcitation`."""
+    """An object that is advanced with training, such as a `PersistentExcitation`."""
 
     def advance(self, fraction: float) -> None:
         """Tells the method which fraction of the training is done."""
@@ -63,7 +63,7 @@ class Scheduled(Protocol):
 
 
 class Watching(Protocol):
-    """What observes every step, such as an `excite.watch`."""
+    """An observer of every step, such as an `excite.watch`."""
 
     def step(self, loss: Tensor) -> None:
         """Reports one optimizer step and its loss."""
@@ -72,7 +72,7 @@ class Watching(Protocol):
 
 @runtime_checkable
 class Saved(Protocol):
-    """What is kept in checkpoints."""
+    """An object with state in checkpoints."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""

@@ -1,4 +1,4 @@
-"""What a model is made of: its affine layers in order of execution, how they connect, and which channels scale together."""
+"""The structure of a model: its affine layers in order of execution, how they connect, and which channels scale together."""
 
 from excite.wiring.cuts import Cut, cuts
 from excite.wiring.decomposition import Decomposition, decompose

@@ -167,7 +167,7 @@ class UnitMode(ActivationMode):
         return output
 
     def called(self, call: AffineCall) -> Tensor:
-        """Runs an affine call; subclasses look at it here."""
+        """Runs an affine call; subclasses override this to inspect it."""
         return call.run(call.input)
 
     def activated(self, activation: ActivationCall) -> None:

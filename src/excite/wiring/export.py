@@ -65,7 +65,7 @@ def resized(batch: Batch, size: int) -> Batch:
 
 
 def does_not_run(error: Exception, batch: Batch) -> ModelError:
-    """What to raise when the model fails on some samples of the example."""
+    """The error for a model that fails on some samples of the example."""
     shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
     line = (str(error).splitlines() or [""])[0]
     return ModelError(

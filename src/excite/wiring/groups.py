@@ -216,7 +216,7 @@ _Normalization = tuple[str, str, float | None, int | None, int]
 
 
 def _normalizations(ctx: ChannelContext) -> dict[str, _Normalization]:
-    """What every module that normalizes does."""
+    """The kind of normalization of every module that normalizes."""
     normalizations: dict[str, _Normalization] = {}
     roots: dict[str, list[list[int]]] = {}
     for read in ctx.norm_reads:

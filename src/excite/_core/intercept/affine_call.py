@@ -118,7 +118,7 @@ class AffineCall:
         return tuple(self._argument(at) for at in self.fixed if at != self.bias_at) or (self.weight,)
 
     def entering(self, signal: Tensor) -> Tensor:
-        """What enters `function` for a signal of the shape of `input`: padded, unfolded."""
+        """The argument of `function` for a signal of the shape of `input`: padded, unfolded."""
         if self.before and signal is self.input:
             return self._argument(self.input_at)
         for step in self.before:

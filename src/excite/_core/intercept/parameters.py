@@ -1,4 +1,4 @@
-"""What every parameter of a model does in a forward pass, so that none is left out without a word."""
+"""Roles of all parameters of a model in a forward pass, so that none is left out silently."""
 
 from __future__ import annotations
 

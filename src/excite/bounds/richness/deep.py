@@ -135,7 +135,7 @@ def _augmented(h: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _reaching(fitted_network: FittedNetwork, j: int) -> Tensor:
-    """What h_j alone contributes to the output, W_L G_{L−1} … W_{j+1} h_j: (N, m).
+    """Contribution of h_j alone to the output, W_L G_{L−1} … W_{j+1} h_j: (N, m).
 
     Without biases above, or for j = L, the output itself.
     """

@@ -1,4 +1,4 @@
-"""What a training with ½-dropout says about the Lipschitz constant of a classifier, and about its generalization.
+"""Bounds from a training with ½-dropout on the Lipschitz constant of a classifier, and about its generalization.
 
 What training reveals, Theorem 3 with Lemmas 3 and 4. For outputs in [μ, 1 − μ], φ-steady training, every unit active on a
 share of at least p_min of the training points, σ₁(W₁) ≤ β and slopes that change by no more than 1 + γ, the paper states

@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import connected_components
 
 from excite.bounds.trajectory.modular import Array, Grams, Kernel, Kronecker
 
-_ROWS = 300  # equations handed to the solver at once
+_ROWS = 300  # equations passed to the solver at once
 
 
 @dataclass(frozen=True)

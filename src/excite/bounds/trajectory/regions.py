@@ -1,4 +1,4 @@
-"""What training points say about the slope of a ReLU network in linear regions without training points.
+"""Bounds from training points on the slope of a ReLU network in linear regions without training points.
 
 What training reveals, Theorem 2. Write s(x) for the Kronecker product of the activations of all hidden layers at x. Before
 a sigmoid at the end, the gradient of the network is linear in s(x): if s(x) = Σ_k a_k s(x_k) over training points, then

@@ -1,4 +1,4 @@
-"""What a steady first-layer bias says about the function at the training points: Definition 1 and Corollary 1."""
+"""Bounds from a steady first-layer bias on the function at the training points: Definition 1 and Corollary 1."""
 
 from __future__ import annotations
 

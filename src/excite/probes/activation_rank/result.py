@@ -1,4 +1,4 @@
-"""What `richness` returns: a value for every layer, and a table of them."""
+"""Result of `richness`: a value for every layer, and a table of them."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def richness(
 
 @dataclass
 class _LayerMoments:
-    """What is summed up of one layer."""
+    """Sums over one layer."""
 
     name: str
     kind: str

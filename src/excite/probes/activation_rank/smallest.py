@@ -34,7 +34,7 @@ def default_tolerance(width: int, dtype: torch.dtype = torch.float64) -> float:
 
 
 def rounding(width: int) -> float:
-    """What sums and factorizations in float64 may change an eigenvalue by, over the largest one."""
+    """Bound on the rounding error of an eigenvalue by sums and factorizations in float64, relative to the largest one."""
     return 4 * width * _EPS
 
 

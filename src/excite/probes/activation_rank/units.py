@@ -142,7 +142,7 @@ class UnitFactors:
 
 
 def _columns(unit: int, each: int, width: int) -> slice:
-    """What a unit sees: the columns of its group, which has `each` units and is `width` wide."""
+    """The inputs of a unit: the columns of its group, which has `each` units and is `width` wide."""
     first = width * (unit // each)
     return slice(first, first + width)
 

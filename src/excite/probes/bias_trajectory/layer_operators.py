@@ -20,8 +20,8 @@ from excite.probes.bias_trajectory.sites import TracedLayer
 
 _LARGEST = 4_000_000  # entries of an operator that is written out as a matrix
 _WORK = 5e8  # multiplications spent on the singular values of active rows
-_SPACE = 20  # dimension of a search for the largest singular value, before it starts anew from what it found
-_NOISE = 0.3  # relative to the vector from which a search goes on
+_SPACE = 20  # dimension of a search for the largest singular value, before it restarts from its result
+_NOISE = 0.3  # relative to the vector from which a search continues
 
 
 Gram: TypeAlias = tuple[Callable[[Tensor], Tensor], Tensor]  # x ↦ A'A x, and a sample of zeros

@@ -230,7 +230,7 @@ class Trajectory(Probe):
                 gradient.narrow(site.axis, 0, min(self.max_samples, len(errors))),
                 errors[: self.max_samples],
             )
-        if not site.live:  # the weight is computed anew in every pass
+        if not site.live:  # the weight is computed again in every pass
             operator.site = find(self._model, self._example, [site.name])[site.name]
         self._ratio_bounds[site.name] = RatioBounds.of(site, gradient, errors, operator)
 
@@ -290,7 +290,7 @@ class Trajectory(Probe):
         return {name: ratio_bound.found("vector" in self._static) for name, ratio_bound in ratio_bounds.items()}
 
     def _check(self, hooks: Hooks) -> None:
-        """What may be missing since the last measurement, said once and for all."""
+        """Warns, once, about updates that may be missing since the last measurement."""
         first = next(iter(hooks.by_name))
         if not hooks.forwards:
             raise ModelError(
@@ -460,7 +460,7 @@ _LABEL_TEXTS = {
 
 
 def _labels(history: MetricSeries) -> list[Finding]:
-    """What the trajectory's values are not."""
+    """Limits of the trajectory's values."""
     return [
         Finding("note", text) for label, text in _LABEL_TEXTS.items() if len(history[f"trajectory/label/{label}"][1])
     ]

@@ -1,4 +1,4 @@
-"""Steadiness of a run while it goes on: τ and φ such that no normalized update from step τ on exceeds φ.
+"""Steadiness of a run while it is in progress: τ and φ such that no normalized update from step τ on exceeds φ.
 
 Definition 1 of *What training reveals*. `excite.bounds.steadiness` is the same for the updates of a finished run.
 """

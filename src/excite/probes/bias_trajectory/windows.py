@@ -1,4 +1,4 @@
-"""What the trajectory probe sums up over a window of steps.
+"""Sums of the trajectory probe over a window of steps.
 
 On a CPU in plain numbers, because dozens of operations on small tensors would cost more than a training step allows; on other
 devices in tensors, because nothing may wait for them.

@@ -38,7 +38,7 @@ class Accumulator:
         self._sums, self._tolerance, self._norms = sums, tolerance, norms
         device, count = sums.owner.device, sums.count
         self.ww: Tensor | None = (
-            rows  # row sums of the squared weights after the last step; None: they are to be taken anew
+            rows  # row sums of the squared weights after the last step; None: they are to be computed again
         )
         self.start = self.value = sums.fold(rows)
         self.scale = sums.size(rows)

@@ -262,7 +262,7 @@ class Ledger:
         return self._summarizer.summary(states).rows()
 
     def check_same_parameters(self) -> None:
-        """Refuse to go on where a parameter was replaced by another."""
+        """Raises an error if a parameter was replaced by another."""
         current = {clean_path(path): p for path, p in self.model.named_parameters()}
         for path, p in zip(self._sums.paths, self._parameters):
             if current.get(path) is not p:

@@ -1,4 +1,4 @@
-"""What the eps of normalizations does to the laws in front of them, from the user's own forward and backward passes.
+"""Effect of the eps of normalizations on the laws in front of them, from the user's own forward and backward passes.
 
 A normalization y = (x − m) / √(v + ε) is invariant to the scale of x up to its ε: if x becomes a·x, then
 y(a) = a (x − m) / √(a²v + ε), and at a = 1

@@ -30,7 +30,7 @@ class Matrix:
 
     @property
     def rest(self) -> Tensor:
-        """What the steps do not explain: drift − step."""
+        """The residual: drift − step."""
         return self.drift - self.step
 
     @property

@@ -1,4 +1,4 @@
-"""What a ledger says, as values."""
+"""Report of a ledger, as values."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class LedgerReport:
         return "\n".join(lines)
 
     def _flag(self, entry: LedgerEntry) -> str:
-        """What is wrong with a law, for the end of its line."""
+        """The reason why a law is flagged, for the end of its line."""
         if not bool(torch.isfinite(entry.rest).all()):
             return "  not finite" + ("" if entry.first_flag is None else f" since step {entry.first_flag}")
         if entry.first_flag is None:

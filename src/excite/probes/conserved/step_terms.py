@@ -1,4 +1,4 @@
-"""What one optimizer step is charged with, from what can be seen before and after it."""
+"""Terms of one optimizer step, from the state before and after it."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class StepTerms:
         )  # fmt: skip
 
     def _gradients(self, settings: Sequence[Settings]) -> list[Tensor]:
-        """What the optimizer descends along: of an objective that it maximizes, minus the gradient."""
+        """The direction that the optimizer descends along: of an objective that it maximizes, minus the gradient."""
         grads = self._grads if self._grads is not None else [_grad(p) for p in self._parameters]
         self._grads = None
         if self._quick or not any(setting.get("maximize") for setting in settings):
@@ -203,7 +203,7 @@ class StepTerms:
         return rate, decay, decay if setting.get("decoupled_weight_decay") else 0.0, correction
 
     def _forms(self, key: _Key, products: Sequence[str]) -> dict[str, Form]:
-        """What the products count for, by part; `rates` and `eps` follow from w·g alone."""
+        """Factors of the products, by term; `rates` and `eps` follow from w·g alone."""
         rate, decay, shrink, correction = key
         if self._blind:
             return {"update": {"aa": 1.0, "ww": -1.0}}
@@ -225,7 +225,7 @@ class StepTerms:
         return parts
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What decay has in the momentum buffers, by parameter; empty where it has nothing there."""
+        """The contribution of decay to the momentum buffers, by parameter; empty where there is none."""
         return {path: v.clone() for path, v in zip(self._sums.paths, self._share.buffers or [])}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What an optimizer's step does to a conserved number, part by part.
+"""Change of a conserved number by an optimizer's step, term by term.
 
 With w before the step, g the gradient that the optimizer sees, and S(a, b) the signed sum of a·b over a law (producers
 minus consumers), an update w → w + Δ changes the law by 2 S(w, Δ) + S(Δ, Δ). The update is built up in stages,
@@ -49,12 +49,12 @@ def plain(rate: float) -> Form:
 
 
 def decayed(rate: float, decay: float) -> Form:
-    """What weight decay adds to it outside momentum: coupled or decoupled, the update is −η (g + λ w)."""
+    """The term of weight decay outside momentum: coupled or decoupled, the update is −η (g + λ w)."""
     return {"ww": rate * decay * (rate * decay - 2), "wg": 2 * rate * rate * decay}
 
 
 def decayed_by(rate: float, correction: float) -> Form:
-    """What decay adds to it when the update is −η (g + d / c)."""
+    """The term of decay when the update is −η (g + d / c)."""
     rate, root = rate / correction, rate
     return {"wd": -2 * rate, "gd": 2 * rate * root, "dd": rate * rate}
 

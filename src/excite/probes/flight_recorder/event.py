@@ -46,7 +46,7 @@ class SpikeEvent:
 
     @property
     def help(self) -> list[str]:
-        """What is known to help against spikes of this kind."""
+        """Known remedies for spikes of this kind."""
         first = self.first
         if first is None:
             return ["Look at the batches of these steps: no series moved before the loss."]

@@ -45,7 +45,7 @@ class SpikeRule:
     least: float = 0.05
 
     def limit(self, losses: Sequence[float]) -> float | None:
-        """What the last losses have to exceed; None while too few are known."""
+        """The threshold for the last losses; None while too few are known."""
         before = np.asarray(losses[: -self.recent][-self.past :], dtype=np.float64)
         before = before[np.isfinite(before)]
         if len(before) < max(2, self.past // 2):

@@ -139,7 +139,7 @@ class _Stack:
                 self._space = _orthonormal(torch.cat(powers, 2))
                 self._image = apply(self._space)
                 self._inner = self._space.mT @ self._image
-        # W v for what may become of v. In memory of its own: the weights go on.
+        # W v for what may become of v. In memory of its own: the weights continue to change.
         spaces = [None] * len(sides) if self._space is None else self._space.unbind()
         self._across = [
             None if not flipped else side.T.clone() if space is None else side.T @ space

@@ -1,4 +1,4 @@
-"""What `alignment` returns: the rank of every layer, and how well neighbouring layers are aligned."""
+"""Result of `alignment`: the rank of every layer, and how well neighbouring layers are aligned."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def _json(value: Any) -> Response:
 
 
 def _refused(runs: Runs, error: Exception) -> Response:
-    """What a request can cause: one line, no traceback, no path outside the folder."""
+    """The answer to a request that failed: one line, no traceback, no path outside the folder."""
     if isinstance(error, HTTPException):
         return PlainTextResponse(f"{error.detail}\n", error.status_code, headers=error.headers)
     assert isinstance(error, ExciteError)

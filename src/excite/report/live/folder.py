@@ -124,7 +124,7 @@ class Runs:
         return names
 
     def _unchanged(self, name: str, stamp: Stamp) -> RunRow | None:
-        """From memory, if the run's files are as they were; whether its process is alive is looked at every time."""
+        """From memory, if the run's files are as they were; whether its process is alive is checked every time."""
         known = self._rows.get(name)
         if known is None or known[0] != stamp:
             return None

@@ -1,4 +1,4 @@
-"""What a page says first about runs: the verdict, the ranking, and the settings that differ."""
+"""The top of a page about runs: the verdict, the ranking, and the settings that differ."""
 
 from __future__ import annotations
 

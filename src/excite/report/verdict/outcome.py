@@ -1,4 +1,4 @@
-"""What a run achieved: margins on training and test data, their gap, accuracy, and whether it diverged."""
+"""Outcome of a run: margins on training and test data, their gap, accuracy, and whether it diverged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Median:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What is known about the robustness of one run, or of the runs of one variant.
+    """Robustness of one run, or of the runs of one variant.
 
     Attributes:
         label: Name on the page.

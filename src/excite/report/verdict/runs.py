@@ -1,4 +1,4 @@
-"""What runs achieved, from their folders and the last values of their metrics."""
+"""Outcomes of runs, from their folders and the last values of their metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def overviews(variants: list[VariantRuns] | tuple[VariantRuns, ...]) -> dict[Pat
 
 
 def outcome_of(variant: VariantRuns, found: Mapping[Path, Overview]) -> RunOutcome:
-    """What the runs of one variant achieved together.
+    """The outcome of the runs of one variant together.
 
     Args:
         variant: The runs; those that diverged are left out unless all did.

@@ -57,7 +57,7 @@ _AFTER = (
 _BUSY_SECONDS = 2.0  # a page would rather say that the database is busy than wait
 _QUERY_SECONDS = 5.0  # for all queries of one call
 _RETRY_SECONDS = 60.0  # a database that took too long is not asked again for so long
-_CHECK_EVERY = 10_000  # instructions of SQLite between two looks at the clock
+_CHECK_EVERY = 10_000  # instructions of SQLite between two checks of the time
 _YEAR_10000 = 253_402_300_800  # seconds since 1970; browsers cannot write later dates
 _MAX_MARKER = 1_000_000  # bytes of run.json
 
@@ -75,7 +75,7 @@ class MetricsReader:
     """The metrics of one run, open for reading. Unlike `load_run` it does not check the whole file when it opens it.
 
     `version` changes whenever something was written. A resumed run forgets what came after its checkpoint and writes it
-    anew: such series are read again from the start.
+    again: such series are read again from the start.
 
     Args:
         path: The run folder.
@@ -114,7 +114,7 @@ class MetricsReader:
     def refresh(self) -> int:
         """Look whether something was written since the last look; returns the version."""
         with self._guard():
-            if self._file != _identity(self.path / "metrics.db", self.below):  # the folder was made anew
+            if self._file != _identity(self.path / "metrics.db", self.below):  # the folder was made again
                 self._close()
                 self._kept.clear()
                 self._open()
@@ -222,7 +222,7 @@ class MetricsReader:
             return None if row is None or row[0] is None else float(row[0])
 
     def read_together(self, query: Callable[[Ask], Result]) -> Result:
-        """What `query` returns, given a function that runs SQL on the database of one moment."""
+        """Returns the result of `query`, which gets a function that runs SQL on one snapshot of the database."""
         with self._guard(), self._snapshot():
             return query(self._ask)
 
@@ -330,7 +330,7 @@ def read_status(path: Path, below: Path | None = None) -> tuple[str, str | None]
 
 
 def read_immutable(path: Path, query: Callable[[Ask], Result], below: Path | None, deadline: float) -> Result | None:
-    """What `query` returns, given a function that runs SQL, while nobody writes the database; None if somebody does.
+    """Returns the result of `query`, which gets a function that runs SQL, if no process writes the database; None if one does.
 
     Args:
         path: The run folder.

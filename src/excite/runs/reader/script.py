@@ -13,7 +13,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-_CHECK_EVERY = 10_000  # instructions of SQLite between two looks at the clock
+_CHECK_EVERY = 10_000  # instructions of SQLite between two checks of the time
 _CHUNK = 100_000  # rows per message
 
 

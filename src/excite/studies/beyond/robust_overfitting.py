@@ -1,4 +1,4 @@
-"""Robust overfitting: does perturbing every layer on top of adversarial training keep test robust while training goes on?
+"""Robust overfitting: does perturbing every layer on top of adversarial training keep test robust while training continues?
 
 Not an experiment of the papers, whose thesis it tests: only where every layer is excited do training data tell the truth
 about test data. Adversarial training perturbs the input alone, and its robust accuracy on training data says little about

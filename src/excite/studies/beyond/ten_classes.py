@@ -1,6 +1,6 @@
 """Ten classes and a residual network: excitation beside adversarial training and plain training, in one loop.
 
-Not an experiment of the papers, which have two classes and five layers: section 7.1 says how to go on, and not how far it
+Not an experiment of the papers, which have two classes and five layers: section 7.1 says how to continue, and not how far it
 carries. All variants share data, augmentation, network, schedule, number of epochs and evaluation.
 """
 
@@ -100,7 +100,7 @@ def entropy(scale: RobustnessScale, **changes: Any) -> dict[str, Any]:
 
 
 def settings(scale: RobustnessScale, **changes: Any) -> dict[str, Any]:
-    """What all variants share, with `changes`."""
+    """Settings of all variants, with `changes`."""
     return {
         "data": {"name": "cifar10", "train": scale.train, "test": scale.test},
         "model": dict(scale.model),

@@ -141,7 +141,7 @@ def _norm(parts: Weights) -> float:
 
 
 def bound_of(weights: Weights, x: Array, y: Array, settings: Mapping[str, Any]) -> Array:
-    """What theory says σ₂/σ₁ is at most, by layer (L,): ‖G_k‖/2μσ₁ with decay, from the differences of layers without."""
+    """Upper bound on σ₂/σ₁ by layer (L,): ‖G_k‖/2μσ₁ with decay, from the differences of layers without."""
     if settings["decay"]:
         result = decay_rank(weights, settings["decay"], x, y, LOSSES[settings["loss"]])
         first = np.asarray(result.terms["first"])

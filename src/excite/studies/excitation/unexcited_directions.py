@@ -1,4 +1,4 @@
-"""What the data never excite: a node that multiplies two inputs (section 5.2), and a bias that centring leaves (3.1)."""
+"""Directions that the data never excite: a node that multiplies two inputs (section 5.2), and a bias that centring leaves (3.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ledger says about a whole network: sizes of drift and parts, balance of layers, how fast imbalance is forgotten."""
+"""Summaries of a ledger over a whole network: sizes of drift and parts, balance of layers, how fast imbalance is forgotten."""
 
 from __future__ import annotations
 

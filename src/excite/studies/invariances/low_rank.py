@@ -122,7 +122,7 @@ SLOPES: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def forward(weights: Weights, x: Array, leak: float) -> tuple[list[Array], list[Array], Array]:
-    """What each layer sees, the slopes of its units, and the outputs (N, outputs)."""
+    """Inputs of each layer, the slopes of its units, and the outputs (N, outputs)."""
     inputs, slopes = [x], []
     for w in weights[:-1]:
         z = inputs[-1] @ w.T

@@ -46,7 +46,7 @@ class JudgedAgain:
 
 
 def _said(claim: Claim) -> str:
-    """What the paper says, and how what is tested compares with it."""
+    """The sentence of the paper, and how the tested statement compares with it."""
     return f"the paper: “{claim.quote}”; {claim.reading}" if claim.quote else claim.reading
 
 

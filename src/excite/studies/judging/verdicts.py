@@ -17,7 +17,7 @@ Word = Literal["holds", "fails", "undecided", "exact", "not tested"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows for a claim from the effects of several seeds.
+    """The verdict on a claim from the effects of several seeds.
 
     Args:
         claim: The claim.

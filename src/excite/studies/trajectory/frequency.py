@@ -85,7 +85,7 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_prog
 
 
 def outcome(found: Ensemble, i: int) -> Outcome:
-    """What network i of an ensemble is judged by, and its curves."""
+    """Numbers of network i of an ensemble that claims use, and its curves."""
     assert found.test_loss is not None
     loss, test = found.loss[i].numpy(), found.test_loss[i].numpy()
     length, total = found.trajectory.length[i].numpy(), found.trajectory.total[i].numpy()

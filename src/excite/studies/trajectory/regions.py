@@ -209,7 +209,7 @@ def _clustering(result: RegionMap) -> float:
 def _pictures(
     model: nn.Sequential, plane: Array, settings: Mapping[str, Any], z: Array, y: Array, x: Tensor, *ratios: Tensor
 ) -> dict[str, Any]:
-    """What the figures need, on a coarser grid."""
+    """Data of the figures, on a coarser grid."""
     small = look(model, plane, settings["shown"])
     bound = empty_region(model, x, local(model, x), small.points.reshape(-1, 10), beta=1.0)
     side = (settings["shown"], settings["shown"])

@@ -17,7 +17,7 @@ COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")  # cold to warm, and told
 
 
 def bands(details: Mapping[str, list[Any]]) -> str:
-    """What lines and bands of `curve` are, for the title of a figure."""
+    """Legend of the lines and bands of `curve`, for the title of a figure."""
     count = max(len(repeats) for repeats in details.values())
     return f"lines: means over {count} repeats, bands: lowest to highest" if count > 1 else "one repeat"
 

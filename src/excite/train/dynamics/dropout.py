@@ -1,6 +1,6 @@
 """Train a small ReLU classifier with ½-dropout, batch size one, and keep what theorems about such a training ask for.
 
-Two ways to drop units, z_l ∈ {0, 1} drawn anew at each step:
+Two ways to drop units, z_l ∈ {0, 1} drawn again at each step:
 
 - "end", as "What training reveals" (section 5.2) defines it: a full forward pass decides which units are active, s_l; then
   units are dropped, S̃_l = z_l s_l, and f̃ = σ(W_d S̃_{d−1} (… S̃_1 (W_1 x + b_1) …) + b_d) is what is trained;
@@ -141,7 +141,7 @@ class _Learner:
 
 
 class _Tail:
-    """What is kept of the last steps."""
+    """Records of the last steps."""
 
     def __init__(self, count: int, widths: Sequence[int]):
         self.seen = np.zeros((count, sum(widths)), bool)

@@ -1,4 +1,4 @@
-"""What the bias of a layer did while networks were trained: normalized updates, lengths, variance, distance.
+"""Trajectories of the bias of a layer in training: normalized updates, lengths, variance, distance.
 
 The normalized update of a layer's bias for one point is ‖dL/dz‖ / |dL/df|, with z the layer's output and f the
 network's: ‖b(t+1) − b(t)‖ / (lr · ε) at batch size one without momentum, as in Theorem 1 of *What training reveals*.

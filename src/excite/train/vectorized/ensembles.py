@@ -190,7 +190,7 @@ def _train(
 
 
 class _Seen:
-    """What is measured at the end of each window; `held`: test points and targets."""
+    """Measurements at the end of each window; `held`: test points and targets."""
 
     def __init__(self, steps: Steps, windows: int, held: tuple[Tensor, Tensor] | None):
         networks = steps.networks

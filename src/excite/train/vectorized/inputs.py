@@ -1,4 +1,4 @@
-"""What an ensemble is given, checked, and brought into the shape it needs."""
+"""Arguments of an ensemble: checks, and conversion to the shapes it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ensemble trains: fully connected networks of one form, and their weights side by side.
+"""The networks of an ensemble: fully connected networks of one form, and their weights side by side.
 
 The layers of a network are z = W h + b. All networks' weights and biases of a layer are one tensor (S, out, in + 1) whose
 last column is b and meets an input that is always 1: one product does both, and so do the gradient and the update.
@@ -22,7 +22,7 @@ _WANTED = f"nn.Sequential of nn.Linear with one activation between two of them (
 
 @dataclass(frozen=True)
 class Form:
-    """What networks that are trained together have in common."""
+    """Architecture that networks trained together share."""
 
     sizes: tuple[int, ...]  # inputs, then the width of each layer
     biased: tuple[bool, ...]
@@ -95,7 +95,7 @@ class Perceptrons:
         self._layers = [list(layers) for layers in zip(*(layers for _, layers in read_all))]  # by layer, then network
         parameters = [p for layers in self._layers for layer in layers for p in layer.parameters()]
         if len(set(parameters)) < len(parameters):
-            raise ModelError("networks of an ensemble must not share weights: build each of them anew")
+            raise ModelError("networks of an ensemble must not share weights: build each of them separately")
         form = self.form
         inputs = [0 if form.fixed else form.sizes[0], *form.sizes[1:-1]]
         shapes = [(self.count, out, size + 1) for size, out in zip(inputs, form.sizes[1:])]
@@ -117,7 +117,7 @@ class Perceptrons:
         return [part.view(shape) for part, shape in zip(parts, shapes)]
 
     def ones(self, layer: int, *shape: int) -> Tensor:
-        """What the last column of a layer meets: 1, or 0 if it has no bias; that column then stays 0."""
+        """The input of the last column of a layer: 1, or 0 if it has no bias; that column then stays 0."""
         return torch.full(shape, float(self.form.biased[layer]), dtype=self.form.dtype, device=self.form.device)
 
     def prepare(self, x: Tensor) -> Tensor:

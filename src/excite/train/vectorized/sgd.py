@@ -133,7 +133,7 @@ class Steps:
             weights.baddbmm_(d, h, alpha=-1)
 
     def _descend(self) -> None:
-        """What torch.optim.SGD does: v ← momentum · v + gradient + weight_decay · w, w ← w − lr · v."""
+        """The update of torch.optim.SGD: v ← momentum · v + gradient + weight_decay · w, w ← w − lr · v."""
         flat = self.networks.flat
         if self.rule.weight_decay:
             self._gradient.add_(flat, alpha=self.rule.weight_decay)

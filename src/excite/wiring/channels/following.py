@@ -97,7 +97,7 @@ class ChannelInterpreter(Interpreter):
 
 
 def _statistic(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    """Inside a normalization that is written out: only x − mean x goes on as x."""
+    """Inside a normalization that is written out: only x − mean x continues as x."""
     value = a.args[0]
     same = isinstance(value, ChannelSignal) and value.shape == shapes_of(node)
     return value if same else ctx.constant(shapes_of(node))

@@ -32,7 +32,7 @@ class Break:
 
 @dataclass
 class State:
-    """What is known about one class of labels."""
+    """Properties of one class of labels."""
 
     broken: Break | None = None
     nonlinear: bool = False  # something other than a linear map acts on it, or a different one for every channel
@@ -95,7 +95,7 @@ class Classes:
         return root
 
     def state(self, label: int) -> State:
-        """What is known about the class of a label."""
+        """Properties of the class of a label."""
         return self._states.setdefault(self.find(label), State())
 
     def fixed(self, label: int) -> bool:
@@ -193,7 +193,7 @@ class Classes:
 
 
 class Relations:
-    """What ties the factors of labels to each other beyond being equal: products of powers that are one.
+    """Relations between the factors of labels beyond equality: products of powers that are one.
 
     In logarithms a relation is linear, Σ n · log factor(label) = 0: the product c of two activations a and b has c = a + b, the
     channels of queries and keys in attention have q + k = 0. The solutions are spanned by `directions`, each of which is a

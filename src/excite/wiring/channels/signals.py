@@ -56,7 +56,7 @@ class NormRead:
 
 
 class ChannelContext:
-    """What the rules share: the classes of labels, the uses of parameters, names and random patterns."""
+    """State shared by the rules: the classes of labels, the uses of parameters, names and random patterns."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], training: bool):
         self.classes = Classes()

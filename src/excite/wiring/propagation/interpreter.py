@@ -129,7 +129,7 @@ def refused_name(target: Any) -> str:
 
 
 def refused(refusal: str, node: torch.fx.Node, what: str, column: str = "") -> ModelError:
-    """The error of an analysis that cannot go on: what it does not know, and in which module."""
+    """The error of an analysis that cannot continue: the unknown operator, and in which module."""
     module = module_of(node)
     place = f" (in {module})" if module else ""
     hint = f": the operator table (excite.wiring.operators) has no column {column!r} for it" if column else ""

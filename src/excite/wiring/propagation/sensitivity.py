@@ -51,7 +51,7 @@ class LipschitzContext:
         factor: Callable[[], float],
         spread: Callable[[Tensor], Tensor],
     ) -> Sensitivity:
-        """What `node` makes of x: `factor` is the constant of the map in the 2-norm, `spread` what it does to |δ|."""
+        """The sensitivity of the result of `node`: `factor` is the constant of the map in the 2-norm, `spread` what it does to |δ|."""
         if x.spread is None:
             growth = factor()
             result = Sensitivity(x.factor * growth, first_shape(node))

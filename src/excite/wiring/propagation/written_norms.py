@@ -106,7 +106,7 @@ def _op(value: Any) -> str:
 
 
 def _source(value: Any) -> tuple[torch.fx.Node, tuple[torch.fx.Node, ...]]:
-    """What was cast, copied or expanded, and the nodes that did."""
+    """The tensor before casts, copies and expansions, and the nodes of these."""
     passed = []
     while _op(value) in _COPIES:
         passed.append(value)

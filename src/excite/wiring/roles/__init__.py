@@ -1,4 +1,4 @@
-"""What the weights of a transformer do: queries, keys, values and outputs of each attention, head by head."""
+"""Roles of the weights of a transformer: queries, keys, values and outputs of each attention, head by head."""
 
 from excite.wiring.roles.attention import Attention, Projection
 

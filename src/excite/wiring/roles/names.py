@@ -16,7 +16,7 @@ _PARTS = ("query", "key", "value", "output")
 
 @dataclass
 class WeightRoles:
-    """What the parameters of a transformer do.
+    """Roles of the parameters of a transformer.
 
     Attributes:
         layers: By name of a layer, its role: "layer 3, query", "layer 3, MLP gate".

@@ -130,7 +130,7 @@ class ProvenanceInterpreter(Interpreter):
         return self._follow if hasattr(node.target, "_schema") else None
 
     def missing(self, node: torch.fx.Node, values: list[Any]) -> Any:
-        """What a graph inside the graph returns is of unknown origin."""
+        """The result of a graph inside the graph is of unknown origin."""
         name = name_of(node.target)
         if any(word in name for word in _KERNELS):
             self.context.unknown.setdefault(module_of(node) or name, name)
