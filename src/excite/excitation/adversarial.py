@@ -139,10 +139,7 @@ class AdversarialTraining:
     ):
         self.model = check_model(model)
         known = possible_layers(unwrap(model))
-        self.radius = check_radius(radius)
-        full = self.radius.radius if isinstance(self.radius, Stages) else self.radius
-        if not isinstance(full, int | float):
-            raise InputError(f"radius: expected a number or Stages of a number for the input; got {radius!r}")
+        self.radius = _check_input_radius(radius)
         self.norm = parse_norm(norm)
         self.steps = check_count(steps, "steps")
         self.step_size = None if step_size is None else check_number(step_size, "step_size", 0, above=True)
@@ -157,22 +154,16 @@ class AdversarialTraining:
         self._errors = _confusion(self.target) if loss == "margin" else self.target.errors
         self.bounds = check_bounds(bounds)
         self.output = output
-        self.hidden_radius: float | Mapping[str, float] | GapController
-        if isinstance(hidden_radius, str) and hidden_radius == "auto":
-            self.hidden_radius = GapController(held_out, gap_target, gap_every)
-        else:
-            self.hidden_radius = _check_hidden_radius(hidden_radius, known, held_out, unwrap(model))
+        self.hidden_radius = (
+            GapController(held_out, gap_target, gap_every)
+            if isinstance(hidden_radius, str) and hidden_radius == "auto"
+            else _check_hidden_radius(hidden_radius, known, held_out, unwrap(model))
+        )
         self.layers = _check_hidden_layers(layers, known, unwrap(model))
-        self.hidden = HiddenOptions() if hidden is None else hidden
-        if not isinstance(self.hidden, HiddenOptions):
-            raise InputError(f"hidden: expected HiddenOptions; got {hidden!r}")
-        self.awp = check_number(awp, "awp", 0, 1)
-        self.trades = check_number(trades, "trades", 0)
+        self.hidden = _check_hidden(hidden)
+        self.awp = _check_awp(awp, model)
+        self.trades = _check_trades(trades, loss, self.random_start)
         self.keep_best = check_flag(keep_best, "keep_best")
-        if self.trades and (loss != "cross-entropy" or not self.random_start):
-            raise InputError("trades: expected loss='cross-entropy' and random_start=True, since the divergence of equal outputs has no gradient")  # fmt: skip
-        if self.awp:
-            perturbed_weights(model)  # refuses sharded ones
         self.progress = 0.0
         self._known_layouts: dict[object, list[Layout | None]] = {}
         self._placed_bounds: dict[object, tuple[Bounds, Bounds]] = {}
@@ -483,6 +474,40 @@ def _confusion(target: Binary | Codes | Tokens) -> Callable[[Tensor, Tensor], Te
     if isinstance(target, Tokens):
         raise InputError("loss: token targets have the cross-entropy only; got 'margin'")
     return target.confusion
+
+
+def _check_input_radius(radius: object) -> float | Stages:
+    """A number, or stages of a number."""
+    checked = check_radius(radius)
+    full = checked.radius if isinstance(checked, Stages) else checked
+    if not isinstance(full, int | float):
+        raise InputError(f"radius: expected a number or Stages of a number for the input; got {radius!r}")
+    return checked  # type: ignore[return-value]
+
+
+def _check_hidden(hidden: object) -> HiddenOptions:
+    """The options of hidden layers."""
+    if hidden is not None and not isinstance(hidden, HiddenOptions):
+        raise InputError(f"hidden: expected HiddenOptions; got {hidden!r}")
+    return HiddenOptions() if hidden is None else hidden
+
+
+def _check_awp(awp: object, model: nn.Module) -> float:
+    """The size of weight perturbations, 0 for none."""
+    size = check_number(awp, "awp", 0, 1)
+    if size:
+        perturbed_weights(model)  # refuses sharded ones
+    return size
+
+
+def _check_trades(trades: object, loss: str, random_start: bool) -> float:
+    """The weight of the divergence in TRADES, 0 for none."""
+    weight = check_number(trades, "trades", 0)
+    if weight and (loss != "cross-entropy" or not random_start):
+        raise InputError(
+            "trades: expected loss='cross-entropy' and random_start=True, since the divergence of equal outputs has no gradient"
+        )
+    return weight
 
 
 def _check_hidden_radius(

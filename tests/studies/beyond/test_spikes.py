@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from excite.studies.beyond import spikes
-from excite.studies.beyond.spikes import ANY, LOSS, QUANTITIES, Run, calibrate, choose, loss_onset, summary, unusualness
+from excite.studies.beyond.spikes import (
+    ANY,
+    LOSS,
+    QUANTITIES,
+    SpikeRun,
+    calibrate,
+    choose,
+    loss_onset,
+    summary,
+    unusualness,
+)
 from excite.studies.study import VariantResult
 from studies.small import run_tiny
 
@@ -38,13 +48,13 @@ def test_the_loss_leaves_its_range_where_it_stays_above() -> None:
     assert loss_onset(np.array([1.0, np.nan]), 2, None) == 2
 
 
-def planted(onset: int | None, lead: int | None, name: str = "update", steps: int = 700, seed: int = 0) -> Run:
+def planted(onset: int | None, lead: int | None, name: str = "update", steps: int = 700, seed: int = 0) -> SpikeRun:
     """Noise below 3, and a value of 9 `lead` steps before the loss leaves its range."""
     rng = np.random.default_rng([seed, onset or 0])
     statistics = {key: 3 * rng.random(steps) for key in (*QUANTITIES, ANY, LOSS)}
     if onset is not None and lead is not None:
         statistics[name][onset - 1 - lead] = 9.0
-    return Run(statistics, onset)
+    return SpikeRun(statistics, onset)
 
 
 def test_planted_warnings_are_found_with_their_leads() -> None:
@@ -63,7 +73,7 @@ def test_planted_warnings_are_found_with_their_leads() -> None:
 
 
 def test_numbers_are_of_runs_that_were_not_tuned_on() -> None:
-    def detail(run: Run) -> dict[str, object]:
+    def detail(run: SpikeRun) -> dict[str, object]:
         return {"onset": run.onset, "statistics": {name: list(series) for name, series in run.statistics.items()}}
 
     runs = [planted(500, 20 if seed % 2 == 0 or seed < 4 else None, seed=seed) for seed in range(8)]

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from excite._core.checks import check_count, check_dense, check_number, check_values, shown, to_array
+from excite._core.checks import check_choice, check_count, check_dense, check_number, check_values, shown, to_array
 from excite.bounds.bound import Assumption, Statement
 from excite.bounds.relu_network import Pairs, ReluNetwork, relu_network
 from excite.bounds.trajectory.modular import Kernel, TooLong
@@ -52,8 +52,6 @@ class EmptyRegions(Statement):
         assumptions: The conditions of the theorem.
 
     Example:
-        >>> import torch
-        >>> from excite.bounds import empty_region
         >>> layers = [(torch.tensor([[1.0], [-1.0]]), None), (torch.tensor([[1.0, 2.0]]), None)]
         >>> regions = empty_region(layers, torch.tensor([[1.0]]), None, torch.tensor([[3.0], [-3.0]]))
         >>> regions.empty.tolist()
@@ -110,28 +108,24 @@ def empty_region(
     x_k training points. Whether a point is reached is decided in integers (see `excite.bounds.trajectory.modular`).
 
     Args:
-        model: A ReLU network with one output: a module, or the layers [(weight, bias or None), ...] of a fully connected one. A module
-            may have convolutions, average pooling, normalization in evaluation mode and skips; s is then over paths from an input to
-            the output, 1 where all units of the path are active.
+        model: A ReLU network with one output: the layers [(weight, bias or None), ...] of a fully connected one, or a module, also with
+            convolutions, average pooling, normalization in evaluation mode and skips; s is then over paths to the output.
         x: Training points (N, ...).
         phi: φ, the normalized updates of the first bias at these points (N,), one number for all (steadiness), or None for
-            their values at the model itself, ‖∂f/∂b₁‖; if it is not fully connected, the slopes ‖∇f‖ with β = 1. With ``beta=1.0`` any bounds on the local Lipschitz constants at
-            training points may be passed.
+            their values at the model itself, ‖∂f/∂b₁‖; if it is not fully connected, the slopes ‖∇f‖ with β = 1. With ``beta=1.0``
+            any bounds on the local Lipschitz constants at training points may be passed.
         new: Points (M, ...) at which to bound.
         beta: A bound on σ₁(W₁); σ₁ of the model by default. Required with ``phi`` if the model is not fully connected.
-        gamma: By how much local Lipschitz constants at training points may exceed what was measured (Assumption 1); by
-            default the smallest γ that holds at this model, so that φ from earlier steps may be passed.
+        gamma: γ of Assumption 1, by how much constants at training points may exceed φ; by default the smallest that holds here.
         mu: Outputs at training points lie in [μ, 1 − μ]; by default the smallest such value. Used with a sigmoid only.
         sigmoid: Whether a sigmoid follows the last layer; detected for modules, None means no for pairs.
         form: "stated", or "point" with ¼ / (f_k(1 − f_k)) for each training point instead of ξ: never larger.
-        limit: Largest number of distinct patterns of training points in the program. Of more, that many are drawn at
-            random: the bounds still hold, for fewer points or with larger values.
+        limit: Largest number of distinct patterns in the program. Of more, that many are drawn at random: the bounds still hold.
 
     Returns:
-        The bounds. ``terms``: "gamma", "beta", "mu", "xi", "patterns", "rank", "programs", "rounding" (what bounds were raised by
-        at most because exact coefficients have too many digits, as with some 250 units in one hidden layer; else 0), and
-        with a random subset "kept", "left out", "left out reached" (fraction) and "left out ratio" (median of the bound over
-        what the point itself would give).
+        The bounds. ``terms``: "gamma", "beta", "mu", "xi", "patterns", "rank", "programs", "rounding" (largest increase of a bound
+        by rounding exact coefficients), and with a random subset "kept", "left out", "left out reached" (fraction) and "left out
+        ratio" (median of the bound over what the point itself would give).
 
     Raises:
         InputError: If ``form`` is unknown, points do not fit the network, or a number is out of range.
@@ -145,8 +139,7 @@ def empty_region(
         >>> found.reached.tolist()  # no training point activates the second unit
         [True, False]
     """
-    if form not in ("stated", "point"):
-        raise InputError(f"expected form 'stated' or 'point'; got {form!r}")
+    check_choice(form, "form", ("stated", "point"))
     limit = check_count(limit, "limit", 1, MOST)
     try:
         network = relu_network(model, x, sigmoid=sigmoid)
@@ -156,8 +149,7 @@ def empty_region(
         return _through_paths(model, x, phi, new, beta, gamma, limit)
     x, new = check_points(network, x, "training points"), check_points(network, new, "new points")
     active = patterns(network, x)
-    scale, assumptions, terms = _scale(network, x, active, phi, beta, gamma, mu, form)
-    return _theorem_2(network, active, new, scale, limit, assumptions, terms)
+    return _theorem_2(network, active, new, limit, *_scale(network, x, active, phi, beta, gamma, mu, form))
 
 
 def _through_paths(
@@ -208,8 +200,8 @@ def _theorem_2(
     network: ReluNetwork,
     at_training: Patterns,
     new: Tensor,
-    scale: Tensor,
     limit: int,
+    scale: Tensor,
     assumptions: tuple[Assumption, ...],
     terms: dict[str, Any],
 ) -> EmptyRegions:

@@ -188,7 +188,7 @@ def loss_onset(losses: Floats, step: int, limit: float | None) -> int:
 
 
 @dataclass(frozen=True)
-class Run:
+class SpikeRun:
     """One run as warnings are judged on it."""
 
     statistics: Mapping[str, Floats]
@@ -221,7 +221,7 @@ class Run:
         return alarms
 
 
-def calibrate(runs: Sequence[Run]) -> dict[str, float]:
+def calibrate(runs: Sequence[SpikeRun]) -> dict[str, float]:
     """The threshold of each statistic: the 99 % quantile of its largest value in quiet windows of 100 steps."""
     found = {}
     for name in (*QUANTITIES, ANY, LOSS):
@@ -230,7 +230,7 @@ def calibrate(runs: Sequence[Run]) -> dict[str, float]:
     return found
 
 
-def choose(runs: Sequence[Run], thresholds: Mapping[str, float]) -> str:
+def choose(runs: Sequence[SpikeRun], thresholds: Mapping[str, float]) -> str:
     """The statistic that warned before most spikes of these runs; among equals the one with the longer leads."""
 
     def worth(name: str) -> tuple[float, float]:
@@ -272,12 +272,12 @@ def combine(numbers: Sequence[VariantResult], details: Mapping[str, Sequence[Any
     return judged
 
 
-def _run(detail: Mapping[str, Any]) -> Run:
+def _run(detail: Mapping[str, Any]) -> SpikeRun:
     statistics = {
         name: np.array([math.inf if value is None else value for value in series], dtype=np.float64)
         for name, series in detail["statistics"].items()
     }
-    return Run(statistics, detail["onset"])
+    return SpikeRun(statistics, detail["onset"])
 
 
 def _rounded(series: Floats) -> list[float | None]:

@@ -28,7 +28,7 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads, qk_norm) for _ in range(depth))
+        self.blocks = nn.ModuleList(GPTBlock(width, heads, qk_norm) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         for module in self.modules():
@@ -49,7 +49,7 @@ class GPT(nn.Module):
         return logits
 
 
-class Block(nn.Module):
+class GPTBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, width: int, heads: int, qk_norm: bool):
