@@ -61,6 +61,7 @@ LOSSES: dict[str, Any] = {
     "logits": lambda: PersistentExcitation(network(4), 0.1, classes=4, loss="cross-entropy", kind="multiplicative"),
     "hierarchy": lambda: PersistentExcitation(network(3), 0.1, classes=4, hierarchy="balanced"),
     "auto": lambda: PersistentExcitation(network(4), "auto", classes=4),
+    "hierarchy, auto": lambda: PersistentExcitation(network(3), "auto", classes=4, hierarchy="balanced"),
     "at the input": lambda: PersistentExcitation(network(4), 0.1, classes=4, layers="input", bounds=(0, 1)),
     "bounds": lambda: PersistentExcitation(network(4), 0.1, classes=4, bounds=(0, 1)),
     "bounds by channel": lambda: PersistentExcitation(network(4), 0.1, classes=4, bounds=(0 * HIGH, HIGH)),
@@ -103,13 +104,25 @@ class Reads(TorchDispatchMode):
 def test_no_value_is_read_and_the_loss_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, method = LOSSES[name](), LOSSES[name]()
     x, y = batch(classes_of(method))
+    for one in (first, method):  # codes and paths of classes are copied to the device once
+        torch.manual_seed(2)
+        one.loss(x, y)
     torch.manual_seed(3)
     expected = first.loss(x, y)
     method._known_layouts = first._known_layouts  # found once for every shape
     method._checks = deferring()
     monkeypatch.setattr(replay, "runs_ahead", lambda tensor: True)
     torch.manual_seed(3)
-    with Reads() as reads:
+    reads = Reads()
+    for make in (torch.tensor, torch.as_tensor):  # numbers that are copied to the device are waited for, too
+
+        def noted(data: object, *args: Any, make: Any = make, **kwargs: Any) -> Tensor:
+            if not isinstance(data, Tensor) and kwargs.get("device") is not None:
+                reads.found.append(f"{make.__name__}({data!r})")
+            return make(data, *args, **kwargs)
+
+        monkeypatch.setattr(torch, make.__name__, noted)
+    with reads:
         found = method.loss(x, y)
     assert reads.found == []
     assert torch.equal(found, expected)

@@ -73,7 +73,9 @@ class RadiusController:
         """One step of the law."""
         tiny = torch.finfo(torch.float32).tiny
         room = (self.allowed - self.cost) / self.allowed.clamp(min=tiny)
-        pull = torch.minimum(torch.as_tensor(need, dtype=room.dtype, device=room.device), room).clamp(-BACK, 1)
+        # A number is not made a tensor: its copy to a GPU would wait for it.
+        pull = torch.minimum(need.to(room), room) if isinstance(need, Tensor) else room.clamp(max=need)
+        pull = pull.clamp(-BACK, 1)
         self.factor.copy_((self.factor * torch.exp(rate * pull.nan_to_num(0.0))).clamp(START, self.largest))
 
     def state_dict(self) -> dict[str, Any]:
