@@ -154,12 +154,12 @@ def _record(model: nn.Module, x: Tensor, sigmoid: bool | None) -> tuple[list[tup
         flowing, where = F.relu(output), f"the ReLU of what {call.name} gives"
     if not pairs:
         raise _no_chain("it has no linear layer")
-    given, last = pick_output(returned), recorder.seen[-1]
-    if given.dim() == 0 or len(given) != len(points) or not given.numel():
-        raise _no_chain(f"its output has the shape {tuple(given.shape)} for {len(points)} points")
-    given = given.reshape(len(points), -1)
+    output, last = pick_output(returned), recorder.seen[-1]
+    if output.dim() == 0 or len(output) != len(points) or not output.numel():
+        raise _no_chain(f"its output has the shape {tuple(output.shape)} for {len(points)} points")
+    output = output.reshape(len(points), -1)
     for ends in (False, True) if sigmoid is None else (sigmoid,):
-        if torch.equal(given, last[2].sigmoid() if ends else last[2]):
+        if torch.equal(output, last[2].sigmoid() if ends else last[2]):
             return pairs, ends
     what = {True: "the sigmoid of what", False: "what", None: "neither what, nor the sigmoid of what,"}[sigmoid]
     raise _no_chain(f"its output is {'not ' * (sigmoid is not None)}{what} its last linear layer {last[0].name} gives")

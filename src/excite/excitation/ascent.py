@@ -131,8 +131,8 @@ def ascend(
     """
     names, tape, buffers = Names(model, settings.outputs), Tape(batch_size(x)), Buffers(model)
     x = x.detach() if isinstance(x, Tensor) else x
-    kept = x if isinstance(x, Tensor) and settings.bounds is not None else None
-    at_input = PerturbedInput(Layout(), settings.radius, settings.bounds, kept)
+    retained = x if isinstance(x, Tensor) and settings.bounds is not None else None
+    at_input = PerturbedInput(Layout(), settings.radius, settings.bounds, retained)
 
     def outputs(values: Mapping[str, Tensor]) -> Tensor:
         return repeat(model, own_copy(x), replace(at, values=dict(values)), settings.read, buffers, copies=1)

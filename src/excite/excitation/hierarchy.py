@@ -234,12 +234,12 @@ class Nodes(Target):
         """Returns the loss of the best constant outputs: of each node, by how often either side of it is taken."""
         node, side, used = self._paths_of(labels)
         flat, zeros = node.flatten(), torch.zeros(self.hierarchy.classes - 1, device=node.device)
-        asked = zeros.scatter_add(0, flat, used.flatten())
-        right = zeros.scatter_add(0, flat, (side * used).flatten()) / asked.clamp(min=1)
+        counts = zeros.scatter_add(0, flat, used.flatten())
+        right = zeros.scatter_add(0, flat, (side * used).flatten()) / counts.clamp(min=1)
         if self.loss_name == "squared":
-            return (asked * right * (1 - right)).sum() / len(labels)
+            return (counts * right * (1 - right)).sum() / len(labels)
         entropies: Tensor = torch.special.entr(right) + torch.special.entr(1 - right)
-        return (asked * entropies).sum() / len(labels)
+        return (counts * entropies).sum() / len(labels)
 
     def extremes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Every node's own extremes, (B, m − 1): without labels there is no path, so all nodes are searched."""

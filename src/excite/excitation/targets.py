@@ -452,9 +452,9 @@ def check_threshold(threshold: object, loss: Loss) -> float:
 
 def values_target(classes: object, hierarchy: object, threshold: object, loss: Loss) -> Values:
     """`Values`; settings of classifiers beside it are refused."""
-    for name, given in (("classes", classes), ("hierarchy", hierarchy), ("threshold", threshold)):
-        if given is not None:
-            raise InputError(f"{name}: targets='values' is a regression; got {shown(given)}: leave one of the two out")
+    for name, passed in (("classes", classes), ("hierarchy", hierarchy), ("threshold", threshold)):
+        if passed is not None:
+            raise InputError(f"{name}: targets='values' is a regression; got {shown(passed)}: leave one of the two out")
     if check_loss(loss) != "squared":
         raise InputError("loss: targets='values' has the squared error only; got 'cross-entropy'")
     return Values()
@@ -467,10 +467,10 @@ def tokens_target(
     targets: str, tokens: object, ignore_index: object, loss: object, others: Mapping[str, object]
 ) -> Tokens:
     """`Tokens`; settings of other targets beside it (`others`) are refused."""
-    for name, given in others.items():
-        if given is not None:
+    for name, other in others.items():
+        if other is not None:
             raise InputError(
-                f"{name}: targets={targets!r} has a label for each token; got {shown(given)}: leave one of the two out"
+                f"{name}: targets={targets!r} has a label for each token; got {shown(other)}: leave one of the two out"
             )
     if loss != "cross-entropy":
         raise InputError(

@@ -152,7 +152,7 @@ class DeferredWatch:
 
 def plain_values(settings: Mapping[Any, Any]) -> dict[str, Any]:
     """The settings whose values are JSON: numbers, text, None, and lists and dicts of these; others are left out."""
-    return {str(name): value for name, given in settings.items() if (value := _plain(given)) is not _OTHER}
+    return {str(name): value for name, setting in settings.items() if (value := _plain(setting)) is not _OTHER}
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

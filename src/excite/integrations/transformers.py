@@ -213,11 +213,11 @@ def _data(loader: Any, evaluation: Any) -> dict[str, Any]:
 
 def _settings(args: Any) -> dict[str, Any]:
     """The arguments that a user chose, and the few that everybody compares; not those that say where things are written."""
-    given = args.to_dict()
+    passed = args.to_dict()
     defaults = {field.name: field.default for field in fields(args) if field.default is not MISSING}
     return {
         name: value
-        for name, value in given.items()
+        for name, value in passed.items()
         if not name.startswith(_PLACES)
         and not name.endswith(("_dir", "_token"))
         and (name in _COMPARED or value != defaults.get(name, MISSING))

@@ -472,8 +472,8 @@ class Alerts:
     def _watches(self, name: str) -> bool:
         """Whether a rule asks for it, for itself or beside another."""
         if name not in self._watched:
-            asked = any(getattr(rule, "loss", None) == name for rule in self.rules)
-            self._watched[name] = asked or bool(self._rules_for(name))
+            requested = any(getattr(rule, "loss", None) == name for rule in self.rules)
+            self._watched[name] = requested or bool(self._rules_for(name))
         return self._watched[name]
 
 
@@ -522,7 +522,7 @@ def lines(alerts: Iterable[Alert]) -> list[str]:
     groups: dict[tuple[str, str], list[Alert]] = {}
     for alert in alerts:
         groups.setdefault((alert.rule, "/".join(alert.name.split("/")[:2])), []).append(alert)
-    lines_ = []
+    sentences = []
     for (rule, quantity), members in groups.items():
         names = list(dict.fromkeys(alert.name for alert in members))[1:]
         others = ""
@@ -530,5 +530,5 @@ def lines(alerts: Iterable[Alert]) -> list[str]:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             layers = ", ".join(name.removeprefix(f"{quantity}/") for name in names[:_NAMED])
             others = f"; likewise {len(names)} other{'s' if len(names) > 1 else ''}: {layers}{more}"
-        lines_.append(f"{members[0]}{others}. {advice(rule, quantity)}")
-    return lines_
+        sentences.append(f"{members[0]}{others}. {advice(rule, quantity)}")
+    return sentences

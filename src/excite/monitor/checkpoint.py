@@ -64,21 +64,21 @@ def make_saver(checkpoint: Any, model: nn.Module, run: object) -> WeightSaver | 
     if run is None and rank_and_size()[0] == 0:
         raise InputError("checkpoint: expected a run to store the weights in: pass run=, or leave checkpoint out")
     if is_flag(checkpoint):
-        given: Mapping[str, Any] = {}
+        passed: Mapping[str, Any] = {}
     elif is_whole(checkpoint):
-        given = {"every": checkpoint}
+        passed = {"every": checkpoint}
     elif isinstance(checkpoint, Mapping):
-        given = checkpoint
+        passed = checkpoint
     elif isinstance(checkpoint, str) or (callable(checkpoint) and not isinstance(checkpoint, nn.Module)):
-        given = {"factory": checkpoint}
+        passed = {"factory": checkpoint}
     else:
         raise InputError(
             f"checkpoint: expected True, a number of steps, a factory, or a dict with {', '.join(_KEYS)}; got {shown(checkpoint)}"
         )
-    if unknown := [key for key in given if key not in _KEYS]:
+    if unknown := [key for key in passed if key not in _KEYS]:
         raise InputError(f"checkpoint: expected the keys {', '.join(_KEYS)}; got {shown(unknown[0])}")
-    every = given.get("every")
-    source = model_source(model, given.get("factory"), given.get("options"))
+    every = passed.get("every")
+    source = model_source(model, passed.get("factory"), passed.get("options"))
     if source.factory is None and rank_and_size()[0] == 0:
         warn_user(f"checkpoint: {not_rebuilt(source)}")  # before the training, not after it
     return WeightSaver(source, None if every is None else check_count(every, "checkpoint: every"))

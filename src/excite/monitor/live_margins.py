@@ -94,9 +94,9 @@ def pixel_bounds(drawn: Mapping[str, Points], given: Any, normalize: Any) -> Any
     return pixel_range([points.x for points in drawn.values()])
 
 
-def _margin(given: Any, output: Pick) -> Margin:
-    if isinstance(given, Margin):
-        return given
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise InputError(f"margin_batch: expected (x, y) or a Margin probe; got {type(given).__name__}")
-    return Margin(given[0], given[1], output=output)
+def _margin(passed: Any, output: Pick) -> Margin:
+    if isinstance(passed, Margin):
+        return passed
+    if not isinstance(passed, tuple | list) or len(passed) != 2:
+        raise InputError(f"margin_batch: expected (x, y) or a Margin probe; got {type(passed).__name__}")
+    return Margin(passed[0], passed[1], output=output)

@@ -104,14 +104,14 @@ def draw(source: Any, part: str, most: int = MOST, seed: int = 0) -> Points:
     return points
 
 
-def _draw(source: Any, part: str, most: int, generator: np.random.Generator) -> Points:
+def _draw(source: Any, part: str, max_points: int, generator: np.random.Generator) -> Points:
     if isinstance(source, tuple | list) and len(source) == 2 and all(_is_array(array) for array in source):
         x, y = (check_dense(torch.as_tensor(array), part) for array in source)
         _check_pair(x, y, part)
-        chosen = torch.from_numpy(_choose(len(x), _affordable(x, most), generator)).to(x.device)
+        chosen = torch.from_numpy(_choose(len(x), _affordable(x, max_points), generator)).to(x.device)
         return Points(_own(x[chosen]), _own(y.to(x.device)[chosen]).reshape(-1))
     if isinstance(source, DataLoader):
-        return _from_loader(source, part, most, generator)
+        return _from_loader(source, part, max_points, generator)
     if isinstance(source, Iterator):
         raise InputError(
             f"{part}: {shown(source)} can be read only once, and drawing points would take them from the training: give {_FORMS}"
@@ -120,16 +120,16 @@ def _draw(source: Any, part: str, most: int, generator: np.random.Generator) -> 
         if isinstance(source, Mapping | str | Tensor):
             raise InputError(f"{part}: expected {_FORMS}; got {shown(source)}")
         if isinstance(source, list | tuple) and source and _is_batch(source[0]):
-            return _from_batches(source, part, most)
-        return _from_loader(DataLoader(source), part, most, generator)
+            return _from_batches(source, part, max_points)
+        return _from_loader(DataLoader(source), part, max_points, generator)
     if isinstance(source, IterableDataset):
-        return _from_loader(DataLoader(source, batch_size=64), part, most, generator)
+        return _from_loader(DataLoader(source, batch_size=64), part, max_points, generator)
     if isinstance(source, Iterable):
-        return _from_batches(source, part, most)
+        return _from_batches(source, part, max_points)
     raise InputError(f"{part}: expected {_FORMS}; got {shown(source)}")
 
 
-def _from_loader(loader: DataLoader[Any], part: str, most: int, generator: np.random.Generator) -> Points:
+def _from_loader(loader: DataLoader[Any], part: str, max_points: int, generator: np.random.Generator) -> Points:
     """From the data set behind a loader, in the loader's way: its workers, its collation, the indices of its sampler."""
     data: Any = loader.dataset
     if isinstance(data, IterableDataset):
@@ -138,9 +138,9 @@ def _from_loader(loader: DataLoader[Any], part: str, most: int, generator: np.ra
                 f"{part}: {type(data).__name__} can be read only once, and drawing points would take them from the training: "
                 f"give {_FORMS}"
             )
-        return _from_batches(loader, part, most)
+        return _from_batches(loader, part, max_points)
     indices = _indices(loader, part)
-    chosen = [indices[i] for i in _choose(len(indices), most, generator)]
+    chosen = [indices[i] for i in _choose(len(indices), max_points, generator)]
     size = getattr(loader, "batch_size", None)
     whole = size is None and loader.batch_sampler is None  # each item of the data set is a batch
     reader = DataLoader(
@@ -152,7 +152,7 @@ def _from_loader(loader: DataLoader[Any], part: str, most: int, generator: np.ra
         multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
         generator=torch.Generator().manual_seed(0),
     )
-    return _from_batches(reader, part, most)
+    return _from_batches(reader, part, max_points)
 
 
 def _indices(loader: DataLoader[Any], part: str) -> Sequence[Any]:
@@ -168,15 +168,15 @@ def _indices(loader: DataLoader[Any], part: str) -> Sequence[Any]:
     whole = isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler)
     if whole or type(sampler).__name__ == "UnrepeatedDistributedSampler":
         return range(len(loader.dataset))  # type: ignore[arg-type]
-    given = sampler if sampler is not None else batches
-    order = iter(given)
-    if order is given:
-        raise InputError(f"{part}: the sampler {type(given).__name__} can be read only once: give {_FORMS}")
+    iterable = sampler if sampler is not None else batches
+    order = iter(iterable)
+    if order is iterable:
+        raise InputError(f"{part}: the sampler {type(iterable).__name__} can be read only once: give {_FORMS}")
     read = islice(order, _MAX_INDICES)
     return list(dict.fromkeys(i for batch in read for i in batch)) if sampler is None else list(dict.fromkeys(read))
 
 
-def _from_batches(batches: Iterable[Any], part: str, most: int) -> Points:
+def _from_batches(batches: Iterable[Any], part: str, max_points: int) -> Points:
     """The first points of an object that gives batches."""
     iterator = iter(batches)
     if iterator is batches:
@@ -191,11 +191,11 @@ def _from_batches(batches: Iterable[Any], part: str, most: int) -> Points:
         x, y, key = split_batch(batch, part)
         beside = tuple(name for name in batch if name != key) if key is not None else ()
         _check_pair(x, y, part)
-        most = _affordable(x, most)
-        xs.append(_own(x[: most - count]))
-        ys.append(_own(y[: most - count]).reshape(-1))
+        max_points = _affordable(x, max_points)
+        xs.append(_own(x[: max_points - count]))
+        ys.append(_own(y[: max_points - count]).reshape(-1))
         count += len(xs[-1])
-        if count >= most:
+        if count >= max_points:
             break
     if not xs:
         raise InputError(f"{part}: expected at least one batch; {type(batches).__name__} gives none")
@@ -308,15 +308,15 @@ def _is_batch(item: Any) -> bool:
     return pair and len(item[0]) == len(item[1])
 
 
-def _affordable(x: Tensor, most: int) -> int:
+def _affordable(x: Tensor, max_points: int) -> int:
     """At most `most` points, and not more than fit in memory."""
     if not len(x):
-        return most
-    return min(most, max(2, _MAX_BYTES // max(1, x[0].numel() * x.element_size())))
+        return max_points
+    return min(max_points, max(2, _MAX_BYTES // max(1, x[0].numel() * x.element_size())))
 
 
-def _choose(total: int, most: int, generator: np.random.Generator) -> Any:
-    return generator.permutation(total)[:most]
+def _choose(total: int, max_points: int, generator: np.random.Generator) -> Any:
+    return generator.permutation(total)[:max_points]
 
 
 def _described(batch: Any) -> str:

@@ -65,9 +65,9 @@ def _gathered(rows: Sequence[Row]) -> list[dict[str, float] | None]:
     everyone: list[list[dict[str, float] | None]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, [values for _, _, values in rows])
     result: list[dict[str, float] | None] = []
-    for (_, probe, _), theirs in zip(rows, zip(*everyone)):
-        there = [values for values in theirs if values is not None]
-        if len(there) < len(theirs):
+    for (_, probe, _), gathered in zip(rows, zip(*everyone)):
+        there = [values for values in gathered if values is not None]
+        if len(there) < len(gathered):
             result.append(None)
             continue
         names = sorted(set().union(*there))

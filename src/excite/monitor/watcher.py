@@ -456,9 +456,9 @@ class Watch:
         """The first process decides."""
         if rank_and_size()[1] == 1:
             return step
-        told = torch.tensor(step, dtype=torch.int64, device=self._device)
-        dist.broadcast(told, 0)
-        return int(told)
+        first_step = torch.tensor(step, dtype=torch.int64, device=self._device)
+        dist.broadcast(first_step, 0)
+        return int(first_step)
 
     def _switch_off(self, probe: Probe, step: int, error: Exception | None) -> None:
         # A broken probe must not end somebody's training.

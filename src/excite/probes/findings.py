@@ -183,8 +183,8 @@ def first_nonfinite(series: Series) -> int | None:
 
 def since_step(series: Series, step: int) -> Series:
     """Returns the part of a series from a step on."""
-    kept = series[0] >= step
-    return series[0][kept], series[1][kept]
+    retained = series[0] >= step
+    return series[0][retained], series[1][retained]
 
 
 def number(value: float) -> str:

@@ -142,25 +142,25 @@ def _linear(call: AffineCall, x: Tensor, out: Tensor | None) -> tuple[Tensor, Te
     terms = call.terms(x)
     if terms is None:
         return x.reshape(-1, x.shape[-1] if x.dim() else 1), None
-    mine, others, made = terms
-    summed = [a for a in mine if a not in made]
-    kept = [a for a in mine if a in made]
-    rows = x.permute([mine.index(a) for a in kept + summed]).reshape(
-        -1, math.prod(x.shape[mine.index(a)] for a in summed)
+    own, others, made = terms
+    summed = [a for a in own if a not in made]
+    retained = [a for a in own if a in made]
+    rows = x.permute([own.index(a) for a in retained + summed]).reshape(
+        -1, math.prod(x.shape[own.index(a)] for a in summed)
     )
     # Where other factors share an axis that stays, what a unit sees depends on the place along it.
-    if out is None or out.dim() != len(made) or any(a in other for a in kept for other in others):
+    if out is None or out.dim() != len(made) or any(a in other for a in retained for other in others):
         return rows, None
-    free = [a for a in made if a not in kept]
-    return rows, out.permute([made.index(a) for a in kept + free]).reshape(len(rows), -1)
+    free = [a for a in made if a not in retained]
+    return rows, out.permute([made.index(a) for a in retained + free]).reshape(len(rows), -1)
 
 
 def _windows(call: AffineCall, x: Tensor, kernel: torch.Size) -> Tensor:
     """(B, C, ...) -> a view (B, positions..., C, kernel...)."""
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given: dict[str, Any] = {**dict(zip(names, call.args)), **call.kwargs}
-    stride, dilation = (_tuple(given.get(key, 1), len(kernel)) for key in ("stride", "dilation"))
-    x = F.pad(x, [side for pair in reversed(_padding(given.get("padding", 0), kernel, dilation)) for side in pair])
+    arguments: dict[str, Any] = {**dict(zip(names, call.args)), **call.kwargs}
+    stride, dilation = (_tuple(arguments.get(key, 1), len(kernel)) for key in ("stride", "dilation"))
+    x = F.pad(x, [side for pair in reversed(_padding(arguments.get("padding", 0), kernel, dilation)) for side in pair])
     for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation)):
         x = x.unfold(axis + 2, gap * (size - 1) + 1, step)[..., ::gap]
     return x.movedim(1, 1 + len(kernel))

@@ -125,8 +125,8 @@ class Spectrum:
 
     def _least_even(self) -> Array:
         """The remainder goes to the largest first."""
-        given = np.clip(self._left - self.slack * np.arange(self.width), 0.0, self.slack)
-        return np.asarray(self.values + given)
+        raised = np.clip(self._left - self.slack * np.arange(self.width), 0.0, self.slack)
+        return np.asarray(self.values + raised)
 
     def _most_even(self) -> Array:
         """The remainder raises the smallest first, to a common level, none by more than the slack."""

@@ -155,9 +155,9 @@ def select(names: Iterable[str], limit: int, order: Sequence[str] = (), part: st
     keys = sorted((key for key in groups if owner(key) in shown), key=lambda key: (foreign(key)[0], len(key), key))
     chosen: set[str] = set()
     for i, key in enumerate(sorted(keys[:limit], key=lambda key: len(groups[key]))):  # small ones leave room for others
-        share = (limit - len(chosen)) // (min(len(keys), limit) - i)
+        fraction = (limit - len(chosen)) // (min(len(keys), limit) - i)
         group = groups[key]
-        chosen.update(group if len(group) <= share else heapq.nsmallest(share, group, place))
+        chosen.update(group if len(group) <= fraction else heapq.nsmallest(fraction, group, place))
     return chosen, total - len(chosen)
 
 

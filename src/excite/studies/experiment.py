@@ -93,8 +93,8 @@ class _Call:
     measures: tuple[str, ...]
 
     def __call__(self, settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
-        given = {key: value for key, value in settings.items() if key != _CODE}
-        result = self.function(given, seed)
+        passed = {key: value for key, value in settings.items() if key != _CODE}
+        result = self.function(passed, seed)
         if not isinstance(result, Mapping) or set(result) != set(self.measures):
             got = ", ".join(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
             raise InputError(f"the function returned {got}; expected the numbers {', '.join(self.measures)} by name")

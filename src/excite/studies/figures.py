@@ -35,10 +35,10 @@ def margin_figure(curves: Curves, title: str, task: str) -> Figure:
     axes = figure.subplots(1, 2, sharey=True)
     for axis, (part, words) in zip(axes, PARTS.items()):
         for number, (variant, seeds) in enumerate(curves.items()):
-            share = 100 * np.stack([margins[part].within(at) for margins in seeds])  # (seeds, places)
+            fraction = 100 * np.stack([margins[part].within(at) for margins in seeds])  # (seeds, places)
             colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-            axis.plot(at, share.mean(0), color=colour, linestyle=dashes, linewidth=2, label=variant)
-            axis.fill_between(at, share.min(0), share.max(0), color=colour, alpha=0.15, linewidth=0)
+            axis.plot(at, fraction.mean(0), color=colour, linestyle=dashes, linewidth=2, label=variant)
+            axis.fill_between(at, fraction.min(0), fraction.max(0), color=colour, alpha=0.15, linewidth=0)
         axis.set(title=words, xlabel="size ε of the perturbation (infinity norm)", xlim=(0, at[-1]), ylim=(0, 100))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("% misclassified within ε\n(lower is more robust)")

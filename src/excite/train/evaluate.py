@@ -70,7 +70,7 @@ def _measure(
     saved: SavedModel,
     kind: Literal["inf", "2", "1"],
     parts: tuple[str, ...],
-    most: int | None,
+    max_points: int | None,
     progress: Progress | None,
     options: dict[str, Any],
 ) -> tuple[dict[str, Margins], dict[str, float]]:
@@ -88,7 +88,7 @@ def _measure(
             continue
         accuracy[part] = share_right(saved.model, decide, x, y)
         tell = None if progress is None else partial(progress, f"margins, {part}")
-        x, y = saved.points(part, most)
+        x, y = saved.points(part, max_points)
         margins_by_part[part] = margins(
             saved.model, x, y, norm=kind, threshold=saved.threshold, progress=tell,
             **{**options, **in_unit(saved, options.get("layers", "input"))},

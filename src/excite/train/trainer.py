@@ -343,8 +343,8 @@ class Trainer:
             values["accuracy/test"] = self._accuracy(*self.test)
         self._log(self.step, values)
 
-    def _accuracy(self, x: Tensor, y: Tensor, most: int | None = None) -> float:
-        return accuracy(self.model, self.predict, x, y, most)
+    def _accuracy(self, x: Tensor, y: Tensor, max_points: int | None = None) -> float:
+        return accuracy(self.model, self.predict, x, y, max_points)
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         self.last.update(values)

@@ -218,10 +218,10 @@ class UnitMode(ActivationMode):
         before = [(i, t, self._trails.get(t)) for i, t in enumerate(_tensors(args, kwargs))]
         before = [(i, t, trails) for i, t, trails in before if trails]
         if before:
-            kept = _without_tensors(args, kwargs) if name in _MOVES else None
+            retained = _without_tensors(args, kwargs) if name in _MOVES else None
             for i, tensor in outputs:
                 place = None if isinstance(output, Tensor) else i
-                self._trails[tensor] = self._followed(function, name, before, kept, tensor, place)
+                self._trails[tensor] = self._followed(function, name, before, retained, tensor, place)
         return output
 
     def _followed(
@@ -229,20 +229,20 @@ class UnitMode(ActivationMode):
         function: Callable[..., Any],
         name: str,
         before: list[tuple[int, Tensor, dict[int, _Trail]]],
-        kept: tuple[tuple[Any, ...], dict[str, Any]] | None,
+        retained: tuple[tuple[Any, ...], dict[str, Any]] | None,
         output: Tensor,
         place: int | None,
     ) -> dict[int, _Trail]:
         trails: dict[int, _Trail] = {}
-        for mine, tensor, sources in before:
+        for own, tensor, sources in before:
             snapshot = None
             for number, trail in sources.items():
                 if self._settled(number):
                     continue
                 if trail.positive is not None:
-                    trail = replace(trail, exact=trail.exact and (kept is not None or name in _SAME))
-                elif kept is not None:
-                    trail = replace(trail, moves=(*trail.moves, _Move(function, *kept, mine, place)))
+                    trail = replace(trail, exact=trail.exact and (retained is not None or name in _SAME))
+                elif retained is not None:
+                    trail = replace(trail, moves=(*trail.moves, _Move(function, *retained, own, place)))
                 elif output.shape != tensor.shape:
                     snapshot = tensor > 0 if snapshot is None else snapshot
                     trail = replace(trail, lost=name, positive=snapshot, exact="max" in name)

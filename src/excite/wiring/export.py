@@ -54,11 +54,11 @@ class _Picked(nn.Module):
 
 def resized(batch: Batch, size: int) -> Batch:
     """The batch with `size` samples: its first ones, repeated if there are too few."""
-    given = batch_size(batch)
+    current_size = batch_size(batch)
 
     def resize(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == given:
-            return leaf[torch.arange(size, device=leaf.device) % given]
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == current_size:
+            return leaf[torch.arange(size, device=leaf.device) % current_size]
         return leaf
 
     return tree_map(resize, batch)  # type: ignore[no-any-return]

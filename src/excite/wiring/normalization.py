@@ -71,50 +71,52 @@ class TrainingStatistics(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _batch(
-        self, func: Callable[..., Any], given: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, func: Callable[..., Any], arguments: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
-        x, running = given["input"], given.get("running_mean")
-        if not given.get("training", False) and id(running) not in self._trained:
-            return self._as_it_came("running", func, given, args, kwargs)
+        x, running = arguments["input"], arguments.get("running_mean")
+        if not arguments.get("training", False) and id(running) not in self._trained:
+            return self._as_it_came("running", func, arguments, args, kwargs)
         if x.numel() <= x.shape[1]:
-            return self._as_it_came("few", func, given, args, kwargs)
-        self._note(given, "example")
-        weight, bias, eps = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
+            return self._as_it_came("few", func, arguments, args, kwargs)
+        self._note(arguments, "example")
+        weight, bias, eps = arguments.get("weight"), arguments.get("bias"), arguments.get("eps", 1e-5)
         if not torch.is_grad_enabled():
             return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-        like = next((t for t in (running, given.get("weight")) if t is not None), x)
+        like = next((t for t in (running, arguments.get("weight")) if t is not None), x)
         wide = torch.promote_types(x.dtype, torch.float32)
         axes = [axis for axis in range(x.dim()) if axis != 1]
         variance, mean = torch.var_mean(x.detach().to(wide), axes, correction=0)
         return F.batch_norm(x, mean.to(like.dtype), variance.to(like.dtype), weight, bias, False, 0.0, eps)
 
     def _instance(
-        self, func: Callable[..., Any], given: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, func: Callable[..., Any], arguments: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         """Every sample has statistics of its own, which are part of the function: gradients go through them."""
-        x = given["input"]
-        if given.get("use_input_stats", True) and given.get("running_mean") is None:
+        x = arguments["input"]
+        if arguments.get("use_input_stats", True) and arguments.get("running_mean") is None:
             return func(*args, **kwargs)  # type: ignore[no-any-return]
-        if not given.get("use_input_stats", True) and id(given.get("running_mean")) not in self._trained:
-            return self._as_it_came("running", func, given, args, kwargs)
+        if not arguments.get("use_input_stats", True) and id(arguments.get("running_mean")) not in self._trained:
+            return self._as_it_came("running", func, arguments, args, kwargs)
         if x.numel() <= x.shape[0] * x.shape[1]:
-            return self._as_it_came("few", func, given, args, kwargs)
-        self._note(given, "example")
-        return F.instance_norm(x, None, None, given.get("weight"), given.get("bias"), True, 0.0, given.get("eps", 1e-5))
+            return self._as_it_came("few", func, arguments, args, kwargs)
+        self._note(arguments, "example")
+        return F.instance_norm(
+            x, None, None, arguments.get("weight"), arguments.get("bias"), True, 0.0, arguments.get("eps", 1e-5)
+        )
 
     def _as_it_came(
         self,
         source: Source,
         func: Callable[..., Any],
-        given: dict[str, Any],
+        arguments: dict[str, Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Tensor:
-        self._note(given, source)
+        self._note(arguments, source)
         return func(*args, **kwargs)  # type: ignore[no-any-return]
 
-    def _note(self, given: dict[str, Any], source: Source) -> None:
-        known = (self._names.get(id(given.get(key))) for key in ("running_mean", "weight"))
+    def _note(self, arguments: dict[str, Any], source: Source) -> None:
+        known = (self._names.get(id(arguments.get(key))) for key in ("running_mean", "weight"))
         self.sources[next((path for path in known if path is not None), "batch_norm")] = source
 
 
@@ -186,7 +188,7 @@ class _Calls(TorchFunctionMode):
         kwargs = kwargs or {}
         names = _BATCH.get(func) or _INSTANCE.get(func)
         if names is not None:
-            given = dict(zip(names, args)) | kwargs
-            if given.get("training", given.get("use_input_stats", False)):
-                self.trained.add(id(given.get("running_mean")))
+            arguments = dict(zip(names, args)) | kwargs
+            if arguments.get("training", arguments.get("use_input_stats", False)):
+                self.trained.add(id(arguments.get("running_mean")))
         return func(*args, **kwargs)

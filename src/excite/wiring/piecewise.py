@@ -160,9 +160,9 @@ def piecewise_linear(model: nn.Module, x: Tensor) -> PiecewiseLinear:
 class _Cut(TorchFunctionMode):
     """Replaces the output of every ReLU by a leaf: its own value, or a given one."""
 
-    def __init__(self, given: Sequence[Tensor] | None):
+    def __init__(self, passed: Sequence[Tensor] | None):
         super().__init__()
-        self.given = given
+        self.given = passed
         self.slopes: list[Slopes] = [(1.0, 1.0)]
         self.before: list[Tensor] = []  # inputs of the ReLUs
         self.leaves: list[Tensor] = []
@@ -188,8 +188,8 @@ class _Cut(TorchFunctionMode):
         return leaf * 1
 
 
-def _run(model: nn.Module, x: Tensor, given: Sequence[Tensor] | None) -> _Cut:
-    cut = _Cut(given)
+def _run(model: nn.Module, x: Tensor, passed: Sequence[Tensor] | None) -> _Cut:
+    cut = _Cut(passed)
     start = x.clone().requires_grad_()
     cut.leaves.append(start)
     with torch.enable_grad(), cut:

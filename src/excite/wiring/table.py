@@ -119,7 +119,7 @@ def _bunched(groups: Sequence[Group]) -> list[list[Group]]:
     return list(bunches.values())
 
 
-def _sites(alike: Sequence[Sequence[Site]], most: int = 12) -> str:
+def _sites(alike: Sequence[Sequence[Site]], max_names: int = 12) -> str:
     """Names of layers with the channels they contribute, over groups with the same sites."""
     parts: dict[str, None] = {}
     for same in zip(*alike):
@@ -127,8 +127,8 @@ def _sites(alike: Sequence[Sequence[Site]], most: int = 12) -> str:
         times = "" if same[0].times == 1 else f"{same[0].times}·"
         parts.setdefault(times + same[0].layer + _span(numbers, same[0].of))
     shown = list(parts)
-    if len(shown) > most:
-        shown = [*shown[: most - 1], f"{len(shown) - most + 1} more"]
+    if len(shown) > max_names:
+        shown = [*shown[: max_names - 1], f"{len(shown) - max_names + 1} more"]
     return ", ".join(shown)
 
 
@@ -151,7 +151,7 @@ def _cuts_table(cuts: Sequence[Cut]) -> str:
     return "\n".join(lines)
 
 
-def _whole_layers(paths: Sequence[str], most: int = 12) -> str:
+def _whole_layers(paths: Sequence[str], max_names: int = 12) -> str:
     """Weights under the name of their layer, as in the other tables; biases that enter without their weight in full."""
     shown: dict[str, None] = {}
     for path in paths:
@@ -159,4 +159,6 @@ def _whole_layers(paths: Sequence[str], most: int = 12) -> str:
         if not (path.endswith(".bias") and path.removesuffix("bias") + "weight" in paths):
             shown.setdefault(name)
     names = list(shown)
-    return ", ".join([*names[: most - 1], f"{len(names) - most + 1} more"] if len(names) > most else names)
+    return ", ".join(
+        [*names[: max_names - 1], f"{len(names) - max_names + 1} more"] if len(names) > max_names else names
+    )

@@ -266,17 +266,17 @@ class AffineMode(TorchFunctionMode):
         if first is None or second is None:
             return self._combine(func, args, kwargs)
         pairs = [(first, second), (second, first)]
-        given, divides = args, func in DIVISIONS
+        operands, divides = args, func in DIVISIONS
         if divides or func in SCALINGS_IN_PLACE:
             pairs = pairs[:1]
         pairs = [(at, other) for at, other in pairs if self._weighs(argument(args, kwargs, other))]
         if divides and kwargs.get("rounding_mode") is not None:
             pairs = []
         if pairs and func in SCALINGS_IN_PLACE and self._sources(args[0]) is None:
-            given = (args[0].clone(), *args[1:])  # the signal, before the product is written into it
+            operands = (args[0].clone(), *args[1:])  # the signal, before the product is written into it
         result = self._combine(func, args, kwargs)
         for at, other in pairs:
-            signal, weight = argument(given, kwargs, at), argument(given, kwargs, other)
+            signal, weight = argument(operands, kwargs, at), argument(operands, kwargs, other)
             multiply: Callable[..., Any] = torch.mul
             if divides:
                 sources, multiply = self._sources(weight), DivisionByWeight(weight)
@@ -335,9 +335,9 @@ class AffineMode(TorchFunctionMode):
         product = Product(
             lambda args, kwargs: [(0,), (1,)], lambda factors, args, kwargs: weighted_terms(factors, summed)
         )
-        function, given = WeightedSum(trace.step.function, func, rest, named), (trace.signal, weight)
+        function, operands = WeightedSum(trace.step.function, func, rest, named), (trace.signal, weight)
         return self._visit(
-            "linear", function, given, {}, ((0,), (1,), None), [(1,)], self._sources(weight) or (), product
+            "linear", function, operands, {}, ((0,), (1,), None), [(1,)], self._sources(weight) or (), product
         )
 
     def _like(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -454,10 +454,10 @@ class AffineMode(TorchFunctionMode):
                 self._states.pop(id(tensors[0]), None)
             return
         if any(states):
-            kept = name not in UNEQUAL and (all(states) or name.strip("_") in SUMS)
+            is_state = name not in UNEQUAL and (all(states) or name.strip("_") in SUMS)
         else:
-            kept = name in REPEATING and bool(self._sources(tensors[0])) and result.numel() > tensors[0].numel()
-        if kept:
+            is_state = name in REPEATING and bool(self._sources(tensors[0])) and result.numel() > tensors[0].numel()
+        if is_state:
             self._states.update((id(tensor), weakref.ref(tensor)) for tensor in _tensors((result,)))
 
     def _is_signal(self, added: Tensor) -> bool:

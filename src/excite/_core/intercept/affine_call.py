@@ -331,8 +331,8 @@ def _pair(
         places = [find(args, kwargs, *first), find(args, kwargs, *second)]
         return None if None in places or kwargs.get("out") is not None else places  # type: ignore[return-value]
 
-    def of_axes(given: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms | None:
-        return terms(given[0].dim(), given[1].dim()) if by_axes else terms(given, args, kwargs)  # type: ignore[call-arg,arg-type]
+    def of_axes(operands: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms | None:
+        return terms(operands[0].dim(), operands[1].dim()) if by_axes else terms(operands, args, kwargs)  # type: ignore[call-arg,arg-type]
 
     if added:
         return Product(factors, of_axes, lambda args, kwargs: find(args, kwargs, 0, "input"))

@@ -208,15 +208,15 @@ def _play(x: Array, y: Array, radius: float, p: Norm) -> tuple[Array, float]:
         unit = a / np.linalg.norm(a)
         return float((pull * w).sum()) / first, -(slope - unit * (slope @ unit)) / np.linalg.norm(a)
 
-    best, least = np.zeros((y.shape[1], n)), math.inf
+    best, smallest_gap = np.zeros((y.shape[1], n)), math.inf
     options = {"maxiter": 5000, "maxfun": 20_000, "ftol": 1e-17, "gtol": 1e-14, "maxcor": 30}
     for _ in range(RESTARTS):
         result = optimize.minimize(gain, a, jac=True, method="L-BFGS-B", options=options).x
         a = result / np.linalg.norm(result)
         w = respond(a)[1]
         gap = float(((points @ w.T) ** 2).sum() + (scale * _split(w, p)[1].max()) ** 2 - (pull * w).sum())
-        if gap < least:
-            best, least = w, max(0.0, gap)
-        if least < 1e-11 * first:
+        if gap < smallest_gap:
+            best, smallest_gap = w, max(0.0, gap)
+        if smallest_gap < 1e-11 * first:
             break
-    return np.asarray(best @ span), least / first
+    return np.asarray(best @ span), smallest_gap / first

@@ -289,14 +289,14 @@ def _program(run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, limi
     gamma = max(0.0, float(ratio.max()) - 1)
     held = math.isfinite(gamma)
     cost = 0.25 * (1 + (gamma if held else 0.0)) * run.beta * run.plain
-    asked = patterns(network, new)
-    solution, lost = pursue_some(training_patterns, cost, asked, limit, 0.25 * steepest(network))
+    at_new = patterns(network, new)
+    solution, lost = pursue_some(training_patterns, cost, at_new, limit, 0.25 * steepest(network))
     terms = {"gamma": gamma, "patterns": solution.columns, "rank": solution.rank, "programs": solution.programs, **lost}
     return EmptyRegions(
         "What training reveals, Theorem 2, over dropout patterns",
         torch.from_numpy(solution.values),
         torch.from_numpy(solution.reached),
-        ~among(patterns(network, x), asked),
+        ~among(patterns(network, x), at_new),
         terms,
         (Assumption("slopes of the patterns seen are at most (1 + γ) β φ today", held, f"γ = {gamma:.3g}"),),
     )

@@ -97,15 +97,15 @@ def _minimize(right: Array, ties: Array, cost: Array, price: Array) -> tuple[Arr
     values = cost[alone] @ np.abs(right[alone])
     programs = 0
     for part in np.unique(label[rows:]):
-        mine, tied = np.flatnonzero(label[:rows] == part), np.flatnonzero(label[rows:] == part)
-        sides, back = np.unique(right[mine], axis=1, return_inverse=True)
+        rows_of_part, tied = np.flatnonzero(label[:rows] == part), np.flatnonzero(label[rows:] == part)
+        sides, back = np.unique(right[rows_of_part], axis=1, return_inverse=True)
         minima = np.zeros(sides.shape[1])
-        asked = np.flatnonzero(sides.any(0))
-        size = max(1, _ROWS // len(mine))
-        for start in range(0, len(asked), size):
-            some = asked[start : start + size]
-            minima[some] = _solve(sides[:, some], ties[np.ix_(mine, tied)], cost[mine], price[tied])
-        programs += len(asked)
+        used_sides = np.flatnonzero(sides.any(0))
+        size = max(1, _ROWS // len(rows_of_part))
+        for start in range(0, len(used_sides), size):
+            some = used_sides[start : start + size]
+            minima[some] = _solve(sides[:, some], ties[np.ix_(rows_of_part, tied)], cost[rows_of_part], price[tied])
+        programs += len(used_sides)
         values = values + minima[back.reshape(-1)]
     return values, programs
 

@@ -51,10 +51,10 @@ class Program:
     def row(self, columns: Any, entries: Any, low: float, high: float) -> None:
         """One constraint."""
         columns, entries = np.atleast_1d(columns), np.atleast_1d(np.asarray(entries, float))
-        kept = entries != 0
-        self.rows += [len(self.low)] * int(kept.sum())
-        self.columns += columns[kept].tolist()
-        self.entries += entries[kept].tolist()
+        retained = entries != 0
+        self.rows += [len(self.low)] * int(retained.sum())
+        self.columns += columns[retained].tolist()
+        self.entries += entries[retained].tolist()
         self.low.append(low)
         self.high.append(high)
 

@@ -104,11 +104,11 @@ class Relaxation:
     def _pool(self, step: TapeStep, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Bounds of a maximum; kept for the way back: the lower bounds, whose maxima choose, where the choice is certain, the upper."""
         kernel, *rest = step.node.args[1:]
-        least, index = step.node.target(low, kernel, *rest)  # type: ignore[operator]
-        most = step.node.target(high, kernel, *rest)[0]  # type: ignore[operator]
-        certain = least >= _others(high, index, kernel, rest)
-        self._pools[step.node] = low, certain, most
-        return least, most, index
+        minimum, index = step.node.target(low, kernel, *rest)  # type: ignore[operator]
+        maximum = step.node.target(high, kernel, *rest)[0]  # type: ignore[operator]
+        certain = minimum >= _others(high, index, kernel, rest)
+        self._pools[step.node] = low, certain, maximum
+        return minimum, maximum, index
 
     def _tightened(self, step: TapeStep, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Linear bounds in place of the intervals of units that an activation bends."""
@@ -179,13 +179,13 @@ class Relaxation:
             return self.tape.transpose(step, weights)
         if step.pool:
             weights = weights[0]
-            low, certain, most = (part[points] for part in self._pools[step.node])
+            low, certain, maximum = (part[points] for part in self._pools[step.node])
             chosen = torch.where((weights > 0) | certain, weights, 0.0)
             with torch.enable_grad():
                 leaf = low.requires_grad_()
                 pooled = step.node.target(leaf, *step.node.args[1:])[0]  # type: ignore[operator]
                 (back,) = torch.autograd.grad(pooled, leaf, chosen)
-            return {step.inputs[0]: back}, ((weights - chosen) * most).flatten(1).sum(1)
+            return {step.inputs[0]: back}, ((weights - chosen) * maximum).flatten(1).sum(1)
         around = self._lines[step.node].rows(points)
         positive, negative = weights.clamp_min(0), weights.clamp_max(0)
         back = positive * around.below_slope + negative * around.above_slope

@@ -78,8 +78,8 @@ def interval(
     if activation.monotone:
         return g(low), g(high)
     zero = torch.zeros_like(low)
-    least, most, slack = _extremes(activation, g, rest, zero, low, high)
-    return least - slack, most + slack
+    minimum, maximum, slack = _extremes(activation, g, rest, zero, low, high)
+    return minimum - slack, maximum + slack
 
 
 def lines(
@@ -92,8 +92,8 @@ def lines(
     slopes = [chord, *_tangents(g, (low, middle, high))]
     best: list[Tensor] | None = None
     for slope in slopes:
-        least, most, slack = _extremes(activation, g, rest, slope, low, high)
-        below, above = least - slack, most + slack
+        minimum, maximum, slack = _extremes(activation, g, rest, slope, low, high)
+        below, above = minimum - slack, maximum + slack
         if best is None:
             best = [slope, below, slope, above]
             continue
@@ -131,8 +131,8 @@ def _extremes(
         assert activation.curvature is not None
         points = [low + (high - low) * (i / _GRID) for i in range(_GRID + 1)]
         slack = activation.curvature(*rest) * ((high - low) / _GRID) ** 2 / 8
-    least = most = g(low) - slope * low
+    minimum = maximum = g(low) - slope * low
     for point in points[1:]:
         value = g(point) - slope * point
-        least, most = torch.minimum(least, value), torch.maximum(most, value)
-    return least, most, slack
+        minimum, maximum = torch.minimum(minimum, value), torch.maximum(maximum, value)
+    return minimum, maximum, slack

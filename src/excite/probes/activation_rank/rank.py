@@ -312,10 +312,10 @@ def _collapse(fallen: Sequence[tuple[str, Change]], shares: Mapping[str, Series]
         return Finding("warning", text, _EXCITE)
     layer, down = fallen[0]
     text = f"Layer {layer}'s input activations fell from rank {number(down.before)} to {number(down.now)} {since(down)}"
-    share = float(finite(shares[layer])[1][-1]) if layer in shares and len(finite(shares[layer])[1]) else 0.0
+    fraction = float(finite(shares[layer])[1][-1]) if layer in shares and len(finite(shares[layer])[1]) else 0.0
     seen = (
-        f"it now sees about {number(down.now)} of {down.now / share:.0f} directions"
-        if share > 0
+        f"it now sees about {number(down.now)} of {down.now / fraction:.0f} directions"
+        if fraction > 0
         else "it sees few directions"
     )
     rest = f"; {lost[layer]}." if layer in lost else ", and its weights along the others are no longer excited."
@@ -343,9 +343,9 @@ def _units(history: MetricSeries) -> list[Finding]:
     """Layers whose rank fell say so themselves; `rank/deficient/LAYER` is the share of all units."""
     result = []
     fallen = _fallen(history)
-    lost, told = _lost(history), {layer for layer, _ in fallen} if len(fallen) == 1 else set()
+    lost, named_layers = _lost(history), {layer for layer, _ in fallen} if len(fallen) == 1 else set()
     for layer, text in lost.items():
-        if layer not in told:
+        if layer not in named_layers:
             result.append(Finding("warning", f"In layer {layer}, {text} by the example."))
     for layer, series in _series(history, "rank/deficient").items():
         up = rise(series)

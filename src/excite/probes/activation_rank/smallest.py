@@ -154,8 +154,8 @@ def smallest_eigenvalue(
     if guess is None and (result := _deficient(a, tolerance)) is not None:
         return result
     low, high = _largest(a, most=6)  # the trace is enough from above
-    least = (tolerance + rounding(width)) * high
-    for shift in sorted({least, max(least, (guess or 0.0) * low)}, reverse=True):
+    threshold = (tolerance + rounding(width)) * high
+    for shift in sorted({threshold, max(threshold, (guess or 0.0) * low)}, reverse=True):
         factor, failed = lapack.dpotrf(_shifted(a, shift), lower=0, clean=0, overwrite_a=1)
         if not failed:
             break

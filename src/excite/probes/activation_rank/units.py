@@ -103,9 +103,9 @@ class UnitSums:
     def _flush(self) -> None:
         rows, active, self._waiting = self._rows[: self._waiting], self._active[: self._waiting], 0
         for i, unit in enumerate(self.units):
-            mine = rows[:, _columns(unit, self.each, self.width)][active[:, i]]
-            if len(mine):
-                add_outer(self.sums[i], mine)
+            own = rows[:, _columns(unit, self.each, self.width)][active[:, i]]
+            if len(own):
+                add_outer(self.sums[i], own)
         self.points += active.sum(0).cpu().numpy()
 
     def decide(self, tolerance: float, accuracy: float) -> list[Smallest]:
@@ -128,9 +128,9 @@ class UnitFactors:
         """Adds the rows of a batch for which each unit is active."""
         rows, active = live_rows(what, live)
         for unit in self.units:
-            mine = rows[:, _columns(unit, self.each, self.width)][active[:, unit]].to("cpu", torch.float64)
-            if len(mine):
-                self._factors[unit] = torch.linalg.qr(torch.cat([self._factors[unit], mine]), mode="r").R
+            own = rows[:, _columns(unit, self.each, self.width)][active[:, unit]].to("cpu", torch.float64)
+            if len(own):
+                self._factors[unit] = torch.linalg.qr(torch.cat([self._factors[unit], own]), mode="r").R
 
     def decide(self, unit: int, tolerance: float) -> Smallest:
         """Returns the smallest eigenvalue of one unit."""

@@ -249,12 +249,12 @@ class Consistency(Probe):
         Raises:
             InputError: If nothing was measured at or after the step.
         """
-        kept = [(hashes, slopes) for at, hashes, slopes in self._measurements if at >= step]
-        if not kept:
+        retained = [(hashes, slopes) for at, hashes, slopes in self._measurements if at >= step]
+        if not retained:
             raise InputError(
                 f"no measurement at or after step {step}: the last one was at {self._measurements[-1][0] if self._measurements else None}"
             )
-        hashes, slopes = (torch.stack(column) for column in zip(*kept))
+        hashes, slopes = (torch.stack(column) for column in zip(*retained))
         return consistency(hashes, slopes)
 
     def state_dict(self) -> dict[str, Any]:

@@ -121,10 +121,10 @@ def _unreachable(sites: TracedLayers) -> str:
 
 def _same(batch: Batch, seen: Tensor | None) -> bool:
     """Whether the first layer sees the numbers of the input, in any order."""
-    given = tensors(batch)
-    if len(given) != 1 or seen is None or not given[0].is_floating_point() or given[0].numel() != seen.numel():
+    inputs = tensors(batch)
+    if len(inputs) != 1 or seen is None or not inputs[0].is_floating_point() or inputs[0].numel() != seen.numel():
         return False
-    return torch.equal(given[0].detach().to(seen).flatten().sort().values, seen.flatten().sort().values)
+    return torch.equal(inputs[0].detach().to(seen).flatten().sort().values, seen.flatten().sort().values)
 
 
 _LINKS = ("BinaryCrossEntropyWithLogits", "LogSoftmax", "Softmax", "Sigmoid", "LogSigmoid", "Softplus", "CrossEntropy")

@@ -70,8 +70,8 @@ class _Pass:
 
     __slots__ = ("counted", "given", "inner", "outer", "paired", "parameters", "slope", "turns")
 
-    def __init__(self, given: Given | None, parameters: tuple[Tensor, ...] | None) -> None:
-        self.given = given  # the model's arguments, if asked for
+    def __init__(self, inputs: Given | None, parameters: tuple[Tensor, ...] | None) -> None:
+        self.given = inputs  # the model's arguments, if asked for
         self.parameters = parameters  # where others stand in for the model's own (torch.func.functional_call)
         self.slope: Tensor | None = None  # of the link function at f
         self.turns: dict[str, int] = {}

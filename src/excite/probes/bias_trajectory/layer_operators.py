@@ -163,10 +163,10 @@ class LayerOperator:
             return float(torch.linalg.matrix_norm(matrix, ord=2)), 0.0
         return self._converged(tolerance, most)
 
-    def _converged(self, tolerance: float, most: int = 300, gram: Gram | None = None) -> tuple[float, float]:
+    def _converged(self, tolerance: float, max_steps: int = 300, gram: Gram | None = None) -> tuple[float, float]:
         value, error = 0.0, math.inf
         gram = gram or self.gram()
-        for turn in range(math.ceil(most / _SPACE)):
+        for turn in range(math.ceil(max_steps / _SPACE)):
             # The weights may have changed since the last call, and with them which direction leads.
             value, error = self._search(gram, _SPACE, 0.0 if turn else _NOISE).found()
             if error <= tolerance:
@@ -258,8 +258,8 @@ def _by_pattern(matrix: Tensor, active: Tensor) -> Tensor | None:
     if result is None:
         return None
     result = torch.where(patterns.any(1), result, math.inf)  # a position without active rows does not count
-    least = result[owner].reshape(len(active), -1).amin(1)
-    return torch.where(torch.isinf(least), 0.0, least)
+    minimum = result[owner].reshape(len(active), -1).amin(1)
+    return torch.where(torch.isinf(minimum), 0.0, minimum)
 
 
 def _smallest(matrix: Tensor, patterns: Tensor) -> Tensor | None:
@@ -275,7 +275,7 @@ def _smallest(matrix: Tensor, patterns: Tensor) -> Tensor | None:
         # Rows taken out of a wide matrix can only raise its smallest singular value.
         return torch.where(possible, torch.linalg.svdvals(matrix)[-1], result)
     if rows:
-        kept = patterns[possible].to(matrix.dtype)[:, :, None] * matrix
-        values = torch.linalg.svdvals(kept)  # (rows, min(outputs, inputs)), largest first
+        masked = patterns[possible].to(matrix.dtype)[:, :, None] * matrix
+        values = torch.linalg.svdvals(masked)  # (rows, min(outputs, inputs)), largest first
         result[possible] = values.gather(1, (sizes[possible] - 1)[:, None]).squeeze(1)
     return result

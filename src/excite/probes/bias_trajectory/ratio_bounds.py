@@ -32,7 +32,7 @@ class RatioBounds:
 
     def found(self, vector: bool) -> tuple[dict[str, Any], bool]:
         """Values by name, and whether σ is an estimate. For a `vector` as output there is no upper bound."""
-        (sigma, error), least = self.sigma.found(), self.least()
+        (sigma, error), minimum = self.sigma.found(), self.least()
         upper, slack = self.updates * sigma, 1e-5 + 2 * error
         bad = self.steep > upper * (1 + slack)
         values: dict[str, Any] = {
@@ -42,8 +42,8 @@ class RatioBounds:
         }
         if not vector:
             values["upper"] = upper.nanmean()
-        if least is not None:
-            lower = self.updates * least
+        if minimum is not None:
+            lower = self.updates * minimum
             bad |= self.steep < lower * (1 - slack) - slack * upper * (self.updates.dtype != torch.float64)
             values["lower"] = lower.nanmean()
         return values | {"violations": bad.sum()}, error > 0

@@ -87,8 +87,8 @@ class Steady:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""
-        kept = self._table[1, : len(self._ends)].clone()
-        peaks = torch.tensor(self._peaks, dtype=torch.float64) if self._plain else kept
+        recorded = self._table[1, : len(self._ends)].clone()
+        peaks = torch.tensor(self._peaks, dtype=torch.float64) if self._plain else recorded
         return {"ends": list(self._ends), "peaks": peaks, "width": self._width, "inside": self._inside}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -86,8 +86,8 @@ class Updates:
     @property
     def max(self) -> float:
         """Maximum over samples; NaN if no sample has a slope."""
-        kept = self.values[~self.values.isnan()]
-        return float(kept.max()) if len(kept) else float("nan")
+        known = self.values[~self.values.isnan()]
+        return float(known.max()) if len(known) else float("nan")
 
     def __str__(self) -> str:
         lines = [

@@ -61,10 +61,10 @@ class Sums:
         norms, errors = (torch.cat(column) for column in zip(*self._pairs))
         self._pairs.clear()
         values = norms / errors
-        kept = torch.nan_to_num(values, nan=0.0, posinf=0.0)
-        length = kept.sum(dtype=self.total.dtype)
+        finite = torch.nan_to_num(values, nan=0.0, posinf=0.0)
+        length = finite.sum(dtype=self.total.dtype)
         self.length, self.total, self.seen = self.length + length, self.total + length, self.seen + len(norms)
-        self.largest = torch.maximum(self.largest, kept.max())
+        self.largest = torch.maximum(self.largest, finite.max())
         self.samples = self.samples + (values < math.inf).sum()
         self.zero = self.zero + (errors == 0).sum()
 

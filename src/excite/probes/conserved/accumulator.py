@@ -180,11 +180,11 @@ class Accumulator:
     def _note(self, step: int, rest: Tensor, allowed: Tensor) -> None:
         """The largest rest of a channel so far, and the first one that is not allowed; NaN is not. Rows count from `step`."""
         known = torch.where(rest.isnan(), 0.0, rest)
-        most = known.argmax(0)
-        largest = known.gather(0, most[None])[0]
+        maximum = known.argmax(0)
+        largest = known.gather(0, maximum[None])[0]
         larger = largest > self.worst
         self.worst = torch.where(larger, largest, self.worst)
-        self.worst_step = torch.where(larger, step + most, self.worst_step)
+        self.worst_step = torch.where(larger, step + maximum, self.worst_step)
         first = torch.where(allowed.all(0), -1, step + (~allowed).to(torch.uint8).argmax(0))
         self.flagged = torch.where(self.flagged < 0, first, self.flagged)
 

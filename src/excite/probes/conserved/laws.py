@@ -111,14 +111,14 @@ class LawSums:
         self.paths = [path for alike in together.values() for path in alike]
         number = {path: i for i, path in enumerate(self.paths)}
         self._blocks: list[_Block] = []
-        most = _BLOCK.get(device.type, _LARGE_BLOCK)
+        max_block = _BLOCK.get(device.type, _LARGE_BLOCK)
         result: list[tuple[int, Tensor, int]] = []
         for alike in together.values():
             shape = shapes[alike[0]]
             size = math.prod(shape)
-            few = max(1, most // max(1, size))
+            few = max(1, max_block // max(1, size))
             for some in (alike[i : i + few] for i in range(0, len(alike), few)):
-                if not self._blocks or self._blocks[-1].size + size * len(some) > most:
+                if not self._blocks or self._blocks[-1].size + size * len(some) > max_block:
                     self._blocks.append(_Block([], []))
                 block = self._blocks[-1]
                 start = block.size
@@ -167,9 +167,9 @@ class LawSums:
         whole = self._buffer("products", dtype, pairs * size)
         key = number, pairs, dtype
         if key not in self._views or self._views[key][0] != whole.data_ptr():
-            mine = whole.narrow(0, 0, pairs * block.size).view(pairs, block.size)
-            sums = [rows(mine[:, start:stop]) for start, stop, rows in block.sites]
-            self._views[key] = whole.data_ptr(), mine.unbind(), sums
+            own = whole.narrow(0, 0, pairs * block.size).view(pairs, block.size)
+            sums = [rows(own[:, start:stop]) for start, stop, rows in block.sites]
+            self._views[key] = whole.data_ptr(), own.unbind(), sums
         return self._views[key][1:]
 
     def _flat(self, name: str, block: _Block, tensors: Sequence[Tensor]) -> Tensor:

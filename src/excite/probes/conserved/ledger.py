@@ -217,13 +217,13 @@ class Ledger:
         parts = accumulator.parts.cpu()
         entries = []
         for law in self.laws:
-            mine = {name: column[law.span] for name, column in columns.items()}
+            own = {name: column[law.span] for name, column in columns.items()}
             split = {name: parts[i, law.span] for i, name in enumerate(PARTS)}
             matrix = None if self._off is None else self._off.read(law.name)
             why = self.unchecked.why(law.name, self.steps)
             entries.append(
                 LedgerEntry(
-                    law.name, law.group, parts=split, off_diagonal=matrix, tolerance=self.tolerance, why=why, **mine
+                    law.name, law.group, parts=split, off_diagonal=matrix, tolerance=self.tolerance, why=why, **own
                 )
             )
         self.check_same_parameters()

@@ -56,8 +56,8 @@ def _side(sites: Any, tensors: Mapping[str, Tensor], weights: Mapping[str, float
 class OffDiagonal:
     """Keeps M₀ and Σ η² (G G' …) of every law of at most `most` channels."""
 
-    def __init__(self, laws: Sequence[NamedLaw], parameters: Mapping[str, Tensor], most: bool | int):
-        limit = _MOST if most is True else int(most)
+    def __init__(self, laws: Sequence[NamedLaw], parameters: Mapping[str, Tensor], max_entries: bool | int):
+        limit = _MOST if max_entries is True else int(max_entries)
         self._parameters = parameters
         self._groups = {law.name: law.group for law in laws if 1 < law.group.channels <= limit}
         self._start = {name: law_matrix(group, parameters) for name, group in self._groups.items()}
@@ -91,6 +91,6 @@ class OffDiagonal:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state from a checkpoint."""
-        for mine, theirs in ((self._start, state["start"]), (self._step, state["step"])):
-            for name in mine:
-                mine[name] = theirs[name].to(mine[name]).clone()
+        for own, loaded in ((self._start, state["start"]), (self._step, state["step"])):
+            for name in own:
+                own[name] = loaded[name].to(own[name]).clone()

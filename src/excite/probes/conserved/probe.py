@@ -137,7 +137,7 @@ class Conservation(Probe):
             values |= {f"unchecked/{name}": unchecked.share(name, steps) for name in row.names if name in unchecked}
             values |= {f"label/{key}": 1.0 for key in unchecked.keys}
             for term, shares, occurs in zip(PARTS, row.shares, row.occurs):
-                values |= {f"{term}/{name}": share for name, share, yes in zip(row.names, shares, occurs) if yes}
+                values |= {f"{term}/{name}": fraction for name, fraction, yes in zip(row.names, shares, occurs) if yes}
         return values
 
     def state_dict(self) -> dict[str, Any]:

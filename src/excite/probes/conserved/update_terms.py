@@ -155,9 +155,9 @@ def quotients(
     counts: Sequence[float],
 ) -> Quotients:
     """From the state after the step; `grads` as they were before it."""
-    quotients_ = Quotients([], [] if any(setting.get("momentum") for setting in settings) else None, [])
+    result = Quotients([], [] if any(setting.get("momentum") for setting in settings) else None, [])
     for state, setting, w, g, steps in zip(states, settings, before, grads, counts):
-        quotients_.correction.append(1 + (steps - 1) * setting.get("lr_decay", 0.0))
+        result.correction.append(1 + (steps - 1) * setting.get("lr_decay", 0.0))
         if not state:  # it never had a gradient, and does not move
             scaled = torch.zeros_like(w)
         else:
@@ -167,7 +167,7 @@ def quotients(
             if setting["weight_decay"]:
                 g = g.add(w, alpha=setting["weight_decay"])
             scaled = g / second.sqrt().add_(setting["eps"])
-        quotients_.scaled.append(scaled)
-        if quotients_.momentum is not None:
-            quotients_.momentum.append(state["momentum_buffer"] if state and setting.get("momentum") else scaled)
-    return quotients_
+        result.scaled.append(scaled)
+        if result.momentum is not None:
+            result.momentum.append(state["momentum_buffer"] if state and setting.get("momentum") else scaled)
+    return result

@@ -66,11 +66,11 @@ class FlightHistory:
         """Completes the report that waits for the steps after its spike."""
         event, self._open = self._open, None
         if event is not None:
-            kept = event.series(self.columns)
+            retained = event.series(self.columns)
             steps, losses, table = self.arrays(scaled=False)
             around = steps >= event.step - 2 * LOOKBACK
             curves: dict[str, list[float | None]] = {"step": steps[around].tolist(), "loss": _listed(losses[around])}
-            for i in kept:
+            for i in retained:
                 curves["/".join(filter(None, self.columns[i]))] = _listed(table[around, i])
             event.curves = curves
             self.events.append(event)

@@ -149,8 +149,8 @@ class _Stack:
     def _kept(self, turns: Tensor) -> Tensor:
         """The leading vectors, from which the next search can start."""
         assert self._space is not None
-        kept: Tensor = self._space @ turns[:, :, -self._block :].flip(2)
-        return kept
+        retained: Tensor = self._space @ turns[:, :, -self._block :].flip(2)
+        return retained
 
     def found(self) -> list[Leading]:
         assert self._inner is not None

@@ -21,13 +21,13 @@ def is_adam(optimizer: torch.optim.Optimizer) -> bool:
 
 def moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """First and second moments (m, v) of the parameters that have them, by path."""
-    moments_ = {}
+    by_path = {}
     for path, p in parameters.items():
         state: Mapping[str, Any] = optimizer.state.get(p, {})
         m, v = state.get("exp_avg"), state.get("exp_avg_sq")
         if isinstance(m, Tensor) and isinstance(v, Tensor):
-            moments_[path] = (m, v)
-    return moments_
+            by_path[path] = (m, v)
+    return by_path
 
 
 class AdamMoments(Probe):
@@ -91,8 +91,10 @@ class AdamMoments(Probe):
         adam = moments(ctx.optimizer, self._parameters)
         if not adam:
             if ctx.step and ctx.optimizer.state:
-                kept = sorted({key for state in ctx.optimizer.state.values() for key in state})
-                raise InputError(f"expected moments exp_avg and exp_avg_sq in the optimizer; got {', '.join(kept)}")
+                state_keys = sorted({key for state in ctx.optimizer.state.values() for key in state})
+                raise InputError(
+                    f"expected moments exp_avg and exp_avg_sq in the optimizer; got {', '.join(state_keys)}"
+                )
             return {}
         if self._groups.paths != list(adam):
             self._groups = LayerGroups(adam)

@@ -62,8 +62,8 @@ def gram_matrices(several: Sequence[Tensor]) -> list[Tensor]:
     start = 0
     while start < len(several):
         first, end = several[start], start + 1
-        most = max(1, _ENTRIES // max(1, first.numel()))
-        while end < len(several) and end - start < most and _alike(several[end], first):
+        maximum = max(1, _ENTRIES // max(1, first.numel()))
+        while end < len(several) and end - start < maximum and _alike(several[end], first):
             end += 1
         rows = torch.stack(list(several[start:end])).double()
         grams += (rows @ rows.mT).unbind()

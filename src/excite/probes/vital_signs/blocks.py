@@ -31,15 +31,15 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
     An item counts where a module below it (or itself) is named after attention; of nested lists the outer one counts.
     """
     held = [path for path, _ in attention_modules(model).items()]
-    blocks_: dict[str, nn.Module] = {}
+    by_name: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         path = clean_path(path)
-        if not isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict) or _below(path, blocks_):
+        if not isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict) or _below(path, by_name):
             continue
         items = {f"{path}.{name}" if path else name: item for name, item in module.named_children()}
         # An attention module may itself be a list; its parts are no blocks.
-        blocks_ |= {name: item for name, item in items.items() if any(_below(path, (name,)) for path in held)}
-    return blocks_
+        by_name |= {name: item for name, item in items.items() if any(_below(path, (name,)) for path in held)}
+    return by_name
 
 
 def _below(path: str, others: Any) -> bool:

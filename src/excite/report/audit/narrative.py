@@ -86,7 +86,7 @@ def summary(audit: Audit) -> str:
 
 def _layer_row(layer_richness: LayerRichness) -> list[str]:
     c = layer_richness.covariance
-    share = c.effective_rank.over(layer_richness.width)
+    fraction = c.effective_rank.over(layer_richness.width)
     units = (
         f"{int(layer_richness.units.excited.sum())} of {len(layer_richness.units)}"
         if layer_richness.units is not None
@@ -94,7 +94,7 @@ def _layer_row(layer_richness: LayerRichness) -> list[str]:
     )
     ends = c.smallest.over(float(c.largest) or 1.0)
     return [
-        layer_richness.layer, str(layer_richness.width), f"{c.effective_rank:.1f} ({share:.0%})", f"{c.rank:.0f}", f"{ends:.1e}", units,
+        layer_richness.layer, str(layer_richness.width), f"{c.effective_rank:.1f} ({fraction:.0%})", f"{c.rank:.0f}", f"{ends:.1e}", units,
     ]  # fmt: skip
 
 

@@ -237,7 +237,7 @@ def _chosen(runs: Runs, request: Request) -> list[str]:
     return names
 
 
-def _parameter(request: Request, name: str, least: float = -math.inf, most: float = math.inf) -> float | None:
+def _parameter(request: Request, name: str, minimum: float = -math.inf, maximum: float = math.inf) -> float | None:
     text = request.query_params.get(name)
     if text is None:
         return None
@@ -245,8 +245,10 @@ def _parameter(request: Request, name: str, least: float = -math.inf, most: floa
         value = float(text)
     except ValueError:
         value = math.nan
-    if not least <= value <= most or not math.isfinite(value):
-        raise InputError(f"{name}: expected a number{f' from {least:g} to {most:g}' if least > -math.inf else ''}")
+    if not minimum <= value <= maximum or not math.isfinite(value):
+        raise InputError(
+            f"{name}: expected a number{f' from {minimum:g} to {maximum:g}' if minimum > -math.inf else ''}"
+        )
     return value
 
 

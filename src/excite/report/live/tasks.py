@@ -48,19 +48,19 @@ def _walk(root: Path) -> Iterator[Path]:
 def _row(root: Path, folder: Path) -> dict[str, Any] | None:
     """None for a file that is not ours, or damaged: the page has no use for it."""
     try:
-        told = read_json(folder / FILE, root, _MAX_BYTES)
-        if told["format"] != FORMAT:
+        stored = read_json(folder / FILE, root, _MAX_BYTES)
+        if stored["format"] != FORMAT:
             return None
         tasks = [
             {**{key: str(task[key]) for key in ("name", "state", "phase", "log")}, "share": min(max(_finite(task["share"]), 0.0), 1.0),
              "reason": None if task["reason"] is None else str(task["reason"])}
-            for task in told["tasks"]
+            for task in stored["tasks"]
         ]  # fmt: skip
-        left = None if told["seconds_left"] is None else _finite(told["seconds_left"])
-        updated = _finite(told["updated"])
+        left = None if stored["seconds_left"] is None else _finite(stored["seconds_left"])
+        updated = _finite(stored["updated"])
         lock = folder / "lock"
         alive = held(lock) if lock.exists() else time.time() - updated < _FRESH
-        state = "running" if alive and not told["ended"] else "done"
+        state = "running" if alive and not stored["ended"] else "done"
         counts = {kind: sum(task["state"] == kind for task in tasks) for kind in STATUSES}
         if state == "done" and counts["waiting"] + counts["running"]:
             state = "stopped"

@@ -242,8 +242,8 @@ def divergence(first: Sequence[float], last: Sequence[float], running: bool = Fa
     )
     if start > 0 and end > EXPLODED * start:
         return f"the loss rose from {start:.3g} to {end:.3g}"
-    least = float(np.min(ended[np.isfinite(ended)], initial=math.inf))
-    if begun.size and 0 < begun[0] < math.inf and math.inf > least > EXPLODED**2 * begun[0]:  # within the first steps
+    minimum = float(np.min(ended[np.isfinite(ended)], initial=math.inf))
+    if begun.size and 0 < begun[0] < math.inf and math.inf > minimum > EXPLODED**2 * begun[0]:  # within the first steps
         return f"the loss rose from {begun[0]:.3g} to {end:.3g}"
     return ""
 

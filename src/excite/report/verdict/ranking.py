@@ -113,10 +113,10 @@ def _apart(first: RunOutcome, second: RunOutcome, limit: float) -> bool:
 
 
 def _as_accurate(run_outcome: RunOutcome, best: RunOutcome) -> bool:
-    mine, other = run_outcome.accuracy.get("test"), best.accuracy.get("test")
-    if mine is None or other is None:
+    own, other = run_outcome.accuracy.get("test"), best.accuracy.get("test")
+    if own is None or other is None:
         return True
-    return other - mine <= max(POINTS_APART, 1.96 * math.hypot(_error(run_outcome, mine), _error(best, other)))
+    return other - own <= max(POINTS_APART, 1.96 * math.hypot(_error(run_outcome, own), _error(best, other)))
 
 
 def _error(run_outcome: RunOutcome, accuracy: float) -> float:

@@ -152,9 +152,9 @@ class MetricsReader:
                 self._kept.pop(name, None)
             return steps, values
 
-    def _read_after(self, name: str, kept: _Kept | None) -> tuple[float | None, npt.NDArray[Any], float | None]:
+    def _read_after(self, name: str, retained: _Kept | None) -> tuple[float | None, npt.NDArray[Any], float | None]:
         """When the last step that is kept was written, what follows it, and when the last of that was written."""
-        last = -1 if kept is None else int(kept.steps[-1])
+        last = -1 if retained is None else int(retained.steps[-1])
         queries = ((_TIME, (name, last)), (_AFTER, (name, last)), (_LAST_TIME, (name,)))
         connection = self._opened()
         if isinstance(connection, ReadElsewhere):

@@ -56,7 +56,7 @@ class RobustnessMeasurement:
         result: dict[str, Any] = {"settings": vars(self), "sizes": [0, *SIZES], "arm": variant}
         for number, part in enumerate(PARTS):
             x, y = saved.points(part, self.points)
-            tell = lambda share, number=number: progress((number + share) / 2)  # noqa: E731
+            tell = lambda fraction, number=number: progress((number + fraction) / 2)  # noqa: E731
             broken = broken_at(
                 saved.model, x, y, radii, steps=self.steps, restarts=self.restarts, progress=tell, **options
             )
@@ -171,10 +171,10 @@ class ByRobustness:
         at = [0, *SIZES]
         for axis, (part, words) in zip(axes, WORDS.items()):
             for number, (variant, seeds) in enumerate(details.items()):
-                share = 100 * np.array([lines[part] for lines in seeds])
+                fraction = 100 * np.array([lines[part] for lines in seeds])
                 colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-                axis.plot(at, share.mean(0), color=colour, linestyle=dashes, marker="o", markersize=4, label=variant)
-                axis.fill_between(at, share.min(0), share.max(0), color=colour, alpha=0.15, linewidth=0)
+                axis.plot(at, fraction.mean(0), color=colour, linestyle=dashes, marker="o", markersize=4, label=variant)
+                axis.fill_between(at, fraction.min(0), fraction.max(0), color=colour, alpha=0.15, linewidth=0)
             axis.set(
                 title=words,
                 xlabel="ε, in 255ths of the pixel range",

@@ -106,12 +106,12 @@ class NetworkStack(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Applies the module."""
         z = [x + self.first[:, None]]
-        given = [x]
+        layer_inputs = [x]
         for k, (weight, bias) in enumerate(zip(self.weights, self.biases)):
             inner = z[-1] if k == 0 else self._normalized(z[-1], k - 1)
-            given.append(inner.relu())
-            z.append(torch.baddbmm(bias[:, None], given[-1], weight.mT))
-        return z[-1][:, :, 0], z, given
+            layer_inputs.append(inner.relu())
+            z.append(torch.baddbmm(bias[:, None], layer_inputs[-1], weight.mT))
+        return z[-1][:, :, 0], z, layer_inputs
 
     def _normalized(self, z: Tensor, k: int) -> Tensor:
         if self.normalization == "none":
@@ -173,7 +173,7 @@ def train(
         if len(order) < batch:
             order = torch.randperm(x.shape[1], generator=generator)
         at, order = order[:batch], order[batch:]
-        f, z, given = networks(x[:, at])
+        f, z, layer_inputs = networks(x[:, at])
         loss = (f - y[:, at]).square().mean(1) / 2
         result = torch.autograd.grad(loss.sum(), [f, *z, *parameters])
         for p, g in zip(parameters, result[1 + len(z) :]):
@@ -181,7 +181,7 @@ def train(
         optimizer.step()
         error = result[0].abs()
         norms = [g.norm(dim=2) for g in result[1 : 1 + len(z)]]
-        squares = sum((n * h.detach().norm(dim=2)).square() for n, h in zip(norms[1:], given[1:]))
+        squares = sum((n * h.detach().norm(dim=2)).square() for n, h in zip(norms[1:], layer_inputs[1:]))
         fine = (error > 0).float()
         safe = torch.where(error > 0, error, 1.0)
         count = fine.sum(1).clamp(min=1)
@@ -232,8 +232,8 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_prog
         chosen = [i for i, (settings, _) in enumerate(parts) if json.dumps(dict(settings), sort_keys=True) == way]
         seeds = [parts[i][1] for i in chosen]
 
-        def on_share(share: float, turn: int = turn) -> None:
-            on_progress((turn + share) / len(ways))
+        def on_share(fraction: float, turn: int = turn) -> None:
+            on_progress((turn + fraction) / len(ways))
 
         trained = trajectories(parts[chosen[0]][0], seeds, on_share)
         for row, i in enumerate(chosen):

@@ -84,22 +84,22 @@ def distances(points: Array, segments: Array) -> Array:
     start, along = segments[:, 0], segments[:, 1] - segments[:, 0]
     length = np.maximum((along**2).sum(1), 1e-300)
     off = points[:, None] - start  # (N, S, 2)
-    share = np.clip((off * along).sum(2) / length, 0, 1)
-    return np.asarray(np.linalg.norm(off - share[..., None] * along, axis=2).min(1))
+    fraction = np.clip((off * along).sum(2) / length, 0, 1)
+    return np.asarray(np.linalg.norm(off - fraction[..., None] * along, axis=2).min(1))
 
 
 def _clip(corners: Array, values: Array) -> Array:
     """The part of a convex polygon where `values`, affine and known at its corners, are positive."""
     if (values > 0).all():
         return corners
-    kept = []
+    inside = []
     for k in range(len(corners)):
         a, b = values[k - 1], values[k]
         if (a > 0) != (b > 0):
-            kept.append(corners[k - 1] + (corners[k] - corners[k - 1]) * (a / (a - b)))
+            inside.append(corners[k - 1] + (corners[k] - corners[k - 1]) * (a / (a - b)))
         if b > 0:
-            kept.append(corners[k])
-    return np.array(kept).reshape(-1, 2)
+            inside.append(corners[k])
+    return np.array(inside).reshape(-1, 2)
 
 
 def _crossings(corners: Array, values: Array) -> list[Array]:

@@ -129,16 +129,16 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
             optimizer.step()
             if step in looks:
                 reading = ledger.read()
-                mine = [reading[name] for name in names]
-                apart = [entry.off_diagonal for entry in mine if entry.off_diagonal is not None]
-                curve.append((step, max(e.relative for e in mine), max(m.relative for m in apart)))
+                own = [reading[name] for name in names]
+                apart = [entry.off_diagonal for entry in own if entry.off_diagonal is not None]
+                curve.append((step, max(e.relative for e in own), max(m.relative for m in apart)))
                 on_progress(0.3 + 0.7 * step / steps)
     moved = sum(float((p - first[path]).square().sum().detach()) for path, p in model.named_parameters()) ** 0.5
     size = sum(float(w.square().sum()) for w in first.values()) ** 0.5
     values = {
         "diagonal": curve[-1][1],
         "off": curve[-1][2],
-        "slack": max(entry.moved for entry in mine),
+        "slack": max(entry.moved for entry in own),
         "flow_diagonal": flowed[0],
         "flow_off": flowed[1],
         "flow_left": flowed[2],
@@ -174,11 +174,11 @@ def flow(model: Net, x: Tensor, y: Tensor, groups: list[Group], time: float) -> 
     moves = {path: squares.sqrt() for path, squares in course.squares.items()}
     for group in groups:
         n = group.channels
-        mine, last, at = drift[at : at + n * n].view(n, n), ended[at : at + n * n].view(n, n), at + n * n
+        own, last, at = drift[at : at + n * n].view(n, n), ended[at : at + n * n].view(n, n), at + n * n
         scale = float(sum(s.rows(parameters[s.parameter]).square().sum() for s in (*group.producers, *group.consumers)))
-        on = max(on, float(mine.diagonal().max()) / scale)
+        on = max(on, float(own.diagonal().max()) / scale)
         left = max(left, float((last - law_matrix(group, moves)).diagonal().abs().max()) / scale)
-        off = max(off, float((mine - mine.diagonal().diag()).max()) / scale)
+        off = max(off, float((own - own.diagonal().diag()).max()) / scale)
     return on, off, left
 
 
@@ -219,20 +219,20 @@ def claims(scale: CasesScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
 
     def worst(kind: str, number: str, text: str, source: str, below: float) -> Claim:
-        mine = tuple(name(case, kind) for case in CASES)
+        own = tuple(name(case, kind) for case in CASES)
         measure = f"largest relative change over the seven cases, {kind}"
         return Claim(
-            text, source, measure, mine, lambda n: max(getattr(n[a], number) for a in mine), below=below, kind="exact"
+            text, source, measure, own, lambda n: max(getattr(n[a], number) for a in own), below=below, kind="exact"
         ).quoting(_QUOTES[source])
 
     def least(kind: str, number: str, text: str, source: str, below: float) -> Claim:
-        mine = tuple(name(case, kind) for case in CASES)
+        own = tuple(name(case, kind) for case in CASES)
         measure = f"log₁₀ of the smallest relative change over the seven cases, {kind}"
 
         def effect(n: Mapping[str, VariantResult]) -> float:
-            return math.log10(min(getattr(n[a], number) for a in mine))
+            return math.log10(min(getattr(n[a], number) for a in own))
 
-        return Claim(text, source, measure, mine, effect, below=math.log10(below)).quoting(_QUOTES[source], "weaker")
+        return Claim(text, source, measure, own, effect, below=math.log10(below)).quoting(_QUOTES[source], "weaker")
 
     theorem_1, f = _QUOTES
     six = name(6, "ReLU")

@@ -49,8 +49,8 @@ def forgotten(left: float, rate: float, steps: int) -> float:
 def rate_of_decay(optimizer: torch.optim.Optimizer) -> float:
     """ηλ, and with momentum ηλ/(1 − μ): how much of the weights decay takes at a step, once the buffer has filled."""
     group = optimizer.param_groups[0]
-    kept = (1 - group["momentum"]) / (1 - group["dampening"]) if group.get("momentum") else 1.0
-    return float(group["lr"] * group["weight_decay"] / kept)
+    retained = (1 - group["momentum"]) / (1 - group["dampening"]) if group.get("momentum") else 1.0
+    return float(group["lr"] * group["weight_decay"] / retained)
 
 
 def growth(reading: LedgerReport) -> float:

@@ -112,9 +112,9 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, o
     with full_precision(), conservation(model, optimizer, data.x_train[:2]) as ledger:
         balance.append((0, balances(ledger.read(), parameters)))
         for step in range(1, steps + 1):
-            mine = torch.randint(len(data.x_train), (size,), generator=order).to(place)
+            own = torch.randint(len(data.x_train), (size,), generator=order).to(place)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(data.x_train[mine]), data.y_train[mine]).backward()
+            nn.functional.cross_entropy(model(data.x_train[own]), data.y_train[own]).backward()
             optimizer.step()
             if step in looks:
                 reading = ledger.read()

@@ -66,11 +66,11 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
 def compared(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     """Compares the value of random graphs with the sum over their paths."""
     rng = np.random.default_rng(seed)
-    errors, slopes, most, pattern = [], [], 0, 0.0
+    errors, slopes, maximum, pattern = [], [], 0, 0.0
     for number in range(settings["graphs"]):
         net = graph(rng, tuple(settings["slope"]))
         parts = decompose(net)
-        most = max(most, len(parts.paths))
+        maximum = max(maximum, len(parts.paths))
         for x in rng.normal(size=(POINTS, 3)):
             errors.append(parts.error(x))
             pattern = max(pattern, float(np.abs(parts.mu.gradient(parts.h(x)) - parts.active(x)).max()))
@@ -78,7 +78,7 @@ def compared(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) ->
         result = parts.derivative(x, edge)
         slopes.append(abs(result - differences(net, x, edge)) / max(1.0, abs(result)))
         on_progress((number + 1) / settings["graphs"])
-    values = {"error": max(errors), "slope": float(np.median(slopes)), "pattern": pattern, "paths": float(most)}
+    values = {"error": max(errors), "slope": float(np.median(slopes)), "pattern": pattern, "paths": float(maximum)}
     return Outcome(values, {"errors": errors})
 
 

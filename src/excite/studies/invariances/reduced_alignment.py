@@ -215,8 +215,8 @@ def draw(
         axis.set_ylabel(r"$\|W\|_2^2\,/\,\|W\|_F^2$  (rank one: 1)")
     for axis in axes[-1]:
         axis.set_xlabel("step")
-    most = max(axes.flat, key=lambda axis: len(axis.get_legend_handles_labels()[1]))
-    handles, labels = most.get_legend_handles_labels()
+    maximum = max(axes.flat, key=lambda axis: len(axis.get_legend_handles_labels()[1]))
+    handles, labels = maximum.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=7, fontsize=9, frameon=False)
     figure.suptitle(study.title, fontsize=13)
     return {"figure": (f"{study.title}: measured, and promised by equation 13", figure)}

@@ -158,10 +158,10 @@ class BySpectra:
         """The numbers, of test images unless their name says otherwise, and the spectra by state and layer."""
         with load_run(job.folder) as run:
             try:
-                json = run.read_json("spectra")
-                values = {f"accuracy_{part}": float(json["accuracy"][part]) for part in PARTS}
+                spectra = run.read_json("spectra")
+                values = {f"accuracy_{part}": float(spectra["accuracy"][part]) for part in PARTS}
                 for name in LAYERS:
-                    test, train, before = (json[state][name] for state in ("test", "train", "untrained"))
+                    test, train, before = (spectra[state][name] for state in ("test", "train", "untrained"))
                     values[f"effective_{name}"] = float(test["effective"])
                     values[f"untrained_{name}"] = float(before["effective"])
                     values[f"five_{name}"] = float(train["explained"][4])
@@ -171,7 +171,7 @@ class BySpectra:
                 raise RunError(
                     f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
-        return VariantResult(job.variant, job.seed, values, (), values["accuracy_test"] < CHANCE), json
+        return VariantResult(job.variant, job.seed, values, (), values["accuracy_test"] < CHANCE), spectra
 
     def figures(
         self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
@@ -207,12 +207,12 @@ def variance_figure(seeds: Sequence[Mapping[str, Any]], layers: Mapping[str, str
     for axis, (words, names) in zip(axes, PANELS.items()):
         for number, name in enumerate(names):
             shares = [100 * np.array(seed["train"][name]["explained"]) for seed in seeds]
-            share = np.stack(shares)
-            at = np.arange(1, share.shape[1] + 1)
+            fraction = np.stack(shares)
+            at = np.arange(1, fraction.shape[1] + 1)
             colour, dashes = COLOURS[number], DASHES[number]
             label = f"{layers[name]} ({seeds[0]['train'][name]['width']:,} units)"
-            axis.plot(at, share.mean(0), color=colour, linestyle=dashes, linewidth=2, label=label)
-            axis.fill_between(at, share.min(0), share.max(0), color=colour, alpha=0.15, linewidth=0)
+            axis.plot(at, fraction.mean(0), color=colour, linestyle=dashes, linewidth=2, label=label)
+            axis.fill_between(at, fraction.min(0), fraction.max(0), color=colour, alpha=0.15, linewidth=0)
         axis.set(title=words, xlabel="principal components", xlim=(1, None), ylim=(0, 102))
         axis.grid(alpha=0.3)
         axis.legend(loc="lower right", fontsize=9)

@@ -133,7 +133,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     options = SearchOptions(certify=False)
     curves = [margins(model, p[:60], t[:60], bounds=(-1, 1), options=options) for p, t in ((x, y), (new, labels))]
     spectrum = np.linalg.svd(x.double().numpy() - x.double().numpy().mean(0), compute_uv=False) ** 2
-    kept = int((np.cumsum(spectrum) / spectrum.sum() < 0.95).sum()) + 1
+    dimension = int((np.cumsum(spectrum) / spectrum.sum() < 0.95).sum()) + 1
     right = [float(((model(p)[:, 0] > 0.5).long() == t).double().mean()) for p, t in ((x, y), (new, labels))]
     values = {
         "accuracy_train": right[0],
@@ -143,7 +143,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
         "rank_start": ranks[0],
         "rank_end": ranks[-1],
         **{f"rank{tenth}": rank for tenth, rank in enumerate(ranks)},
-        "raw": kept / WIDTHS[0],
+        "raw": dimension / WIDTHS[0],
     }
     flags = tuple(f"{part}: {flag}" for part, curve in zip(("training", "test"), curves) for flag in curve.flags)
     return Outcome(values, {"ranks": ranks}, flags)
@@ -206,10 +206,10 @@ def draw(
         left.plot(at, ranks.mean(0), color=COLOURS[number], linewidth=1.8, label=variant)
         left.fill_between(at, ranks.min(0), ranks.max(0), color=COLOURS[number], alpha=0.15, linewidth=0)
         if variant != FULL:
-            mine = [found for found in numbers if found.variant == variant]
+            own = [found for found in numbers if found.variant == variant]
             right.plot(
-                [n.margin_test for n in mine],
-                [n.gap for n in mine],
+                [n.margin_test for n in own],
+                [n.gap for n in own],
                 "o",
                 color=COLOURS[number],
                 alpha=0.7,

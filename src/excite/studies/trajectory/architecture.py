@@ -210,9 +210,9 @@ def draw(
     figure = Figure(figsize=(12, 1 + 3 * len(sizes)), layout="constrained")
     axes = figure.subplots(len(sizes), len(_PANELS), squeeze=False)
     for row, size in zip(axes, sizes):
-        mine = {variant.split(", ")[0]: detail for variant, detail in details.items() if variant.endswith(size)}
+        own = {variant.split(", ")[0]: detail for variant, detail in details.items() if variant.endswith(size)}
         for axis, (name, words) in zip(row, _PANELS):
-            curves(axis, mine, name, "steps", (COLOURS[2], COLOURS[1]))
+            curves(axis, own, name, "steps", (COLOURS[2], COLOURS[1]))
             axis.set(title=f"{words}, {size}", xlabel="step")
             axis.locator_params(axis="x", nbins=4)
             axis.grid(alpha=0.3)

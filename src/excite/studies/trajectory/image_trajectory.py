@@ -107,13 +107,13 @@ class Learner:
         loss = F.binary_cross_entropy_with_logits(logit, y)
         slopes = list(torch.autograd.grad(loss, self.weights))
         with torch.no_grad():
-            given = torch.sigmoid((2 * y - 1) * logit.detach())[0].double()
+            passed = torch.sigmoid((2 * y - 1) * logit.detach())[0].double()
             size = slopes[0].double().norm()
-            ratio = size * given
+            ratio = size * passed
             here = self.bias.double() - self.start
             self.moved += here
             self.sums += torch.stack(
-                [loss.detach().double(), ratio, size / given, size * self.rate, here.square().sum()]
+                [loss.detach().double(), ratio, size / passed, size * self.rate, here.square().sum()]
             )
             torch.maximum(self.largest, ratio, out=self.largest)
             torch._foreach_mul_(slopes, -self.rate)

@@ -445,14 +445,14 @@ def overestimates(details: Mapping[str, Any]) -> Figure:
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
-    share = np.linspace(0, 100, 201)
+    fraction = np.linspace(0, 100, 201)
     titles = ("exact constants at training points (figure 6)", "φ measured in training")
     for axis, which, title in zip(axes, (1, 0), titles):
         for number, (variant, detail) in enumerate(details.items()):
             if detail["ratios"][which]:
                 axis.plot(
                     detail["ratios"][which],
-                    share,
+                    fraction,
                     color=COLOURS[number],
                     linestyle=DASHES[number],
                     linewidth=1.8,

@@ -216,8 +216,8 @@ class DataParallelTrainer(Trainer):
             raise self.ranks.report_once(error) from None
 
     @torch.no_grad()
-    def _accuracy(self, x: Tensor, y: Tensor, most: int | None = None) -> float:
-        x, y = spread_evenly(x, y, most)
+    def _accuracy(self, x: Tensor, y: Tensor, max_points: int | None = None) -> float:
+        x, y = spread_evenly(x, y, max_points)
         num_correct = 0
         with resharded(self.model):
             for points, labels in zip(x.split(_BATCH), y.split(_BATCH)):

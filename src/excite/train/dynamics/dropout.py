@@ -158,11 +158,11 @@ class _Tail:
 
 
 def _pass(
-    weights: Sequence[Array], biases: Sequence[Array], x: Array, kept: Sequence[Array], where: Where
+    weights: Sequence[Array], biases: Sequence[Array], x: Array, retained: Sequence[Array], where: Where
 ) -> tuple[list[Array], list[Array], float]:
     """Active units that were kept, the input of every layer, and the output before the sigmoid."""
     active, inputs, full = [], [x], x
-    for weight, bias, keep in zip(weights[:-1], biases[:-1], kept):
+    for weight, bias, keep in zip(weights[:-1], biases[:-1], retained):
         h = weight @ inputs[-1] + bias
         if where == "end":
             full = np.maximum(weight @ full + bias, 0)

@@ -172,10 +172,10 @@ def _bilinear(
     return ChannelSignal(spread.expand(shapes_of(node)))
 
 
-def _softmax_follows(node: torch.fx.Node, most: int = 8) -> bool:
+def _softmax_follows(node: torch.fx.Node, max_nodes: int = 8) -> bool:
     """Whether a softmax follows within a few calls, as for the logits of attention."""
     seen = [node]
-    for _ in range(most):
+    for _ in range(max_nodes):
         seen = [user for node in seen for user in node.users]
         if any("softmax" in name_of(node.target) for node in seen if node.op == "call_function"):
             return True
@@ -187,10 +187,10 @@ def _arranged(tensor: Tensor, letters: str, target: str) -> Tensor:
     for i in reversed(range(len(letters))):
         if letters[i] not in target:
             tensor = tensor.squeeze(i)
-    kept = [k for k in letters if k in target]
-    tensor = tensor.permute([kept.index(k) for k in target if k in kept])
+    retained = [k for k in letters if k in target]
+    tensor = tensor.permute([retained.index(k) for k in target if k in retained])
     for i, k in enumerate(target):
-        if k not in kept:
+        if k not in retained:
             tensor = tensor.unsqueeze(i)
     return tensor
 
