@@ -16,6 +16,7 @@ from excite.studies.beyond.robust_layers import STUDY as robust_layers
 from excite.studies.excitation.boundaries import STUDY as boundaries
 from excite.studies.excitation.linear_margin import STUDY as linear_margin
 from excite.studies.excitation.linear_rank import STUDY as linear_rank
+from excite.studies.excitation.step_size import STUDY as step_size
 from excite.studies.excitation.regularization import STUDY as regularization
 from excite.studies.richness.hidden_rank import STUDY as hidden_rank
 from excite.studies.richness.random_perturbations import STUDY as random_perturbations

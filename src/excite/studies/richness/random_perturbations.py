@@ -227,7 +227,7 @@ def draw(
 STUDY = Study(
     "random-perturbations",
     "Random perturbations beside the worst ones",
-    "section 5 of Richness of Training Data Does Not Suffice (the paper has no figure of it)",
+    "section 5 of Richness of Training Data Does Not Suffice and section 4 of Persistency of Excitation for Robustness of Neural Networks (no figure of the papers)",
     "scikit-learn's digits, eights against nines; a ReLU network with three hidden layers of 48 units",
     Computed(
         compute,
