@@ -48,7 +48,7 @@ def main() -> None:
         loss.backward()
         if step % options.every == 0:
             truth = LayerOperator(site).largest(1e-6, most=2000)[0]
-            sigma, stated = followed.follow().found()
+            sigma, stated = followed.follow().result()
             (layers, met), (exact, aligned) = (one.begin(parameters_of(model))() for one in (some, whole))
             ratio = max(
                 abs(layers[name].squares[0] / row.squares[0] - 1) for name, row in exact.items() if row.squares[0] > 0

@@ -126,7 +126,7 @@ class Store:
         except StoreError:
             raise
         except Exception as error:
-            raise StoreError(f"cannot use {self.url}: {_said(error)}") from error
+            raise StoreError(f"cannot use {self.url}: {_described(error)}") from error
 
 
 def _find(url: str) -> tuple[Any, str]:
@@ -135,10 +135,10 @@ def _find(url: str) -> tuple[Any, str]:
     try:
         fs, root = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise InputError(f"{url}: {_said(error)}") from error
+        raise InputError(f"{url}: {_described(error)}") from error
     except Exception as error:
         raise InputError(
-            f"{url}: expected a URL that fsspec knows, such as s3://bucket/folder ({_said(error)})"
+            f"{url}: expected a URL that fsspec knows, such as s3://bucket/folder ({_described(error)})"
         ) from error
     return fs, str(root).rstrip("/")
 
@@ -156,7 +156,7 @@ def _hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return (" ".join(str(error).split()) or type(error).__name__)[:200]
 
 

@@ -237,14 +237,14 @@ class Trainer:
         """On the CPU, keeps a loss that is not finite from the weights. On a GPU that would cost a synchronization."""
         if self._patience == 1:
             self._record(loss)
-            self._settle()
+            self._drain()
 
     def after_update(self, loss: Tensor) -> None:
         """Logs the loss, calls `watch` and `progress`, and writes a checkpoint where one is due."""
         if self._patience > 1:
             self._record(loss)
             if len(self._pending) >= self._patience:
-                self._settle()
+                self._drain()
         if self.watch is not None:
             self.watch.step(loss)
         if self.progress is not None:
@@ -271,7 +271,7 @@ class Trainer:
 
     def close_epoch(self) -> None:
         """Measures accuracies at the end of an epoch."""
-        self._settle()
+        self._drain()
         self._measure_accuracy(self.epoch + 1)
         getattr(self.excitation, "check_collapse", lambda: None)()
         measured: dict[str, float] = getattr(self.excitation, "measured", dict)()
@@ -313,7 +313,7 @@ class Trainer:
         self._pending.append(loss)
         self.step, self.position = self.step + 1, self.position + 1
 
-    def _settle(self) -> None:
+    def _drain(self) -> None:
         """Fetches, logs and checks the losses of the steps since the last call."""
         if not self._pending:
             return
@@ -363,7 +363,7 @@ class Trainer:
     def _checkpoint(self, final: bool = False) -> None:
         if self.run is None:
             return
-        self._settle()
+        self._drain()
         # A gradient can be NaN under a finite loss; then the next loss would tell, after the last good state is gone.
         if not self._finite():
             raise self._not_finite()

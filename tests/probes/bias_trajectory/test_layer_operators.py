@@ -74,7 +74,7 @@ def test_the_largest_singular_value_is_never_above_the_true_one(name, weight, dt
     for step in range(12):
         truth, size = truth_of(layer, shape)
         rounding = 8 * size * torch.finfo(dtype).eps
-        sigma, _ = operator.largest(1e-3) if step % 4 == 3 else operator.follow().found()
+        sigma, _ = operator.largest(1e-3) if step % 4 == 3 else operator.follow().result()
         assert sigma <= truth * (1 + rounding)
         if step % 4 == 3:
             # Lanczos from a random start errs in the mean by at most .103 (ln(n (k − 1)²)/(k − 1))² of λ (Kuczyński and
@@ -89,7 +89,7 @@ def test_an_identity_has_the_singular_value_one():
     layer = nn.Conv2d(3, 3, 1, bias=False, dtype=torch.float64)
     nn.init.dirac_(layer.weight)
     operator = operator_of(layer, (3, 4, 4))
-    assert [operator.follow().found()[0] for _ in range(6)] == pytest.approx([1.0] * 6, abs=1e-13)
+    assert [operator.follow().result()[0] for _ in range(6)] == pytest.approx([1.0] * 6, abs=1e-13)
 
 
 def test_another_eigenvector_than_the_leading_one_is_left():

@@ -28,7 +28,7 @@ def test_bounds_of_a_linear_layer_equal_those_of_its_matrix() -> None:
         assert float(slopes[i]) == pytest.approx(float((gradient[i] @ weight).norm() / errors[i]))
     assert updates[4].isnan()
 
-    values, estimated = RatioBounds.of(site, gradient, errors, LayerOperator(site)).found(vector=False)
+    values, estimated = RatioBounds.of(site, gradient, errors, LayerOperator(site)).result(vector=False)
     smallest = torch.stack([torch.linalg.svdvals(weight[rows])[-1] for rows in active])
     assert not estimated
     assert values["sigma"] == pytest.approx(float(torch.linalg.svdvals(weight)[0]))

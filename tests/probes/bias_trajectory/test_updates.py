@@ -173,7 +173,7 @@ def test_search_for_largest_singular_value_is_warm_started():
     assert len(calls) == 8
     with torch.no_grad():
         model[0].weight.zero_()  # it was read already
-    followed, error = estimate.found()
+    followed, error = estimate.result()
     assert followed == pytest.approx(fresh, rel=1e-3)
     assert error <= 3e-3
 
@@ -194,7 +194,7 @@ def test_a_direction_that_comes_to_lead_is_found():
         weight[2:] *= 5
     truth = float(torch.linalg.matrix_norm(matrix_of(model[0], (2, 12, 12)), 2))
     for _ in range(3):
-        sigma, error = operator.follow().found()
+        sigma, error = operator.follow().result()
         assert sigma <= truth * (1 + 1e-12)
         assert truth - sigma <= 2 * error * truth
     assert sigma == pytest.approx(truth, rel=1e-3)
@@ -207,12 +207,12 @@ def test_the_largest_singular_value_is_nan_for_infinite_weights(layer):
     model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(1).double())
     model(torch.randn(4, *shape, dtype=torch.float64))
     operator = LayerOperator(find(model, torch.randn(4, *shape, dtype=torch.float64)).first)
-    sigma, error = operator.follow().found()
+    sigma, error = operator.follow().result()
     assert sigma == pytest.approx(float(torch.linalg.matrix_norm(matrix_of(layer, shape), 2)), rel=max(1e-12, error))
     with torch.no_grad():
         layer.weight.view(-1)[3] = torch.inf
-    assert math.isnan(operator.follow().found()[0])
-    assert math.isnan(LayerOperator(operator.site).follow().found()[0])
+    assert math.isnan(operator.follow().result()[0])
+    assert math.isnan(LayerOperator(operator.site).follow().result()[0])
 
 
 def test_a_layer_on_many_positions_is_as_its_worst_position():

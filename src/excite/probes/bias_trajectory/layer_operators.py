@@ -45,7 +45,7 @@ class Estimate:
         estimate._solved = (math.inf, math.inf)
         return estimate
 
-    def found(self) -> tuple[float, float]:
+    def result(self) -> tuple[float, float]:
         """σ₁ and its error relative to it, by Rayleigh and Ritz; the first time it waits for the device."""
         with self._lock:
             if self._solved is None:
@@ -55,7 +55,7 @@ class Estimate:
 
     def vector(self) -> Tensor:
         """The Ritz vector (inputs,)."""
-        self.found()
+        self.result()
         assert self._space is not None
         return record_stream(self._space)[0]
 
@@ -168,7 +168,7 @@ class LayerOperator:
         gram = gram or self.gram()
         for turn in range(math.ceil(max_steps / _SPACE)):
             # The weights may have changed since the last call, and with them which direction leads.
-            value, error = self._search(gram, _SPACE, 0.0 if turn else _NOISE).found()
+            value, error = self._search(gram, _SPACE, 0.0 if turn else _NOISE).result()
             if error <= tolerance:
                 break
         return value, error
@@ -193,7 +193,7 @@ class LayerOperator:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Where the next search starts."""
-        if self.last is None or math.isnan(self.last.found()[0]):
+        if self.last is None or math.isnan(self.last.result()[0]):
             return {}
         return {"vector": self.last.vector().clone()}
 
@@ -207,7 +207,7 @@ class LayerOperator:
     def _search(self, gram: Gram, products: int, noise: float = 0.0) -> Estimate:
         """Lanczos from where the last search ended, with `noise` of a random vector added."""
         product, zeros = gram
-        last = None if self.last is None or math.isnan(self.last.found()[0]) else self.last
+        last = None if self.last is None or math.isnan(self.last.result()[0]) else self.last
         if self._noise is None or self._noise.shape != zeros.shape or self._noise.device != zeros.device:
             random = torch.randn(zeros.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
             self._noise = (random / random.norm()).to(zeros)

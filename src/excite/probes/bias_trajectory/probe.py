@@ -215,7 +215,7 @@ class Trajectory(Probe):
             self._batch = dict(kwargs) if kwargs and not args else tuple(args)
         if self.passes == "all":
             for path in self._paths.values():
-                path.look()
+                path.measure_updates()
         self._passes += 1
         # A pass need not be trained on (that of a penalty is not): the next one then.
         self._due |= self.bounds_every is not None and (self._passes - 1) % self.bounds_every == 0
@@ -274,7 +274,11 @@ class Trajectory(Probe):
             more = {f"{key}/{name}": value for name, (numbers, _) in result.items() for key, value in numbers.items()}
             return values | more | {f"label/{label}": 1.0 for label in self.labels}
 
-        return Deferred(finish) if any(ratio_bound.steep.is_cuda for ratio_bound in ratio_bounds.values()) else finish()
+        return (
+            Deferred(finish)
+            if any(ratio_bound.gradient_norms.is_cuda for ratio_bound in ratio_bounds.values())
+            else finish()
+        )
 
     def _warn(self, known: Sequence[str]) -> None:
         if "random" in known and not self._warned:
@@ -287,7 +291,7 @@ class Trajectory(Probe):
             )
 
     def _read(self, ratio_bounds: Mapping[str, RatioBounds]) -> dict[str, tuple[dict[str, Any], bool]]:
-        return {name: ratio_bound.found("vector" in self._static) for name, ratio_bound in ratio_bounds.items()}
+        return {name: ratio_bound.result("vector" in self._static) for name, ratio_bound in ratio_bounds.items()}
 
     def _check(self, hooks: Hooks) -> None:
         """Warns, once, about updates that may be missing since the last measurement."""
@@ -383,7 +387,7 @@ class Trajectory(Probe):
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
         """Returns what a report says about these metrics."""
-        return [*_steepness(history), *_steady(history), *_labels(history)]
+        return [*_lipschitz_findings(history), *_steady(history), *_labels(history)]
 
 
 def _recomputed(layer: str) -> str:
@@ -400,7 +404,7 @@ _LABEL_TEXTS = {
 }
 
 
-def _steepness(history: MetricSeries) -> list[Finding]:
+def _lipschitz_findings(history: MetricSeries) -> list[Finding]:
     result = []
     for key in ("trajectory/mean", "lipschitz/mean", "trajectory/lipschitz"):
         for layer, series in history.of(key).items():

@@ -20,31 +20,31 @@ class RatioBounds:
     """Read off the weights when it was made. `found` says what there is to write; it waits for the device."""
 
     updates: Tensor  # (B,), NaN for a sample without a loss gradient
-    steep: Tensor  # (B,)
+    gradient_norms: Tensor  # (B,)
     sigma: Estimate
     least: Callable[[], Tensor | None]
 
     @staticmethod
     def of(site: TracedLayer, gradient: Tensor, errors: Tensor, operator: LayerOperator) -> RatioBounds:
         """From dL/dz and ‖dL/df‖ of a pass. σ is followed from look to look, and what that leaves is its error."""
-        updates, steep, active = ratio_and_slope(site, gradient, errors, operator)
-        return RatioBounds(updates, steep, operator.follow(), operator.smallest_active(active))
+        updates, gradient_norms, active = ratio_and_slope(site, gradient, errors, operator)
+        return RatioBounds(updates, gradient_norms, operator.follow(), operator.smallest_active(active))
 
-    def found(self, vector: bool) -> tuple[dict[str, Any], bool]:
+    def result(self, vector: bool) -> tuple[dict[str, Any], bool]:
         """Values by name, and whether σ is an estimate. For a `vector` as output there is no upper bound."""
-        (sigma, error), minimum = self.sigma.found(), self.least()
+        (sigma, error), minimum = self.sigma.result(), self.least()
         upper, slack = self.updates * sigma, 1e-5 + 2 * error
-        bad = self.steep > upper * (1 + slack)
+        bad = self.gradient_norms > upper * (1 + slack)
         values: dict[str, Any] = {
             "sigma": sigma,
-            "lipschitz": self.steep.nanmean(),
-            "lipschitz_max": largest(self.steep),
+            "lipschitz": self.gradient_norms.nanmean(),
+            "lipschitz_max": largest(self.gradient_norms),
         }
         if not vector:
             values["upper"] = upper.nanmean()
         if minimum is not None:
             lower = self.updates * minimum
-            bad |= self.steep < lower * (1 - slack) - slack * upper * (self.updates.dtype != torch.float64)
+            bad |= self.gradient_norms < lower * (1 - slack) - slack * upper * (self.updates.dtype != torch.float64)
             values["lower"] = lower.nanmean()
         return values | {"violations": bad.sum()}, error > 0
 
@@ -61,5 +61,5 @@ def ratio_and_slope(
     gradient = gradient.movedim(site.axis, 0)
     operator = operator or LayerOperator(site)
     nonzero = torch.where(errors > 0, errors, torch.nan)
-    steep = row_norms(operator.transpose(gradient))
-    return row_norms(gradient) / nonzero, steep / nonzero, gradient != 0
+    gradient_norms = row_norms(operator.transpose(gradient))
+    return row_norms(gradient) / nonzero, gradient_norms / nonzero, gradient != 0

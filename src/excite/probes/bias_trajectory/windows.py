@@ -128,7 +128,7 @@ class BiasPath:
         self.length = self.squares = self.last[:1].sum() * 0.0
         self.mean, self.count = self.last, 1
 
-    def look(self) -> None:
+    def measure_updates(self) -> None:
         """Takes the parameter as it is now, if it changed."""
         if self._parameter._version == self._version:
             return
@@ -143,7 +143,7 @@ class BiasPath:
 
     def read(self) -> dict[str, float | Tensor]:
         """The window's values; a new window starts at the last iterate."""
-        self.look()
+        self.measure_updates()
         if not self._counts:
             now = self._now()
             step, self.last = now - self.last, now
@@ -155,7 +155,7 @@ class BiasPath:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""
-        self.look()
+        self.measure_updates()
         result = {name: getattr(self, name) for name in self._names}
         return {k: v if k == "count" else torch.as_tensor(v).clone() for k, v in result.items()}
 

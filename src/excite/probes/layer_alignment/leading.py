@@ -53,7 +53,7 @@ def leading(
     cold: int = 12,
 ) -> Leading:
     """Of one matrix; see `Search`."""
-    return Search([matrix], [basis], exact=exact, block=block, cold=cold).found()[0]
+    return Search([matrix], [basis], exact=exact, block=block, cold=cold).result()[0]
 
 
 class Search:
@@ -96,9 +96,11 @@ class Search:
                     start = torch.cat([noise[:, :, :1], known], 2)
             self._stacks.append(_Stack(members, [sides[i] for i in members], start, 1 if fits else cold))
 
-    def found(self) -> list[Leading]:
+    def result(self) -> list[Leading]:
         """Finishes the search and returns the result for each matrix; waits for the device."""
-        by_number = {number: vectors for stack in self._stacks for number, vectors in zip(stack.members, stack.found())}
+        by_number = {
+            number: vectors for stack in self._stacks for number, vectors in zip(stack.members, stack.result())
+        }
         return [by_number[number] for number in range(len(by_number))]
 
 
@@ -152,7 +154,7 @@ class _Stack:
         retained: Tensor = self._space @ turns[:, :, -self._block :].flip(2)
         return retained
 
-    def found(self) -> list[Leading]:
+    def result(self) -> list[Leading]:
         assert self._inner is not None
         values, turns = _solved(self._inner)
         squares = values.flip(1).clamp_min(0)

@@ -86,7 +86,7 @@ class AlignmentSearch:
         search = Search(list(matrices.values()), bases, exact=self.exact, block=self.block)
 
         def finish() -> tuple[dict[str, SpectrumRow], dict[str, Aligned]]:
-            leading = dict(zip(matrices, search.found()))
+            leading = dict(zip(matrices, search.result()))
             self._bases |= {key: vectors.basis for key, vectors in leading.items() if vectors.basis is not None}
             pairs = [(leading[key].left, leading[f"{name}/read"].left) for name, key in made.items()]
             dots = [(first.double() @ other.double()).abs().clamp(max=1.0) for first, other in pairs]

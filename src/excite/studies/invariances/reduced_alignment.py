@@ -120,7 +120,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     flags: tuple[str, ...] = ()
     for number in range(steps + 1):
         if number in looked_at:
-            result = {name: b for name, b in look(model, x, initial, wiring).items() if "factor" in b.terms}
+            result = {name: b for name, b in measure(model, x, initial, wiring).items() if "factor" in b.terms}
             rows = [[b.terms["measured"], b.terms["at this norm"], b.terms["limit"]] for b in result.values()]
             room = min(room, *(measured - now for measured, now, _ in rows))
             curve.append((number, rows))
@@ -142,7 +142,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     return Outcome(values, {"layers": list(result), "curve": curve}, flags)
 
 
-def look(model: nn.Module, x: Tensor, initial: Mapping[str, Tensor], wiring: Any) -> dict[str, Bound]:
+def measure(model: nn.Module, x: Tensor, initial: Mapping[str, Tensor], wiring: Any) -> dict[str, Bound]:
     """Evaluates the bound of Theorem 2 at the present weights."""
     return reduced_alignment(model, x, initial, wiring=wiring)
 

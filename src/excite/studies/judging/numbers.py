@@ -41,11 +41,11 @@ class JudgedAgain:
 
     def __str__(self) -> str:
         changed = [f"changed: {text} ({before} as stored, now {after})" for text, before, after in self.changes]
-        lines = [line for verdict in self.verdicts for line in (str(verdict), f"    {_said(verdict.claim)}")]
+        lines = [line for verdict in self.verdicts for line in (str(verdict), f"    {_quoted(verdict.claim)}")]
         return "\n".join([*lines, *(changed or ["all verdicts are as stored"])])
 
 
-def _said(claim: Claim) -> str:
+def _quoted(claim: Claim) -> str:
     """The sentence of the paper, and how the tested statement compares with it."""
     return f"the paper: “{claim.quote}”; {claim.reading}" if claim.quote else claim.reading
 

@@ -116,7 +116,7 @@ def train(
     return weights, biases, phi
 
 
-def look(model: nn.Sequential, plane: Array, cells: int) -> RegionMap:
+def map_plane(model: nn.Sequential, plane: Array, cells: int) -> RegionMap:
     """Maps the linear regions on the plane."""
     right, up = torch.from_numpy(10 * plane.T.copy())
     return region_map(model, torch.zeros(10, dtype=torch.float64), right, up, size=cells)
@@ -128,7 +128,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     weights, biases, phi = train(x_, y_, settings, seed, on_progress)
     model = as_module([(torch.from_numpy(weight), torch.from_numpy(bias)) for weight, bias in zip(weights, biases)])
     x, y = torch.from_numpy(x_), torch.from_numpy(y_)
-    result = look(model, plane, settings["cells"])
+    result = map_plane(model, plane, settings["cells"])
     new = result.points.reshape(-1, 10)
     measured = empty_region(model, x, torch.from_numpy(phi), new, beta=1.0)
     exact = empty_region(model, x, local(model, x), new, beta=1.0)
@@ -210,7 +210,7 @@ def _pictures(
     model: nn.Sequential, plane: Array, settings: Mapping[str, Any], z: Array, y: Array, x: Tensor, *ratios: Tensor
 ) -> dict[str, Any]:
     """Data of the figures, on a coarser grid."""
-    small = look(model, plane, settings["shown"])
+    small = map_plane(model, plane, settings["shown"])
     bound = empty_region(model, x, local(model, x), small.points.reshape(-1, 10), beta=1.0)
     side = (settings["shown"], settings["shown"])
     values = torch.where(bound.reached, bound.values, -1.0)  # −1: out of reach

@@ -209,9 +209,9 @@ class DataParallelTrainer(Trainer):
         self._stop_agreed |= any(votes > 0 for _, votes in rows)
         return [loss for loss, _ in rows]
 
-    def _settle(self) -> None:
+    def _drain(self) -> None:
         try:
-            super()._settle()
+            super()._drain()
         except TrainingStopped as error:  # the loss is that of the global batch: all ranks raise
             raise self.ranks.report_once(error) from None
 
@@ -238,7 +238,7 @@ class DataParallelTrainer(Trainer):
     def _checkpoint(self, final: bool = False) -> None:
         if not self.has_run:
             return
-        self._settle()
+        self._drain()
         if not self._finite():
             raise self.ranks.report_once(self._not_finite())
         state = full_state(self._state(), keep=self.ranks.first)

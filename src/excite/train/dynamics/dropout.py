@@ -75,7 +75,7 @@ def train_with_dropout(
     last, watch = _Tail(tail, learner.widths), _Looks()
     for t in range(steps):
         if t >= tau and (t - tau) % often == 0:
-            watch.look(learner.weights, learner.biases, points)
+            watch.measure(learner.weights, learner.biases, points)
         masks = np.split(draws.random(sum(learner.widths)) < 0.5, learner.cuts)
         step = learner.learn(points[order[t]], labels[order[t]], masks, rate)
         if not math.isfinite(step.z):
@@ -85,8 +85,8 @@ def train_with_dropout(
         rate *= decay ** (1 / steps)
         if t % 1000 == 999:
             progress((t + 1) / steps)
-    watch.look(learner.weights, learner.biases, points)
-    return DropoutRun(learner.pairs(), where, tau, *last.tensors(learner.cuts), **watch.found())
+    watch.measure(learner.weights, learner.biases, points)
+    return DropoutRun(learner.pairs(), where, tau, *last.tensors(learner.cuts), **watch.result())
 
 
 def _labels(y: Tensor, count: int) -> Array:
@@ -186,7 +186,7 @@ class _Looks:
         self.count = 0
         self.min_output, self.beta, self.p_min, self.p_sum = 1.0, 0.0, 1.0, 0.0
 
-    def look(self, weights: Sequence[Array], biases: Sequence[Array], x: Array) -> None:
+    def measure(self, weights: Sequence[Array], biases: Sequence[Array], x: Array) -> None:
         h, masks = x, []
         for weight, bias in zip(weights[:-1], biases[:-1]):
             h = np.maximum(h @ weight.T + bias, 0)
@@ -208,7 +208,7 @@ class _Looks:
         self.p_sum += float(shares.mean())
         self.count += 1
 
-    def found(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         steep = self.high > 0
         with np.errstate(divide="ignore"):
             ratios = self.high[steep] / self.low[steep]

@@ -18,7 +18,7 @@ from torch.nn import functional
 from excite._core.checks import check_count
 from excite.train.batches import Shuffle
 from excite.train.dynamics.trajectories import BiasTrajectory, Piece, TrajectoryRecord
-from excite.train.vectorized.inputs import check, check_room, check_seeds, take_points, take_rates
+from excite.train.vectorized.inputs import check, check_memory, check_seeds, take_points, take_rates
 from excite.train.vectorized.perceptrons import Perceptrons
 from excite.train.vectorized.sgd import CapturedWindow, Loss, SGDSettings, Steps, few_threads
 
@@ -146,7 +146,7 @@ def _steps(
     per_epoch = -(-points // batch)
     width = per_epoch if window is None else min(check_count(window, "window"), epochs * per_epoch)
     watched = len(networks.weights) if layers == "all" else 1
-    check_room(networks, batch, width, watched)
+    check_memory(networks, batch, width, watched)
     return Steps(networks, rule, batch, width, watched)
 
 
@@ -172,7 +172,7 @@ def _train(
             real = at[:, 0] >= 0
             _fill(steps, points, targets, at.clamp_min(0), real)
             run(len(at))
-            recorder.look(real)
+            recorder.measure(real)
             if progress is not None:
                 progress("training", sum(recorder.counts), total)
     result = Ensemble(
@@ -200,7 +200,7 @@ class _Seen:
         self.counts: list[int] = []  # steps of each window
         self._steps, self._held = steps, held
 
-    def look(self, real: Tensor) -> None:
+    def measure(self, real: Tensor) -> None:
         """After the steps of a window; real (K, B): points that are not there to fill up a batch."""
         steps, window, k = self._steps, len(self.counts), len(real)
         loss = steps.rule.loss

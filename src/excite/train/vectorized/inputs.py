@@ -77,7 +77,7 @@ def check(
         check_number(value, name, 0)
 
 
-def check_room(networks: Perceptrons, batch: int, width: int, watched: int) -> None:
+def check_memory(networks: Perceptrons, batch: int, width: int, watched: int) -> None:
     """Refuse a window whose points and derivatives would fill the memory."""
     form = networks.form
     numbers = form.sizes[0] + sum(form.sizes[1 : watched + 1])

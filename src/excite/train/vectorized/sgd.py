@@ -51,24 +51,24 @@ class Steps:
         form, count = networks.form, networks.count
         widths = form.sizes[1:]
 
-        def room(*shape: int) -> Tensor:
+        def buffer(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=form.dtype, device=form.device)
 
         # What a step is given: its points, their targets, and the factor of their derivatives (0 for points that only
         # fill up a smaller last batch).
-        self.inputs = room(steps, count, batch, widths[0] if form.fixed else form.sizes[0] + 1)
-        self.targets = room(steps, count, batch, 1)
-        self.factors = room(steps, count, batch, 1)
+        self.inputs = buffer(steps, count, batch, widths[0] if form.fixed else form.sizes[0] + 1)
+        self.targets = buffer(steps, count, batch, 1)
+        self.factors = buffer(steps, count, batch, 1)
         # What it leaves behind.
-        self.outputs = room(steps, count, batch, 1)
-        self.d = [room(steps if layer < watched else 1, count, batch, n) for layer, n in enumerate(widths)]
-        self.biases = [room(steps + 1, count, n) for n in widths[:watched]]
+        self.outputs = buffer(steps, count, batch, 1)
+        self.d = [buffer(steps if layer < watched else 1, count, batch, n) for layer, n in enumerate(widths)]
+        self.biases = [buffer(steps + 1, count, n) for n in widths[:watched]]
         # What it works with.
-        self._h = [torch.cat([room(count, batch, w.shape[2] - 1), networks.ones(layer, count, batch, 1)], 2)
+        self._h = [torch.cat([buffer(count, batch, w.shape[2] - 1), networks.ones(layer, count, batch, 1)], 2)
                    for layer, w in enumerate(networks.weights)]  # fmt: skip
-        self._z = [room(count, batch, n) for n in widths[:-1]]
-        self._g = [room(count, batch, n) for n in widths[:-1]]
-        self._slope = room(count, batch, 1)
+        self._z = [buffer(count, batch, n) for n in widths[:-1]]
+        self._g = [buffer(count, batch, n) for n in widths[:-1]]
+        self._slope = buffer(count, batch, 1)
         if not rule.plain:
             self._gradient, self._velocity = torch.zeros_like(networks.flat), torch.zeros_like(networks.flat)
             self._gradients = networks.views(self._gradient, networks.shapes)
