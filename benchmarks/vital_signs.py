@@ -3,7 +3,7 @@
     python -m benchmarks.vital_signs [--device cuda] [--size small] [--batch 16] [--rounds 5] [--seconds 90]
 
 A GPT with the sizes of GPT-2 small (124 million weights, 1,024 tokens), bfloat16 autocast, `torch.compile`, fused AdamW, on random
-tokens. Two models train in turns: one that nobody watches, and one with all vital signs and the recorder attached, whose signs are
+tokens. With `--regional` every block and the output layer are compiled by themselves, which takes less time. Two models train in turns: one that nobody watches, and one with all vital signs and the recorder attached, whose signs are
 measured never, every 50 and every 10 steps. A round has 50 steps of each, one after the other; the extra time is the median over rounds
 of the ratio within a round, for signs every 50 steps the mean, since ranks of tokens and critical sharpness fall into every fifth
 round. Printed are milliseconds per step, the extra time and the peak memory, and for every probe the milliseconds of one measurement on
@@ -71,6 +71,17 @@ class Block(nn.Module):
         return x + self.c_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))  # type: ignore[no-any-return]
 
 
+class Head(nn.Module):
+    """The last normalization and the output layer, whose weight is that of the embedding."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.ln_f = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(self.ln_f(x), weight)
+
+
 class GPT(nn.Module):
     """GPT-2 with tied embeddings; returns logits."""
 
@@ -78,25 +89,31 @@ class GPT(nn.Module):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.h = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.ln_f = nn.LayerNorm(width)
+        self.head = Head(width)
         nn.init.normal_(self.wte.weight, std=0.02)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
         for block in self.h:
             x = block(x)
-        return F.linear(self.ln_f(x), self.wte.weight)
+        logits: Tensor = self.head(x, self.wte.weight)
+        return logits
 
 
 class Training:
     """One model with its optimizer; `run(steps)` trains and returns seconds per step and the peak memory."""
 
-    def __init__(self, size: str, batch: int, device: torch.device, backend: str, watched: bool):
+    def __init__(
+        self, size: str, batch: int, device: torch.device, backend: str, watched: bool, regional: bool = False
+    ):
         torch.manual_seed(0)
         sizes = SIZES[size]
         self.device = device
         self.model = GPT(*sizes).to(device)
-        self.compiled = torch.compile(self.model, backend=backend)
+        if regional:
+            for part in (*self.model.h, self.model.head):
+                part.compile(backend=backend)
+        self.compiled = self.model if regional else torch.compile(self.model, backend=backend)
         self.ids = torch.randint(sizes[0], (4, batch, sizes[1] + 1), device=device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device.type == "cuda")
         self.signs = vital_signs(1)
@@ -186,12 +203,19 @@ VARIANTS = (("recorder", NEVER), ("recorder, signs every 50", 50), ("recorder, s
 
 
 def measure(
-    size: str, batch: int, device: torch.device, backend: str, rounds: int, seconds: float, note: Any = print
+    size: str,
+    batch: int,
+    device: torch.device,
+    backend: str,
+    regional: bool,
+    rounds: int,
+    seconds: float,
+    note: Any = print,
 ) -> dict[str, Any]:
     """Milliseconds per step and peak memory of every variant, in turns; both models are held all the time."""
     began = time.perf_counter()
-    plain = Training(size, batch, device, backend, watched=False)
-    watched = Training(size, batch, device, backend, watched=True)  # before the first compiled call
+    plain = Training(size, batch, device, backend, False, regional)
+    watched = Training(size, batch, device, backend, True, regional)  # before the first compiled call
     for name, one in (("not watched", plain), ("watched", watched)):
         one.run(5)
         print(f"{name}: compiled after {time.perf_counter() - began:.0f} s", flush=True)
@@ -226,9 +250,35 @@ def extra(result: dict[str, Any], name: str) -> float:
     return mean(ratios) if name.endswith(" 50") else median(ratios)
 
 
-def memory(size: str, batch: int, device: torch.device, steps: int = 6) -> dict[str, float]:
-    """GiB at the peak of a training that is not watched, of one with the default probes, and of its weights; not compiled."""
-    found: dict[str, float] = {}
+class MemoryMeter:
+    """GiB that each probe allocates at most while it measures, beyond what is allocated before."""
+
+    def __init__(self, training: Training):
+        self.peaks: dict[str, float] = {}
+        assert training.watch is not None
+        for probe in training.watch.probes:
+            setattr(probe, "measure", self._measured(probe.measure, probe.name))  # noqa: B010
+
+    def _measured(self, function: Any, name: str) -> Any:
+        def call(ctx: Any) -> Any:
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            result = function(ctx)
+            torch.cuda.synchronize()
+            used = (torch.cuda.max_memory_allocated() - before) / 2**30
+            self.peaks[name] = max(used, self.peaks.get(name, 0.0))
+            return result
+
+        return call
+
+
+def memory(size: str, batch: int, device: torch.device, steps: int = 4) -> dict[str, Any]:
+    """GiB at the peak of a training that is not watched and of one with the default probes; not compiled.
+
+    Also what the watch holds between steps, and what each probe takes while it measures.
+    """
+    found: dict[str, Any] = {}
     plain = 0.0
     for name in ("not watched", "default probes"):
         training = Training(size, batch, device, "eager", watched=False)
@@ -238,13 +288,17 @@ def memory(size: str, batch: int, device: torch.device, steps: int = 6) -> dict[
                 training.watch = excite.watch(
                     training.model, training.ids[0, :, :-1], optimizer=training.optimizer, every=2
                 )
-            print("probes:", ", ".join(probe.name for probe in training.watch.probes), flush=True)
         training.run(2)
         found[name] = training.run(steps)[1]
         if training.watch is None:
             plain = allocated(device)
         else:
             found["held between steps"] = allocated(device) - plain
+            if device.type == "cuda":
+                meter = MemoryMeter(training)
+                training.run(2)
+                found["while measuring"] = meter.peaks
+            found["probes"] = [probe.name for probe in training.watch.probes]
             training.watch.close()
         found["weights"] = sum(p.numel() * p.element_size() for p in training.model.parameters()) / 2**30
         del training
@@ -261,6 +315,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=600, help="no further round after about so many seconds")
     parser.add_argument("--backend", default="inductor")
+    parser.add_argument(
+        "--regional", action="store_true", help="compile each block and the output, not the whole model"
+    )
     parser.add_argument("--memory", action="store_true", help="only the peak memory with the default probes")
     parser.add_argument("--json", help="file that the numbers are written to after every round")
     options = parser.parse_args()
@@ -281,6 +338,7 @@ def main() -> None:
         options.batch,
         torch.device(options.device),
         options.backend,
+        options.regional,
         options.rounds,
         options.seconds,
         note,

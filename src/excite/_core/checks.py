@@ -12,7 +12,9 @@ import importlib
 import math
 import os
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar
@@ -173,11 +175,24 @@ def check_pair(value: object, name: str) -> tuple[float, float]:
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
+_shapes_only: ContextVar[bool] = ContextVar("_shapes_only", default=False)
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """A context in which tensors on the meta device, which have a shape and no values, are accepted as inputs and outputs."""
+    token = _shapes_only.set(True)
+    try:
+        yield
+    finally:
+        _shapes_only.reset(token)
+
+
 def check_dense(tensor: Tensor, what: str = "inputs") -> Tensor:
     """A tensor whose values can be read: strided, on a device with memory. Reads none of them."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         raise InputError(f"expected dense {what}; got {shown(tensor)}: convert with .to_dense() or .dequantize()")
-    if tensor.device.type == "meta":
+    if tensor.device.type == "meta" and not _shapes_only.get():
         raise InputError(f"expected {what} with values; got {shown(tensor)}: move them to a device that has memory")
     return tensor
 

@@ -10,12 +10,22 @@ from torch import nn
 from excite._core.calls import Batch, Pick
 from excite._core.wrappers import eagerly
 from excite.errors import InputError
-from excite.probes import AdamMoments, CriticalSharpness, FlightRecorder, Probe, default_probes, vital_signs
+from excite.probes import (
+    AdamMoments,
+    CriticalSharpness,
+    Distance,
+    FlightRecorder,
+    Probe,
+    Signs,
+    default_probes,
+    vital_signs,
+)
 from excite.probes.schedules import Schedule, as_schedule
 from excite.probes.vital_signs.adam_moments import is_adam
 from excite.probes.vital_signs.blocks import has_attention
 from excite.probes.vital_signs.critical_sharpness import default_loss
 
+LARGE = 500_000_000  # trained weights, above which no copies of all of them are kept
 Every = int | Schedule | Mapping[str, int | Schedule]
 
 
@@ -31,7 +41,7 @@ def chosen_probes(
     """The probes to attach. Of the defaults those are left out that need an example or an optimizer that is not there."""
     given = {"example": example, "optimizer": optimizer}
     if probes is None:
-        everything = default_probes(output) + _signs(model, optimizer, output, example)
+        everything = _affordable(default_probes(output), model) + _signs(model, optimizer, output, example)
         chosen = [p for p in everything if all(given[need] is not None for need in p.requires)]
     else:
         chosen = list(probes)
@@ -46,6 +56,12 @@ def chosen_probes(
     if every is not None:
         _schedule(chosen, every)
     return chosen
+
+
+def _affordable(probes: Sequence[Probe], model: nn.Module) -> list[Probe]:
+    """Of large models without the probes that hold copies of all weights: nine bytes for each, where training holds sixteen."""
+    weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return [probe for probe in probes if weights <= LARGE or not isinstance(probe, Distance | Signs)]
 
 
 def _signs(

@@ -131,7 +131,9 @@ class UpdateRatio(Probe):
         if self._groups.paths != list(current):
             self._groups = LayerGroups(current)
         sizes = self._groups.norms([before[path] for path in current])
-        moved = self._groups.norms([before[path].sub_(current[path]) for path in current])
+        old = [before[path] for path in current]
+        torch._foreach_sub_(old, list(current.values()))
+        moved = self._groups.norms(old)
         ratios = torch.where(sizes > 0, moved / sizes, torch.nan)
         return {f"ratio/{layer}" if layer else "ratio": r for layer, r in zip(self._groups.layers, ratios.unbind())}
 

@@ -245,7 +245,10 @@ def _members(ctx: ChannelContext, slots: list[Slot]) -> list[_Member]:
 
     def member_of(label: int) -> _Member:
         root = classes.find(label)
-        return members.setdefault(root, _Member(classes.state(root)))
+        member = members.get(root)
+        if member is None:
+            member = members[root] = _Member(classes.state(root))
+        return member
 
     for use in ctx.uses:
         number = slots.index(use.slot)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from excite._core.calls import Batch, Pick, check_finite
-from excite._core.checks import check_model, model_errors
+from excite._core.checks import Batch, Pick, check_model, check_values, model_errors, shapes_only, tensors
+from excite._core.intercept.names import clean_path
 from excite._core.wrappers import refuse_lazy, unwrap
 from excite.errors import InputError
 from excite.wiring.channels import follow
@@ -107,6 +111,9 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
     runs in its current mode. Laws are about training: a model in evaluation mode is read as if its normalizations used the
     statistics of the batch. The model, its mode, its running statistics and the random state are left unchanged.
 
+    A model on the meta device is traced from its shapes, without memory for its weights: 8 billion weights take seconds. What depends on
+    the values of its buffers is then not known; the notes name them.
+
     Args:
         model: Any module; subclasses, hooks or changes are not needed.
         example: A batch as the model takes it: a tensor, a tuple of arguments, or a dict of keyword arguments.
@@ -127,15 +134,51 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
         >>> wiring.groups[0].law, wiring.groups[0].why
         ('channel', 'through relu')
     """
-    check_model(model)
-    check_finite(example, "values in the example")
-    model = unwrap(model)
+    model = unwrap(check_model(model))
     refuse_lazy(model)
-    layers, parameters, notes = record(model, example, output)
+    with shapes_only(), _no_garbage_collection():
+        return _trace(model, _placed(model, example), output)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Wide models have millions of labels, which Python's collector would visit again and again: half of the time, for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _placed(model: nn.Module, example: Batch) -> Batch:
+    """The example, with finite values; on the meta device if the model is."""
+    leaves = tensors(example)
+    if _on_meta(model.parameters()):
+        return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, example)  # type: ignore[no-any-return]
+    if _on_meta(leaves):
+        raise InputError(
+            "the example is on the meta device and the model is not: move both to it, or both to a device with memory"
+        )
+    check_values(leaves, "values in the example")
+    return example
+
+
+def _on_meta(several: Iterable[Tensor]) -> bool:
+    return any(one.device.type == "meta" for one in several)
+
+
+def _trace(model: nn.Module, example: Batch, output: Pick) -> Wiring:
+    # Tensors that a model makes without naming a device go to that of a model on the meta device.
+    placed = torch.device("meta") if _on_meta(model.parameters()) else nullcontext()
+    with placed:
+        layers, parameters, notes = record(model, example, output)
     attentions: tuple[Attention, ...] = ()
     translations: tuple[Translation, ...] = ()
     try:
-        graph = exported(model, example, output)
+        with placed:
+            graph = exported(model, example, output)
         ctx = follow(model, graph)
         groups = assemble(ctx)
         translations = find_translations(graph, ctx)
@@ -143,6 +186,9 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
         attentions = find_attentions(result)
         roles = find_roles(result, attentions, parameters)
         layers, groups = tuple(map(roles.of_layer, layers)), tuple(map(roles.of_group, groups))
+        unknown = [clean_path(path) for path, buffer in model.named_buffers() if buffer.is_meta]
+        if unknown:
+            notes += (f"on the meta device the values of buffers are not known: {', '.join(unknown)}",)
         notes += tuple(f"attention of {module} cannot be told: it calls {op}" for module, op in result.unknown.items())
     except ExportFailed as failure:
         # A weight that is computed on the fly (weight normalization) is no parameter that a group could hold.

@@ -40,16 +40,10 @@ def test_blocks_of_a_large_tensor_estimate_its_norm(layout):
     x = x if layout == "rows" else x.T
     views, factor = sample_blocks(x)
     assert x.numel() > LARGE
-    assert sum(view.numel() for view in views) == x.numel() // 8
+    assert [view.numel() for view in views] == [4096] * 8
     assert factor == pytest.approx(8)
     sampled = SampledTensors({"x": x})
     assert float(sampled.sums(sampled.read(), 2)) == pytest.approx(float(x.square().sum()), rel=0.05)
-
-
-def test_at_most_16384_entries_make_a_block():
-    views, factor = sample_blocks(torch.zeros(2048, 1024))
-    assert [view.numel() for view in views] == [16_384] * 8
-    assert factor == 2048 * 1024 / (8 * 16_384)
 
 
 def test_norms_of_several_dtypes():

@@ -191,6 +191,19 @@ def test_the_probe_through_watch_and_across_a_restart(tmp_path) -> None:
     )
 
 
+def test_autocast_does_not_reach_the_weights() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 20)), torch.randn(4, 20)
+    probe = Alignment(exact=4)
+    ctx = StepContext(model, 0, example=x)
+    probe.attach(ctx)
+    expected = probe.measure(ctx)
+    probe = Alignment(exact=4)
+    probe.attach(ctx)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert probe.measure(ctx) == pytest.approx(expected, rel=1e-6)
+
+
 def test_bad_input() -> None:
     model, x = build("mlp")
     with pytest.raises(InputError, match="example"):

@@ -42,6 +42,12 @@ def module_outputs(model: nn.Module, names: Collection[str]) -> dict[str, nn.Mod
     return {name: module for name, module in found.items() if name in wanted}
 
 
+def _storage(tensor: Tensor) -> int:
+    """What tells the memory of a tensor from others: its address; on the meta device, where there is none, the storage object."""
+    storage = tensor.untyped_storage()
+    return int(storage._cdata if tensor.is_meta else storage.data_ptr())
+
+
 class Names:
     """Names of affine calls: the weight's path without `.weight`; a second call of the same weight is `name#2`.
 
@@ -83,7 +89,7 @@ class Names:
                 self.of_one[(name,)] = layer_name(name)
                 self._order.setdefault(name, len(self._order))
                 if parameter.numel() and not hasattr(parameter, "full_tensor"):  # a DTensor has no storage of its own
-                    self._by_storage.setdefault(parameter.untyped_storage().data_ptr(), name)
+                    self._by_storage.setdefault(_storage(parameter), name)
 
     def _keep(self, tensor: Tensor, sources: Sources) -> None:
         self.sources[id(tensor)] = sources
@@ -97,7 +103,7 @@ class Names:
         if sources is not None:
             return sources[0] if sources else None
         if tensor._is_view() and tensor.numel():
-            return self._by_storage.get(tensor.untyped_storage().data_ptr())
+            return self._by_storage.get(_storage(tensor))
         return None
 
     def layer(self, sources: Sequence[str]) -> str:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 LARGE = 1 << 16  # entries of a tensor, above which blocks of it are taken
-_BLOCKS, _FRACTION = 8, 8  # blocks, and how many times as many entries there are at least
-_ROW, _MAX_ROWS = 4096, 4  # entries of a row of the sample, and rows of a block
+_BLOCKS = 8
+_ROW = 4096  # entries of a row of the sample, and of a block
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -24,16 +24,14 @@ def sample_blocks(tensor: Tensor) -> tuple[list[Tensor], float]:
     """Views of a tensor and the number of times that its entries outnumber theirs.
 
     A tensor of at most 65,536 entries is taken as it is. Of a larger one eight blocks of entries that lie side by side, spread evenly,
-    with an eighth of its entries and at most 16,384 each.
+    with 4,096 entries each.
     """
     size = tensor.numel()
-    rows = min(size // (_BLOCKS * _FRACTION * _ROW), _MAX_ROWS)
-    if size <= LARGE or rows < 1 or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+    if size <= LARGE or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
         return [tensor], 1.0
     flat = tensor.as_strided((size,), (1,))  # in the order of its memory
-    length = rows * _ROW
-    starts = [round(i * (size - length) / (_BLOCKS - 1)) for i in range(_BLOCKS)]
-    return [flat[start : start + length] for start in starts], size / (length * _BLOCKS)
+    starts = [round(i * (size - _ROW) / (_BLOCKS - 1)) for i in range(_BLOCKS)]
+    return [flat[start : start + _ROW] for start in starts], size / (_ROW * _BLOCKS)
 
 
 class SampledTensors:

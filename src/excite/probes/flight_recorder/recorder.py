@@ -37,8 +37,8 @@ class FlightRecorder(Probe):
 
     At every step it notes the norm of the gradient, ‖Δw‖/‖w‖, Adam's ‖m‖ and ‖√v‖ per layer (module that owns parameters) and the root
     mean square of the residual stream after each block, on two or three sequences of the batch, on the device; ten steps at a time are
-    read in the background. Norms of tensors with more than 65,536 entries are estimated from eight blocks of entries, spread evenly,
-    that hold an eighth of them and at most 16,384 each, except for the gradient, whose norm is exact.
+    read in the background. Norms of tensors with more than 65,536 entries are estimated from eight blocks of 4,096 entries,
+    spread evenly, except for the gradient, whose norm is exact.
 
     The loss spikes if the smallest of the last `recent` losses exceeds the mean of the `past` losses before by more than `least` and by
     more than `sigmas` of their standard deviations, or if it is not finite. Then
@@ -283,6 +283,7 @@ class _LayerNorms:
         self._weights = SampledTensors(parameters)
         self._reduce = ShardSums(list(parameters.values()))
         self._before = self._weights.read().clone()
+        self._size = self._weights.sums(self._before, 2)
         self._moments: tuple[SampledTensors, SampledTensors] | None = None
         self._places: dict[str, tuple[list[str], Tensor]] = {}
 
@@ -293,6 +294,7 @@ class _LayerNorms:
     def copy_weights(self) -> None:
         """Keeps the weights before the coming step."""
         self._before.copy_(self._weights.read())
+        self._size = self._weights.sums(self._before, 2)
 
     def gradients(self) -> Tensor:
         """‖g‖² of every parameter, 0 for those without a gradient."""
@@ -305,9 +307,9 @@ class _LayerNorms:
     def state(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
         """Of every parameter ‖Δw‖² since the last call, ‖w‖² before it, ‖m‖² and ‖√v‖²."""
         now = self._weights.read()
-        size = self._weights.sums(self._before, 2)
         moved = self._weights.sums(self._before.sub_(now), 2)
         self._before.copy_(now)
+        size, self._size = self._size, self._weights.sums(now, 2)
         found = moments(optimizer, self.parameters)
         if not found:
             return [moved, size, self.nothing(), self.nothing()]

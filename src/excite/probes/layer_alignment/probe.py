@@ -287,10 +287,13 @@ class Alignment(Probe):
         if self._measure is None:
             raise InputError("the alignment probe is not attached: use it through excite.watch")
         parameters = parameters_of(ctx.model)
-        with torch.no_grad():
+        # Where watch.step is called under autocast, products of weights would be in half precision.
+        device = next(iter(parameters.values())).device.type if parameters else "cpu"
+        with torch.no_grad(), torch.autocast(device, enabled=False):
             finish = self._measure.begin(parameters)
-        on_device = any(p.is_cuda for p in parameters.values())
-        return Deferred(lambda: _values(*finish())) if on_device else _values(*finish())
+            if not any(p.is_cuda for p in parameters.values()):
+                return _values(*finish())
+        return Deferred(lambda: _values(*finish()))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""

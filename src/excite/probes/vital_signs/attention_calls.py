@@ -1,7 +1,7 @@
 """Every call of attention while a model runs: the largest logit and the entropy of each head.
 
 Kernels are not changed. For `scaled_dot_product_attention` the logits are computed again from the queries and keys it gets; where
-the model calls softmax itself, its input has the logits. Of long sequences 256 queries are looked at, with all keys.
+the model calls softmax itself, its input has the logits. Of long sequences 128 queries are looked at, with all keys.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from excite.errors import InputError, ModelError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, finite, number
 from excite.probes.update_ratio import StepCopy
-from excite.probes.vital_signs.sample import SEQUENCES, few_sequences, logits_of, running
+from excite.probes.vital_signs.sample import SEQUENCES, PaddedRows, few_sequences, logits_of, running
 from excite.probes.vital_signs.tokens import token_mask, wide
 
 LossFunction = Callable[[Any, Batch], Tensor]  # of the outputs of the model and the batch
@@ -143,13 +143,13 @@ class CriticalSharpness(Probe):
         batch = few_sequences(_example(ctx), SEQUENCES)
         multiples = [self._factor * one for one in _GRID]
         old, new = list(before.values()), [self._parameters[path].detach() for path in before]
-        moved = [torch.empty_like(one) for one in old]
-        losses = []
-        with eval_mode(ctx.model):
+        losses: list[Tensor] = []
+        moved: tuple[Tensor, ...]
+        with eval_mode(ctx.model), PaddedRows():
             for c in (0.0, *multiples):
                 # (1 − c) old + c new, in the order of lerp: at c = 0 the old weights, bit by bit
-                torch._foreach_copy_(moved, old)
-                torch._foreach_lerp_(moved, new, c)
+                moved = ()  # one set of weights at a time
+                moved = torch._foreach_lerp(old, new, c)
                 args, kwargs = arguments(ctx.model, own_copy(batch))
                 output = torch.func.functional_call(ctx.model, dict(zip(before, moved)), args, kwargs)
                 losses.append(wide(self._chosen(output, batch)).reshape(()))
@@ -236,7 +236,10 @@ def _token_ids(batch: Batch) -> Tensor | None:
 
 
 def _next_token(output: Any, batch: Batch) -> Tensor:
-    ids, mask, logits = _token_ids(batch), token_mask(batch), wide(logits_of(output))
+    ids, mask, logits = _token_ids(batch), token_mask(batch), logits_of(output)
     assert ids is not None
     targets = ids.long() if mask is None else ids.long().masked_fill(mask == 0, -100)
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+    targets = F.pad(targets[:, 1:], (0, 1), value=-100)  # rather than logits without the last, which would be a copy
+    with torch.autocast(logits.device.type, enabled=False):
+        log_p = F.log_softmax(logits.flatten(0, 1), -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        return F.nll_loss(log_p, targets.flatten())

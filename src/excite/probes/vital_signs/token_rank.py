@@ -11,18 +11,16 @@ from excite.errors import InputError, ModelError
 from excite.probes.activation_rank.covariance import Covariances
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, fall, number, since
-from excite.probes.vital_signs.sample import block_outputs, few_sequences, running
+from excite.probes.vital_signs.sample import PaddedRows, block_outputs, few_sequences, running
 from excite.probes.vital_signs.tokens import at_places, spread, token_mask, wide
 from excite.wiring.normalization import as_trained
-
-_TOKENS = 128  # of a sequence, spread evenly
 
 
 def sequence_means(x: Tensor, tokens: Tensor | None = None) -> Tensor:
     """Mean over the tokens of each sequence, (sequences, tokens, width) -> (sequences, width)."""
-    x = wide(x)
     if tokens is None or tokens.shape != x.shape[:-1]:
-        return x.mean(-2)
+        return x.mean(-2, dtype=wide(x[:0]).dtype)
+    x = wide(x)
     counted = (tokens != 0)[..., None].to(x.dtype)
     return (counted * x).sum(-2) / counted.sum(-2)
 
@@ -32,7 +30,7 @@ def without_padding(x: Tensor, tokens: Tensor | None = None) -> Tensor:
 
     That adds nothing to the covariance but a factor, which the effective rank does not see.
     """
-    places = spread(x.shape[1], _TOKENS, x.device)
+    places = spread(x.shape[1], device=x.device)
     rows = wide(at_places(x, places, 1))
     if tokens is None or tokens.shape != x.shape[:-1]:
         return rows
@@ -100,7 +98,12 @@ class TokenRank(Probe):
         def keep(x: Tensor) -> tuple[Tensor, Tensor] | None:
             return (without_padding(x, tokens), sequence_means(x, tokens)) if x.dim() == 3 else None
 
-        with running(self.sequences), as_trained(ctx.model, batch), block_outputs(ctx.model, keep) as found:
+        with (
+            running(self.sequences),
+            as_trained(ctx.model, batch),
+            block_outputs(ctx.model, keep) as found,
+            PaddedRows(),
+        ):
             call(ctx.model, own_copy(batch))
         return {path: rows for path, rows in found.items() if rows is not None}
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from excite._core.calls import Batch
 
-PLACES = 256  # of a sequence, at which attention and the output are looked at
+PLACES = 128  # of a sequence, at which attention, the output and ranks of tokens are looked at
 
 
 def spread(count: int, most: int = PLACES, device: torch.device | None = None) -> Tensor | None:

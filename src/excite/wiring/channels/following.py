@@ -47,9 +47,9 @@ class ChannelInterpreter(Interpreter):
         """Returns a parameter by name and shape."""
         return Held(path, self.context.shapes[path])
 
-    def constant(self, value: Tensor) -> Tensor:
-        """Returns a constant as it is."""
-        return value
+    def constant(self, value: Tensor) -> Any:
+        """Returns a constant as it is; one on the meta device, whose values are not known, by its shape."""
+        return self.context.constant(tuple(value.shape)) if value.device.type == "meta" else value
 
     def input(self, node: torch.fx.Node) -> Any:
         """Returns the labels of the model's input, which does not scale."""
@@ -62,9 +62,10 @@ class ChannelInterpreter(Interpreter):
         tags = getattr(node.target, "tags", ())
         known = hasattr(node.target, "_schema") and not is_inplace(node.target)
         if known and torch.Tag.nondeterministic_seeded not in tags and isinstance(shape, tuple):
+            kwargs = {key: _with_memory(value) for key, value in kwargs.items()}
             try:
                 with torch.no_grad():
-                    return node.target(*args, **kwargs)  # type: ignore[operator]
+                    return node.target(*map(_with_memory, args), **kwargs)  # type: ignore[operator]
             except (RuntimeError, TypeError, ValueError):
                 pass
         if isinstance(shape, list):
@@ -94,6 +95,11 @@ class ChannelInterpreter(Interpreter):
         reason = Break(f"{name_of(node.target)}_ writes into a tensor that is read elsewhere")
         for value in tensors_in(values):
             self.context.classes.pin(self.context.signal(value).labels, reason)
+
+
+def _with_memory(argument: Any) -> Any:
+    """The CPU in place of the meta device: a graph on it has numbers that depend on no input, such as positions, nonetheless."""
+    return torch.device("cpu") if isinstance(argument, torch.device) and argument.type == "meta" else argument
 
 
 def _statistic(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:

@@ -87,16 +87,20 @@ class Classes:
         """The root that stands for the class of a label."""
         if label < 0:
             return label
-        root = label
-        while self._parent[root] != root:
-            root = self._parent[root]
-        while self._parent[label] != root:
-            self._parent[label], label = root, self._parent[label]
+        parent, root = self._parent, label
+        while parent[root] != root:
+            root = parent[root]
+        while parent[label] != root:
+            parent[label], label = root, parent[label]
         return root
 
     def state(self, label: int) -> State:
         """Properties of the class of a label."""
-        return self._states.setdefault(self.find(label), State())
+        root = self.find(label)
+        state = self._states.get(root)
+        if state is None:
+            state = self._states[root] = State()
+        return state
 
     def fixed(self, label: int) -> bool:
         """Whether the factor of this label is one whatever happens later."""
