@@ -50,6 +50,11 @@ def test_by_name_and_by_figure() -> None:
     assert find_study(study) is study
 
 
+@pytest.mark.parametrize("reference", ["persistency:6", "persistency 6", "persistency figure 6", "Persistency fig. 6"])
+def test_a_figure_is_written_in_several_ways(reference: str) -> None:
+    assert find_study(reference).name == "margin-layers"
+
+
 @pytest.mark.parametrize(
     ("reference", "message"),
     [

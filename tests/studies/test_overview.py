@@ -53,6 +53,8 @@ def test_the_list_fits_one_screen(tmp_path: Path, width: int) -> None:
     lines = list_lines(STUDIES.values(), width, tmp_path)
     assert len(lines) + 4 <= 45
     assert max(map(len, lines)) <= width
+    column = lines[0].index("where")
+    assert all(line[column - 2 : column] == "  " for line in lines if line.split()[0] in STUDIES)
     for name in STUDIES:
         assert sum(line.startswith(f"{name} ") for line in lines) in (1, 2)
     row = next(line for line in lines if line.startswith("margin-layers "))

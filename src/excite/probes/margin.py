@@ -61,7 +61,7 @@ class Margin(Probe):
         "more robust.",
         (
             ("median", "median margin"),
-            ("low", "margin that a tenth of the points do not reach"),
+            ("low", "margin of the closest tenth"),
             ("misclassified", "fraction misclassified"),
             ("censored", "fraction without an adversarial example"),
         ),

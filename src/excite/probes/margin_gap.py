@@ -90,7 +90,7 @@ class MarginGap(Probe):
             ("median", "median margin"),
             ("gap", "largest distance between the two margin curves"),
             ("chance", "distance explained by chance"),
-            ("low", "margin that a tenth of the points do not reach"),
+            ("low", "margin of the closest tenth"),
             ("accuracy", "fraction classified correctly"),
             ("censored", "fraction without an adversarial example"),
         ),

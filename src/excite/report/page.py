@@ -72,18 +72,18 @@ class Report:
         """The first line: how robust, whether training tells the truth about test, how sure, what to do next."""
         return Headline(**self.contents["verdict"])
 
-    def write(self, target: str | os.PathLike[str], title: str = "Excite report") -> Path:
+    def write(self, target: str | os.PathLike[str], title: str | None = None) -> Path:
         """Writes the report as one self-contained HTML file.
 
         Args:
             target: File to write; missing folders are created.
-            title: Title of the page.
+            title: Title of the page; by default the name of the run, if it is one, and "Excite report".
 
         Returns:
             The path of the file.
         """
         path = Path(target)
-        html = _render(self, title)
+        html = _render(self, title or _title(self))
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, html.encode("utf-8", "replace"))  # JSON may hold half of a character
@@ -111,6 +111,11 @@ def make_report(paths: Iterable[str | Path], below: Path | None = None) -> Repor
     """
     variants = collect(paths, below)
     return Report(tuple(variants), tuple(table(variants)), tuple(verdict(variants)))
+
+
+def _title(report: Report) -> str:
+    runs = [run for variant in report.variants for run in variant.runs]
+    return f"{runs[0].path.name}: Excite report" if len(runs) == 1 else "Excite report"
 
 
 def _render(report: Report, title: str) -> str:

@@ -28,8 +28,8 @@ def find_study(reference: str | os.PathLike[str] | Study) -> Study:
     """The study that a reference means.
 
     Args:
-        reference: The name of a study, a paper and a figure such as "persistency:6" (or a statement such as
-            "invariances:theorem 1"), the path of a Python file that defines `STUDY`, or a study.
+        reference: The name of a study, a paper and a figure such as "persistency:6" or "persistency figure 6" (or a statement such
+            as "invariances:theorem 1"), the path of a Python file that defines `STUDY`, or a study.
 
     Returns:
         The study.
@@ -50,6 +50,9 @@ def find_study(reference: str | os.PathLike[str] | Study) -> Study:
     installed = {point.name: point for point in _entry_points()}
     if reference in installed:
         return load_entry_point(installed[reference])
+    paper, _, place = reference.partition(" ")
+    if paper.lower() in PAPERS and place.strip():
+        reference = f"{paper}:{place.strip()}"
     if ":" in reference:
         return _at_place(reference)
     raise InputError(_suggest(str(reference), [*STUDIES, *installed]))

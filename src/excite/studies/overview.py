@@ -142,10 +142,11 @@ def show_minutes(minutes: float | None) -> str:
 def list_lines(studies: Iterable[Study], width: int = 80, folder: Path = RUNS) -> list[str]:
     """The list of studies, one line each, by paper and figure."""
     studies = list(studies)
-    where = max(13, min(40, width - 67))
+    name = max(map(len, ["study", *(study.name for study in studies)]))
+    where = max(8, min(40, width - 49 - name))
     asks = max(10, min(32, width - 48))
     headings = ("study", "where", "asks", "min", "verdict")
-    lines = [_row(headings, where, asks)[:width]]
+    lines = [_row(headings, name, where, asks)[:width]]
     for heading, rows in _groups(studies).items():
         lines.append(heading[:width])
         for study, places in rows:
@@ -157,13 +158,13 @@ def list_lines(studies: Iterable[Study], width: int = 80, folder: Path = RUNS) -
                 show_minutes(estimate_minutes(study, folder=folder)),
                 "–" if standing is None else str(standing),
             )
-            lines.append(_row(cells, where, asks))
+            lines.append(_row(cells, name, where, asks))
     return lines
 
 
-def _row(cells: Sequence[str], where: int, asks: int) -> str:
-    name, place, question, minutes, verdicts = cells
-    return f"{name:<17}  {place:<{where}}  {question:<{asks}} {minutes:>3}  {verdicts}".rstrip()
+def _row(cells: Sequence[str], name: int, where: int, asks: int) -> str:
+    study, place, question, minutes, verdicts = cells
+    return f"{study:<{name}}  {place:<{where}}  {question:<{asks}} {minutes:>3}  {verdicts}".rstrip()
 
 
 def _groups(studies: Sequence[Study]) -> dict[str, list[tuple[Study, list[Place]]]]:

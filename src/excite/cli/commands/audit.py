@@ -23,7 +23,10 @@ from excite.cli.shared import (
 )
 
 
-@app.command(epilog="Example: excite audit runs/first --out audit.html")
+@app.command(
+    short_help="Write one page on a saved model: layers, theorems, margins.",
+    epilog="Example: excite audit runs/first --out audit.html",
+)
 def audit(
     checkpoint: Annotated[Path, typer.Argument(help="A run folder, a checkpoint in one, or a file of weights.")],
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("audit.html"),

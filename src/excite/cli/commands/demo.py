@@ -10,7 +10,10 @@ import typer
 from excite.cli.shared import app, console, open_in_browser, print_line, print_summary
 
 
-@app.command(epilog="Example: excite demo --out runs/demo --seeds 8")
+@app.command(
+    short_help="Train three ways on digits, compare margins, write a report.",
+    epilog="Example: excite demo --out runs/demo --seeds 8",
+)
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
     seeds: Annotated[

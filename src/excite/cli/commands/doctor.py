@@ -7,7 +7,7 @@ import typer
 from excite.cli.shared import app
 
 
-@app.command(epilog="Example: excite doctor")
+@app.command(short_help="Print versions, devices, extras and data sets, and problems.", epilog="Example: excite doctor")
 def doctor() -> None:
     """Print versions, devices, extras and data sets on this machine, and any problems. Exit status 1: there are problems."""
     from excite.cli.diagnosis import diagnose

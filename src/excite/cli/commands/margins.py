@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from excite.margin.inputs import Certificate
 
 
-@app.command(epilog="Example: excite margins runs/first --norm 2 --points 500")
+@app.command(
+    short_help="Measure the margins of a saved model.",
+    epilog="Example: excite margins runs/first --norm 2 --points 500",
+)
 def margins(
     checkpoint: Annotated[Path, typer.Argument(help="A run folder, a checkpoint in one, or a file of weights.")],
     norm: Annotated[str, typer.Option(help="inf, 2 or 1.")] = "inf",

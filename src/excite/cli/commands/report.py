@@ -10,11 +10,14 @@ import typer
 from excite.cli.shared import app, open_in_browser, print_line, print_summary
 
 
-@app.command(epilog="Example: excite report runs/demo --out report.html")
+@app.command(
+    short_help="Write one self-contained HTML file on one or more runs.",
+    epilog="Example: excite report runs/demo --out report.html",
+)
 def report(
     runs: Annotated[list[str], typer.Argument(help="Run folders, folders of runs, or URLs of either.")],
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Title of the report.")] = "Excite report",
+    title: Annotated[str | None, typer.Option(help="Title of the report; by default the name of the run.")] = None,
     open_report: Annotated[bool, typer.Option("--open/--no-open", help="Open the report in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML file on one or more runs; it needs no network."""

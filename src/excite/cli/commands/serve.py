@@ -9,7 +9,7 @@ import typer
 from excite.cli.shared import app, print_line
 
 
-@app.command(epilog="Example: excite serve runs")
+@app.command(short_help="Serve a live page of runs while they train.", epilog="Example: excite serve runs")
 def serve(
     runs: Annotated[str, typer.Argument(help="A folder of runs, a run folder, or the URL of either.")] = "runs",
     host: Annotated[

@@ -10,7 +10,10 @@ import typer
 from excite.cli.shared import GpusPerJob, On, Retries, Workers, app, console, print_line
 
 
-@app.command(epilog="Example: excite sweep sweep.toml --on local --workers 4")
+@app.command(
+    short_help="Train every combination of a config's lists and ranges.",
+    epilog="Example: excite sweep sweep.toml --on local --workers 4",
+)
 def sweep(
     config: Annotated[Path, typer.Argument(help="TOML or JSON file: a training config with a table [sweep].")],
     out: Annotated[

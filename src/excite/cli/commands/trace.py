@@ -10,7 +10,10 @@ from excite.cli.shared import app
 from excite.errors import InputError
 
 
-@app.command(epilog="Example: excite trace torch.nn:Linear --option in_features=5 --option out_features=1 --shape 5")
+@app.command(
+    short_help="Print a model's layers and what training conserves.",
+    epilog="Example: excite trace torch.nn:Linear --option in_features=5 --option out_features=1 --shape 5",
+)
 def trace(
     model: Annotated[
         str, typer.Argument(help="MODULE:FACTORY, a function or class that returns a model; or a built-in name.")

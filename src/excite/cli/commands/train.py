@@ -10,7 +10,10 @@ import typer
 from excite.cli.shared import app, print_line, print_summary, progress_bars
 
 
-@app.command(epilog="Example: excite train config.toml --run runs/first")
+@app.command(
+    short_help="Train from a config file; resumes by itself.",
+    epilog="Example: excite train config.toml --run runs/first",
+)
 def train(
     config: Annotated[Path, typer.Argument(help="TOML or JSON file.")],
     run: Annotated[

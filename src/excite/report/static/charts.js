@@ -230,7 +230,7 @@ window.ExciteCharts = (() => {
     make(data) {
       const font = FONT;
       const axis = (which, side) => ({
-        scale: which, side, stroke: () => theme().ink, font, labelFont: font, label: this.spec[which].label && cut(this.spec[which].label, 48),
+        scale: which, side, stroke: () => theme().ink, font, labelFont: font, label: this.spec[which].label && cut(this.spec[which].label, Math.floor((which === "x" ? this.width : this.height - 50) / 6.4)),
         labelSize: 20, gap: 5, ticks: { show: false }, grid: { stroke: () => theme().line, width: 1 },
         splits: (u, i, low, high) => this[which].ticks(low, high, which === "x" ? this.width / 90 : this.height / 46),
         values: (u, splits) => splits.map((one) => this[which].label(one)),
@@ -644,7 +644,7 @@ window.ExciteCharts = (() => {
     // Edges of the columns in pixels: halfway between the middles of neighbouring columns.
     columns(x, across) {
       const span = x[x.length - 1] - x[0];
-      const room = x.length > 1 ? across / x.length : across;
+      const room = x.length > 1 ? Math.min(24, across / x.length) : across; // the middles of the outer columns are not on the edge
       const middle = x.map((step) => (span > 0 ? room / 2 + ((step - x[0]) / span) * (across - room) : across / 2));
       this.middle = middle;
       const ratio = window.devicePixelRatio || 1; // on whole pixels: no seams
