@@ -84,8 +84,8 @@ class MarginGap(Probe):
     panel = Panel(
         "margin_gap",
         "Closest points and accuracy",
-        "Of the same samples of the training and the test data as the margins above: the margin that a tenth of the points do not "
-        "reach, the accuracy, and the fraction for which the search found no adversarial example.",
+        "Of the same samples of the training and the test data as the margins above: the margin of the closest tenth of the "
+        "points, the accuracy, and the fraction for which the search found no adversarial example.",
         (
             ("median", "median margin"),
             ("gap", "largest distance between the two margin curves"),
