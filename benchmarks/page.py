@@ -93,7 +93,7 @@ def _private(pid: int) -> float:
 
 
 def kept_up(page: Any, browser: Any, run: Run, seconds: float) -> tuple[float, float, int]:
-    """The largest memory while the run grows by 500 steps a second, and how often the page was drawn anew."""
+    """The largest memory while the run grows by 500 steps per second, and how often the page was drawn again."""
     largest = [0.0, 0.0]
     step, end = run.series("loss/step")[0][-1] + 1, time.monotonic() + seconds
     while time.monotonic() < end:

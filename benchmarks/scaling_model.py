@@ -67,7 +67,7 @@ class Target:
     batch: int
     turns: int
     family: str  # whose rate of arithmetic is taken
-    rate: float | None = None  # operations a second, where one is assumed
+    rate: float | None = None  # operations per second, where one is assumed
     shares: int = 1
     example: int = 32
 

@@ -196,7 +196,7 @@ def regularization(count: int, rng: np.random.Generator) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainings", type=int, default=220, help="random trainings a statement")
+    parser.add_argument("--trainings", type=int, default=220, help="random trainings per statement")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""How well searches that go on from the last look know σ₁ of the first convolution, and how layers are aligned.
+"""Accuracy of σ₁, searched from the last result, of the first convolution, and how layers are aligned.
 
     python -m benchmarks.truth_leading [--looks 8] [--every 50] [--rate 0.05]
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.truth_regions [--trainings 60] [--dropout 40]
 
-Small ReLU networks are trained by SGD, one point a step, on squared error or, with a sigmoid, on cross-entropy. φ is what
+Small ReLU networks are trained by SGD, one point per step, on squared error or, with a sigmoid, on cross-entropy. φ is what
 the theory says: the distance that the first bias moved, over the learning rate and the derivative of the loss, taken when each
 training point was met last; so slopes have changed since by a factor 1 + γ, which is measured. Truth is the exact local
 constant at random new points (with a sigmoid: ¼ of the slope before it, the most it can be in the region). Ratios are bound

@@ -102,7 +102,7 @@ def test_a_data_set_of_excite_has_both_parts():
         (TensorDataset(X), "expected batches that are pairs"),
         (DataLoader(X), "have no labels"),
         (DataLoader([{"x": x} for x in X]), "no labels in batches with keys 'x'"),
-        (DataLoader([{"a": x, "b": x, "label": 0} for x in X]), "'a', 'b' is the input cannot be told"),
+        (DataLoader([{"a": x, "b": x, "label": 0} for x in X]), "'a', 'b' is the input cannot be determined"),
         (TensorDataset(X, X), "one label per point"),
         ((X, Y[:4]), "one label per point"),
         ((X[:0], Y[:0]), "at least one point"),

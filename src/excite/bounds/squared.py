@@ -66,7 +66,7 @@ def fitted(
     tolerance = check_number(tolerance, "tolerance", 0)
     check_finite(y, "targets")
     if y.is_complex() or not y.dim() or len(y) != len(x) or y.numel() != len(x) * outputs:
-        raise InputError(f"expected targets ({len(x)}, {outputs}), one row a point; got {tuple(y.shape)}")
+        raise InputError(f"expected targets ({len(x)}, {outputs}), one row per point; got {tuple(y.shape)}")
     x, y = x.detach().double().cpu().flatten(1), y.detach().double().cpu().reshape(len(x), outputs)
     scales = {"half-sum": 1.0, "sum": 2.0, "half-mean": 1 / len(x), "mean": 2 / y.numel()}
     check_choice(loss, "loss", scales)

@@ -1,7 +1,7 @@
-"""Which linear piece of a piecewise-linear model each point is on: one number a point.
+"""Which linear piece of a piecewise-linear model each point is on: one number per point.
 
 All operators of a forward pass are read, each by its row in `excite.wiring.operators`. The side of its kink that every element
-is on, the element that every maximum takes and the outcome of every comparison are hashed into 64 bits a point: two points
+is on, the element that every maximum takes and the outcome of every comparison are hashed into 64 bits per point: two points
 with the same number are on the same side of everything (but for a chance of 2⁻⁶⁴). Points between them then are, too, because
 everything before the first kink is linear, and so on from kink to kink: the model is linear on the segment from one to the
 other. An operator that is not in the table is refused by name.

@@ -274,7 +274,7 @@ def _split_dict(batch: dict[str, Any], part: str) -> tuple[Tensor, Tensor, str]:
     )
     if input_name is None:
         raise InputError(
-            f"{part}: which of {', '.join(map(repr, others)) or 'no tensors'} is the input cannot be told: name it 'x', or give "
+            f"{part}: which of {', '.join(map(repr, others)) or 'no tensors'} is the input cannot be determined: name it 'x', or give "
             "pairs (x, y)"
         )
     return arrays[input_name], arrays[label], input_name

@@ -1,4 +1,4 @@
-"""The loss that the training loop reports, one value a step."""
+"""The loss that the training loop reports, one value per step."""
 
 from __future__ import annotations
 

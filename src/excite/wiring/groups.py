@@ -211,7 +211,7 @@ def assemble(ctx: ChannelContext) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-# Operation, why positions cannot be told, eps, axis of the positions and their number.
+# Operation, why positions cannot be determined, eps, axis of the positions and their number.
 _Normalization = tuple[str, str, float | None, int | None, int]
 
 

@@ -66,7 +66,7 @@ def test_weights_that_cannot_be_told_are_named_once():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         probe.attach(StepContext(zoo.model, 0, example=zoo.example))
-    (said,) = [str(one.message) for one in caught if "cannot be told" in str(one.message)]
+    (said,) = [str(one.message) for one in caught if "cannot be determined" in str(one.message)]
     assert "blocks.1.attention" in said
     assert {name.split("/")[1] for name in probe.measure(StepContext(zoo.model, 0)) if "/" in name} == {
         "blocks.0.attention"

@@ -142,7 +142,7 @@ def test_kernel_that_is_not_understood_is_named():
 
     wiring = excite.trace(Model(), torch.randn(2, 3, 8))
     assert not wiring.attentions
-    assert "attention of fused_attention cannot be told: it calls fused_attention" in wiring.notes
+    assert "attention of fused_attention cannot be determined: it calls fused_attention" in wiring.notes
 
 
 def test_projection_that_is_computed_is_not_told():

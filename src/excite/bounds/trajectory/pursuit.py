@@ -81,7 +81,7 @@ def distinct(layers: Sequence[Array]) -> tuple[Array, Array]:
 
 
 def _packed(layers: Sequence[Array]) -> Array:
-    """One value of raw bytes a point."""
+    """One value of raw bytes per point."""
     bits = np.ascontiguousarray(np.packbits(np.concatenate(list(layers), 1).astype(bool), axis=1))
     return bits.view(np.dtype((np.void, bits.shape[1]))).reshape(-1)
 

@@ -76,7 +76,7 @@ class Units:
 
 
 class UnitSums:
-    """The matrices of units `start` to `stop` of a layer that sees D columns; float64, (D/groups)² numbers a unit."""
+    """The matrices of units `start` to `stop` of a layer that sees D columns; float64, (D/groups)² numbers per unit."""
 
     def __init__(self, units: range, of: int, width: int, groups: int = 1, device: torch.device | None = None):
         self.units, self.each, self.width = units, max(1, of // groups), width // groups

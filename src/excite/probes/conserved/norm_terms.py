@@ -282,7 +282,7 @@ class NormTerms:
     """The eps terms of the normalizations behind some laws.
 
     `position`, `channel` and `sign` say which numbers of `terms` count for which channel of all laws, and how often. `problems`
-    are laws whose terms cannot be told at all.
+    are laws whose terms cannot be determined at all.
     """
 
     def __init__(self, laws: Sequence[NamedLaw], model: nn.Module, parameters: Mapping[str, Tensor]):

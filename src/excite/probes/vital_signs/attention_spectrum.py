@@ -84,7 +84,7 @@ class AttentionSpectrum(Probe):
     Records, for the whole network (the largest) and per head (named by the module that calls attention):
         ``qk/sigma[/MODULE/headN]``: σ₁ of W_Q W_Kᵀ of the query head with its key head.
 
-    Which rows of which weights belong to a head is found by `excite.trace`. Where it cannot be told, as for weights that are computed
+    Which rows of which weights belong to a head is found by `excite.trace`. Where it cannot be determined, as for weights that are computed
     on the fly and for LoRA's adapters, one warning names the module. Singular values are computed in float64 in the background.
 
     Args:
@@ -111,7 +111,7 @@ class AttentionSpectrum(Probe):
         self._heads: list[tuple[list[str], _Rows, _Rows]] = []
 
     def attach(self, ctx: StepContext) -> None:
-        """Finds the weights of every head; warns once of modules whose weights cannot be told."""
+        """Finds the weights of every head; warns once of modules whose weights cannot be determined."""
         if ctx.example is None:
             raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
         if is_sharded(ctx.model):
@@ -136,7 +136,7 @@ class AttentionSpectrum(Probe):
         if unknown:
             more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
             warn_user(
-                f"weights of queries and keys of {', '.join(unknown[:MAX_NAMED])}{more} cannot be told, as where they are "
+                f"weights of queries and keys of {', '.join(unknown[:MAX_NAMED])}{more} cannot be determined, as where they are "
                 "computed on the fly; others are measured"
             )
 

@@ -37,7 +37,7 @@ WINDOW = 100  # steps
 FIT = 0.1  # training loss at which networks count as having fitted equally well
 _SIDE = 28
 _PAPER = "What training reveals, appendix A.5, figure 8"
-Curves = dict[str, Tensor]  # loss, length, test: one number a window
+Curves = dict[str, Tensor]  # loss, length, test: one number per window
 
 SCALES = {
     "quick": StepsScale(name="quick", seeds=3, steps=4000, words="4,000 steps, 3 repeats, 200 test images"),

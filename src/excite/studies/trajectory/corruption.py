@@ -1,7 +1,7 @@
 """Figures 2 (bottom), 3c, 4 and 7b: a network that classifies images whose labels are more and more corrupted.
 
 Dogs against planes; a share of the training labels is drawn anew at random, so that what is to be learned becomes more
-complex. SGD image by image: a million steps a network at scale "paper".
+complex. SGD image by image: a million steps per network at scale "paper".
 """
 
 from __future__ import annotations

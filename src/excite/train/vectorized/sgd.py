@@ -1,7 +1,7 @@
 """One step of stochastic gradient descent for all networks of an ensemble at once, written out by hand.
 
-Small networks spend their time between operations, not in them: autograd and an optimizer call some hundred of them a
-step. Here a step is about five a layer, into memory that is there already. With S networks, B points a step and K steps:
+Small networks spend their time between operations, not in them: autograd and an optimizer call some hundred of them
+per step. Here a step is about five per layer, into memory that is allocated already. With S networks, B points per step and K steps:
 
     forward    z_l = h_l W_lᵀ,  h_{l+1} = ρ(z_l) beside a column of ones
     backward   d_l = dL/dz_l;   d_{l−1} = (d_l W_l) · ρ'(z_{l−1})

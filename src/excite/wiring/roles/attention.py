@@ -74,7 +74,7 @@ class Attention:
         heads: Number of query heads.
         key_heads: Number of key and value heads: `heads`, fewer for grouped attention, 1 for multi-query attention.
         groups: By query head, the number of its key head.
-        query: Where the queries come from; None if it cannot be told (a weight that is computed on the fly).
+        query: Where the queries come from; None if it cannot be determined (a weight that is computed on the fly).
         key: Where the keys come from, likewise.
         value: Where the values come from, likewise.
         output: The projection that reads the heads, likewise.
