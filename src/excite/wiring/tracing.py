@@ -189,7 +189,9 @@ def _trace(model: nn.Module, example: Batch, output: Pick) -> Wiring:
         unknown = [clean_path(path) for path, buffer in model.named_buffers() if buffer.is_meta]
         if unknown:
             notes += (f"on the meta device the values of buffers are not known: {', '.join(unknown)}",)
-        notes += tuple(f"attention of {module} cannot be determined: it calls {op}" for module, op in result.unknown.items())
+        notes += tuple(
+            f"attention of {module} cannot be determined: it calls {op}" for module, op in result.unknown.items()
+        )
     except ExportFailed as failure:
         # A weight that is computed on the fly (weight normalization) is no parameter that a group could hold.
         alone = [layer for layer in layers if layer.weight_name is not None]
