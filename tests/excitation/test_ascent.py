@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from excite import AdversarialTraining
+from excite import AdversarialTraining, Relative, Stages
 from excite.errors import InputError
 from excite.excitation import HiddenOptions
 from models import build, same_state, state_of, with_outputs
@@ -142,6 +142,22 @@ def test_hidden_layers_alone():
     model, x = network(), torch.randn(4, 3).double()
     found = AdversarialTraining(model, 0.0, hidden_radius=0.1).all_perturbations(x, Y)
     assert {name: bool(d.any()) for name, d in found.items()} == {"": False, "2": True, "4": True}
+
+
+@pytest.mark.parametrize("radius", [0.05, {"2": 0.05}, {"1:output": 0.05}])
+def test_stages_of_the_hidden_radius(radius):
+    model, x = build("mlp")
+    staged = AdversarialTraining(model, 0.3, steps=3, random_start=False, hidden_radius=Stages(radius, 2))
+    for fraction, now in ((0.0, 0.0), (0.49, 0.0), (0.5, radius), (1.0, radius)):
+        staged.advance(fraction)
+        fixed = AdversarialTraining(model, 0.3, steps=3, random_start=False, hidden_radius=now)
+        assert torch.equal(staged.loss(x, Y), fixed.loss(x, Y))
+    settings = {staged.advance(fraction) or staged.setting() for fraction in (0.0, 0.3, 0.6, 1.0)}
+    assert len(settings) == 2
+    with pytest.raises(InputError, match="relative already"):
+        AdversarialTraining(model, 0.3, hidden_radius=Stages(Relative(0.1), 2))
+    with pytest.raises(InputError, match="two"):
+        AdversarialTraining(model, 0.3, hidden_radius=Stages({"two": 0.1}, 2))
 
 
 @pytest.mark.parametrize("hidden_radius", [0.0, 0.05])

@@ -13,9 +13,9 @@ from excite.errors import InputError, RunError
 from excite.margin import SearchOptions
 from excite.runs import Run, load_run
 from excite.train import from_config as training
-from excite.train.config import parse_config
+from excite.train.config import DataConfig, parse_config
 from excite.train.evaluate import load_model, measure
-from excite.train.from_config import find_device, load_trained, train
+from excite.train.from_config import find_device, load_data, load_trained, train
 
 MOONS: dict[str, Any] = {
     "data": {"name": "moons", "train": 60, "test": 30},
@@ -281,6 +281,7 @@ def test_a_regression_is_not_excited(tmp_path: Path, method: str) -> None:
 HIDDEN = {
     "radius": {"radius": 0.05, "steps": 2, "hidden_radius": 0.01, "awp": 0.005},
     "by layer": {"radius": 0.05, "steps": 2, "hidden_radius": {"3": 0.01}, "keep_best": True},
+    "stages": {"radius": 0.05, "steps": 2, "hidden_radius": 0.01, "hidden_stages": 2},
     "trades": {"radius": 0.05, "steps": 2, "hidden_radius": 0.01, "trades": 2.0},
     "auto": {"radius": 0.05, "steps": 2, "hidden_radius": "auto", "held_out": 10},
 }
@@ -314,6 +315,15 @@ def test_held_out_belongs_to_auto(change: dict[str, Any]) -> None:
         parse_config({**MOONS, "adversarial": {**HIDDEN["auto"], **change}})
 
 
+@pytest.mark.parametrize("hidden_radius", ["auto", 0.0])
+def test_stages_need_a_hidden_radius(hidden_radius: object) -> None:
+    held = {"held_out": 10} if hidden_radius == "auto" else {}
+    with pytest.raises(InputError, match="hidden_stages"):
+        parse_config(
+            {**MOONS, "adversarial": {"radius": 0.1, "hidden_radius": hidden_radius, "hidden_stages": 2, **held}}
+        )
+
+
 def test_robust_accuracy_while_training(tmp_path: Path) -> None:
     config = {**MOONS, "epochs": 5, "robust": {"radius": 0.1, "steps": 3, "points": 20, "every": 2}}
     with train(config, tmp_path / "run") as run:
@@ -322,3 +332,12 @@ def test_robust_accuracy_while_training(tmp_path: Path) -> None:
             assert list(steps) == [0, 6, 12, 15]  # epochs 0, 2, 4 and the last, three steps each
             assert ((values >= 0) & (values <= 1)).all()
         assert run.series("robust/train")[1][-1] <= run.series("accuracy/train")[1][-1] + 0.2
+
+
+def test_label_noise_changes_training_labels_only() -> None:
+    clean, noisy = (load_data(DataConfig(name="digits", train=200, test=50, label_noise=noise)) for noise in (0.0, 0.5))
+    assert 70 < int((clean.y_train != noisy.y_train).sum()) < 110  # nine in ten of a hundred
+    assert torch.equal(clean.y_test, noisy.y_test)
+    assert "50% of the labels random" in noisy.description
+    with pytest.raises(InputError, match="label_noise needs classes"):
+        load_data(DataConfig(name="frequencies", label_noise=0.1))

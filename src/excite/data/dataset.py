@@ -61,6 +61,29 @@ class Dataset:
         return f"Dataset({self.name}: {len(self.x_train)} training and {len(self.x_test)} test points of shape {self.shape}, {what})"
 
 
+def corrupted(labels: Tensor, share: float, seed: int, classes: int = 2) -> Tensor:
+    """Labels of which a share is drawn anew, all classes with equal chances: with m classes one in m of those stays right.
+
+    The corrupted labels of a larger share include those of a smaller one: the same labels are drawn, and more.
+
+    Args:
+        labels: Labels 0 … classes − 1.
+        share: Share of them that is drawn anew.
+        seed: Seed of the draws.
+        classes: Number of classes.
+
+    Returns:
+        Labels of the same shape and type.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=generator)
+    drawn = torch.randint(classes, (len(labels),), generator=generator).to(labels.dtype)
+    chosen = order[: round(share * len(labels))]
+    changed = labels.clone()
+    changed[chosen] = drawn[chosen]
+    return changed
+
+
 @dataclass(frozen=True)
 class Raw:
     """Images as they come: pixels (N, C, H, W) from 0 to `top`, labels (N,), for training and test."""

@@ -38,6 +38,7 @@ from excite.excitation.checks import check_fraction, check_input, check_names, p
 from excite.excitation.collapse import CollapseCheck
 from excite.excitation.perturbations import random_point
 from excite.excitation.radius import (
+    Relative,
     Stages,
     check_radius,
     common_root_mean_square,
@@ -82,7 +83,8 @@ class AdversarialTraining:
             names: of layers, whose input is perturbed, or "PATH:output" for what a module returns, such as
             "transformer.wte:output" for embeddings and "transformer.h.3:output" for the residual stream after a block.
         hidden_radius: size of their perturbations relative to the root mean square of each layer's input: a number, or a dict
-            by layer name (layers that are not named are not perturbed), or "auto". 0.002 to 0.005 for ResNets; 0 for none.
+            by layer name (layers that are not named are not perturbed), `Stages` of either, or "auto". 0.002 to 0.005 for
+            ResNets; 0 for none.
         hidden: norm, budget and start of the hidden perturbations (`HiddenOptions`).
         held_out: for hidden_radius "auto": points and labels (x, y) that are not trained on. The robust
             accuracy on the batch is compared with that on as many of them.
@@ -124,7 +126,7 @@ class AdversarialTraining:
         output: Pick = None,
         *,
         layers: str | Sequence[str] = "all",
-        hidden_radius: float | Mapping[str, float] | Literal["auto"] = 0.0,
+        hidden_radius: float | Mapping[str, float] | Stages | Literal["auto"] = 0.0,
         hidden: HiddenOptions | None = None,
         held_out: tuple[Tensor, Tensor] | None = None,
         gap_target: float = 0.08,
@@ -310,8 +312,11 @@ class AdversarialTraining:
         """The numbers that a step depends on besides its tensors: a captured CUDA graph is invalid once they change."""
         if isinstance(self.hidden_radius, GapController):
             return (self._radius(), -1.0)  # a tensor, which changes between steps
-        hidden = self.hidden_radius.values() if isinstance(self.hidden_radius, Mapping) else [self.hidden_radius]
-        return (self._radius(), *hidden)
+        hidden, share = self._hidden_stage()
+        return (
+            self._radius(),
+            *(share * rho for rho in (hidden.values() if isinstance(hidden, Mapping) else [hidden])),
+        )
 
     def measured(self) -> dict[str, float]:
         """Metrics for a run: with hidden_radius "auto" the radius, both robust accuracies and their gap."""
@@ -358,12 +363,30 @@ class AdversarialTraining:
         first = layer.split("#")[0]
         if self.layers != "all" and layer not in self.layers and first not in self.layers:
             return 0.0
-        if isinstance(self.hidden_radius, Mapping):
-            return self.hidden_radius.get(layer, self.hidden_radius.get(first, 0.0))
-        return self.hidden_radius.factor if isinstance(self.hidden_radius, GapController) else self.hidden_radius
+        if isinstance(self.hidden_radius, GapController):
+            return self.hidden_radius.factor
+        hidden, share = self._hidden_stage()
+        return share * (hidden.get(layer, hidden.get(first, 0.0)) if isinstance(hidden, Mapping) else hidden)
+
+    def _hidden_stage(self) -> tuple[float | Mapping[str, float], float]:
+        """The full hidden radius, and the share of it at this stage of training; not for "auto"."""
+        hidden = self.hidden_radius
+        assert not isinstance(hidden, GapController)
+        if not isinstance(hidden, Stages):
+            return hidden, 1.0
+        assert isinstance(hidden.radius, int | float | Mapping)
+        return hidden.radius, hidden.share(self.progress)
 
     def _perturbs_hidden(self) -> bool:
-        return not isinstance(self.hidden_radius, int | float) or self.hidden_radius > 0
+        if isinstance(self.hidden_radius, GapController):
+            return True
+        hidden, share = self._hidden_stage()
+        return share > 0 and (isinstance(hidden, Mapping) or hidden > 0)
+
+    def _named(self) -> list[str]:
+        """Names in a hidden radius by layer."""
+        hidden = self.hidden_radius.radius if isinstance(self.hidden_radius, Stages) else self.hidden_radius
+        return list(hidden) if isinstance(hidden, Mapping) else []
 
     def _perturbs(self) -> bool:
         return self._radius() > 0 or self._perturbs_hidden()
@@ -401,6 +424,7 @@ class AdversarialTraining:
 
     def _advice(self, ratio: float) -> str:
         hidden = self.hidden_radius
+        hidden = hidden if isinstance(hidden, GapController) else self._hidden_stage()[0]
         if isinstance(hidden, GapController) or hidden == 0:
             return f"a radius of about {self._radius() / 4:.2g} may hold, or Stages that begin at 0"
         held = {name: rho / 4 for name, rho in hidden.items()} if isinstance(hidden, Mapping) else f"{hidden / 4:.2g}"
@@ -440,8 +464,7 @@ class AdversarialTraining:
 
     def _sites(self) -> list[str]:
         """Names of layers and of outputs of modules that are chosen one by one."""
-        named = list(self.hidden_radius) if isinstance(self.hidden_radius, Mapping) else []
-        return [*named, *([] if isinstance(self.layers, str) else self.layers)]
+        return [*self._named(), *([] if isinstance(self.layers, str) else self.layers)]
 
     def _search(self, x: Batch, labels: Tensor, start: Tensor | None, hidden: bool = True) -> Perturbations:
         together = torch.is_grad_enabled() and is_shared(self.model)
@@ -455,7 +478,7 @@ class AdversarialTraining:
             read=self._read,
             hidden_radius=self._hidden_radius_of if hidden else lambda layer: 0.0,
             hidden=self.hidden if hidden else HiddenOptions(),
-            skip_input=self.layers == "all" and not isinstance(self.hidden_radius, Mapping),
+            skip_input=self.layers == "all" and not self._named(),
             record_clean=self.trades > 0,
             keep_best=self.keep_best,
             size=common_root_mean_square if together else root_mean_square,
@@ -512,9 +535,16 @@ def _check_trades(trades: object, loss: str, random_start: bool) -> float:
 
 def _check_hidden_radius(
     radius: object, known: Sequence[str], held_out: object, model: nn.Module
-) -> float | Mapping[str, float]:
+) -> float | Mapping[str, float] | Stages:
     if held_out is not None:
         raise InputError("held_out: expected with hidden_radius='auto' only")
+    if isinstance(radius, Stages):
+        if isinstance(radius.radius, Relative):
+            raise InputError(
+                "hidden_radius is relative already: expected Stages of a number or of a dict by layer name"
+            )
+        _check_hidden_radius(radius.radius, known, None, model)
+        return radius
     what = "hidden_radius (relative to the root mean square of a layer's input)"
     if not isinstance(radius, Mapping):
         return check_number(radius, what, 0, 1e6)

@@ -13,6 +13,7 @@ from excite.studies.beyond.digits_auto import STUDY as digits_auto
 from excite.studies.beyond.ten_classes import STUDY as ten_classes
 from excite.studies.beyond.robust_overfitting import STUDY as robust_overfitting
 from excite.studies.beyond.robust_layers import STUDY as robust_layers
+from excite.studies.beyond.few_images import STUDY as few_images
 from excite.studies.excitation.boundaries import STUDY as boundaries
 from excite.studies.excitation.linear_margin import STUDY as linear_margin
 from excite.studies.excitation.linear_rank import STUDY as linear_rank

@@ -58,10 +58,13 @@ class DataConfig(_Section):
     seed: Annotated[int, Field(ge=0)] = 0
     scale: Annotated[list[Number], Field(min_length=2, max_length=2)] = [-1.0, 1.0]
     options: dict[str, Number] = {}
+    label_noise: Annotated[float, Field(ge=0, le=1)] = (
+        0.0  # share of the training labels that is drawn anew, with `seed`
+    )
 
 
 class ModelConfig(_Section):
-    """A built-in name ("small-cnn", "papers-cnn", "resnet", "mlp", "linear") or "module:factory", with options for it.
+    """A built-in name ("small-cnn", "papers-cnn", "resnet", "preact-resnet", "vit", "mlp", "linear") or "module:factory", with options for it.
 
     What follows from the data (channels, inputs, size, outputs) is filled in for built-in names. `sharded`: where several
     processes train, each keeps a part of the weights (FSDP2) instead of all of them (DistributedDataParallel).
@@ -141,6 +144,7 @@ class AdversarialConfig(_Section):
     bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
     layers: Literal["all"] | list[str] = "all"
     hidden_radius: Literal["auto"] | NotNegative | dict[str, NotNegative] = 0.0
+    hidden_stages: Annotated[int, Field(ge=2)] | None = None  # of hidden_radius: with 2 it begins at half of training
     held_out: Count | None = None  # training points that are not trained on, for hidden_radius = "auto"
     gap_target: Positive = 0.08
     gap_every: Count = 25
@@ -154,6 +158,12 @@ class AdversarialConfig(_Section):
             raise ValueError(
                 "held_out, the number of training points to hold out, together with hidden_radius = 'auto'"
             )
+        if (
+            self.hidden_stages is not None
+            and not isinstance(self.hidden_radius, dict)
+            and self.hidden_radius in ("auto", 0)
+        ):
+            raise ValueError("hidden_radius above 0, not 'auto', together with hidden_stages")
         return self
 
 

@@ -21,6 +21,7 @@ from excite._core.randomness import own_randomness
 from excite._core.wrappers import unwrap
 from excite._version import __version__
 from excite.data import Dataset, load
+from excite.data.dataset import corrupted
 from excite.errors import InputError, ModelError, TrainingStopped
 from excite.excitation import AdversarialTraining, PersistentExcitation, Relative, Stages
 from excite.excitation.radius import base_radius
@@ -412,7 +413,15 @@ def load_data(config: DataConfig) -> Dataset:
     classes = None if config.classes is None else tuple(config.classes)
     sizes = {"train": config.train, "test": config.test}
     low, high = config.scale
-    return load(config.name, classes=classes, seed=config.seed, scale=(low, high), **sizes, **config.options)  # type: ignore[arg-type]
+    data = load(config.name, classes=classes, seed=config.seed, scale=(low, high), **sizes, **config.options)  # type: ignore[arg-type]
+    if not config.label_noise:
+        return data
+    if not data.classes:
+        raise InputError(f"label_noise needs classes; {data.name} is a regression: leave label_noise out")
+    labels = corrupted(data.y_train, config.label_noise, config.seed, len(data.classes))
+    return replace(
+        data, y_train=labels, description=f"{data.description}, {config.label_noise:.0%} of the labels random"
+    )
 
 
 def build_model(config: TrainConfig, data: Dataset) -> nn.Module:
@@ -443,11 +452,13 @@ def build_excitation(
     target: dict[str, Any] = {"classes": _classes(config, data), "loss": config.loss}
     if adversarial is not None:
         reach: Any = adversarial.radius
+        hidden: Any = adversarial.hidden_radius
         held_out = None if adversarial.held_out is None else _held_out(data, adversarial.held_out)
         return AdversarialTraining(
             model, reach if adversarial.stages is None else Stages(reach, adversarial.stages), adversarial.norm,
             adversarial.steps, adversarial.step_size, adversarial.random_start, bounds=_pair(adversarial.bounds),
-            layers=adversarial.layers, hidden_radius=adversarial.hidden_radius, awp=adversarial.awp,
+            layers=adversarial.layers, awp=adversarial.awp,
+            hidden_radius=hidden if adversarial.hidden_stages is None else Stages(hidden, adversarial.hidden_stages),
             trades=adversarial.trades, keep_best=adversarial.keep_best, held_out=held_out,
             gap_target=adversarial.gap_target, gap_every=adversarial.gap_every, **target,
         )  # fmt: skip

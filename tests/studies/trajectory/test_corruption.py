@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import pytest
 import torch
 
-from excite.studies.trajectory.corruption import STUDY, VARIANTS, corrupted, outcome
+from excite.studies.trajectory.corruption import STUDY, VARIANTS, outcome
 from excite.studies.trajectory.image_trajectory import TrainingLength, network, train
 from studies.trajectory.images import RATE, images
-
-
-def test_larger_shares_of_corrupted_labels_contain_smaller_ones() -> None:
-    y = torch.randint(2, (2000,), generator=torch.Generator().manual_seed(5)).float()
-    changed = [corrupted(y, share, 0) != y for share in (0.0, 0.2, 0.4, 0.6)]
-    assert not changed[0].any()
-    for less, more in pairwise(changed):
-        assert (more | ~less).all()
-    assert float(changed[-1].float().mean()) == pytest.approx(0.3, abs=0.03)
-    assert not torch.equal(corrupted(y, 0.4, 0), corrupted(y, 0.4, 1))
 
 
 def test_claims_and_figure_from_short_trainings() -> None:

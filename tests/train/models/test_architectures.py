@@ -15,6 +15,7 @@ SHAPES = {
     "small-cnn": (1, 8, 8),
     "resnet": (1, 8, 8),
     "preact-resnet": (1, 8, 8),
+    "vit": (1, 8, 8),
     "mlp": (2, 3),
     "linear": (5,),
 }

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor, nn
 
 from excite.errors import RunError
 from excite.jobs.job import Job
+from excite.jobs.progress import ProgressCallback
 from excite.jobs.training_job import TrainingJob
 from excite.margin import SearchOptions, margins
 from excite.probes import alignment, richness
@@ -25,8 +27,10 @@ from excite.studies.beyond.robust_overfitting import PGD, ByEpoch, LastEpochMeas
 from excite.studies.beyond.robust_overfitting import SCALES as OVERFITTING
 from excite.studies.beyond.robust_overfitting import variants as overfitting_variants
 from excite.studies.study import Claim, Study, Variant, VariantResult
-from excite.train.config import TrainConfig
-from excite.train.evaluate import SavedModel
+from excite.train.config import TrainConfig, parse_config
+from excite.train.evaluate import SavedModel, load_model
+from excite.train.from_config import find_device, train
+from excite.train.models.resnet import preact_resnet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,27 +40,60 @@ ALL = every(RHO)
 SHALLOW, DEEP = f"shallow third, ρ {RHO:g}", f"deep third, ρ {RHO:g}"
 TWO, ONE, PGD_TWO = "every layer, two search steps", "every layer, one search step", "PGD training, two search steps"
 POOR = "every layer, ρ larger where richness is missing"
+LATE, BEFORE = f"every layer, ρ {RHO:g} from half of training on", f"before each normalization, ρ {RHO:g}"
 _OWN = "not in the papers"
 _HIDDEN = ("1.first", "1.second", "2.skip", "2.first", "2.second", "7")  # affine layers behind the input, in order
-# Effective rank of the layers' inputs over their width, of PGD training with seed 0, which decides the radii of POOR.
-_RICHNESS = {"1.first": 0.192, "1.second": 0.328, "2.skip": 0.769, "2.first": 0.322, "2.second": 0.309, "7": 0.278}
+_NORMS = ("1.norm1", "1.norm2", "2.norm1", "2.norm2", "3")  # normalizations of the same network
 
 SCALES: dict[str, OverfittingScale] = {"quick": replace(OVERFITTING["quick"], rho=(RHO,), gamma=(), both=(RHO, 0.01))}
 
 
-def radii_by_richness(mean: float) -> dict[str, float]:
-    """Radii inversely proportional to the richness of each layer, with the given mean."""
-    inverse = {layer: 1 / value for layer, value in _RICHNESS.items()}
+def radii_by_richness(found: Mapping[str, float], mean: float) -> dict[str, float]:
+    """Radii inversely proportional to the richness of each layer, with the given mean.
+
+    Args:
+        found: Effective rank over width of the layers' inputs.
+        mean: Mean of the radii.
+
+    Returns:
+        Radius of each layer.
+    """
+    inverse = {layer: 1 / value for layer, value in found.items()}
     total = sum(inverse.values())
     return {layer: round(mean * len(inverse) * value / total, 5) for layer, value in inverse.items()}
+
+
+def hidden_richness(model: nn.Module, x: Tensor) -> dict[str, float]:
+    """Effective rank over width of the inputs of the hidden layers."""
+    return {
+        layer.layer: float(layer.covariance.effective_rank) / layer.width
+        for layer in richness(model, x)
+        if layer.layer in _HIDDEN
+    }
+
+
+def with_gates(**options: Any) -> nn.Module:
+    """The residual network with a fixed factor of one for each channel in front of every normalization.
+
+    The factors change nothing; being affine layers, they are where perturbations enter before a normalization.
+    """
+    model = preact_resnet(**options)
+    for name in _NORMS:
+        norm = model.get_submodule(name)
+        assert isinstance(norm, nn.BatchNorm2d)
+        gate = nn.Conv2d(norm.num_features, norm.num_features, 1, groups=norm.num_features, bias=False)
+        nn.init.ones_(gate.weight).requires_grad_(False)
+        model.set_submodule(name, nn.Sequential(gate, norm))
+    return model
 
 
 def variants(scale: OverfittingScale) -> list[Variant]:
     """Variants that are trained: one setting of the variant with every layer is changed at a time."""
     base = {variant.name: variant for variant in overfitting_variants(scale)}
+    gated = {**scale.model["options"], "channels": 1, "outputs": 10}
 
-    def changed(name: str, of: str, **changes: Any) -> Variant:
-        config = base[of].config
+    def changed(name: str, of: str, model: Mapping[str, Any] | None = None, **changes: Any) -> Variant:
+        config = {**base[of].config, "model": model or base[of].config["model"]}
         return Variant(name, {**config, "adversarial": {**config["adversarial"], **changes}})
 
     return [
@@ -67,7 +104,14 @@ def variants(scale: OverfittingScale) -> list[Variant]:
         changed(TWO, ALL, steps=2),
         changed(ONE, ALL, steps=1),
         changed(PGD_TWO, PGD, steps=2),
-        changed(POOR, ALL, hidden_radius=radii_by_richness(RHO)),
+        changed(POOR, ALL),  # its job finds the radii
+        changed(LATE, ALL, hidden_stages=2),
+        changed(
+            BEFORE,
+            ALL,
+            {"name": f"{__name__}:{with_gates.__name__}", "options": gated},
+            layers=[f"{norm}.0" for norm in _NORMS],
+        ),
     ]
 
 
@@ -90,6 +134,14 @@ def claims(scale: OverfittingScale) -> list[Claim]:
         Claim(
             "larger radii where richness is missing are better than equal relative ones", _OWN, f"{last}, {POOR} minus {ALL}",
             (ALL, POOR), lambda n: n[POOR].test_last - n[ALL].test_last, above=0.0,
+        ),
+        Claim(
+            "perturbations from half of training on, where the learning rate falls, do as well as from the start", _OWN,
+            f"{last}, {LATE} minus {ALL}", (ALL, LATE), lambda n: n[LATE].test_last - n[ALL].test_last, within=0.02,
+        ),
+        Claim(
+            "perturbations behind the normalizations are better than in front of them", _OWN, f"{last}, {ALL} minus {BEFORE}",
+            (ALL, BEFORE), lambda n: n[ALL].test_last - n[BEFORE].test_last, above=0.0,
         ),
         Claim(
             "perturbing every layer makes the signals of the layers richer", _OWN,
@@ -120,14 +172,15 @@ class LayersMeasurement:
         """Measures a trained model and stores the result in its run."""
         self._attack().measure(saved, variant, lambda fraction: progress(0.5 * fraction))
         x, y = saved.points("test", self.points)
-        hidden = [layer for layer in richness(saved.model, x) if layer.layer in _HIDDEN]
+        ranks = hidden_richness(saved.model, x)
         ratios = [layer.ratio for layer in alignment(saved.model, x[:4]).layers if layer.layer in _HIDDEN]
         options = SearchOptions(evidence=False, certify=False, restarts=1)
         few = slice(None, None, max(1, len(x) // self.margins))
         smallest = margins(saved.model, x[few], y[few], layers="all", relative=True, options=options)
         result = {
             "settings": vars(self),
-            "rank": float(np.mean([float(layer.covariance.effective_rank) / layer.width for layer in hidden])),
+            "rank": float(np.mean(list(ranks.values()))),
+            "ranks": ranks,
             "alignment": float(np.mean(ratios)),
             "layer_margin": smallest.median,
         }
@@ -137,6 +190,38 @@ class LayersMeasurement:
 
     def _attack(self) -> LastEpochMeasurement:
         return LastEpochMeasurement(self.radius, self.points)
+
+
+@dataclass(frozen=True)
+class RichnessJob(TrainingJob):
+    """Trains with radii inversely proportional to the richness of the layers after PGD training with the same seed.
+
+    That training is done first, in a folder beside the run's.
+    """
+
+    mean: float = RHO
+
+    def run(self, on_progress: ProgressCallback) -> None:
+        """Trains the network that decides the radii, then the one with these radii, and measures it."""
+        first = self.folder.parent / f"{self.folder.name}.richness"
+        before = {**self.config.model_dump(), "robust": None, "adversarial": {**self._attack(), "hidden_radius": 0.0}}
+        train(parse_config(before), first).close()
+        saved = load_model(first, trust=True).to(find_device(self.config.device))
+        radii = radii_by_richness(hidden_richness(saved.model, saved.points("test", 500)[0]), self.mean)
+        config = parse_config({**self.config.model_dump(), "adversarial": {**self._attack(), "hidden_radius": radii}})
+        TrainingJob(self.variant, self.seed, self.folder, config, self.measurement).run(on_progress)
+
+    def _attack(self) -> dict[str, Any]:
+        return dict(self.config.model_dump()["adversarial"])
+
+    def _is_same_config(self, run: Run) -> bool:
+        """The radii are found while it runs: everything else has to be the same."""
+        radii = (run.config.get("adversarial") or {}).get("hidden_radius")
+        if not isinstance(radii, Mapping):
+            return False
+        own = {**self._attack(), "hidden_radius": dict(radii)}
+        same = parse_config({**self.config.model_dump(), "adversarial": own})
+        return TrainingJob(self.variant, self.seed, self.folder, same, self.measurement)._is_same_config(run)
 
 
 class ByLayers(ByEpoch):
@@ -158,7 +243,9 @@ class ByLayers(ByEpoch):
     ) -> TrainingJob:
         """Makes the job of one variant and seed."""
         job = super().job(study, variant, scale, seed, folder, device)
-        return replace(job, measurement=LayersMeasurement(scale.radius, scale.points))
+        measured = LayersMeasurement(scale.radius, scale.points)
+        kind = RichnessJob if variant.name == POOR else TrainingJob
+        return kind(job.variant, job.seed, job.folder, job.config, measured)
 
     def read(self, job: Job) -> tuple[VariantResult, dict[str, Any]]:
         """Reads the result of a finished job."""
@@ -210,7 +297,11 @@ STUDY = Study(
     (
         "Hidden layers in order: the four convolutions of two residual blocks, the convolution of a skip, the linear layer. Shallow third: "
         "the first block; deep third: the last convolution and the linear layer.",
-        "Radii by richness: inversely proportional to effective rank over width of each layer's input after PGD training with seed 0, with mean ρ.",
+        "Radii by richness: inversely proportional to effective rank over width of each layer's input after PGD training with the same seed, with mean ρ.",
+        "Before each normalization: a fixed factor of one in front of each, which is an affine layer and so a place for perturbations, relative to the root mean "
+        "square of what is normalized. All other variants perturb the inputs of convolutions and of the linear layer, behind normalization and ReLU.",
+        "Radii by conserved scale would be the equal ones: what gradient flow conserves of a layer in front of a normalization, the squared norm of its weights "
+        "per output, is 1/3 for every layer under PyTorch's initialization.",
         "Margins at all layers: the least ε such that perturbations of at most ε times the root mean square of each layer's input change the "
         "decision, of 20 test images, by attack.",
         "Accuracies are multiples of 0.002 (500 images; the standard error of one, from the choice of images, is about 0.02). "

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from excite.data import load
+from excite.data.dataset import corrupted
 from excite.studies.computed import Computed, OnProgress, Outcome, Resumable
 from excite.studies.figures import plain_ticks
 from excite.studies.study import Claim, Ladder, Scale, Study, Variant, VariantResult
@@ -70,20 +70,6 @@ def variants(scale: ImagesScale) -> list[Variant]:
         "decay": 10 ** (-1 / 50),
     }  # fmt: skip
     return [Variant(name, {**base, "share": share}) for name, share in zip(VARIANTS, SHARES)]
-
-
-def corrupted(y: Tensor, share: float, seed: int) -> Tensor:
-    """Labels of which a share is drawn anew, 0 or 1 with equal chances: about half of those change.
-
-    The corrupted labels of a larger fraction include those of a smaller one: the same labels are drawn, and more.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(y), generator=generator)
-    drawn = torch.randint(2, (len(y),), generator=generator).to(y.dtype)
-    chosen = order[: round(share * len(y))]
-    labels = y.clone()
-    labels[chosen] = drawn[chosen]
-    return labels
 
 
 def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, on_progress: OnProgress) -> Outcome:

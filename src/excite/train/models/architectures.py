@@ -15,6 +15,7 @@ from excite._core.checks import check_count, is_number
 from excite._core.randomness import seeded_weights
 from excite.errors import InputError
 from excite.train.models.resnet import preact_resnet, resnet
+from excite.train.models.vit import vit
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "leaky-relu": nn.LeakyReLU, "tanh": nn.Tanh}
 
@@ -80,17 +81,18 @@ def linear(inputs: int, outputs: int = 1) -> nn.Module:
 
 
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
-    "papers-cnn": papers_cnn, "small-cnn": small_cnn, "resnet": resnet, "preact-resnet": preact_resnet, "mlp": mlp, "linear": linear
+    "papers-cnn": papers_cnn, "small-cnn": small_cnn, "resnet": resnet, "preact-resnet": preact_resnet, "vit": vit, "mlp": mlp,
+    "linear": linear,
 }  # fmt: skip
 
-_IMAGES = ("papers-cnn", "small-cnn", "resnet", "preact-resnet")
+_IMAGES = ("papers-cnn", "small-cnn", "resnet", "preact-resnet", "vit")
 
 
 def build(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
     """Builds a built-in network. The global random state is left unchanged.
 
     Args:
-        name: Key of `ARCHITECTURES`: "papers-cnn", "small-cnn", "resnet", "preact-resnet", "mlp" or "linear".
+        name: Key of `ARCHITECTURES`: "papers-cnn", "small-cnn", "resnet", "preact-resnet", "vit", "mlp" or "linear".
         seed: Seed of the weights.
         **options: Keywords of the network's function, such as `inputs` and `widths` for "mlp".
 
@@ -128,7 +130,7 @@ def options_for(name: str, shape: Sequence[int], outputs: int) -> dict[str, int]
             wanted = "32×32 images" if name == "papers-cnn" else "square images"
             raise InputError(f"{name} takes {wanted}; the data has points of shape {tuple(shape)}: choose 'mlp'")
         options = {"channels": shape[0], "outputs": outputs}
-        return {**options, "size": shape[1]} if name == "small-cnn" else options
+        return {**options, "size": shape[1]} if name in ("small-cnn", "vit") else options
     return {"inputs": int(torch.Size(shape).numel()), "outputs": outputs}
 
 
