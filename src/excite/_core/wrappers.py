@@ -38,6 +38,14 @@ def eagerly(model: nn.Module | Sequence[nn.Module]) -> AbstractContextManager[ob
     return nullcontext()
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model, or a part of it, is compiled by torch.compile."""
+    return any(
+        module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+
+
 class _Straight:
     """Takes the place of `CheckpointFunction`: runs the function as it is, with gradients."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from excite._core.calls import Batch, Pick
-from excite._core.wrappers import eagerly
+from excite._core.wrappers import eagerly, is_compiled
 from excite.errors import InputError
 from excite.probes import (
     AdamMoments,
@@ -17,6 +17,7 @@ from excite.probes import (
     FlightRecorder,
     Probe,
     Signs,
+    Trajectory,
     default_probes,
     vital_signs,
 )
@@ -59,9 +60,16 @@ def chosen_probes(
 
 
 def _affordable(probes: Sequence[Probe], model: nn.Module) -> list[Probe]:
-    """Of large models without the probes that hold copies of all weights: nine bytes for each, where training holds sixteen."""
+    """Without probes that cost too much.
+
+    Of large models those that hold copies of all weights: nine bytes for each, where training holds sixteen. Of compiled
+    transformers the trajectory, which breaks their graphs.
+    """
     weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return [probe for probe in probes if weights <= LARGE or not isinstance(probe, Distance | Signs)]
+    left_out: list[type[Probe]] = [Distance, Signs] if weights > LARGE else []
+    if has_attention(model) and is_compiled(model):
+        left_out.append(Trajectory)  # its hooks would break the graph at every layer
+    return [probe for probe in probes if not isinstance(probe, tuple(left_out))]
 
 
 def _signs(

@@ -96,6 +96,15 @@ def recognize(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Activ
     return None
 
 
+def table_activation(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ActivationCall | None:
+    """The activation that a call is, if it is an operator of the table; comparisons and maxima of the user's own are not."""
+    name = _name(function)
+    row = OPERATORS.get(name)
+    return None if row is None or row.activation is None else recognize(name, args, kwargs)
+
+
 # -- from affine calls to activations -----------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Move:

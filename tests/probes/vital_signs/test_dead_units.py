@@ -36,9 +36,52 @@ def test_dead_units_are_those_of_a_slow_version(name, padded):
         expected[f"fraction/{path}"] = sum(all(row[unit] <= 0 for row in rows) for unit in range(len(rows[0]))) / len(
             rows[0]
         )
-    found = DeadUnits().measure(StepContext(zoo.model, 0, example=example))
-    assert {key: float(value) for key, value in found.items()} == pytest.approx(expected, abs=1e-12)
+    probe = DeadUnits()
+    for step in range(2):  # by following every layer, then from the inputs of activations
+        found = probe.measure(StepContext(zoo.model, step, example=example))
+        assert {key: float(value) for key, value in found.items()} == pytest.approx(expected, abs=1e-12)
+        assert probe._plan is not None
     assert name == "llama" or max(expected.values()) > 0
+
+
+def test_units_that_share_a_layer_with_others_are_followed():
+    class Gated(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(4, 6), torch.nn.Linear(3, 4)
+
+        def forward(self, x):
+            value, gate = self.up(x).chunk(2, -1)
+            return self.down(value * torch.relu(gate))
+
+    torch.manual_seed(0)
+    model, x = Gated(), torch.randn(2, 5, 4)
+    probe = DeadUnits()
+    with torch.no_grad():
+        model.up.bias[3] += 9
+        model.up.bias[4:] -= 9
+    for step in range(2):
+        assert float(probe.measure(StepContext(model, step, example=x))["fraction/up"]) == pytest.approx(2 / 3)
+    assert probe._plan is None
+
+
+def test_a_pass_with_other_activations_is_followed_again():
+    class Changing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.more = torch.nn.Linear(4, 6), torch.nn.Linear(6, 2), False
+
+        def forward(self, x):
+            x = torch.tanh(x) if self.more else x
+            return self.second(torch.relu(self.first(x)))
+
+    torch.manual_seed(0)
+    model, x = Changing(), torch.randn(2, 4)
+    probe = DeadUnits()
+    for model.more in (False, False, True, True):
+        found = probe.measure(StepContext(model, 0, example=x))
+        inputs = torch.tanh(x) if model.more else x
+        assert float(found["fraction/first"]) == float((model.first(inputs) <= 0).all(0).double().mean())
 
 
 def test_a_model_without_activations_is_refused():

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from excite._core.intercept.functions import OPENED
 from excite.probes.vital_signs.tokens import PLACES, at_places, spread, wide
+from excite.wiring.activations import ActivationCall, table_activation
 
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _MASKED = -1e30  # logits below belong to pairs that may not attend: masks add the smallest number of a dtype
@@ -118,12 +119,15 @@ class AttentionMode(TorchFunctionMode):
         super().__init__()
         self.calls: list[AttentionCall] = []
         self.stack: list[str] = []  # paths of the modules that run
+        self.activated: Callable[[ActivationCall], None] | None = None  # called before every activation of the table
         self._sequences, self._tokens = sequences, tokens
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.activated is not None and (activation := table_activation(func, args, kwargs)) is not None:
+            self.activated(activation)
         if func is F.scaled_dot_product_attention:
             self._kernel(dict(zip(_SDPA, args)) | kwargs)
         elif func in _SOFTMAX:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -11,10 +13,17 @@ from excite.probes.base import Every, Probe, Schedule, StepContext, Values
 from excite.probes.findings import MAX_NAMED, Finding, MetricSeries, Panel, finite
 from excite.probes.layer_inputs import unit_rows
 from excite.probes.vital_signs.sample import sample_pass
-from excite.wiring.activations import ActivationCall, UnitMode
+from excite.wiring.activations import ActivationCall, Judged, UnitMode
 
 _MANY = 0.5  # fraction of dead units above which there is a warning
 _NOT_ACTIVATIONS = ("pow", "square", "sqrt", "rsqrt", "reciprocal", "abs")  # of normalizations, and of a GELU by hand
+
+
+_RESHAPED = ("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "contiguous")  # numbers stay in order
+
+
+def _in_order(judged: Judged) -> bool:
+    return all(getattr(move.function, "__name__", "") in _RESHAPED for move in judged.moves)
 
 
 class _Activated(UnitMode):
@@ -23,6 +32,7 @@ class _Activated(UnitMode):
     def __init__(self, names: Names):
         super().__init__(names)
         self.affine: list[tuple[AffineCall, torch.Size, torch.Size]] = []  # with the shapes of input and output
+        self.fresh: dict[int, Tensor] = {}  # by affine call: where its units are active, if the last activation said so
 
     def called(self, call: AffineCall) -> Tensor:
         output = call.run(call.input)
@@ -30,8 +40,15 @@ class _Activated(UnitMode):
         return output
 
     def activated(self, activation: ActivationCall) -> None:
+        self.fresh = {}
         if activation.name not in _NOT_ACTIVATIONS:
+            before = [len(judged) for judged in self.judged]
             super().activated(activation)
+            self.fresh = {
+                number: judged[0].positive
+                for number, (count, judged) in enumerate(zip(before, self.judged))
+                if not count and judged and not judged[0].before and _in_order(judged[0])
+            }
 
     def active(self, reached: dict[str, Tensor | None]) -> dict[str, Tensor]:
         """(points, units) by layer: where the input of the activation that units reach is positive.
@@ -57,6 +74,57 @@ class _Activated(UnitMode):
             if index is None or len(index):
                 found[affine.name] = rows if index is None else rows.index_select(1, index)
         return found
+
+
+class _Activations:
+    """Counts the activations of a pass, and keeps where the inputs of some of them are positive, (points, units) by layer.
+
+    Args:
+        layers: By number of the activation, the layer whose units enter it.
+    """
+
+    def __init__(self, layers: Mapping[int, str]):
+        self.count = 0
+        self.active: dict[str, Tensor] = {}
+        self._layers = layers
+
+    def __call__(self, activation: ActivationCall) -> None:
+        layer = self._layers.get(self.count)
+        self.count += 1
+        if layer is not None:
+            self.active[layer] = activation.positive().flatten(0, -2)
+
+
+class _Plan:
+    """Which activation of a pass the units of each layer enter, found by following every layer through one pass."""
+
+    def __init__(self, mode: _Activated):
+        self.count = 0
+        self.layers: dict[int, str] = {}
+        self._mode = mode
+        self._entered: dict[
+            int, tuple[int, Tensor]
+        ] = {}  # by affine call: number of its activation, where it is positive
+
+    def __call__(self, activation: ActivationCall) -> None:
+        for number, positive in self._mode.fresh.items():
+            self._entered[number] = self.count, positive
+        self._mode.fresh = {}
+        self.count += 1
+
+    def settle(self, active: Mapping[str, Tensor]) -> bool:
+        """Whether the activations alone give what following the layers gave, for all of them. Waits for the device."""
+        names = {affine.name: number for number, (affine, _, _) in enumerate(self._mode.affine)}
+        for layer, rows in active.items():
+            number, positive = self._entered.get(names[layer], (-1, rows[:0]))
+            if number < 0 or number in self.layers or positive.dim() < 2:
+                return False
+            flat = positive.flatten(0, -2)
+            if flat.shape != rows.shape or not torch.equal(flat, rows):
+                return False
+            self.layers[number] = layer
+        del self._mode, self._entered
+        return True
 
 
 def dead_fraction(active: Tensor, tokens: Tensor | None = None) -> Tensor:
@@ -101,6 +169,8 @@ class DeadUnits(Probe):
     def __init__(self, schedule: Schedule | None = None):
         super().__init__(Every(50) if schedule is None else schedule)
         self._reached: dict[str, Tensor | None] = {}
+        self._plan: _Plan | None = None
+        self._tried = False
 
     def attach(self, ctx: StepContext) -> None:
         """Checks that a layer enters an activation."""
@@ -110,9 +180,30 @@ class DeadUnits(Probe):
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Values:
         """Measures which units are active on the sample."""
+        active, tokens = self._by_plan(ctx) or self._followed(ctx)
+        return {f"fraction/{layer}": dead_fraction(rows, tokens) for layer, rows in active.items()}
+
+    def _by_plan(self, ctx: StepContext) -> tuple[Mapping[str, Tensor], Tensor | None] | None:
+        """From the inputs of activations, which takes hardly longer than the pass; None if it runs other ones than before."""
+        if self._plan is None:
+            return None
+        seen = _Activations(self._plan.layers)
+        tokens = sample_pass(ctx, activated=seen).tokens
+        if seen.count == self._plan.count and len(seen.active) == len(self._plan.layers):
+            return seen.active, tokens
+        self._plan = None
+        return None
+
+    def _followed(self, ctx: StepContext) -> tuple[Mapping[str, Tensor], Tensor | None]:
+        """By following the output of every layer to its activation."""
         mode = _Activated(Names(ctx.model))
-        tokens = sample_pass(ctx, mode).tokens
-        return {f"fraction/{layer}": dead_fraction(rows, tokens) for layer, rows in mode.active(self._reached).items()}
+        plan = _Plan(mode)
+        tokens = sample_pass(ctx, mode, activated=plan).tokens
+        active = mode.active(self._reached)
+        if not self._tried:  # once: it waits for the device
+            self._tried = True
+            self._plan = plan if active and plan.settle(active) else None
+        return active, tokens
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:

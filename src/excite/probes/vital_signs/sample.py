@@ -24,9 +24,11 @@ from excite.probes.vital_signs.attention_calls import AttentionCall, AttentionMo
 from excite.probes.vital_signs.blocks import blocks, stream
 from excite.probes.vital_signs.stream_signs import StreamSigns, stream_signs
 from excite.probes.vital_signs.tokens import token_mask
+from excite.wiring.activations import ActivationCall
 from excite.wiring.normalization import as_trained
 
 T = TypeVar("T")
+Activated = Callable[[ActivationCall], None]  # called with what enters an activation
 SEQUENCES = 2  # of the example, in the pass that most vital signs share
 SHARED = "sample"  # key of that pass in `StepContext.shared`
 
@@ -98,25 +100,29 @@ def running(count: int) -> Iterator[None]:
         raise ModelError(f"the model does not run on {count} sequences of the example: {first_line(error)}") from error
 
 
-def sample_pass(ctx: StepContext, *modes: TorchFunctionMode) -> SamplePass:
+def sample_pass(ctx: StepContext, *modes: TorchFunctionMode, activated: Activated | None = None) -> SamplePass:
     """The pass over two sequences of the example as in training, without dropout; once per step for all probes.
 
-    `modes` are active while the model runs: with some, the pass is one that later probes share, or one more.
+    `modes` are active while the model runs, and `activated` is called before its activations: the pass is then one that later
+    probes share, or one more.
     """
     if ctx.example is None:
         raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
-    if SHARED not in ctx.shared or modes:
+    if SHARED not in ctx.shared or modes or activated is not None:
         with running(SEQUENCES):
-            ctx.shared[SHARED] = run_sample(ctx.model, few_sequences(ctx.example, SEQUENCES), modes)
+            ctx.shared[SHARED] = run_sample(ctx.model, few_sequences(ctx.example, SEQUENCES), modes, activated)
     found: SamplePass = ctx.shared[SHARED]
     return found
 
 
 @torch.no_grad()
-def run_sample(model: nn.Module, batch: Batch, modes: Sequence[TorchFunctionMode] = ()) -> SamplePass:
+def run_sample(
+    model: nn.Module, batch: Batch, modes: Sequence[TorchFunctionMode] = (), activated: Activated | None = None
+) -> SamplePass:
     """Runs the model eagerly on a batch and records attention, blocks and the output. The model is left as it was."""
     tokens = token_mask(batch)
     attention = AttentionMode(batch_size(batch), tokens)
+    attention.activated = activated
     found = SamplePass(attention.calls, tokens=tokens)
     with ExitStack() as stack:
         stack.enter_context(as_trained(model, batch))
