@@ -173,7 +173,9 @@ class PersistentExcitation:
             )
         if self.layers == "input" and radius_names(self.radius):
             raise InputError("layers='input' perturbs the model's input: give one radius instead of one per layer")
-        self._check_names(possible_layers(unwrap(model)))
+        # Names of layers and of outputs of modules that are chosen one by one.
+        self._named = [*radius_names(self.radius), *([] if isinstance(self.layers, str) else self.layers)]
+        check_names(self._named, possible_layers(unwrap(model)), unwrap(model))
 
     def loss(self, x: Batch, y: Tensor) -> Tensor:
         """Batch mean of ½(f(x;d1) − y)² + ½(f(x;d2) − y)², or of the error that belongs to the target.
@@ -470,7 +472,7 @@ class PersistentExcitation:
         )
         if isinstance(self.radius, FitController):
             self.radius.to(device_of(model))
-        extremes = search(model, Names(model, self._sites()), x, settings, self._known_layouts, direction)
+        extremes = search(model, Names(model, self._named), x, settings, self._known_layouts, direction)
         self._radii = {name: layer.radius for name, layer in extremes.layers.items()}
         return extremes
 
@@ -490,13 +492,6 @@ class PersistentExcitation:
     def _bounds_at(self, x: Batch) -> Bounds | None:
         """The bounds where x is, in its precision."""
         return None if self.bounds is None else place_bounds(self.bounds, x, self._placed_bounds)
-
-    def _sites(self) -> list[str]:
-        """Names of layers and of outputs of modules that are chosen one by one."""
-        return [*radius_names(self.radius), *([] if isinstance(self.layers, str) else self.layers)]
-
-    def _check_names(self, known: list[str]) -> None:
-        check_names(self._sites(), known, unwrap(self.model))
 
 
 def _number(radius: object) -> float:

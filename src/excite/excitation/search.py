@@ -80,16 +80,18 @@ class Perturbations:
         return low, high
 
     def run(self, model: nn.Module, x: Batch, *, frozen: bool = False, live_norm: bool = False, copies: int = 2) -> Any:
-        """What the model returns for x under the perturbations; `x` is the batch `copies` times in a row."""
+        """The model's output for the batch x, `copies` times in a row, under the perturbations."""
+        if copies > 1:
+            x = repeated(x, copies, self.tape.batch)
         moves = {name: partial(self.layers[name].moved, perturbation=d) for name, d in self.values.items()}
         if INPUT in moves and isinstance(x, Tensor):
             x = moves[INPUT](x)
-        repeated = PerturbedPass(
+        perturbed = PerturbedPass(
             self.names, self.tape, self.registered, moves, frozen=frozen, live_norm=live_norm, copies=copies
         )
-        with repeated:
+        with perturbed:
             returned = call(model, x)
-        repeated.finish()
+        perturbed.finish()
         return returned
 
 
@@ -118,7 +120,7 @@ def search(
 
             def outputs(values: dict[str, Tensor]) -> Tensor:
                 perturbed = replace(start, values=values)
-                return repeat(model, repeated(x, 2, tape.batch), perturbed, settings.read, buffers)
+                return repeat(model, x, perturbed, settings.read, buffers)
 
             values = _climb(start.layers, slopes, v, objective, settings, outputs, tape)
     finally:
@@ -181,9 +183,7 @@ def evaluate(model: nn.Module, x: Batch, perturbations: Perturbations, read: Rea
     tape = perturbations.tape
     try:
         with eagerly(model):
-            returned = perturbations.run(
-                model, x if copies == 1 else repeated(x, copies, tape.batch), live_norm=True, copies=copies
-            )
+            returned = perturbations.run(model, x, live_norm=True, copies=copies)
     finally:
         tape.rewind()
     return read(returned, copies * tape.batch)
@@ -192,7 +192,7 @@ def evaluate(model: nn.Module, x: Batch, perturbations: Perturbations, read: Rea
 def repeat(
     model: nn.Module, x: Batch, perturbations: Perturbations, read: Read, buffers: Buffers, copies: int = 2
 ) -> Tensor:
-    """The outputs of the fixed function of the search; `x` is the batch `copies` times in a row."""
+    """The outputs of the fixed function of the search for the batch x, `copies` times in a row."""
     output = read(perturbations.run(model, x, frozen=True, copies=copies), copies * perturbations.tape.batch)
     buffers.restore(thorough=False)
     return output
