@@ -77,6 +77,27 @@ def test_some_queries_of_long_sequences_are_looked_at(name, entries, monkeypatch
     assert measured(zoo.model, zoo.example) == pytest.approx(expected, rel=1e-10, abs=1e-10)
 
 
+def test_packed_sequences_are_those_one_by_one():
+    zoo = make("llama")
+    lengths = (3, 4)
+    first, second = zoo.example[:, :3], zoo.example[:, 3:]
+    segment = torch.tensor([0] * 3 + [1] * 4)
+    allowed = (segment[:, None] == segment) & torch.ones(7, 7, dtype=torch.bool).tril()
+    mask = torch.zeros(7, 7).double().masked_fill(~allowed, torch.finfo(torch.float64).min)
+    positions = torch.tensor([0, 1, 2, 0, 1, 2, 3]).expand(3, 7)
+    example = {
+        "input_ids": zoo.example, "attention_mask": mask.expand(3, 1, 7, 7), "position_ids": positions,
+    }  # fmt: skip
+    found = measured(zoo.model, example)
+    alone = [measured(zoo.model, one) for one in (first, second)]
+    for name in found:
+        if name.startswith("logit"):
+            assert found[name] == pytest.approx(max(one[name] for one in alone), rel=1e-10)
+        elif name.startswith("entropy/"):
+            mean = sum(n * one[name] for n, one in zip(lengths, alone)) / 7
+            assert found[name] == pytest.approx(mean, rel=1e-10)
+
+
 def test_nan_is_not_hidden():
     zoo = make("kernel")
     with torch.no_grad():

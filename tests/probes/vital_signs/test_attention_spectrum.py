@@ -73,6 +73,29 @@ def test_weights_that_cannot_be_told_are_named_once():
     }
 
 
+class Quantized(nn.Module):
+    """Whole numbers with one scale per row, multiplied out in the forward pass."""
+
+    def __init__(self, linear):
+        super().__init__()
+        weight = linear.weight.detach()
+        self.register_buffer("scale", weight.abs().amax(1, keepdim=True) / 127)
+        self.rounded = nn.Parameter((weight / self.scale).round().to(torch.int8), requires_grad=False)
+        self.bias = linear.bias
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.rounded.to(x.dtype) * self.scale, self.bias)
+
+
+def test_quantized_weights_are_named_and_not_measured():
+    zoo = make("kernel")
+    zoo.model.blocks[1].attention.qkv = Quantized(zoo.model.blocks[1].attention.qkv)
+    probe = AttentionSpectrum()
+    with pytest.warns(UserWarning, match=r"of blocks\.1\.attention cannot be determined"):
+        probe.attach(StepContext(zoo.model, 0, example=zoo.example))
+    assert not any("blocks.1" in name for name in probe.measure(StepContext(zoo.model, 0)))
+
+
 def test_a_model_without_attention_is_refused():
     with pytest.raises(excite.ModelError, match="no weights of queries and keys"):
         AttentionSpectrum().attach(StepContext(nn.Sequential(nn.Linear(3, 2)), 0, example=torch.randn(4, 3)))

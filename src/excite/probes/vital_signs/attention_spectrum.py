@@ -177,6 +177,8 @@ def _rows(one: Attention, weights: Mapping[str, Tensor]) -> tuple[_Rows, _Rows] 
     query, key = one.query, one.key
     if query is None or key is None or query.parameter not in weights or key.parameter not in weights:
         return None
+    if not (weights[query.parameter].is_floating_point() and weights[key.parameter].is_floating_point()):
+        return None  # quantized: the weight is computed from it
     heads = tuple(range(one.heads))
     return _Rows.of(weights[query.parameter], query, heads), _Rows.of(weights[key.parameter], key, one.groups)
 
