@@ -26,6 +26,7 @@ from excite.studies.trajectory.frequency import STUDY as frequency
 from excite.studies.trajectory.corruption import STUDY as corruption
 from excite.studies.trajectory.regions import STUDY as regions
 from excite.studies.trajectory.dropout import STUDY as dropout
+from excite.studies.trajectory.depth import STUDY as depth
 from excite.studies.trajectory.architecture import STUDY as architecture
 from excite.studies.trajectory.batch_size import STUDY as batch_size
 from excite.studies.trajectory.all_biases import STUDY as all_biases

@@ -228,6 +228,6 @@ STUDY = Study(
         "was not known then, apart from three seeds of single variants.",
     ),
     asks="step size, mean and width",
-    seconds={"quick": 60},
+    seconds={"quick": 14},
     sources=("persistency:Theorem 1",),
 )  # fmt: skip

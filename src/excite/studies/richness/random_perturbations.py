@@ -252,6 +252,6 @@ STUDY = Study(
     claims,
     ("Digits and a fully connected network instead of CIFAR-10 and a convolutional one.",),
     asks="is noise as good as excitation?",
-    seconds={"quick": 120},
+    seconds={"quick": 45},
     sources=("richness:section 5", "persistency:section 4"),
 )  # fmt: skip
