@@ -218,3 +218,32 @@ def test_the_evaluation_data_are_those_of_the_trainer_that_calls(tmp_path):
     assert other.nested() == (None, other.eval_dataset)  # not that of a trainer that does not hold the callback
     assert callback._evaluation_data() is None
     assert trainer.eval_dataset is not None
+
+
+def test_a_language_model_is_excited_token_by_token_and_watched(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=2, n_head=2, attn_pdrop=0.1)
+    model = transformers.GPT2LMHeadModel(config)
+    ids = torch.randint(20, (16, 8))
+    labels = torch.where(torch.arange(8) < 3, -100, ids)
+    rows = [{"input_ids": a, "attention_mask": torch.ones_like(a), "labels": b} for a, b in zip(ids, labels)]
+    settings = {
+        "radius": 0.0, "norm": "2", "targets": "next-token", "loss": "cross-entropy",
+        "layers": ["transformer.wte:output", "transformer.h.0:output"], "tokens": "prompt",
+    }  # fmt: skip
+    pe = excite.PersistentExcitation(model.eval(), output="logits", **settings)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    theirs = model(**batch, labels=labels).loss
+    assert pe.loss(batch, labels).item() == pytest.approx(theirs.item(), rel=1e-6)
+    callback = ExciteCallback(tmp_path / "run", every={"distance": 1}, alerts=[])
+    trainer = ExcitedTrainer(
+        model, arguments(tmp_path, max_steps=2), train_dataset=rows, callbacks=[callback], excitation={**settings, "radius": 0.05}
+    )  # fmt: skip
+    trainer.train()
+    callback.close()
+    found = trainer.excitation.perturbations(batch, labels)
+    assert set(found) == set(settings["layers"])
+    assert not found["transformer.wte:output"][0][:, 3:].any()  # prompt tokens only
+    with excite.load_run(tmp_path / "run") as run:
+        assert any(name.startswith("distance/") for name in run.names())
+        assert "train/loss" in run.names()

@@ -33,6 +33,8 @@ from excite.studies.trajectory.all_biases import STUDY as all_biases
 from excite.studies.beyond.optimizers import STUDY as optimizers
 from excite.studies.beyond.weight_decay import STUDY as weight_decay
 from excite.studies.beyond.spikes import STUDY as spikes
+from excite.studies.beyond.backdoor import STUDY as backdoor
+from excite.studies.beyond.consequences import STUDY as consequences
 from excite.studies.invariances.conservation import STUDY as conservation
 from excite.studies.invariances.low_rank import STUDY as low_rank
 from excite.studies.invariances.reduced_alignment import STUDY as reduced_alignment
