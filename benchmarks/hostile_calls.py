@@ -24,6 +24,7 @@ from excite.margin.fixed_radius import broken_at, robust_accuracy
 from excite.monitor import alerts
 from excite.report import audit as auditing
 from excite.train.config import parse_config
+from excite.train.models.gpt import GPT
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -436,7 +437,8 @@ CALLS: dict[str, Call] = {
     "lipschitz.bound": Call(lipschitz.bound, {"model": MODEL, "example": X, "norm": NORM, "output": PICK}),
     "lipschitz.largest": Call(lipschitz.largest, {"model": MODEL, "x": X, "radius": ("number", lambda: 0.1), "norm": NORM, "ball": NORM, "bounds": ("bounds", lambda: None),
                                                   "rounds": ("count", lambda: 2), "places": ("count", lambda: 8), "seed": ("seed", lambda: 0), "output": PICK}),
-    "lipschitz.from_embeddings": Call(lipschitz.from_embeddings, {"model": MODEL, "ids": X, "embedding": PICK}),
+    "lipschitz.from_embeddings": Call(lipschitz.from_embeddings, {
+        "model": ("model", lambda: GPT(9, 8, 1, 2, 5)), "ids": ("x", lambda: torch.zeros(2, 5, dtype=torch.long)), "embedding": ("text", lambda: None)}),
     "lipschitz.along": Call(lipschitz.along, {"model": MODEL, "start": X, "end": X, "norm": NORM, "limit": ("count", lambda: 100), "output": PICK}),
     "lipschitz.region_map": Call(lipschitz.region_map, {
         "model": MODEL, **{part: ("x", lambda: _inputs()[0]) for part in ("origin", "right", "up")}, "across": ("range", lambda: (-1.0, 1.0)),

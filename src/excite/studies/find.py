@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
+from excite._core.checks import shown
 from excite.errors import ExciteError, InputError, one_line
 from excite.studies.papers import PAPERS, describe, find_paper, parse_place
 from excite.studies.registry import STUDIES
@@ -43,7 +44,9 @@ def find_study(reference: str | os.PathLike[str] | Study) -> Study:
     """
     if isinstance(reference, Study):
         return check_study(reference, "the study")
-    if isinstance(reference, os.PathLike) or str(reference).endswith(".py"):
+    if not isinstance(reference, str | os.PathLike):
+        raise InputError(f"study: expected a name, a path or a Study; got {shown(reference)}")
+    if isinstance(reference, os.PathLike) or reference.endswith(".py"):
         return load_file(Path(reference))
     if reference in STUDIES:
         return STUDIES[reference]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -180,6 +181,10 @@ def _kernel(a: Tensor, w: Tensor, x: Tensor) -> Tensor:
     return a.square()[:, None, None] * (x @ x.T) + seen[:, :, None] * seen[:, None, :]
 
 
+def _rotation_error(optimizer: str, n: Mapping[str, VariantResult]) -> float:
+    return n[ROTATION].values[f"error_{optimizer}"]
+
+
 def claims(scale: StepsScale) -> list[Claim]:
     """Sentences and the numbers that decide them."""
     return [
@@ -187,7 +192,7 @@ def claims(scale: StepsScale) -> list[Claim]:
             Claim(
                 f"{label}: the rotation per step is within 15 % of the predicted one", SOURCES[ROTATION],
                 "mean of |log2| of measured over predicted angle per step, over the grid", (ROTATION,),
-                lambda n, name=name: getattr(n[ROTATION], f"error_{name}"), below=0.2,
+                partial(_rotation_error, name), below=0.2,
             )
             for label, name in (("AdamW", "adamw"), ("SGD with momentum", "sgd"))
         ),
