@@ -19,7 +19,7 @@ import excite
 from excite import bounds, data, lipschitz, probes, report, runs, studies, wiring
 from excite import train as fit
 from excite.excitation import HiddenOptions
-from excite.margin import SearchOptions
+from excite.margin import SearchOptions, loader_margins, smoothed_margins
 from excite.margin.fixed_radius import broken_at, robust_accuracy
 from excite.monitor import alerts
 from excite.report import audit as auditing
@@ -412,6 +412,11 @@ CODES, LINEAR = (
 LOSS = ("function", lambda: _square)
 
 
+def _loaded(model: Any, x: Any, y: Any, batches: Any, norm: Any) -> Any:
+    quick = SearchOptions(steps=3, restarts=1, evidence=False, certify=False)
+    return loader_margins(model, [(x, y)], batches=batches, norm=norm, options=quick)
+
+
 CALLS: dict[str, Call] = {
     "trace": Call(lambda **given: str(excite.trace(**given)), {"model": MODEL, "example": X, "output": PICK}),
     **{f"PersistentExcitation.{name}": Call(_method(excite.PersistentExcitation, name), {"model": MODEL, "x": X, **({"y": Y} if name.startswith("loss") else {}), **SETTING}, name.startswith("loss")) for name in ("loss", "extremes", "predict", "perturbations")},
@@ -424,6 +429,10 @@ CALLS: dict[str, Call] = {
     "SearchOptions": Call(SearchOptions, {
         "steps": ("count", lambda: 3), "restarts": ("count", lambda: 1), "evidence": ("flag", lambda: False), "certify": ("flag", lambda: False),
         "lipschitz": ("number", lambda: None), "seed": ("seed", lambda: 0), "seconds": ("number", lambda: 60.0)}),
+    "smoothed_margins": Call(smoothed_margins, {
+        "model": MODEL, "x": X, "y": Y, "sigma": ("number", lambda: 0.2), "samples": ("count", lambda: 20), "selection": ("count", lambda: 5),
+        "level": ("number", lambda: 0.9), "threshold": ("number", lambda: 0.5), "output": PICK, "batch": ("count", lambda: 8), "seed": ("seed", lambda: 0)}),
+    "loader_margins": Call(_loaded, {"model": MODEL, "x": X, "y": Y, "batches": ("count", lambda: 1), "norm": NORM}),
     "HiddenOptions": Call(HiddenOptions, {"norm": NORM, "budget": ("choice", lambda: "layer"), "random_start": ("flag", lambda: False)}),
     "studies.judge_again": Call(studies.judge_again, {"study": ("text", lambda: "margin-losses"), "file": ("path", lambda: "nowhere"), "scale": ("text", lambda: None)}),
     "studies.plan_seeds": Call(studies.plan_seeds, {"study": ("text", lambda: "margin-losses"), "file": ("path", lambda: "nowhere"), "scale": ("text", lambda: None), "power": ("number", lambda: 0.8)}),

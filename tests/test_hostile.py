@@ -30,7 +30,7 @@ RESULTS = {  # returned by what is in the table, and not made by users
     "Alignments", "Assumption", "Audit", "Between", "BiasTrajectory", "Bound", "Checkpoint", "Consistent", "FlowResult", "Covering", "Cut", "Dataset",
     "Attention", "Decomposition", "DropoutRun", "DropoutStatement", "EmptyRegions", "Ensemble", "FromEmbeddings", "Equivalence", "Evidence", "TrainingResult", "Gap", "Group", "Projection",
     "JunctionAlignment", "Largest", "Layer", "LayerAlignment", "LayerRichness", "LawCount", "Ledger", "LedgerEntry", "LedgerReport", "LipschitzBound", "MostActive", "PathCount", "PiecewiseLinear", "Problem",
-    "Processes", "RegionMap", "Repair", "Report", "Richness", "RobustAccuracy", "Segments", "Sharpness", "Site", "Smallest", "Spectrum", "Steadiness",
+    "Processes", "RegionMap", "Repair", "Report", "Richness", "RobustAccuracy", "Segments", "Sharpness", "Site", "Smallest", "SmoothedMargins", "Spectrum", "Steadiness",
     "StudyResult", "Unit", "Units", "Updates", "Verdict", "Translation", "Watch", "Wiring",
 }  # fmt: skip
 REASONS = {

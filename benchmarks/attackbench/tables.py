@@ -135,7 +135,8 @@ def totals(rows: list[Row]) -> str:
                 parts.append("{:.4f} | {:.1%} | {:.0f} | {:.1f}".format(*mean))
             else:
                 parts.append(" | | | ")
-        lines.append(f"| {words} | " + " | ".join(parts) + " |")
+        if any(part.strip(" |") for part in parts):
+            lines.append(f"| {words} | " + " | ".join(parts) + " |")
     return "\n".join(lines)
 
 
@@ -148,10 +149,13 @@ def draw(rows: list[Row], path: Path) -> None:
 
     honest = [r for r in rows if r.kind != "masked"]
     names = [name for name in ATTACKS if any(r.attack == name for r in honest)]
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6.4), sharey="col", layout="constrained")
+    norms = [norm for norm in NORMS if any(r.norm == norm for r in honest)]
+    figure, axes = plt.subplots(
+        2, len(norms), figsize=(1.5 + 3.2 * len(norms), 6.4), sharey="col", layout="constrained", squeeze=False
+    )
     colors = {name: "#c1121f" if name == OURS else f"C{i}" for i, name in enumerate(n for n in names)}
     marks = {"plain": "o", "pgd": "s", "excited": "^"}
-    for column, norm in enumerate(NORMS):
+    for column, norm in enumerate(norms):
         chosen = [r for r in honest if r.norm == norm]
         for line, attribute in enumerate(("passes", "seconds")):
             ax = axes[line, column]

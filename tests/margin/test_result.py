@@ -76,3 +76,28 @@ def test_a_summary_says_what_a_user_needs() -> None:
     assert "not to be trusted" in str(doubtful)
     assert "30 of 40" in str(doubtful)
     assert str(Gap(0.25, 0.1, 0.4)) == "0.250 (95% interval 0.100 to 0.400)"
+
+
+def test_band_covers_the_fraction_it_is_a_sample_of():
+    rng = np.random.default_rng(0)
+    truth, covered = 0.3, 0
+    for _ in range(400):  # margins uniform on (0, 1): the fraction within 0.3 is 0.3
+        low, high = Margins(torch.from_numpy(rng.random(60)), "inf").band(truth)
+        covered += low <= truth <= high
+    assert covered >= 400 * 0.95 - 4 * (400 * 0.95 * 0.05) ** 0.5  # at least 95 %, minus four standard deviations
+    m = Margins(torch.tensor([0.0, 0.5, math.inf]), "inf")
+    low, high = m.band([0.0, 0.5, 2.0])
+    assert (low <= m.within([0.0, 0.5, 2.0])).all()
+    assert (high >= m.within([0.0, 0.5, 2.0])).all()
+    # Clopper–Pearson of 0 and of n of n has the closed form 1 − (α/2)^(1/n)
+    none, every = Margins(torch.ones(10), "inf"), Margins(torch.zeros(10), "inf")
+    assert none.band(0.5) == pytest.approx((0, 1 - 0.025**0.1))
+    assert every.band(0.5) == pytest.approx((0.025**0.1, 1))
+    with pytest.raises(InputError):
+        m.band(-1.0)
+
+
+def test_the_band_is_drawn_if_asked_for():
+    m = Margins(torch.rand(20, dtype=torch.float64), "inf")
+    without, drawn = m.plot(), m.plot(level=0.95)
+    assert len(drawn.collections) == len(without.collections) + 1

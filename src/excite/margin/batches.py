@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from excite.margin.gradient_free import DatasetPoints, towards_points
+from excite.margin.budget import ROUNDS, TARGET_STEPS
 from excite.margin.problem import AdversarialPerturbations, Decision, MarginProblem, column, no_perturbations
-from excite.margin.search import PLANS, POLISH, CleanPoints, Noise, SearchPlan, search, to_boundary
+from excite.margin.reliability.gradient_free import DatasetPoints, towards_points
+from excite.margin.search import PLANS, POLISH, TARGETED, CleanPoints, Noise, SearchPlan, search, to_boundary
 
 _CLASSES = 10  # nearest classes whose first-order distance is worked out
 _FEW = 1024  # inputs of fewer elements are explored from random perturbations too
 _SAMPLES = 8  # random perturbations of which the most promising starts a search
+TARGETS = 9  # nearest classes that are searched one by one
 _TARGETS = 1000  # dataset points towards which points may be moved
 # Searches from random perturbations, and around the best one. Where several linear pieces meet, which is where the minima of
 # networks with few inputs lie, gradients jump from one to the other: a long average of them points along the edge.
@@ -40,6 +42,10 @@ class BatchedSearch:
     seed: int
     runs: list[Tensor] = field(default_factory=list)  # radii (N,) found by each independent search
     start: AdversarialPerturbations | None = None  # perturbations known beforehand: one more search begins there
+    targets: int = TARGETS  # nearest classes that are searched one by one
+    rounds: int = ROUNDS  # short searches from random perturbations after those
+    retry: bool = True  # points without an adversarial example are searched again
+    left_out: str | None = None  # what a budget left out
 
     def __post_init__(self) -> None:
         x, decision = self.problem.x, self.problem.decision
@@ -74,9 +80,11 @@ class BatchedSearch:
                 if progress is not None:
                     progress(done, restarts * int(self.correct.sum()))
         self._continue(found)
-        explorations = restarts // 3 if self.problem.x[0].numel() < _FEW else 0
+        self._target(found)
+        explorations = restarts // 3 if has_few_elements(self.problem.x) else 0
         self._explore(found, explorations)
-        self._recover(found)
+        if self.retry:
+            self._recover(found)
         self._polish(found, edges=explorations > 0)
         return found
 
@@ -127,6 +135,26 @@ class BatchedSearch:
             found.update(index[adversarial], start.radius[adversarial], start.d[adversarial])
             result = search(problem, PLANS[problem.constraint.norm][1], steps or self.steps, start.d, self.noise)
             found.update(index, result.radius, result.d)
+
+    def _target(self, found: AdversarialPerturbations) -> None:
+        """Many classes: short searches towards each of the nearest classes, within the best radius so far.
+
+        A search that follows the nearest class tends to stay with the first it falls to. Each starts at the best radius, down
+        the gradient of the difference to its class at the point; the last ones from random perturbations of that size.
+        """
+        if self.problem.decision.classes <= 2 or not self.targets:
+            return
+        for index in self._batches(self.correct & torch.isfinite(found.radius)):
+            problem, constraint = self.problem.rows(index), self.problem.constraint
+            starts = _nearest_classes(problem, self.f[index], self.targets)
+            noisy = [(None, self.noise(problem.x.shape, problem.x)) for _ in range(self.rounds)]
+            for classes, gradient in [*starts, *noisy]:
+                below = found.radius[index]
+                towards = replace(problem, decision=replace(problem.decision, target=classes))
+                start = constraint.direction(-gradient) * column(below, gradient)
+                start = problem.constraint.project(start, below)
+                result = search(towards, TARGETED, TARGET_STEPS, start, self.noise, below)
+                found.update(index, result.radius, result.d)
 
     def _explore(self, found: AdversarialPerturbations, count: int) -> None:
         """Inputs of few elements: searches from random perturbations whose linear piece reaches the boundary soonest.
@@ -233,7 +261,12 @@ def default_batch(x: Tensor) -> int:
 
 def default_restarts(x: Tensor) -> int:
     """More for inputs of few elements, where local minima matter more."""
-    return 12 if x[0].numel() < 1024 else 3
+    return 12 if has_few_elements(x) else 3
+
+
+def has_few_elements(x: Tensor) -> bool:
+    """Whether points have so few elements that they are explored from random perturbations too."""
+    return x[0].numel() < _FEW
 
 
 def _noise(seed: int) -> Noise:
@@ -251,14 +284,31 @@ def _class_choices(problem: MarginProblem, f: Tensor) -> list[Decision]:
 
     Once a point is adversarial it tends to stay with the class it fell to, so that the first choice matters.
     """
-    decision, constraint, x = problem.decision, problem.constraint, problem.x
+    decision = problem.decision
     if decision.classes <= 2:
         return [decision]
+    likeliest, slope, _ = _differences(problem, f)
+    scale = slope.amax(1, keepdim=True).repeat(1, decision.classes).scatter(1, likeliest, slope)
+    return [replace(decision, scale=scale), decision]
+
+
+def _differences(problem: MarginProblem, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest other classes (N, k), and of the difference of the label's output and theirs the slope (N, k) and gradient."""
+    decision, constraint, x = problem.decision, problem.constraint, problem.x
     of_others = f.scatter(1, decision.labels[:, None], -math.inf)
     likeliest = of_others.topk(min(_CLASSES, decision.classes - 1), dim=1).indices
     zero = torch.zeros_like(x)
-    slopes = [constraint.dual_norm(constraint.active(g, zero)) for g in decision.differences(x, likeliest)]
-    slope = torch.stack(slopes, 1)
+    gradients = [constraint.active(g, zero) for g in decision.differences(x, likeliest)]
+    slope = torch.stack([constraint.dual_norm(g) for g in gradients], 1)
     slope = torch.where(slope > 0, slope, slope.amax(1, keepdim=True)).clamp_min(torch.finfo(x.dtype).tiny)
-    scale = slope.amax(1, keepdim=True).repeat(1, decision.classes).scatter(1, likeliest, slope)
-    return [replace(decision, scale=scale), decision]
+    return likeliest, slope, torch.stack(gradients, 1)
+
+
+def _nearest_classes(problem: MarginProblem, f: Tensor, count: int) -> list[tuple[Tensor | None, Tensor]]:
+    """The `count` classes (N,) nearest to first order, and the gradients towards them."""
+    likeliest, slope, gradients = _differences(problem, f)
+    own = f.gather(1, problem.decision.labels[:, None])
+    distance = (own - f.gather(1, likeliest)) / slope
+    chosen = distance.topk(min(count, likeliest.shape[1]), dim=1, largest=False).indices
+    rows = torch.arange(len(f), device=f.device)
+    return [(likeliest[rows, k], gradients[rows, k]) for k in chosen.unbind(1)]

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from excite.margin.batches import BatchedSearch
-from excite.margin.gradient_free import gradient_free_search
-from excite.margin.problem import AdversarialPerturbations
+from excite.margin.problem import AdversarialPerturbations, Decision
+from excite.margin.reliability.gradient_free import gradient_free_search
+from excite.margin.reliability.planted import PlantedTest, planted_test
+from excite.margin.reliability.surrogates import DRAWS, METHODS, WORDS, MeanOutputs, Method, surrogate_search
 
 _CHECKED = 64  # points given to the gradient-free search, or all of them if it wins too often
 _QUERIES = 300  # forward passes it may use for each
 _AGREE = 1.1  # two searches agree if the larger radius is at most this many times the smaller
 _BEATEN = 0.99  # the gradient-free search has won if its radius is below this fraction of the other
 _MISLED = 10.0
+_PLANTED = 32  # points at which an adversarial example is planted
+_TRIED = 16  # points at which other gradients are tried where there are signs of failure
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,12 @@ class Evidence:
         beaten: points where that found a perturbation more than 1 % smaller; `margins` then counts the smaller one.
         misled: the gradient at the point puts the boundary more than 10 times farther away than it is. Not a failure by
             itself, since the search does not stop there, but attacks that take small steps from the point do fail so.
+        planted: points at which an adversarial example was planted to see whether the search finds it; None if the model has no
+            last linear layer to plant it behind.
+        unfound: planted examples that the search did not find.
+        mended: gradients that found smaller perturbations where there were signs of failure; None where the model's own served.
+        improved: points where those found a perturbation more than 1 % smaller.
+        draws: passes whose mean output was searched, since the model is not deterministic; 1 if it is.
 
     Example:
         >>> evidence = excite.margins(model, x, y, options=SearchOptions(steps=20)).evidence
@@ -51,6 +62,11 @@ class Evidence:
     checked: int
     beaten: int
     misled: int
+    planted: int | None = None
+    unfound: int | None = None
+    mended: str | None = None
+    improved: int = 0
+    draws: int = 1
 
     def flags(self) -> tuple[str, ...]:
         """Reasons not to trust the margins.
@@ -74,8 +90,15 @@ class Evidence:
             (self.apart or 0, n, 0.15, "independent searches end more than 10 % apart"),
             (self.alone or 0, n, 0.05, "only one of the independent searches came within twice the margin"),
             (self.beaten, self.checked, 0.05, "a search without gradients found a smaller perturbation"),
+            (
+                self.unfound or 0,
+                self.planted or 0,
+                0.05,
+                "the search did not find an adversarial example that was planted",
+            ),
         ]
-        return tuple(
+        random = (f"the model is not deterministic: margins are those of the mean of {self.draws} outputs",)
+        return (random if self.draws > 1 else ()) + tuple(
             f"at {count} of {total} points {what}"
             for count, total, fraction, what in signs
             if count and (count == total or count > max(1, fraction * total))
@@ -87,6 +110,8 @@ class Evidence:
 
     def __str__(self) -> str:
         parts = [f"a search without gradients was better at {self.beaten} of {self.checked} points"]
+        if self.planted:
+            parts.append(f"planted examples were found at {self.planted - (self.unfound or 0)} of {self.planted}")
         if self.apart is not None:
             parts.append(f"independent searches agree at {self.attacked - self.apart} of {self.attacked}")
         if self.misled > 0.05 * self.attacked:
@@ -95,6 +120,18 @@ class Evidence:
                 "attacks"
             )
         return "; ".join(parts)
+
+
+def total_evidence(parts: Sequence[Evidence]) -> Evidence:
+    """The counts of several sets of points added up; one that was not made somewhere is None."""
+
+    def total(name: str) -> int | None:
+        counts = [getattr(part, name) for part in parts]
+        return None if None in counts else sum(counts)
+
+    counts: dict[str, Any] = {f.name: total(f.name) for f in fields(Evidence) if f.name not in ("mended", "draws")}
+    mended = sorted({part.mended for part in parts if part.mended is not None})
+    return Evidence(**counts, mended=", ".join(mended) or None, draws=max(part.draws for part in parts))
 
 
 def gather(searched: BatchedSearch, found: AdversarialPerturbations) -> tuple[Evidence, Tensor]:
@@ -123,8 +160,51 @@ def gather(searched: BatchedSearch, found: AdversarialPerturbations) -> tuple[Ev
         checked=len(checked),
         beaten=int(beaten.sum()),
         misled=int((attacked & (searched.estimate > _MISLED * found.radius)).sum()),
+        draws=DRAWS if isinstance(searched.problem.decision.model, MeanOutputs) else 1,
     )
+    by_gradients = found.radius.clone()
+    if type(searched.problem.decision) is Decision:  # perturbations of layers have no such test
+        test = _planted(searched, found)
+        evidence = evidence if test is None else replace(evidence, planted=test.planted, unfound=test.unfound)
+        if evidence.flags():
+            evidence = _mend(searched, found, evidence)
+    beaten |= found.radius < _BEATEN * by_gradients  # by other gradients
     return evidence, flat | searched.missed_by_gradients | unbroken | beaten | alone
+
+
+def _planted(searched: BatchedSearch, found: AdversarialPerturbations) -> PlantedTest | None:
+    index = _some(searched.correct & torch.isfinite(found.radius) & (found.radius > 0), _PLANTED)
+    if not len(index):
+        return None
+    return planted_test(searched.problem.rows(index), found.radius[index], searched.steps, searched.noise)
+
+
+def _mend(searched: BatchedSearch, found: AdversarialPerturbations, evidence: Evidence) -> Evidence:
+    """Searches again with other gradients: with those that find smaller perturbations at a few points, at all of them."""
+    attacked = searched.correct & torch.isfinite(found.radius)
+    sample, before = _some(attacked, _TRIED), found.radius.clone()
+    for method in METHODS:
+        _search_again(searched, found, sample, method)
+        better = int((found.radius < _BEATEN * before).sum())
+        if better > max(1, 0.1 * len(sample)):
+            for index in torch.nonzero(attacked)[:, 0].split(searched.batch):
+                _search_again(searched, found, index, method)
+            improved = int((found.radius < _BEATEN * before).sum())
+            return replace(evidence, mended=WORDS[method], improved=improved)
+    return evidence
+
+
+def _search_again(searched: BatchedSearch, found: AdversarialPerturbations, index: Tensor, method: Method) -> None:
+    if len(index):
+        problem = searched.problem.rows(index)
+        result = surrogate_search(problem, found.radius[index], method, searched.steps, searched.noise)
+        found.update(index, result.radius, result.d)
+
+
+def _some(mask: Tensor, count: int) -> Tensor:
+    """About `count` of the points where `mask` holds, evenly taken."""
+    index = torch.nonzero(mask)[:, 0]
+    return index[:: max(1, -(-len(index) // count))]
 
 
 def _check(searched: BatchedSearch, adversarial_perturbations: AdversarialPerturbations, points: Tensor) -> None:

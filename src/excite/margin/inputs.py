@@ -12,6 +12,7 @@ from torch import Tensor
 from excite._core.calls import check_finite
 from excite._core.checks import check_count, check_dense, check_flag, check_layers, check_number, check_seed, shown
 from excite.errors import InputError, ModelError
+from excite.margin.budget import SearchBudget, check_budget
 
 Certificate = Literal["lipschitz", "interval", "linear", "exact"]
 CERTIFICATES: tuple[Certificate, ...] = ("lipschitz", "interval", "linear", "exact")
@@ -32,6 +33,9 @@ class SearchOptions:
         lipschitz: a Lipschitz constant of the model for these lower bounds, in the same norm for inputs and outputs.
         seed: of the random starts and directions.
         seconds: time limit of one mixed-integer program of certify="exact": one per point and class.
+        budget: (200, "passes"): forward and backward passes per point at most, or (30, "seconds"): of the whole search, about. Fewer
+            and shorter searches are made where it is small, and `Margins.left_out` says which. Evidence and certificates come on
+            top.
 
     Raises:
         InputError: if a value is of the wrong kind or out of range.
@@ -48,6 +52,7 @@ class SearchOptions:
     lipschitz: float | None = None
     seed: int = 0
     seconds: float = 60.0
+    budget: SearchBudget | None = None
 
     def __post_init__(self) -> None:
         checked = {
@@ -58,6 +63,7 @@ class SearchOptions:
             "lipschitz": None if self.lipschitz is None else check_number(self.lipschitz, "lipschitz", 0),
             "seed": check_seed(self.seed),
             "seconds": check_number(self.seconds, "seconds", 0),
+            "budget": check_budget(self.budget),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)

@@ -16,8 +16,8 @@ from torch import Tensor
 from excite._core.calls import pick_output
 from excite._core.checks import Norm
 from excite.margin.batches import BatchedSearch, default_batch
-from excite.margin.gradient_free import DatasetPoints, towards_points
 from excite.margin.problem import AdversarialPerturbations, Constraint, Decision, MarginProblem, make_constraint
+from excite.margin.reliability.gradient_free import DatasetPoints, towards_points
 from excite.margin.sites import InputSite, InputSites
 
 
@@ -34,8 +34,9 @@ class LayerDecision(Decision):
 
     def rows(self, index: Tensor) -> LayerDecision:
         """Returns the problem of some of the points."""
-        fewer = replace(self, points=self.points[index], units=self.units[index])
-        return replace(fewer, labels=self.labels[index], scale=None if self.scale is None else self.scale[index])
+        fewer = super().rows(index)
+        assert isinstance(fewer, LayerDecision)
+        return replace(fewer, points=self.points[index], units=self.units[index])
 
     def outputs(self, z: Tensor) -> Tensor:
         """Returns the outputs (K,) or (K, m) at perturbations z (K, width)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -24,7 +25,8 @@ from excite._core.checks import (
 from excite._core.compatibility import moved_keywords
 from excite._core.preserve import eval_mode
 from excite.errors import ModelError
-from excite.margin.batches import BatchedSearch, default_batch, default_restarts
+from excite.margin.batches import TARGETS, BatchedSearch, default_batch, default_restarts, has_few_elements
+from excite.margin.budget import Effort, affordable, left_out, passes_in
 from excite.margin.certificates.bounds import certified, exact_margins
 from excite.margin.evidence import Evidence, gather
 from excite.margin.inputs import (
@@ -39,6 +41,7 @@ from excite.margin.inputs import (
 from excite.margin.layerwise import layer_search
 from excite.margin.normalize import Normalize, in_pixels, unit_of
 from excite.margin.problem import AdversarialPerturbations, Decision, MarginProblem, make_constraint
+from excite.margin.reliability.surrogates import DRAWS, MeanOutputs, is_random
 from excite.margin.result import Margins
 from excite.margin.sites import find_sites
 
@@ -160,6 +163,7 @@ def _prepare(
     x = check_points(x, integers=layers != "input")
     limits = points_within(bounds, x)
     size = default_batch(x) if batch is None else check_count(batch, "batch")
+    decision = _mean_if_random(decision, x) if layers == "input" else decision
     f = _outputs(decision.model, x, decision.output, size)
     classes = check_outputs(f, x)
     f = f.reshape(len(x)) if classes == 1 else f
@@ -211,11 +215,27 @@ def _layer_margins(
 def _run(
     search: BatchedSearch, options: SearchOptions, progress: Progress | None
 ) -> tuple[AdversarialPerturbations, tuple[Evidence, Tensor] | None]:
-    restarts = default_restarts(search.problem.x) if options.restarts is None else options.restarts
-    result = search.run(restarts, progress)
+    full, effort = _efforts(search, options)
+    search.steps, search.targets, search.retry = effort.steps, effort.targets, effort.retry
+    result = search.run(effort.restarts, progress)
     evidence = gather(search, result) if options.evidence else None
     search.verify(result)
+    if options.budget is not None:
+        search.left_out = left_out(full, effort, options.budget, int(torch.isinf(result.radius).sum()))
     return result, evidence
+
+
+def _efforts(search: BatchedSearch, options: SearchOptions) -> tuple[Effort, Effort]:
+    """The searches that the options ask for, and those of them that the budget allows."""
+    x = search.problem.x
+    restarts = default_restarts(x) if options.restarts is None else options.restarts
+    full = Effort(restarts, options.steps, TARGETS, search.problem.decision.classes, few=has_few_elements(x))
+    if options.budget is None:
+        return full, full
+    limit, unit = options.budget
+    if unit == "seconds":
+        limit = passes_in(limit, search.problem, search.correct, search.batch)
+    return full, affordable(full, limit)
 
 
 def _result(
@@ -229,6 +249,7 @@ def _result(
         values,
         search.problem.constraint.norm,
         perturbations=search.shaped(adversarial_perturbations.d) if perturbations else None,
+        left_out=search.left_out,
     )
     return result if evidence is None else replace(result, evidence=evidence[0], suspect=evidence[1].cpu())
 
@@ -238,6 +259,23 @@ def _phase(progress: Progress | None, k: int) -> Progress | None:
     if progress is None:
         return None
     return lambda done, total: progress(done + k * total, 2 * total)
+
+
+def _mean_if_random(decision: Decision, x: Tensor) -> Decision:
+    """The decision, or that of the mean of several outputs where two passes of the model differ; warns then."""
+    output = decision.output
+
+    def pick(returned: object) -> Tensor:
+        return pick_output(returned, output)
+
+    if not is_random(decision.model, pick, x[:16]):
+        return decision
+    warnings.warn(
+        f"the model is not deterministic: two passes of the same points differ. Margins are those of the mean of {DRAWS} outputs, "
+        "and not trusted; fix its random draws to measure it as it is",
+        stacklevel=5,
+    )
+    return replace(decision, model=MeanOutputs(decision.model, pick), output=None)
 
 
 def _outputs(model: nn.Module, x: Tensor, output: Pick, size: int) -> Tensor:

@@ -27,7 +27,7 @@ class Decision:
     The logit margin of a point is positive while the model decides for its label: f − t or t − f for scalar outputs,
     f_label − f_other for vectors, where other is the class with the smallest (f_label − f_j) / scale_j. With scale_j
     the dual norm of the gradient of that difference, it is the class whose boundary is nearest to first order, which
-    need not be the one with the second largest output.
+    need not be the one with the second largest output. With `target` it is that class.
     A point is adversarial where the model decides otherwise, by exactly the user's rule: f > t, argmax.
     """
 
@@ -37,10 +37,13 @@ class Decision:
     labels: Tensor
     classes: int  # 1 for scalar outputs
     scale: Tensor | None = None  # (N, classes)
+    target: Tensor | None = None  # (N,)
 
     def rows(self, index: Tensor) -> Decision:
         """The same for some of the points."""
-        return replace(self, labels=self.labels[index], scale=None if self.scale is None else self.scale[index])
+        scale = None if self.scale is None else self.scale[index]
+        target = None if self.target is None else self.target[index]
+        return replace(self, labels=self.labels[index], scale=scale, target=target)
 
     def outputs(self, z: Tensor) -> Tensor:
         """(N,) for scalar outputs, (N, m) for vectors."""
@@ -58,6 +61,8 @@ class Decision:
         if self.classes == 1:
             return torch.where(self.labels == 1, f - self.threshold, self.threshold - f)
         own = f.gather(1, self.labels[:, None])
+        if self.target is not None:
+            return (own - f.gather(1, self.target[:, None]))[:, 0]
         own_column = torch.zeros_like(f, dtype=torch.bool).scatter_(1, self.labels[:, None], True)
         ahead = (own - f).detach()
         weighed = (ahead if self.scale is None else ahead / self.scale).masked_fill(own_column, math.inf)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from excite._core.checks import Norm, check_count, check_number, check_seed, first_line, shown, to_array
 from excite.errors import InputError
-from excite.margin.evidence import Evidence
+from excite.margin.evidence import Evidence, total_evidence
 from excite.margin.gap import Gap, ks_gap
 from excite.margin.normalize import Unit
 
@@ -37,6 +38,7 @@ class Margins:
         layers: "input", or the layers whose inputs were perturbed (`perturbations` is then a dict by layer; "" is x itself).
         relative: whether each layer's perturbation was measured by the size of that layer's input.
         unit: range of one element of an input, as `bounds` gave it; None if there were none.
+        left_out: which searches the budget left out; None if none.
 
     Example:
         >>> m = excite.margins(model, x, y, norm="inf", bounds=(-3, 3), options=SearchOptions(steps=20))
@@ -55,6 +57,7 @@ class Margins:
     layers: str | tuple[str, ...] = "input"
     relative: bool = False
     unit: Unit | None = None
+    left_out: str | None = None
 
     @property
     def lower(self) -> Tensor | None:
@@ -118,6 +121,30 @@ class Margins:
         counts = np.searchsorted(np.sort(values[np.isfinite(values)]), at, side="right") / len(values)
         return float(counts) if at.ndim == 0 else counts
 
+    def band(self, eps: Any, level: float = 0.95) -> tuple[Any, Any]:
+        """Interval of the margin curve at ε for the distribution that the points are a sample of, pointwise (Clopper–Pearson).
+
+        It says how far the fraction within ε may be off because of the number of points, not because of the search.
+
+        Args:
+            eps: one distance, or an array of any shape.
+            level: probability that the interval at one ε covers.
+
+        Returns:
+            Lower and upper end: numbers for a number, arrays for an array.
+
+        Raises:
+            InputError: if a distance is negative, or the level is not a probability.
+        """
+        from scipy.stats import beta
+
+        level, n = check_number(level, "level", 0, 1), len(self)
+        count = np.round(np.asarray(self.within(eps)) * n)
+        tail = (1 - level) / 2
+        low = np.where(count > 0, np.nan_to_num(beta.ppf(tail, count, n - count + 1)), 0.0)
+        high = np.where(count < n, np.nan_to_num(beta.ppf(1 - tail, count + 1, n - count), nan=1.0), 1.0)
+        return (float(low), float(high)) if count.ndim == 0 else (low, high)
+
     def gap(self, other: Margins, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> Gap:
         """The largest vertical distance between the two margin curves (Kolmogorov–Smirnov), with an interval.
 
@@ -146,13 +173,14 @@ class Margins:
         )
         return ks_gap(self._array(), other._array(), level, resamples, seed)
 
-    def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
+    def plot(self, ax: Axes | None = None, *, level: float | None = None, **style: Any) -> Axes:
         """Draws the margin curve, the fraction misclassified within ε against ε, and the band up to the certified bound.
 
         The curve of the true margins lies in the band: no higher than its dashed upper edge, no lower than the curve.
 
         Args:
             ax: where to draw; by default a new figure.
+            level: also draw the pointwise interval of the curve from the number of points, such as 0.95 (see `band`).
             **style: passed to `Axes.step`, such as `label` and `color`.
 
         Returns:
@@ -167,6 +195,9 @@ class Margins:
         end = 1.05 * finite[-1] if len(finite) and finite[-1] > 0 else 1.0
         at = np.concatenate([[0.0], finite, [end]])
         (line,) = ax.step(at, self.within(at), where="post", **style)
+        if level is not None:
+            low, high = self.band(at, level)
+            ax.fill_between(at, low, high, step="post", color=line.get_color(), alpha=0.3, linewidth=0)
         if self.certified is not None:
             safe = np.sort(self.certified.numpy())
             safe = safe[safe <= end]
@@ -206,6 +237,7 @@ class Margins:
             "layers": self.layers if isinstance(self.layers, str) else list(self.layers),
             "relative": self.relative,
             "unit": None if self.unit is None else self.unit.to_dict(),
+            "left_out": self.left_out,
         }
 
     @classmethod
@@ -244,6 +276,7 @@ class Margins:
             layers=layers if isinstance(layers, str) else tuple(layers),
             relative=stored.get("relative", False),
             unit=None if stored.get("unit") is None else Unit(**stored["unit"]),
+            left_out=stored.get("left_out"),
         )
 
     def __len__(self) -> int:
@@ -263,12 +296,16 @@ class Margins:
             )
         else:
             lines.append(f"certified: nothing ({self.certified_why})")
+        if self.left_out is not None:
+            lines.append(self.left_out)
         if self.evidence is None:
             lines.append("evidence that the search worked: not requested")
         elif self.trusted:
             lines.append(f"the search worked: {self.evidence}")
         else:
             lines += ["not to be trusted, margins may be much smaller:", *(f"  {flag}" for flag in self.flags)]
+        if self.evidence is not None and self.evidence.mended is not None:
+            lines.append(f"searched again: {self.evidence.mended} gave smaller ones at {self.evidence.improved} points")
         return "\n".join(lines)
 
     def _where(self) -> str:
@@ -281,6 +318,31 @@ class Margins:
 
     def _array(self) -> npt.NDArray[np.float64]:
         return np.asarray(self.values, dtype=np.float64)
+
+
+def concatenate(parts: Sequence[Margins]) -> Margins:
+    """The margins of several sets of points, measured alike, as one; evidence is added up, perturbations are left out.
+
+    Raises:
+        InputError: if there is none, or they are of different norms or kinds.
+    """
+    if not parts:
+        raise InputError("expected at least one Margins to concatenate")
+    first = parts[0]
+    if any((p.norm, p.layers, p.relative) != (first.norm, first.layers, first.relative) for p in parts):
+        raise InputError("expected margins in the same norm and at the same layers")
+    certified = [p.certified for p in parts if p.certified is not None]
+    suspect = [p.suspect for p in parts if p.suspect is not None]
+    evidence = [p.evidence for p in parts if p.evidence is not None]
+    return replace(
+        first,
+        values=torch.cat([p.values for p in parts]),
+        certified=torch.cat(certified) if len(certified) == len(parts) else None,
+        suspect=torch.cat(suspect) if len(suspect) == len(parts) else None,
+        evidence=total_evidence(evidence) if len(evidence) == len(parts) else None,
+        perturbations=None,
+        left_out=next((p.left_out for p in parts if p.left_out is not None), None),
+    )
 
 
 def _short(value: float) -> str:

@@ -72,6 +72,12 @@ PLANS: dict[Norm, tuple[SearchPlan, ...]] = {
 POLISH = SearchPlan((0.1, 0.002), 0.6, (0.02, 0.002), (0.002, 0.0003), 1.0, 1.0, 0.0)
 
 
+# Towards one class, within the best radius so far.
+TARGETED = SearchPlan((2.0, 0.01), 0.0, (0.2, 0.005), (0.005, 0.001), 1.0, 0.7, 0.0)
+_FARTHER = 1.1  # a class is out of reach where the linearization puts it this many times farther away than the best,
+_HOPELESS = 4  # so many steps in a row
+
+
 @dataclass(frozen=True)
 class CleanPoints:
     """The unperturbed points: logit margin, adversarial (N,), the gradient of the logit margin, and a cap on the first radius (N,)."""
@@ -83,21 +89,28 @@ class CleanPoints:
 
 
 def search(
-    problem: MarginProblem, plan: SearchPlan, steps: int, begin: CleanPoints | Tensor, noise: Noise
+    problem: MarginProblem,
+    plan: SearchPlan,
+    steps: int,
+    begin: CleanPoints | Tensor,
+    noise: Noise,
+    below: Tensor | None = None,
 ) -> AdversarialPerturbations:
     """The smallest adversarial perturbation met in `steps` steps from the clean points, or from the perturbations `begin`.
 
     Points leave the batch when they have converged: where the radius is what the linearization says is the least possible.
+    With `below` (N,) only smaller perturbations are of interest: the search stays within these radii, and points also leave
+    where the linearization keeps saying that there is none.
     """
     best = no_perturbations(problem.x)
-    state = _State(problem, torch.zeros_like(problem.x) if isinstance(begin, CleanPoints) else begin)
+    state = _State(problem, torch.zeros_like(problem.x) if isinstance(begin, CleanPoints) else begin, below)
     for step in range(steps):
         if step == 0 and isinstance(begin, CleanPoints):
             values, init_radius = (begin.logit_margin, begin.adversarial, begin.gradient), begin.init_radius
         else:
             values, init_radius = state.problem.decision.gradients(state.problem.x + state.d), None
         state.update(best, plan, step / steps, *values, noise, init_radius)
-        converged = state.agreements >= 3
+        converged = (state.agreements >= 3) | (state.hopeless >= _HOPELESS)
         if int(converged.sum()) * 10 >= len(converged):  # enough of them to be worth the copy
             state.keep(torch.nonzero(~converged)[:, 0])
         if not len(state.index):
@@ -108,13 +121,15 @@ def search(
 class _State:
     """The points still in the search: one row each."""
 
-    def __init__(self, problem: MarginProblem, d: Tensor):
+    def __init__(self, problem: MarginProblem, d: Tensor, below: Tensor | None = None):
         self.problem, self.d = problem, d
         self.index = torch.arange(len(problem.x), device=d.device)
         self.radius = problem.constraint.length(d)
-        self.best = torch.full_like(self.radius, math.inf)
+        self.best = torch.full_like(self.radius, math.inf) if below is None else below.clone()
+        self.capped = below is not None
         self.momentum: Tensor | None = None
         self.agreements = torch.zeros(len(d), dtype=torch.long, device=d.device)  # steps in a row
+        self.hopeless = torch.zeros_like(self.agreements)  # steps in a row
 
     def update(
         self,
@@ -149,6 +164,8 @@ class _State:
         linear = (logit_margin - (gradient * d).flatten(1).sum(1)) / slope
         agrees = known & ~flat & ((self.best - linear).abs() <= 0.003 * self.best)
         self.agreements = torch.where(agrees, self.agreements + 1, 0)
+        if self.capped:
+            self.hopeless = torch.where(linear > _FARTHER * self.best, self.hopeless + 1, 0)
 
         radius = torch.minimum(self.radius, self.best)
         change = torch.maximum(torch.minimum(distance, max_change * radius), min_change * radius)
@@ -171,7 +188,7 @@ class _State:
 
     def keep(self, rows: Tensor) -> None:
         """Drop the other points."""
-        for name in ("index", "d", "radius", "best", "agreements"):
+        for name in ("index", "d", "radius", "best", "agreements", "hopeless"):
             setattr(self, name, getattr(self, name)[rows])
         self.momentum = None if self.momentum is None else self.momentum[rows]
         self.problem = self.problem.rows(rows)

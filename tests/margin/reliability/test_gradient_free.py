@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from excite.margin.gradient_free import DatasetPoints, gradient_free_search, towards_points
 from excite.margin.problem import Decision, MarginProblem, make_constraint
+from excite.margin.reliability.gradient_free import DatasetPoints, gradient_free_search, towards_points
 
 
 def noise(shape, like):

@@ -1,0 +1,161 @@
+"""Margins of a data set of any size: batch by batch from a loader, stored as they are found, resumable, by several processes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from excite._core.checks import check_count, check_model, check_path, model_errors, shown
+from excite._core.distributed import rank_and_size
+from excite._core.files import read_json, write_json, writing
+from excite._core.preserve import device_of
+from excite.errors import ExciteError, InputError
+from excite.margin.measure import margins
+from excite.margin.result import Margins, concatenate
+
+
+@model_errors
+def loader_margins(
+    model: nn.Module,
+    loader: Iterable[Any],
+    folder: str | Path | None = None,
+    *,
+    batches: int | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
+    **arguments: Any,
+) -> Margins:
+    """Margins of all points of a loader, one batch at a time.
+
+    With a `folder` the margins of each batch are stored there when they are found, and a call that is started again continues
+    where the last one ended. Stored margins count only for the same points, labels, weights and arguments. Under torchrun the
+    batches are dealt out to the processes, each on the device of its model; every process needs the same loader, not shuffled,
+    and returns all margins. Each batch is searched on its own: dataset points that others are moved towards are those of the batch.
+
+    Args:
+        model: the classifier.
+        loader: yields (x, y), such as a `torch.utils.data.DataLoader`.
+        folder: where to store margins by batch; nothing is stored without one.
+        batches: how many batches to take; by default all.
+        progress: called as progress(batches done, batches in all), None for a loader without a length.
+        **arguments: those of `excite.margins` but x, y and perturbations.
+
+    Returns:
+        `Margins` of all points in the loader's order; evidence is added up over the batches.
+
+    Raises:
+        InputError: if the loader yields something else, or nothing.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.randint(0, 2, (8,)))
+        >>> loader = torch.utils.data.DataLoader(data, batch_size=4)
+        >>> len(loader_margins(torch.nn.Linear(4, 1), loader, bounds=None))
+        8
+    """
+    if {"x", "y", "perturbations"} & set(arguments):
+        raise InputError(
+            "x and y come from the loader, and perturbations of a whole data set are not kept: leave them out"
+        )
+    check_model(model)
+    batches = None if batches is None else check_count(batches, "batches")
+    place = None if folder is None else check_path(folder)
+    rank, size = rank_and_size()
+    total = _length(loader, batches)
+    settings = _digest_of_model(model, arguments) if place is not None else ""
+    parts: dict[int, Margins] = {}
+    for number, batch in enumerate(_first(loader, batches)):
+        if number % size == rank:
+            x, y = _pair(batch, device_of(model))
+            parts[number] = _one(
+                model, x, y, None if place is None else place / f"batch-{number:06d}.json", settings, arguments
+            )
+        if progress is not None:
+            progress(number + 1, total)
+    if size > 1:
+        parts = _from_all(parts, size)
+    if not parts:
+        raise InputError("loader: expected at least one batch; it yields none")
+    return concatenate([parts[number] for number in sorted(parts)])
+
+
+def _one(
+    model: nn.Module, x: Tensor, y: Tensor, path: Path | None, settings: str, arguments: dict[str, Any]
+) -> Margins:
+    """The margins of one batch, from its file if that has them."""
+    if path is None:
+        return margins(model, x, y, **arguments)
+    digest = hashlib.sha256(settings.encode())
+    for part in (x, y):
+        digest.update(str((part.dtype, tuple(part.shape))).encode() + _bytes(part))
+    fingerprint = digest.hexdigest()
+    stored = _read(path)
+    if stored is not None and stored.get("fingerprint") == fingerprint:
+        return Margins.from_dict(stored["margins"])
+    found = margins(model, x, y, **arguments)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"fingerprint": fingerprint, "margins": found.to_dict()})
+    return found
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What is stored; None if nothing, or not readable, which is then measured again."""
+    try:
+        stored = read_json(path) if path.exists() else None
+    except (ExciteError, OSError, ValueError):
+        return None
+    return stored if isinstance(stored, dict) and isinstance(stored.get("margins"), dict) else None
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _digest_of_model(model: nn.Module, arguments: dict[str, Any]) -> str:
+    """Weights, buffers and arguments, in a few letters. Functions count by name."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        digest.update(name.encode())
+        if isinstance(value, Tensor) and value.numel():
+            digest.update(_bytes(value))
+    for name in sorted(arguments):
+        value = arguments[name]
+        shown_value = getattr(value, "__qualname__", None) or repr(value)
+        digest.update(f"{name}={shown_value}".encode())
+    return digest.hexdigest()
+
+
+def _length(loader: Iterable[Any], batches: int | None) -> int | None:
+    try:
+        length = len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return batches
+    return length if batches is None else min(length, batches)
+
+
+def _first(loader: Iterable[Any], batches: int | None) -> Iterable[Any]:
+    try:
+        iterator = iter(loader)
+    except TypeError as error:
+        raise InputError(f"loader: expected an iterable of (x, y); got {shown(loader)}") from error
+    yield from itertools.islice(iterator, batches)
+
+
+def _pair(batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
+        raise InputError(f"loader: expected batches (x, y) of two tensors; got {shown(batch)}")
+    x, y = batch
+    return x.to(device), y.to(device)
+
+
+def _from_all(parts: dict[int, Margins], size: int) -> dict[int, Margins]:
+    """The margins of all processes by batch, in every process."""
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, {number: part.to_dict() for number, part in parts.items()})
+    return {number: Margins.from_dict(stored) for some in gathered for number, stored in some.items()}

@@ -1,0 +1,172 @@
+"""An active test: adversarial examples are planted at known distances; a search that works finds them.
+
+After Zimmermann, Brendel, Tramèr, Carlini ("Increasing confidence in adversarial robustness evaluations", NeurIPS 2022). The last
+linear layer of the model is replaced, for each point, by one that separates random perturbations within the radius from a
+single random one on its surface. The network before it, which is what may mask gradients, stays. The planted perturbation is
+adversarial by construction; the search must find it or a smaller one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from excite.margin.problem import AdversarialPerturbations, Constraint, Decision, MarginProblem, column
+from excite.margin.search import PLANS, CleanPoints, Noise, search, to_boundary
+
+_INNER = 64  # random perturbations that must keep the decision
+_WITHIN = 0.9  # largest radius of these, relative to that of the planted one
+_TOLERANCE = 1.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlantedDecision(Decision):
+    """Decisions by features·weight + bias, with weights (N, features) and bias (N,) of each point; class 1 where positive."""
+
+    layer: nn.Linear
+    weight: Tensor
+    bias: Tensor
+
+    def rows(self, index: Tensor) -> PlantedDecision:
+        """The same for some of the points."""
+        fewer = super().rows(index)
+        assert isinstance(fewer, PlantedDecision)
+        return replace(fewer, weight=self.weight[index], bias=self.bias[index])
+
+    def outputs(self, z: Tensor) -> Tensor:
+        """(N,): the planted outputs."""
+        return (features(self.model, self.layer, z) * self.weight).sum(1) + self.bias
+
+
+@dataclass(frozen=True)
+class PlantedTest:
+    """How the search did: points where an example could be planted, and those of them where it was not found."""
+
+    planted: int
+    unfound: int
+
+
+@contextmanager
+def _inputs_of(layer: nn.Linear) -> Iterator[list[Tensor]]:
+    """What the layer is called with while this holds; the hook is removed also after an exception."""
+    seen: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def features(model: nn.Module, layer: nn.Linear, x: Tensor) -> Tensor:
+    """The inputs (N, features) of the layer in a pass of x."""
+    with _inputs_of(layer) as seen:
+        model(x)
+    return seen[-1].to(x.dtype)
+
+
+def last_linear(model: nn.Module, x: Tensor) -> nn.Linear | None:
+    """The linear layer that is called last and once, with one row per point; None if there is none."""
+    calls: list[tuple[nn.Linear, Tensor]] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda module, args: calls.append((module, args[0])))
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        with torch.no_grad():
+            model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not calls:
+        return None
+    layer, rows = calls[-1]
+    once = sum(other is layer for other, _ in calls) == 1
+    return layer if once and rows.dim() == 2 and len(rows) == len(x) else None
+
+
+def planted_test(problem: MarginProblem, radius: Tensor, steps: int, noise: Noise) -> PlantedTest | None:
+    """Plants one example at the distance `radius` (N,) of each point and searches for it; None if the model has no such layer."""
+    layer = last_linear(problem.decision.model, problem.x[:2])
+    if layer is None:
+        return None
+    planted, at, possible = _plant(problem, layer, radius, noise)
+    rows = torch.nonzero(possible)[:, 0]
+    if not len(rows):
+        return PlantedTest(0, 0)
+    found = _find(planted.rows(rows), steps, noise)
+    return PlantedTest(len(rows), int((found.radius > _TOLERANCE * at[rows]).sum()))
+
+
+def _find(problem: MarginProblem, steps: int, noise: Noise) -> AdversarialPerturbations:
+    """Three searches as `margins` makes them, and the way to the boundary; nothing is known of where the examples are."""
+    found: AdversarialPerturbations | None = None
+    for plan in PLANS[problem.constraint.norm][:3]:
+        clean = CleanPoints(*problem.decision.gradients(problem.x), problem.constraint.init_radius)
+        result = search(problem, plan, steps, clean, noise)
+        if found is None:
+            found = result
+        found.update(torch.arange(len(problem), device=problem.x.device), result.radius, result.d)
+    assert found is not None
+    return to_boundary(problem, found, rounds=8)
+
+
+def _plant(
+    problem: MarginProblem, layer: nn.Linear, radius: Tensor, noise: Noise
+) -> tuple[MarginProblem, Tensor, Tensor]:
+    """The problem with planted outputs, the distances of the planted examples, and where planting was possible (N,)."""
+    constraint, x = problem.constraint, problem.x
+    with torch.no_grad():
+        example = _random(constraint, x, radius, noise)
+        inner = torch.stack(
+            [
+                features(problem.decision.model, layer, x + _random(constraint, x, size * radius, noise))
+                for size in _sizes()
+            ],
+            1,
+        )
+        centre = features(problem.decision.model, layer, x)
+        special = features(problem.decision.model, layer, x + example)
+        weight, scores, score = _separate(torch.cat([centre[:, None], inner], 1), special)
+    most = scores.amax(1)
+    # nearer to the planted example than to the others, so that few perturbations are adversarial
+    threshold = most + 0.75 * (score - most)
+    scale = (score - most).clamp_min(torch.finfo(x.dtype).tiny)
+    possible = score - most > 1e-4 * scores.std(1).clamp_min(1e-12)
+    zero = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    decision = PlantedDecision(
+        problem.decision.model, None, 0.0, zero, 1, layer=layer, weight=weight / scale[:, None], bias=-threshold / scale
+    )
+    return MarginProblem(decision, x, constraint), constraint.length(example), possible
+
+
+def _sizes() -> list[float]:
+    return [_WITHIN * (k + 1) / _INNER for k in range(_INNER)]
+
+
+def _random(constraint: Constraint, x: Tensor, radius: Tensor, noise: Noise) -> Tensor:
+    """A random perturbation of this size, on the surface of the ball as far as the bounds allow."""
+    d = constraint.direction(noise(x.shape, x)) * column(radius, x)
+    return constraint.project(d, radius)
+
+
+def _separate(inner: Tensor, special: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights (N, features) under which `special` (N, features) scores highest above `inner` (N, k, features), and the scores.
+
+    Ridge regression with the kernel of the points: features are many, points few.
+    """
+    mean = inner.mean(1, keepdim=True)
+    points = torch.cat([inner, special[:, None]], 1).double() - mean.double()
+    size = points.square().sum(2).mean(1).clamp_min(torch.finfo(torch.float64).tiny)
+    kernel = points @ points.transpose(1, 2)
+    ridge = 1e-3 * size[:, None, None] * torch.eye(points.shape[1], dtype=points.dtype, device=points.device)
+    target = torch.zeros(points.shape[:2], dtype=points.dtype, device=points.device)
+    target[:, -1] = 1
+    weight = (torch.linalg.solve(kernel + ridge, target[:, :, None]).transpose(1, 2) @ points)[:, 0]
+    scores = (points @ weight[:, :, None])[:, :, 0] + (mean.double()[:, 0] * weight).sum(1, keepdim=True)
+    weight, scores = weight.to(inner.dtype), scores.to(inner.dtype)
+    return weight, scores[:, :-1], scores[:, -1]
