@@ -37,8 +37,7 @@ def study_list() -> None:
     studies, broken = all_studies()
     for line in list_lines(studies.values(), console.width):
         print_line(line)
-    print_line("min: about how long scale quick takes on this machine.")
-    print_line("verdict: claims that hold/fail/are undecided, published or (*) in runs/studies.")
+    print_line("min: of scale quick here. verdict: claims hold/fail/undecided, (*) in runs/studies.")
     print_line("More: excite study show NAME. By figure: excite study run persistency:6.")
     for name, reason in broken.items():
         print_line(f"not listed: {name}: {reason}")
