@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -457,22 +457,9 @@ def _gathered(everyone: list[dict[str, Margins]]) -> dict[str, Margins]:
 
 def _joined(pieces: list[Margins]) -> Margins:
     """Margins of several sets of points as one."""
-    if len(pieces) == 1:
-        return pieces[0]
-    evidence = [piece.evidence for piece in pieces if piece.evidence is not None]
-    suspect = [piece.suspect for piece in pieces if piece.suspect is not None]
-    summed = None
-    if len(evidence) == len(pieces):
-        counts = {
-            field.name: [getattr(one, field.name) for one in evidence] for field in fields(evidence[0])
-        }  # None where there was one search only
-        summed = type(evidence[0])(**{key: None if None in v else sum(v) for key, v in counts.items()})  # type: ignore[arg-type]
-    return replace(
-        pieces[0],
-        values=torch.cat([piece.values for piece in pieces]),
-        evidence=summed,
-        suspect=torch.cat(suspect) if len(suspect) == len(pieces) else None,
-    )
+    from excite.margin.result import concatenate
+
+    return pieces[0] if len(pieces) == 1 else concatenate(pieces)
 
 
 def _accuracy(margins: Margins) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from excite._core.calls import Pick, pick_output
 from excite.margin.problem import AdversarialPerturbations, Constraint, Decision, MarginProblem, column
 from excite.margin.search import PLANS, CleanPoints, Noise, search, to_boundary
 
@@ -39,7 +40,7 @@ class PlantedDecision(Decision):
 
     def outputs(self, z: Tensor) -> Tensor:
         """(N,): the planted outputs."""
-        return (features(self.model, self.layer, z) * self.weight).sum(1) + self.bias
+        return (features(self.model, self.layer, z, self.output) * self.weight).sum(1) + self.bias
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,12 @@ def _inputs_of(layer: nn.Linear) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def features(model: nn.Module, layer: nn.Linear, x: Tensor) -> Tensor:
-    """The inputs (N, features) of the layer in a pass of x."""
+def features(model: nn.Module, layer: nn.Linear, x: Tensor, output: Pick = None) -> Tensor:
+    """The inputs (N, features) of the layer in a pass of x; `output` is called as in every pass, since it may end the search."""
     with _inputs_of(layer) as seen:
-        model(x)
+        returned = model(x)
+    if output is not None:
+        pick_output(returned, output)
     return seen[-1].to(x.dtype)
 
 
@@ -119,18 +122,15 @@ def _plant(
     problem: MarginProblem, layer: nn.Linear, radius: Tensor, noise: Noise
 ) -> tuple[MarginProblem, Tensor, Tensor]:
     """The problem with planted outputs, the distances of the planted examples, and where planting was possible (N,)."""
-    constraint, x = problem.constraint, problem.x
+    decision, constraint, x = problem.decision, problem.constraint, problem.x
+
+    def features_at(z: Tensor) -> Tensor:
+        return features(decision.model, layer, z, decision.output)
+
     with torch.no_grad():
         example = _random(constraint, x, radius, noise)
-        inner = torch.stack(
-            [
-                features(problem.decision.model, layer, x + _random(constraint, x, size * radius, noise))
-                for size in _sizes()
-            ],
-            1,
-        )
-        centre = features(problem.decision.model, layer, x)
-        special = features(problem.decision.model, layer, x + example)
+        inner = torch.stack([features_at(x + _random(constraint, x, size * radius, noise)) for size in _sizes()], 1)
+        centre, special = features_at(x), features_at(x + example)
         weight, scores, score = _separate(torch.cat([centre[:, None], inner], 1), special)
     most = scores.amax(1)
     # nearer to the planted example than to the others, so that few perturbations are adversarial
@@ -138,10 +138,17 @@ def _plant(
     scale = (score - most).clamp_min(torch.finfo(x.dtype).tiny)
     possible = score - most > 1e-4 * scores.std(1).clamp_min(1e-12)
     zero = torch.zeros(len(x), dtype=torch.long, device=x.device)
-    decision = PlantedDecision(
-        problem.decision.model, None, 0.0, zero, 1, layer=layer, weight=weight / scale[:, None], bias=-threshold / scale
+    planted = PlantedDecision(
+        decision.model,
+        decision.output,
+        0.0,
+        zero,
+        1,
+        layer=layer,
+        weight=weight / scale[:, None],
+        bias=-threshold / scale,
     )
-    return MarginProblem(decision, x, constraint), constraint.length(example), possible
+    return MarginProblem(planted, x, constraint), constraint.length(example), possible
 
 
 def _sizes() -> list[float]:
