@@ -113,5 +113,5 @@ def test_a_built_in_name_with_a_typo_is_refused_when_saving():
         assert model_source(nn.Linear(2, 1), name).factory == name
     with pytest.raises(InputError, match="no built-in model 'papers_cnn': did you mean 'papers-cnn'"):
         model_source(nn.Linear(2, 1), "papers_cnn")
-    with pytest.raises(InputError, match=r"'vit': expected one of papers-cnn, .*, or 'module:function'"):
-        model_source(nn.Linear(2, 1), "vit")
+    with pytest.raises(InputError, match=r"'swin': expected one of papers-cnn, .*, or 'module:function'"):
+        model_source(nn.Linear(2, 1), "swin")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from excite._core.checks import check_count, check_model, check_path, model_errors, shown
+from excite._core.checks import check_count, check_dense, check_model, check_path, model_errors, shown
 from excite._core.distributed import rank_and_size
 from excite._core.files import read_json, write_json, writing
 from excite._core.preserve import device_of
@@ -150,6 +150,8 @@ def _first(loader: Iterable[Any], batches: int | None) -> Iterable[Any]:
 def _pair(batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
         raise InputError(f"loader: expected batches (x, y) of two tensors; got {shown(batch)}")
+    for part, name in zip(batch, ("x", "y")):
+        check_dense(part, name)
     x, y = batch
     return x.to(device), y.to(device)
 

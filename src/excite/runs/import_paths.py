@@ -20,7 +20,15 @@ from excite._core.randomness import seeded_weights
 from excite._core.wrappers import unwrap
 from excite.errors import InputError, one_line
 
-BUILT_IN = ("papers-cnn", "small-cnn", "resnet", "preact-resnet", "mlp", "linear")  # keys of excite.train.ARCHITECTURES
+BUILT_IN = (
+    "papers-cnn",
+    "small-cnn",
+    "resnet",
+    "preact-resnet",
+    "vit",
+    "mlp",
+    "linear",
+)  # keys of excite.train.ARCHITECTURES
 
 
 @dataclass(frozen=True)

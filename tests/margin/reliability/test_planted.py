@@ -78,6 +78,14 @@ def test_models_without_a_last_linear_layer_have_no_test() -> None:
     assert last_linear(nn.Sequential(twice, twice), torch.zeros(2, 4)) is None
 
 
+def test_models_of_few_inputs_have_no_test() -> None:
+    """Among many random perturbations in a plane no smooth function singles one out: honest networks would fail."""
+    x = torch.rand(12, 2)
+    model = nn.Sequential(nn.Linear(2, 80), nn.Tanh(), nn.Linear(80, 3))
+    base = MarginProblem(Decision(model, None, 0.5, model(x).argmax(1), 3), x, make_constraint(x, "inf", None))
+    assert planted_test(base, torch.full((12,), 0.05), 4, _noise(0)) is None
+
+
 @pytest.mark.slow
 def test_a_planted_masked_network_is_flagged_and_mended() -> None:
     masked, honest = network(round_inputs=True), network()

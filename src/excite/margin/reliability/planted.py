@@ -8,6 +8,7 @@ adversarial by construction; the search must find it or a smaller one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,9 @@ from excite.margin.search import PLANS, CleanPoints, Noise, search, to_boundary
 _INNER = 64  # random perturbations that must keep the decision
 _WITHIN = 0.9  # largest radius of these, relative to that of the planted one
 _TOLERANCE = 1.01
+# Of n random directions in d dimensions the nearest to a given one has a cosine of about sqrt(2 ln(n) / d). With d at least 8 ln(n)
+# it is at most 1/2; with fewer, only an oscillating function singles one perturbation out, and an honest search may miss it.
+_MIN_INPUTS = math.ceil(8 * math.log(_INNER))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +97,12 @@ def last_linear(model: nn.Module, x: Tensor) -> nn.Linear | None:
 
 
 def planted_test(problem: MarginProblem, radius: Tensor, steps: int, noise: Noise) -> PlantedTest | None:
-    """Plants one example at the distance `radius` (N,) of each point and searches for it; None if the model has no such layer."""
+    """Plants one example at the distance `radius` (N,) of each point and searches for it.
+
+    None if the model has no such layer, or too few inputs.
+    """
+    if problem.x[0].numel() < _MIN_INPUTS:
+        return None
     layer = last_linear(problem.decision.model, problem.x[:2])
     if layer is None:
         return None

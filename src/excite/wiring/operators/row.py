@@ -107,7 +107,7 @@ OVERLOADS = frozenset({
     "dim", "dims", "dim_int", "dim_IntList", "int", "intlist", "sizes", "sections", "indices", "tensor_indices_or_sections",
     "self_Tensor", "self_int", "correction", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype", "stable",
     "int_Tensor", "int_Scalar", "Tensor_hacked_twin", "hacked_twin", "src", "value",
-    "vec", "padding", "sublist", "no_stats", "generator", "dtype", "device", "prim_Device", "prim_dtype", "prim_other",
+    "vec", "padding", "sublist", "no_stats", "generator", "dtype", "dtype_layout", "device", "prim_Device", "prim_dtype", "prim_other",
 })  # fmt: skip
 
 
