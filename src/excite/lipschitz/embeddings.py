@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite._core.checks import check_model, model_errors
+from excite._core.checks import check_dense, check_model, model_errors, shown
 from excite._core.intercept.names import OUTPUT, clean_path, module_outputs
 from excite._core.preserve import eval_mode
+from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, ModelError
 
 
@@ -88,9 +89,11 @@ def from_embeddings(
         True
     """
     check_model(model)
+    refuse_lazy(model)
+    if isinstance(ids, Tensor):
+        check_dense(ids, "ids")
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 2 or not ids.numel():
-        kind = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
-        raise InputError(f"ids: expected whole numbers (int64) of shape (batch, tokens); got {kind}")
+        raise InputError(f"ids: expected whole numbers (int64) of shape (batch, tokens); got {shown(ids)}")
     paths = {clean_path(path): module for path, module in model.named_modules() if path}
     if embedding is not None and embedding not in paths:
         raise InputError(f"embedding: no module {embedding!r}; embeddings: {', '.join(_embeddings(model)) or 'none'}")
