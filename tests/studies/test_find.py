@@ -147,7 +147,7 @@ def test_studies_of_installed_packages(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(InputError, match="cannot be imported"):
         find_study("lost")
     out = excite_list()
-    assert "Not in the papers" in out
+    assert "\ntwice " in out
     assert "twice" in out
     assert "not listed: lost: study 'lost'" in out
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from excite.errors import InputError
 from excite.studies import STUDIES, overview
 from excite.studies.overview import (
     REFERENCE,
@@ -41,34 +42,67 @@ def stored(folder: Path, name: str, scale: str, words: list[str], **more: object
 def test_every_study_states_its_place_question_and_cost() -> None:
     for name, study in STUDIES.items():
         assert study.asks, name
-        assert len(study.asks) <= 32, name
+        assert len(study.asks) <= 28, name
         assert study.sources or "no figure" in study.figure, name
         for place in study.places:  # each can be read, and stands in the words of the page
             assert place.number in study.figure or name in ("margin-layers", "regularization"), name
         assert study.seconds["quick"] > 0, name
 
 
+@pytest.mark.parametrize("height", [24, 30, 40, None])
 @pytest.mark.parametrize("width", [80, 100, 140])
-def test_the_list_fits_one_screen(tmp_path: Path, width: int) -> None:
-    lines = list_lines(STUDIES.values(), width, tmp_path)
-    assert len(lines) + 2 <= 45  # two lines stand below it
+def test_the_list_fits_one_screen(tmp_path: Path, width: int, height: int | None) -> None:
+    lines = list_lines(STUDIES.values(), width, height, folder=tmp_path)
+    assert len(lines) < (height or len(STUDIES) + 4)  # and the prompt
     assert max(map(len, lines)) <= width
-    column = lines[0].index("where")
-    assert all(line[column - 2 : column] == "  " for line in lines if line.split()[0] in STUDIES)
-    for name in STUDIES:
-        assert sum(line.startswith(f"{name} ") for line in lines) in (1, 2)
+    assert lines[0].split() == ["study", "paper:figure", "asks", "min", "verdict"]
+    text = " ".join(lines)
+    assert all(name in text for name in STUDIES)
+    column = lines[0].index("paper:figure")
+    for study in STUDIES.values():
+        row = next((line for line in lines if line.startswith(f"{study.name} ")), None)
+        if row is None:  # listed by name only
+            assert height is not None
+            assert all(place.kind != "figure" for place in study.places)
+        else:
+            assert row[column - 1] == " "
+            assert study.asks in row
     row = next(line for line in lines if line.startswith("margin-layers "))
-    assert "fig 6" in row
+    assert "persistency:6" in row
     assert "6/2/1" in row  # of the results page
-    heading = next(line for line in lines if "(richness)" in line)
-    below = lines[lines.index(heading) + 1 :]
-    assert next(line for line in below if line.startswith("margin-layers")).split()[1:3] == ["fig", "2"]
+
+
+def test_the_list_without_a_height_has_one_line_for_each_study(tmp_path: Path) -> None:
+    lines = list_lines(STUDIES.values(), 100, folder=tmp_path)
+    assert {line.split()[0] for line in lines[1:-1]} == set(STUDIES)
+    assert len(lines) == len(STUDIES) + 2
+    assert "--all" not in lines[-1]
+
+
+def test_the_list_of_one_paper(tmp_path: Path) -> None:
+    lines = list_lines(STUDIES.values(), 100, 24, "richness", tmp_path)
+    assert [line.split()[:2] for line in lines[1:-1]] == [
+        ["hidden-rank", "richness:1"],
+        ["margin-layers", "richness:2,"],
+        ["random-perturbations", "richness:sec5,"],
+    ]
+    beyond = list_lines(STUDIES.values(), 100, 24, "beyond", tmp_path)
+    assert {line.split()[0] for line in beyond[1:-1]} == {s.name for s in STUDIES.values() if not s.places}
+    with pytest.raises(InputError, match="did you mean 'richness'"):
+        list_lines(STUDIES.values(), paper="richnes")
+
+
+def test_own_verdicts_are_marked_and_explained(tmp_path: Path) -> None:
+    stored(tmp_path, "boundaries", "quick", ["holds"])
+    lines = list_lines(STUDIES.values(), 100, folder=tmp_path)
+    assert next(line for line in lines if line.startswith("boundaries ")).endswith("1/0/0*")
+    assert "* yours" in lines[-1]
 
 
 def test_a_narrow_terminal_shortens_the_question(tmp_path: Path) -> None:
-    lines = list_lines(STUDIES.values(), 60, tmp_path)
+    lines = list_lines(STUDIES.values(), 60, folder=tmp_path)
     assert any("…" in line for line in lines)
-    assert max(len(line) for line in lines) <= 66
+    assert max(len(line) for line in lines) <= 60
 
 
 def test_verdicts_of_the_user_come_before_the_published_ones(tmp_path: Path) -> None:

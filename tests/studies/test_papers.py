@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from excite.errors import InputError
-from excite.studies.papers import PAPERS, Place, describe, find_paper, parse_place
+from excite.studies import STUDIES
+from excite.studies.papers import PAPERS, Place, describe, find_paper, parse_place, short_references
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,22 @@ def test_every_key_finds_its_paper() -> None:
     for paper in PAPERS.values():
         for key in (paper.key, *paper.aliases, paper.key.upper()):
             assert find_paper(key) is paper
+
+
+def test_short_references_are_understood() -> None:
+    for study in STUDIES.values():
+        for place in study.places:
+            assert parse_place(f"{place.paper}:{place.reference}") == place
+
+
+def test_short_references_fit() -> None:
+    places = [
+        Place("persistency", "figure", "6"),
+        Place("persistency", "Theorem", "2"),
+        Place("richness", "figure", "2"),
+    ]
+    assert short_references(places, 40) == "persistency:6, thm2, richness:2"
+    assert short_references(places, 30) == "persistency:6, thm2 …"
+    assert short_references(places, 18) == "persistency:6 …"
+    assert short_references(places[:1], 10) == "persisten…"
+    assert short_references([], 10) == ""

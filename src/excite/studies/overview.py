@@ -18,13 +18,13 @@ import torch
 
 from excite.jobs.job import single_thread
 from excite.studies.computed import Computed, Jointly
-from excite.studies.papers import PAPERS, Place, describe
+from excite.studies.papers import KINDS, PAPERS, Place, find_paper, short_references
 from excite.studies.study import Claim, Study
 
 RUNS = Path("runs/studies")
 REFERENCE = 0.0172  # seconds of `calibrate` on the machine of `Study.seconds`, one core of a server of 2023
 _PUBLISHED = Path(__file__).with_name("published.json")  # written by tools/published.py from the results pages
-_OWN_HEADING = "Not in the papers"
+BEYOND = "beyond"  # for studies that are in no paper
 
 
 @dataclass(frozen=True)
@@ -139,47 +139,92 @@ def show_minutes(minutes: float | None) -> str:
     return "–" if minutes is None else "<1" if minutes < 0.75 else f"{minutes:.0f}"
 
 
-def list_lines(studies: Iterable[Study], width: int = 80, folder: Path = RUNS) -> list[str]:
-    """The list of studies, one line each, by paper and figure."""
-    studies = list(studies)
-    name = max(map(len, ["study", *(study.name for study in studies)]))
-    where = max(8, min(40, width - 49 - name))
-    asks = max(10, min(32, width - 48))
-    headings = ("study", "where", "asks", "min", "verdict")
-    lines = [_row(headings, name, where, asks)[:width]]
-    for heading, rows in _groups(studies).items():
-        lines.append(heading[:width])
-        for study, places in rows:
-            standing = verdicts_so_far(study, folder)
-            cells = (
-                study.name,
-                describe(places, where) if places else "",
-                study.asks if len(study.asks) <= asks else f"{study.asks[: asks - 1]}…",
-                show_minutes(estimate_minutes(study, folder=folder)),
-                "–" if standing is None else str(standing),
-            )
-            lines.append(_row(cells, name, where, asks))
+def list_lines(
+    studies: Iterable[Study], width: int = 80, height: int | None = None, paper: str | None = None, folder: Path = RUNS
+) -> list[str]:
+    """The list of studies, one line each, in the order of papers and figures.
+
+    Args:
+        studies: The studies.
+        width: Columns of the terminal.
+        height: Rows of the terminal. If one line each does not fit, the studies without a figure are listed by name only.
+            None: any number of rows.
+        paper: Only those of this paper, by its key, or `BEYOND` for those that are in none. Default: all.
+        folder: Results of the user's own runs.
+
+    Returns:
+        The lines, the last of which explain them.
+    """
+    rows = _ordered(studies, paper)
+    table = _table(rows, width, folder)
+    lines = table + _legend(table, width, "excite study show NAME")
+    if height is None or len(lines) < height:  # one row is for the prompt
+        return lines
+    figures = [row for row in rows if any(place.kind == "figure" for place in row[1])]
+    rest: dict[str, list[str]] = {}
+    for study, places in rows:
+        if study not in [row[0] for row in figures]:
+            rest.setdefault(f"more of {places[0].paper}" if places else "not in the papers", []).append(study.name)
+    lines = _table(figures, width, folder)
+    for heading, names in rest.items():
+        lines += textwrap.wrap(
+            f"{heading}: {', '.join(names)}", width, subsequent_indent="    ", break_on_hyphens=False
+        )
+    return lines + _legend(table, width, "excite study list --all, study show NAME")
+
+
+def _legend(table: Sequence[str], width: int, more: str) -> list[str]:
+    own = ", * yours" if any(line.endswith("*") for line in table) else ""
+    text = f"min: scale quick. verdict: hold/fail/undecided{own}. More: {more}"
+    return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def _table(rows: Sequence[tuple[Study, list[Place]]], width: int, folder: Path) -> list[str]:
+    """A line of headings and one for each study."""
+    name = max(map(len, ["study", *(study.name for study, _ in rows)]))
+    gap = "  " if width >= 90 else " "
+    free = width - name - 11 - 4 * len(gap)  # for paper and figure, and for the question; minutes and verdicts take 11
+    asks = max(12, min(28, free - 12))
+    where = max(8, min(40, free - asks))
+    form = gap.join((f"{{:<{name}}}", f"{{:<{where}}}", f"{{:<{asks}}}", "{:>3}", "{}"))
+    lines = [form.format("study", "paper:figure", "asks", "min", "verdict")]
+    for study, places in rows:
+        standing = verdicts_so_far(study, folder)
+        cells = (
+            study.name,
+            short_references(places, where),
+            study.asks if len(study.asks) <= asks else f"{study.asks[: asks - 1]}…",
+            show_minutes(estimate_minutes(study, folder=folder)),
+            "–" if standing is None else str(standing),
+        )
+        lines.append(form.format(*cells).rstrip())
     return lines
 
 
-def _row(cells: Sequence[str], name: int, where: int, asks: int) -> str:
-    study, place, question, minutes, verdicts = cells
-    return f"{study:<{name}}  {place:<{where}}  {question:<{asks}} {minutes:>3}  {verdicts}".rstrip()
+def _ordered(studies: Iterable[Study], paper: str | None) -> list[tuple[Study, list[Place]]]:
+    """Studies with their places, by paper and within it by figure; those that are in no paper last.
+
+    With a paper its studies only, each with its places in that paper first.
+    """
+    papers = list(PAPERS)
+    if paper == BEYOND:
+        return [(study, []) for study in studies if not study.places]
+    if paper is not None:
+        paper = find_paper(paper).key
+        papers = [paper, *(key for key in papers if key != paper)]
+
+    def position(place: Place) -> tuple[Any, ...]:
+        return papers.index(place.paper), *_position(place)
+
+    rows = [(study, sorted(study.places, key=position)) for study in studies]
+    if paper is not None:
+        rows = [(study, places) for study, places in rows if places and places[0].paper == paper]
+    in_papers = sorted((row for row in rows if row[1]), key=lambda row: position(row[1][0]))
+    return in_papers + [row for row in rows if not row[1]]
 
 
-def _groups(studies: Sequence[Study]) -> dict[str, list[tuple[Study, list[Place]]]]:
-    """Studies with their places, by heading: one for each paper, in the order of figures, and one for the others."""
-    groups: dict[str, list[tuple[Study, list[Place]]]] = {}
-    for paper in PAPERS.values():
-        result = [(study, [place for place in study.places if place.paper == paper.key]) for study in studies]
-        rows = [(study, places) for study, places in result if places]
-        groups[f"{paper.title} ({paper.key})"] = sorted(rows, key=lambda row: _position(row[1][0]))
-    groups[_OWN_HEADING] = [(study, []) for study in studies if not study.sources]
-    return {heading: rows for heading, rows in groups.items() if rows}
-
-
-def _position(place: Place) -> tuple[bool, str, list[int]]:
-    return place.kind != "figure", place.kind.lower(), [int(digits) for digits in re.findall(r"\d+", place.number)]
+def _position(place: Place) -> tuple[int, list[int]]:
+    return list(KINDS).index(place.kind), [int(digits) for digits in re.findall(r"\d+", place.number)]
 
 
 def show_lines(study: Study, width: int = 100, folder: Path = RUNS) -> list[str]:

@@ -40,10 +40,11 @@ _KINDS = (
     ("equation", "eq", "equations", "eqs"),
     ("section", "sec", "sections", "secs", "s"),
     ("appendix", "app"),
-    ("conclusion", "conclusion"),
+    ("conclusion", "concl"),
 )
 _SPELLINGS = {word.lower(): kind[0] for kind in _KINDS for word in kind}
 _SHORT = {kind[0]: kind[1] for kind in _KINDS}
+KINDS = tuple(_SHORT)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,13 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.number}".rstrip()
+
+    @property
+    def reference(self) -> str:
+        """How it is written on the command line, without the paper: "6", "3b", "7.1", "thm4", "app-F"."""
+        if self.kind == "figure" or (self.kind == "section" and "." in self.number):
+            return self.number
+        return f"{_SHORT[self.kind].lower()}{'-' if self.number.isalpha() else ''}{self.number}"
 
     def covers(self, other: Place) -> bool:
         """Whether one of the two contains the other: figure 3 contains 3b."""
@@ -120,6 +128,20 @@ def describe(places: Sequence[Place], width: int = 100) -> str:
             return f"{text} …"
         text = f"{text}, {piece}"
     return text if len(text) <= width else f"{text[: width - 1].rpartition(', ')[0]} …"
+
+
+def short_references(places: Sequence[Place], width: int) -> str:
+    """Places as they are written on the command line, as many as fit: "persistency:6, richness:2", "reveals:5, 6, thm2"."""
+    result: list[str] = []
+    for before, place in zip([None, *places], places):
+        new_paper = before is None or before.paper != place.paper
+        result.append(f"{place.paper}:{place.reference}" if new_paper else place.reference)
+    for count in range(len(result), 1, -1):
+        text = ", ".join(result[:count]) + (" …" if count < len(result) else "")
+        if len(text) <= width:
+            return text
+    text = f"{result[0]} …" if len(result) > 1 else "".join(result)
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _numbers(word: str, numbers: Sequence[str], panels: bool) -> str:

@@ -9,9 +9,25 @@ def test_the_list_is_by_paper_and_figure(excite, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     status, out, _ = excite("study", "list")
     assert status == 0
-    assert len(out.splitlines()) <= 45
-    for text in ("margin-losses", "margin-radii", "margin-layers", "fig 4", "fig 6", "(persistency)", "all layers?"):
+    for text in (
+        "margin-losses",
+        "persistency:4",
+        "persistency:6",
+        "all layers?",
+        "few-images",
+        "excite study show NAME",
+    ):
         assert text in out
+    assert len(out.splitlines()) < 40
+
+
+def test_the_list_of_one_paper(excite, refused, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = excite("study", "list", "richness", "--all")
+    assert status == 0
+    assert "margin-layers" in out
+    assert "frequency" not in out
+    refused("did you mean 'richness'", "study", "list", "richnes")
 
 
 def test_a_study_is_shown_by_figure(excite):

@@ -28,17 +28,26 @@ StoredNumbers = Annotated[
 StoredScale = Annotated[str | None, typer.Option(help="Which scale in runs/studies; by default the largest.")]
 
 
-@study_app.command("list", epilog="Example: excite study list")
-def study_list() -> None:
+@study_app.command("list", epilog="Example: excite study list persistency")
+def study_list(
+    paper: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only the studies of one paper: persistency, richness, reveals or invariances; beyond for those in none."
+        ),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="One line for each study, also if that is more than the terminal has.")
+    ] = False,
+) -> None:
     """List the studies by paper and figure: what each asks, what it costs here, and its verdicts so far."""
     from excite.studies.find import all_studies
     from excite.studies.overview import list_lines
 
     studies, broken = all_studies()
-    for line in list_lines(studies.values(), console.width):
+    height = console.height - len(broken) if console.is_terminal and not every else None
+    for line in list_lines(studies.values(), console.width, height, paper):
         print_line(line)
-    print_line("min: of scale quick here. verdict: claims hold/fail/undecided, (*) in runs/studies.")
-    print_line("More: excite study show NAME. By figure: excite study run persistency:6.")
     for name, reason in broken.items():
         print_line(f"not listed: {name}: {reason}")
 

@@ -226,6 +226,6 @@ STUDY = Study(
     variants,
     claims,
     ("The hidden radius was chosen by eye on seed 0 of scale quick.",),
-    asks="does perturbing remove it?",
+    asks="removing a planted backdoor",
     seconds={"quick": 240},
 )  # fmt: skip

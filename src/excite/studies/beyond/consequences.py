@@ -286,6 +286,6 @@ STUDY = Study(
     variants,
     claims,
     ("The rank's bound assumes that the norm of the weights has converged, and is above the width on part of the grid, where it says nothing. After one pilot training of 600 steps the rank is averaged over the second half instead of read at the last step.",),
-    asks="what do rate and decay decide?",
+    asks="what rate and decay decide",
     seconds={"quick": 60},
 )  # fmt: skip

@@ -59,7 +59,7 @@ STUDY = Study(
         'Radius "auto": relative to each layer\'s input, grown while the fit holds; see [the rule](../excitation.md).',
         "The constants of the rule were judged on these digits, on the first three seeds among others, so results here are optimistic.",
     ),
-    asks="the same on small digits",
+    asks="automatic radii on digits",
     seconds={"quick": 230},
     sources=("persistency:section 7.2",),
 )

@@ -257,6 +257,6 @@ STUDY = Study(
         "Adversarial weight perturbation without an attack on the input moves the weights up the loss of the batch before each gradient: "
         "sharpness-aware minimization with a radius relative to each weight's norm.",
     ),
-    asks="without any attack?",
+    asks="accuracy from few images",
     seconds={"quick": 3000},
 )

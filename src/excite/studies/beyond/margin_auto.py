@@ -76,7 +76,7 @@ STUDY = Study(
         "The factor grows by 1 % per step, and only once the fit holds: the 240 steps of scale quick are nearly over by then, so that "
         "the variant is hardly excited there; scale paper has 8,000 steps.",
     ),
-    asks="radii that nobody tuned",
+    asks="radii chosen by themselves",
     seconds={"quick": 580},
     sources=("persistency:section 7.2",),
 )

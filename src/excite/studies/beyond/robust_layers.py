@@ -309,6 +309,6 @@ STUDY = Study(
         "decision, of 20 test images, by attack.",
         "Accuracies are multiples of 0.002 (500 images; the standard error of one, from the choice of images, is about 0.02).",
     ),
-    asks="which layers, and why?",
+    asks="which layers to perturb?",
     seconds={"quick": 2000},
 )

@@ -405,6 +405,6 @@ STUDY = Study(
         "Published numbers of scale short: PGD training with seed 2, AWP, γ 0.005, with seed 1 and AWP, γ 0.01, were trained on images from lossy WebP sheets (mean error "
         "3.3 of 255); for the others no record says whether their images were lossless. Curves by epoch were kept of the former three only.",
     ),
-    asks="every layer against it?",
+    asks="does perturbing prevent it?",
     seconds={"quick": 850},
 )

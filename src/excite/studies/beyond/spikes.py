@@ -476,6 +476,6 @@ STUDY = Study(
         "At scale paper 96 seeds were planned; the results have those 75 that were done when the time on the GPU was over, taken in their order.",
         "Scale quick reads Python's help texts, which need no download and differ between versions of Python.",
     ),
-    asks="does anything move before?",
+    asks="what warns of loss spikes?",
     seconds={"quick": 190},
 )  # fmt: skip

@@ -167,7 +167,7 @@ STUDY = Study(
         "losses therefore differ in more than the loss.",
         "Adversarial training that does not overfit, every layer perturbed on top of it: [train a robust classifier](../robust-training.md).",
     ),
-    asks="excitation on all of CIFAR-10",
+    asks="all classes of CIFAR-10",
     seconds={"quick": 250},
     sources=("persistency:section 7.1",),
 )

@@ -369,7 +369,7 @@ STUDY = Study(
     SCALES,
     variants,
     claims,
-    asks="is the unexcited not learned?",
+    asks="is the unexcited unlearned?",
     seconds={"quick": 46},
     sources=("persistency:section 1.1", "persistency:section 3.1", "persistency:section 5.2",),
 )  # fmt: skip

@@ -304,7 +304,7 @@ STUDY = Study(
         "differences of layers, which the flow conserves, drift: the bound is taken at the weights as they are, and counts that.",
         "With strong decay all weights vanish: the rank is 0.",
     ),
-    asks="do linear layers become rank 1?",
+    asks="are linear layers of rank 1?",
     seconds={"quick": 16},
     sources=(
         "persistency:Theorem 4",

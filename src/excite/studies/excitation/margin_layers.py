@@ -136,7 +136,7 @@ STUDY = Study(
         "The authors' published commands for the two curves of this figure run the same experiment, the input excited alone "
         '(a flag that reads "False" as true); here the two differ as the text says.',
     ),
-    asks="excite the input, or all layers?",
+    asks="excite input or all layers?",
     seconds={"quick": 410},
     sources=(
         "persistency:figure 6",

@@ -61,7 +61,7 @@ STUDY = Study(
         "Squared error: one output, batches of 50, momentum 0.9 damped by 0.9. Cross-entropy, as the authors have it: two "
         "outputs, one image at a time, learning rate 0.001, momentum 0.9 undamped. The two variants differ in more than the loss.",
     ),
-    asks="test margins under two losses",
+    asks="test margins of two losses",
     seconds={"quick": 260},
     sources=("persistency:figure 4",),
 )

@@ -60,7 +60,7 @@ STUDY = Study(
     variants,
     claims,
     ("The perturbations are balls in the infinity norm before every affine layer, grown from zero in four stages.",),
-    asks="do larger radii widen margins?",
+    asks="do radii widen margins?",
     seconds={"quick": 590},
     sources=("persistency:figure 5",),
 )

@@ -338,7 +338,7 @@ STUDY = Study(
         "All effects of weight decay are attributed to it, also those through the momentum buffer: a buffer of 0.9 applies it ten times.",
         "Channels without a law (for example a stream to which the model's input is added) are left out.",
     ),
-    asks="what ordinary training conserves",
+    asks="conserved in real training?",
     seconds={"quick": 58},
     sources=("invariances:appendix F",),
 )

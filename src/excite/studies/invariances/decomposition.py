@@ -204,7 +204,7 @@ STUDY = Study(
     (
         "Of convolutions and residual blocks the widths are those of all layers; residual networks have one more in front.",
     ),
-    asks="is a network a tree of signs?",
+    asks="a network as a tree of signs",
     seconds={"quick": 6},
     sources=("invariances:Lemma 2", "invariances:equation 2",),
 )  # fmt: skip

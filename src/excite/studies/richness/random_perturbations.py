@@ -251,7 +251,7 @@ STUDY = Study(
     variants,
     claims,
     ("Digits and a fully connected network instead of CIFAR-10 and a convolutional one.",),
-    asks="is noise as good as excitation?",
+    asks="noise instead of excitation?",
     seconds={"quick": 45},
     sources=("richness:section 5", "persistency:section 4"),
 )  # fmt: skip

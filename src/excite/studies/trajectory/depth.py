@@ -239,7 +239,7 @@ STUDY = Study(
         "β and φ are those of the trained network, not the largest over an interval of training: the most favourable case for the bound.",
         "σ_n(W₁) is taken as printed; for a first layer wider than the input Corollary 3 needs that of the active rows (see [Theory](../theory/reveals.md)), which is smaller.",
     ),
-    asks="bounds by depth and over time",
+    asks="bounds by depth and time",
     seconds={"quick": 66},
     sources=("reveals:Corollary 1", "reveals:Corollary 3", "reveals:Theorem 2"),
 )  # fmt: skip

@@ -211,7 +211,7 @@ STUDY = Study(
         "The settings were not fixed in advance: with biases from 0 and learning rate 0.1 λ_steady was infinite in most runs, so that nothing could be judged; both, and the premises, were chosen after that.",
         "The two units that are always active are chosen to make λ_steady small: outputs near one half, log 2 below 1.",
     ),
-    asks="does steady dropout generalize?",
+    asks="does dropout generalize?",
     seconds={"quick": 10},
     sources=("reveals:Theorem 3", "reveals:Lemma 3", "reveals:Lemma 4"),
 )  # fmt: skip

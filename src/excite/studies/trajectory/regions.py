@@ -513,7 +513,7 @@ STUDY = Study(
         "The paper does not say how long this network was trained; 3000 epochs are those of its first task.",
         "Regions are those that hold the middle of a cell: smaller ones are not found.",
     ),
-    asks="slopes where there are no data",
+    asks="slopes away from the data",
     seconds={"quick": 12},
     sources=(
         "reveals:figure 5",
