@@ -35,7 +35,7 @@ test-quick: venv
 test-all: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-# The quick tests with other kernels, numbers of threads, random examples and under load (tests/machines.py).
+# The quick tests with other kernels, numbers of threads, random examples, in random order and under load (tests/machines.py).
 MACHINES ?=
 test-machines: venv
 	WORKERS=$(WORKERS) $(BIN)/python tests/machines.py $(MACHINES)

@@ -1,6 +1,7 @@
 """Settings of all tests: one thread for each process (EXCITE_TEST_THREADS sets another number), no test that is timed.
 
 Hypothesis draws the same examples everywhere. `pytest --hypothesis-profile random --hypothesis-seed N` draws others.
+EXCITE_TEST_ORDER=N runs the tests in a random order of seed N: no test needs another to have run before it.
 """
 
 import os
@@ -39,6 +40,8 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("browser"):
                 item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
+    if seed := os.environ.get("EXCITE_TEST_ORDER"):
+        random.Random(int(seed)).shuffle(items)
 
 
 def pytest_terminal_summary(terminalreporter):

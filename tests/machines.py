@@ -1,8 +1,9 @@
-"""The quick tests as on other machines: `python tests/machines.py [default avx2 threads seed load]`.
+"""The quick tests as on other machines: `python tests/machines.py [default avx2 threads seed order load]`.
 
 - default, avx2: PyTorch's kernels for processors without AVX-512, and without AVX.
 - threads: four threads for each test process, so that sums are split differently.
 - seed: other examples of Hypothesis; the seed is printed.
+- order: the tests in a random order; the seed is printed.
 - load: four busy processes per core beside the tests.
 """
 
@@ -20,6 +21,7 @@ MACHINES: dict[str, dict[str, str]] = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "threads": {"OMP_NUM_THREADS": "4", "EXCITE_TEST_THREADS": "4"},
     "seed": {},
+    "order": {},
     "load": {},
 }
 
@@ -37,11 +39,16 @@ def busy(count: int) -> Iterator[None]:
 
 def run(machine: str, options: list[str]) -> int:
     command = [sys.executable, "-m", "pytest", "-n", os.environ.get("WORKERS", "2"), "-m", "not slow", *options]
+    settings = {"OMP_NUM_THREADS": "1"} | os.environ | MACHINES[machine]
+    seed = str(random.SystemRandom().randrange(10**6))
     if machine == "seed":
-        command += ["--hypothesis-profile", "random", "--hypothesis-seed", str(random.SystemRandom().randrange(10**6))]
+        command += ["--hypothesis-profile", "random", "--hypothesis-seed", seed]
+    if machine == "order":
+        settings["EXCITE_TEST_ORDER"] = seed
+        print(f"EXCITE_TEST_ORDER={seed}")
     print(f"{machine}: {' '.join(command[1:])}", flush=True)
     with busy(4 * (os.cpu_count() or 1) if machine == "load" else 0):
-        return subprocess.run(command, env={"OMP_NUM_THREADS": "1"} | os.environ | MACHINES[machine]).returncode
+        return subprocess.run(command, env=settings).returncode
 
 
 if __name__ == "__main__":

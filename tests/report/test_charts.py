@@ -5,6 +5,7 @@ One browser and one server for the whole file. Screenshots are kept under artefa
 
 import math
 import os
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -357,9 +358,17 @@ SHORT = "([names, limit]) => ExciteLabels.shorten(names, limit)"
 TICKS = "([low, high, count, log]) => ExciteLabels[log ? 'logTicks' : 'linearTicks'](low, high, count)"
 
 
-def test_names_are_shortened_to_different_ones(page):
+@pytest.fixture
+def labels(page):
+    """An empty page with the script that shortens names and chooses ticks."""
+    page.goto("about:blank")
+    page.add_script_tag(path=str(resources.files("excite.report") / "static/labels.js"))
+    return page
+
+
+def test_names_are_shortened_to_different_ones(labels):
     def short(names, limit):
-        return page.evaluate(SHORT, [names, limit])
+        return labels.evaluate(SHORT, [names, limit])
 
     assert short(["fc1", "fc2"], 10) == ["fc1", "fc2"]
     assert short(LAYERS[:2], 30) == ["…self.query.dense", "…output.dense"]
@@ -376,8 +385,8 @@ def test_names_are_shortened_to_different_ones(page):
 @pytest.mark.parametrize(
     ("low", "high", "log"), [(0, 1, 0), (1e-300, 1e300, 1), (0.9, 1.1, 1), (3, 4, 1), (-5e9, 5e9, 0), (7, 7, 0)]
 )
-def test_there_are_a_few_ticks_within_the_axis(page, low, high, log):
-    ticks = page.evaluate(TICKS, [low, high, 6, log])
+def test_there_are_a_few_ticks_within_the_axis(labels, low, high, log):
+    ticks = labels.evaluate(TICKS, [low, high, 6, log])
     assert len(ticks) <= 13
     assert all(low * (1 - 1e-9) <= tick <= high * (1 + 1e-9) for tick in ticks) or low < 0
     assert len(ticks) >= 2 or low == high
