@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from excite.studies.invariances.conservation import CASES, KINDS, CasesScale, Net, claims, compute, flow, name, start
+from excite.studies.invariances.conservation import CASES, KINDS, RTOL, CasesScale, Net, claims, compute, flow, name, start
 from excite.studies.judging.verdicts import judge
 from excite.studies.study import VariantResult
 from excite.wiring import trace
@@ -49,6 +49,15 @@ def test_the_diagonal_of_a_flow_is_a_test_that_can_fail(act: torch.nn.Module, co
     model.act = act
     left = flow(model, x, y, groups, 0.2)[2]
     assert (0 < left < 1e-8) if conserved else left > 1e-5
+
+
+@pytest.mark.slow
+def test_what_a_flow_leaves_falls_with_its_tolerance() -> None:
+    """Up to eight kinks at once with dependent normals: the diagonal moves by the integrator's error, not by more."""
+    model, x, y = start({"case": 4, "relu": True, "points": 20}, 3)
+    groups = [group for group in trace(model, x).groups if group.producers[0].layer == "U"]
+    for rtol in (RTOL, RTOL / 4, RTOL / 16):
+        assert flow(model, x, y, groups, 10.0, rtol)[2] < rtol
 
 
 def test_claims_are_judged_as_they_should() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from excite.train import descent, gradient_flow
+from excite.train.dynamics.sliding import tangent
 from train.dynamics.flow_networks import READ, Valley, flat, residual
 
 
@@ -88,3 +89,16 @@ def test_equal_points_slide_along_one_kink() -> None:
     one = gradient_flow(Valley(0.1, 0.0), lambda m: m.w.abs() - m.w * m.v - m.v, 2.0, at=[2.0], quantities=READ)
     np.testing.assert_allclose(course.values["w"], one.values["w"], atol=1e-9)
     assert (course.slides, course.sliding) == (0, pytest.approx(one.sliding, abs=1e-6))
+
+
+def test_normals_dependent_up_to_the_error_count_as_dependent() -> None:
+    """n₃ = n₁ + n₂ on the surface, where the gradient has no part along what the error of 1e-10 adds to n₃: only n₁ and n₂ are taken off."""
+    draw = np.random.default_rng(0)
+    normals, gradient, off = draw.normal(size=(2, 8)), draw.normal(size=8), draw.normal(size=8)
+    expected = tangent(gradient, normals)
+    assert np.abs(normals @ expected).max() < 1e-14
+    for error in (0.0, 1e-13, 1e-10, 1e-8):
+        result = tangent(gradient, np.vstack([normals, normals.sum(0) + error * off]))
+        np.testing.assert_allclose(result, expected, atol=1e-14 + 10 * error)
+    result = tangent(gradient, np.vstack([normals, normals.sum(0) + 1e-3 * off]))  # a surface of its own
+    assert abs(result @ off) < 1e-9 < abs(expected @ off)

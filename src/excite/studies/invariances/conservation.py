@@ -38,7 +38,8 @@ CASES = {  # words, and the layers whose channels the case is about
 }
 KINDS = ("linear", "ReLU")
 ROUNDING = 1e-12
-INTEGRATION = 1e-6  # what the error control of the flow leaves
+RTOL = 1e-7  # error of a step of gradient flow, relative to the weights
+INTEGRATION = 10 * RTOL  # of squared weights: the sum of the errors of hundreds of steps, which partly cancel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,9 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     return Outcome(values, {"curve": curve})
 
 
-def flow(model: Net, x: Tensor, y: Tensor, groups: list[Group], time: float) -> tuple[float, float, float]:
+def flow(
+    model: Net, x: Tensor, y: Tensor, groups: list[Group], time: float, rtol: float = RTOL
+) -> tuple[float, float, float]:
     """Largest change of the law's matrix along gradient flow, on and off the diagonal, relative to its scale.
 
     And on the diagonal, at the end, the largest change less that of the descent steps which the flow takes where it cannot follow a
@@ -165,7 +168,7 @@ def flow(model: Net, x: Tensor, y: Tensor, groups: list[Group], time: float) -> 
     # Where paths cross kinks all the time, an integrator of order 5 gets further than one of order 8.
     course = gradient_flow(
         model, loss, time, at=20, quantities={"laws": matrices},
-        method="RK45", rtol=1e-7, atol=1e-10, shortest=time / 2000,
+        method="RK45", rtol=rtol, atol=rtol / 1000, shortest=time / 2000,
     )  # fmt: skip
     changes = torch.as_tensor(course.values["laws"] - course.values["laws"][0])
     drift, ended = changes.abs().amax(0), changes[-1]
@@ -342,8 +345,9 @@ STUDY = Study(
     (
         "W₂ of case 5 is (d·l) × c: every place of a channel counts. W₂ of case 6 is [Y; Z].",
         "The residual blocks of case 3 have the identity in the skip; cases 4, 6 and 7 have a free matrix there.",
-        "Gradient flow with ReLU at scale `paper`: of 35 flows two (case 4) leave 1.6e-6 and 2.7e-6 of the squared weights, above the 1e-6 that was "
-        "set for the integrator's error, and one (case 3) 8e-7; all others are below 1e-8. Whether that is the integrator's error along kinks was not settled.",
+        "Gradient flow with ReLU slides along several kinks at once. An earlier version took normals that depend on each other on the surface for "
+        "independent ones where it was off the surface by 1e-10, and two of 35 flows left 1.6e-6 and 2.7e-6: an error of the integrator, which did not fall "
+        "with its tolerance. Now what is left does.",
     ),
     asks="what does training conserve?",
     seconds={"quick": 29},

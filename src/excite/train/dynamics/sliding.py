@@ -20,13 +20,16 @@ Place = tuple[int, int]  # a switching value: which call, which of its elements
 MOST = 8  # surfaces that are held at once
 _PARALLEL = 1 - 1e-9  # of the cosine of two normals: the same surface
 _STILL = 1e-9  # of the product of norms: a speed that is 0
+# Of the largest singular value: normals that depend on each other where S = 0 seem independent by as much as the integrator's error takes
+# the point off the surface. Their multipliers would be as large as that error is small, and move the point along all of them.
+_DEPENDENT = 1e-6
 
 
 def tangent(gradient: Array, normals: Array) -> Array:
     """The gradient without its part in the span of the normals (k, P)."""
     if not len(normals):
         return gradient
-    direction: Array = gradient - normals.T @ np.linalg.lstsq(normals.T, gradient, rcond=1e-12)[0]
+    direction: Array = gradient - normals.T @ np.linalg.lstsq(normals.T, gradient, rcond=_DEPENDENT)[0]
     return direction
 
 
@@ -64,7 +67,7 @@ def leaving(field: Field, point: Array, side: Side, held: Sequence[Place]) -> fl
 def corrected(field: Field, point: Array, side: Side, held: Sequence[Place]) -> Array:
     """The point moved onto the surfaces: one Newton step takes off what the integrator's error has added up."""
     values, _, normals = field.gradients(point, side, held)
-    projected: Array = point - np.linalg.lstsq(normals, values, rcond=1e-12)[0]
+    projected: Array = point - np.linalg.lstsq(normals, values, rcond=_DEPENDENT)[0]
     return projected
 
 
