@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from excite.studies.invariances.conservation import CASES, KINDS, RTOL, CasesScale, Net, claims, compute, flow, name, start
+from excite.studies.invariances.conservation import (
+    CASES,
+    KINDS,
+    RTOL,
+    CasesScale,
+    Net,
+    claims,
+    compute,
+    flow,
+    name,
+    start,
+)
 from excite.studies.judging.verdicts import judge
 from excite.studies.study import VariantResult
 from excite.wiring import trace
