@@ -20,6 +20,7 @@ from excite.studies.overview import (
     read_results_page,
     show_lines,
     show_minutes,
+    total_minutes,
     verdicts_so_far,
 )
 
@@ -147,9 +148,20 @@ def test_minutes_follow_the_machine_and_earlier_runs(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     assert estimate_minutes(study, folder=tmp_path) == pytest.approx(12.0)
     assert estimate_minutes(study, "paper", folder=tmp_path) is None
+    assert total_minutes([study, study], folder=tmp_path) == pytest.approx(24.0)
+    assert total_minutes([study, replace(study, seconds={})], folder=tmp_path) is None
     stored(tmp_path, "boundaries", "quick", ["holds"], seconds=90.0)
     assert estimate_minutes(study, folder=tmp_path) == pytest.approx(1.5)
     assert [show_minutes(value) for value in (None, 0.2, 1.4, 99.6)] == ["–", "<1", "1", "100"]
+
+
+def test_all_quick_studies_take_at_most_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(overview, "calibrate", lambda: REFERENCE)  # the machine of `Study.seconds`
+    together = total_minutes(STUDIES.values(), folder=tmp_path)
+    assert together is not None
+    assert together < 60
+    assert f"sum {show_minutes(together)}." in " ".join(list_lines(STUDIES.values(), 100, folder=tmp_path))
 
 
 def test_calibration_measures_this_machine() -> None:

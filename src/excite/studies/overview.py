@@ -134,6 +134,16 @@ def estimate_minutes(study: Study, scale: str = "quick", workers: int = 2, folde
     return study.seconds[scale] * calibrate() / REFERENCE / min(workers, os.cpu_count() or 1) / 60
 
 
+def total_minutes(studies: Iterable[Study], scale: str = "quick", folder: Path = RUNS) -> float | None:
+    """About how many minutes all studies take one after another at a scale; None if that of one is not known.
+
+    Trainings that several of them share count for each, though in `runs/studies` they are trained once.
+    """
+    minutes = [estimate_minutes(study, scale, folder=folder) for study in studies]
+    known = [value for value in minutes if value is not None]
+    return sum(known) if len(known) == len(minutes) else None
+
+
 def show_minutes(minutes: float | None) -> str:
     """Minutes in a few characters: "<1", "12", "–" if they are not known."""
     return "–" if minutes is None else "<1" if minutes < 0.75 else f"{minutes:.0f}"
@@ -157,7 +167,8 @@ def list_lines(
     """
     rows = _ordered(studies, paper)
     table = _table(rows, width, folder)
-    lines = table + _legend(table, width, "excite study show NAME")
+    together = total_minutes([study for study, _ in rows], folder=folder)
+    lines = table + _legend(table, together, width, "excite study show NAME")
     if height is None or len(lines) < height:  # one row is for the prompt
         return lines
     figures = [row for row in rows if any(place.kind == "figure" for place in row[1])]
@@ -170,12 +181,12 @@ def list_lines(
         lines += textwrap.wrap(
             f"{heading}: {', '.join(names)}", width, subsequent_indent="    ", break_on_hyphens=False
         )
-    return lines + _legend(table, width, "excite study list --all, study show NAME")
+    return lines + _legend(table, together, width, "excite study list --all, study show NAME")
 
 
-def _legend(table: Sequence[str], width: int, more: str) -> list[str]:
+def _legend(table: Sequence[str], together: float | None, width: int, more: str) -> list[str]:
     own = ", * yours" if any(line.endswith("*") for line in table) else ""
-    text = f"min: scale quick. verdict: hold/fail/undecided{own}. More: {more}"
+    text = f"min: scale quick, sum {show_minutes(together)}. verdict: hold/fail/undecided{own}. More: {more}"
     return textwrap.wrap(text, width, break_on_hyphens=False)
 
 

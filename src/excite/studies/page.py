@@ -70,7 +70,7 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     lines += ["## Settings", "", f"- Scale `{scale.name}`: {scale.words}.", *(f"- {note}" for note in study.notes)]
     lines += [f"- Seeds {', '.join(map(str, result.seeds))}.", *(f"- {line}" for line in method.settings)]
     lines += [
-        f"- Numbers of an earlier run with the same settings, not trained again: {'; '.join(result.earlier)}."
+        f"- {len(result.earlier)} of {len(result.numbers)} trainings were not run again: their numbers are those of an earlier run with the same settings."
     ] * bool(result.earlier)
     lines += [f"- Not finished, and left out: {'; '.join(result.missing)}."] * bool(result.missing)
     lines += [f"- Versions: {', '.join(f'{name} {version}' for name, version in result.versions.items())}.", ""]

@@ -45,9 +45,11 @@ _OWN = "not in the papers"
 _HIDDEN = ("1.first", "1.second", "2.skip", "2.first", "2.second", "7")  # affine layers behind the input, in order
 _NORMS = ("1.norm1", "1.norm2", "2.norm1", "2.norm2", "3")  # normalizations of the same network
 
-_WORDS = OVERFITTING["quick"].words.replace("three seeds", "five seeds")
+_WORDS = OVERFITTING["quick"].words
+_BASE = replace(OVERFITTING["quick"], rho=(RHO,), gamma=(), both=(RHO, 0.01))
 SCALES: dict[str, OverfittingScale] = {
-    "quick": replace(OVERFITTING["quick"], seeds=5, rho=(RHO,), gamma=(), both=(RHO, 0.01), words=_WORDS)
+    "quick": replace(_BASE, words=f"{_WORDS}; every layer, a third of the layers, two search steps"),
+    "full": replace(_BASE, name="full", seeds=5, every_variant=True, words=_WORDS.replace("three seeds", "five seeds")),
 }
 
 
@@ -97,7 +99,8 @@ def variants(scale: OverfittingScale) -> list[Variant]:
 
     def changed(name: str, of: str, model: Mapping[str, Any] | None = None, **changes: Any) -> Variant:
         config = {**base[of].config, "model": model or base[of].config["model"]}
-        return Variant(name, {**config, "adversarial": {**config["adversarial"], **changes}})
+        few = name in (SHALLOW, DEEP, TWO)  # also at scale quick
+        return Variant(name, {**config, "adversarial": {**config["adversarial"], **changes}}, extra=not few)
 
     return [
         base[PGD],
@@ -310,5 +313,5 @@ STUDY = Study(
         "Accuracies are multiples of 0.002 (500 images; the standard error of one, from the choice of images, is about 0.02).",
     ),
     asks="which layers to perturb?",
-    seconds={"quick": 2000},
+    seconds={"quick": 600, "full": 2000},
 )
