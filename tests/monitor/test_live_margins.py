@@ -178,6 +178,15 @@ def test_lines_can_be_silenced(capsys):
         ({"train": data()[0]}, "expected a pair of tensors"),
         ({"normalize": (0.5, 0.5)}, "give train=, test= or both"),
         ({"train": data(), "test": (torch.zeros(3, 16), torch.zeros(3))}, "one shape"),
+        ({"train": (data()[0] / 0, data()[1])}, "expected finite train inputs"),
+        ({"train": data(), "bounds": (1, 0)}, "train: expected bounds with lowest"),
+        ({"train": data(), "bounds": (float("nan"), 1)}, "train: expected bounds with lowest"),
+        ({"train": data(), "bounds": 1}, "train: expected bounds as"),
+        ({"train": data(), "bounds": "01"}, "train: expected bounds as"),
+        ({"test": data(), "bounds": (0, 1e-3)}, "test: expected inputs within the bounds"),
+        ({"test": data(), "normalize": (0.0, 1e3)}, "test: expected inputs within the bounds"),
+        ({"train": data(), "normalize": (0.5, 0)}, "std above 0"),
+        ({"train": data(), "normalize": 0.5}, r"expected \(mean, std\)"),
     ],
 )
 def test_bad_data_are_refused_before_anything_is_written(tmp_path, options, match):
@@ -196,18 +205,28 @@ def test_bad_data_are_refused_before_anything_is_written(tmp_path, options, matc
         ),
         (nn.Linear(2, 1), (torch.rand(4, 2), torch.rand(4) + 2), "regression targets"),
         (nn.Linear(2, 3), (torch.rand(4, 2), torch.tensor([0, 1, 2, 3])), "labels from 0 to 2"),
-        (nn.Linear(5, 3), (torch.rand(4, 2), torch.ones(4).long()), "the model raised"),
     ],
 )
 def test_data_that_do_not_suit_the_model_switch_off_margins_only(tmp_path, model, pair, match):
     with (
         pytest.warns(UserWarning, match=f"'margin_gap' is switched off.*{match}"),
-        excite.watch(
-            model, run=tmp_path / "run", train=pair, example=pair[0] if match != "the model raised" else None
-        ) as watch,
+        excite.watch(model, run=tmp_path / "run", train=pair, example=pair[0]) as watch,
     ):
         watch.step(1.0)
     assert excite.load_run(tmp_path / "run").series("loss/step")[1].tolist() == [1.0]
+
+
+def test_data_the_model_does_not_run_on_give_one_warning():
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with excite.watch(model, optimizer=optimizer, train=(torch.rand(9, 2), torch.ones(9).long())) as watch:
+            watch.step(1.0)
+    [warning] = [str(one.message) for one in caught]
+    assert warning.startswith("probes 'trajectory', 'conservation', 'alignment', 'margin_gap', 'rank' are switched off")
+    assert "mat1 and mat2 shapes cannot be multiplied" in warning
+    assert {probe.name for probe in watch.probes} == {"loss", "distance", "signs"}
 
 
 def test_points_that_are_too_large_are_not_stored_which_is_said(tmp_path, monkeypatch):

@@ -98,12 +98,16 @@ def check_normalize(normalize: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     for name, value in (("mean", mean), ("std", std)):
         if len(value) not in (1, channels):
             raise InputError(
-                f"normalize: expected a {name} of 1 or {channels} numbers, for inputs {tuple(x.shape)}; got {len(value)}"
+                f"normalize: expected a {name} of {_one_or(channels)}, for inputs {tuple(x.shape)}; got {len(value)}"
             )
     if not bool(torch.isfinite(mean).all() & torch.isfinite(std).all() & (std > 0).all()):
         raise InputError(f"normalize: expected finite numbers and a std above 0; got {shown(normalize)}")
     shape = (1, -1, *[1] * (x.dim() - 2)) if x.dim() > 1 else (-1,)
     return mean.reshape(shape), std.reshape(shape)
+
+
+def _one_or(channels: int) -> str:
+    return "1 number" if channels == 1 else f"1 or {channels} numbers"
 
 
 def unnormalized(x: Tensor, mean: Tensor, std: Tensor, bounds: Bounds) -> Tensor:

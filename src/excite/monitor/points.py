@@ -27,7 +27,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from excite._core.checks import check_dense, first_line, shown
+from excite._core.checks import check_dense, check_finite, first_line, shown
 from excite._core.randomness import own_randomness
 from excite._core.wrappers import unwrap
 from excite.errors import ExciteError, InputError
@@ -80,7 +80,7 @@ def draw(source: Any, part: str, most: int = MOST, seed: int = 0) -> Points:
         The points, on the CPU.
 
     Raises:
-        InputError: If the source cannot be sampled, or has no labels.
+        InputError: If the source cannot be sampled, has no labels, or its points are not finite.
     """
     if isinstance(source, Points):
         return source
@@ -101,6 +101,7 @@ def draw(source: Any, part: str, most: int = MOST, seed: int = 0) -> Points:
         ) from error
     if not len(points):
         raise InputError(f"{part}: expected at least one point; {type(source).__name__} is empty")
+    check_finite(points.x, f"{part} inputs")
     return points
 
 

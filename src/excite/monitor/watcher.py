@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -95,6 +96,7 @@ class Watch:
         self._alerts = Alerts(settings.alerts)
         self._buffer = MetricBuffer()
         self._muted: set[str] = set()  # raised here; switched off once all processes know
+        self._failures: list[tuple[str, int, Exception]] = []  # by probe and step; the user is warned of them together
         self._closed, self._failing = False, False
         self._device = device_of(self.model)
         self._modules = list(self.model.modules())
@@ -108,6 +110,7 @@ class Watch:
         try:
             self._describe(self._attach(settings.optional), settings.output)
             self._measure(self._context(None))
+            self._warn_of_failures()
         except BaseException:
             self._detach()
             raise
@@ -142,6 +145,7 @@ class Watch:
             loss = torch.as_tensor(float(number))
         self._loss = loss
         self._measure(self._context(loss, node))
+        self._warn_of_failures()
         if self._saver is not None and self._saver.due(self.steps):
             self._saver.save(self.run, self.model, self.steps, self.strict)
 
@@ -183,6 +187,7 @@ class Watch:
         self._write()
         self._buffer.request(self.steps)
         self._write()
+        self._warn_of_failures()
         self._writer.drain()
 
     def close(self) -> None:
@@ -440,7 +445,7 @@ class Watch:
     def _raised(self, probe: Probe, step: int, error: Exception) -> None:
         if self.strict:
             raise error
-        self._report(probe, step, error)
+        self._failures.append((probe.name, step, error))
         # The others wait for this one's values: they hear of it with the next flush.
         self._muted.add(probe.name)
         if rank_and_size()[1] == 1:
@@ -465,16 +470,29 @@ class Watch:
         if probe not in self.probes:
             return
         if error is not None:
-            self._report(probe, step, error)
+            self._failures.append((probe.name, step, error))
         elif probe.name not in self._muted:
             warn_user(f"probe {probe.name!r} is switched off: it raised in another process")
         self._remove(probe)
 
-    def _report(self, probe: Probe, step: int, error: Exception) -> None:
-        message = str(error) if isinstance(error, ExciteError) else f"{type(error).__name__}: {error}"
-        if self._diverged():
-            message = "the weights are not finite, since training has diverged"
-        warn_user(f"probe {probe.name!r} is switched off, training continues; at step {step} it raised: {message}")
+    def _warn_of_failures(self) -> None:
+        """One warning for all probes that raised for the same reason, such as a model that does not run on the data."""
+        if not self._failures:
+            return
+        failures, self._failures = self._failures, []
+        diverged = self._diverged()
+        by_reason: dict[object, list[tuple[str, int, Exception]]] = {}
+        for failure in failures:
+            by_reason.setdefault(diverged or _reason(failure[2]), []).append(failure)
+        for same in by_reason.values():
+            names = [name for name, _, _ in same]
+            _, step, error = same[0]
+            message = str(error) if isinstance(error, ExciteError) else f"{type(error).__name__}: {error}"
+            if diverged:
+                message = "the weights are not finite, since training has diverged"
+            who = f"probe {names[0]!r} is" if len(names) == 1 else f"probes {', '.join(map(repr, names))} are"
+            raised = "it raised" if len(names) == 1 else "the first raised"
+            warn_user(f"{who} switched off, training continues; at step {step} {raised}: {message}")
 
     def _diverged(self) -> bool:
         """Whether weights have become NaN or infinite: what probes then raise says nothing about its cause."""
@@ -486,3 +504,10 @@ class Watch:
         self.probes.remove(probe)
         with suppress(Exception):
             probe.detach()
+
+
+def _reason(error: BaseException) -> tuple[type[BaseException], str]:
+    """What an exception goes back to, without numbers: probes run the model on different numbers of samples."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return type(error), re.sub(r"\d+", "#", str(error))

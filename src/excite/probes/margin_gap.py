@@ -118,6 +118,8 @@ class MarginGap(Probe):
         self.points, self.final_points = check_count(points, "points"), check_count(final_points, "final_points")
         self.seconds = check_number(seconds, "seconds", 0)
         self.options = _checked_options(options)
+        for part, (x, _) in self.data.items():
+            _check_range(x, part, self.options)
         self.key = key
         self._sizes = {part: min(self.points, len(y)) for part, (_, y) in self.data.items()}  # during training
         self._found: dict[str, Tensor] = {}  # perturbations found last
@@ -447,6 +449,20 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     parse_norm(options.get("norm", "inf"), ("inf", "2"))
     check_number(options.get("threshold", 0.5), "threshold")
     return options
+
+
+def _check_range(x: Tensor, part: str, options: dict[str, Any]) -> None:
+    """Raises unless the points, as pixels if `normalize` is given, lie within the bounds."""
+    from excite.margin.inputs import points_within
+    from excite.margin.normalize import in_pixels
+
+    if not x.is_floating_point():  # refused where the model is known
+        return
+    try:
+        _, pixels, bounds = in_pixels(nn.Identity(), x, options.get("normalize"), options.get("bounds"), "input")
+        points_within(bounds, pixels)
+    except InputError as error:
+        raise InputError(f"{part}: {error}") from None
 
 
 def _gathered(everyone: list[dict[str, Margins]]) -> dict[str, Margins]:
