@@ -4,6 +4,7 @@ Hypothesis draws the same examples everywhere. `pytest --hypothesis-profile rand
 EXCITE_TEST_ORDER=N runs the tests in a random order of seed N: no test needs another to have run before it.
 """
 
+import inspect
 import os
 import random
 import shutil
@@ -57,12 +58,31 @@ def seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def untimed_margins(monkeypatch):
-    """Margins at the start and the end of a watch are measured on all points, however slow the machine is."""
-    from excite.probes.margin_gap import MarginGap
+def without_time_limit(monkeypatch, function):
+    """The default of `seconds` becomes a year: not infinite, since solvers and timeouts take finite numbers only."""
+    year, defaults = 3e7, {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    if "seconds" in (function.__kwdefaults__ or {}):
+        monkeypatch.setitem(function.__kwdefaults__, "seconds", year)
+    else:
+        values = [year if name == "seconds" else default for name, default in defaults.items()]
+        values = tuple(value for value in values if value is not inspect.Parameter.empty)
+        monkeypatch.setattr(function, "__defaults__", values)
 
-    monkeypatch.setitem(MarginGap.__init__.__kwdefaults__, "seconds", 1e9)
+
+@pytest.fixture(autouse=True)
+def untimed(monkeypatch):
+    """What stops after some seconds by default (margins at the start and the end of a watch, readers of metrics, mixed-integer
+    programs) has no limit, so that no result depends on how busy the machine is. Tests of limits pass `seconds`."""
+    from excite.bounds.excitation.active import most_active
+    from excite.bounds.excitation.two_layer import two_layer_lipschitz, two_layer_margin
+    from excite.probes.margin_gap import MarginGap
+    from excite.runs.reader.metrics_reader import MetricsReader
+    from excite.runs.reader.overview import read_overview
+
+    for function in (
+        MarginGap.__init__, MetricsReader.__init__, read_overview, most_active, two_layer_lipschitz, two_layer_margin,
+    ):  # fmt: skip
+        without_time_limit(monkeypatch, function)
 
 
 @pytest.fixture(scope="session")

@@ -109,6 +109,7 @@ def test_networks_are_stored_in_half_precision(tmp_path):
         assert again(x).shape == (2, 10)
 
 
+@pytest.mark.slow
 def test_our_search_is_a_contender_in_all_norms():
     ours = contenders()[0]
     torch.manual_seed(0)

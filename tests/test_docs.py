@@ -9,7 +9,9 @@ from torch import nn
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LONG = ("index.md", "margins.md", "robust-training.md", "sweeps.md")  # examples of several seconds
+SLOW_PAGES = (  # examples of several seconds
+    "audit.md", "index.md", "integrations.md", "language-models.md", "margins.md", "robust-training.md", "runs.md", "sweeps.md", "watch.md",
+)  # fmt: skip
 WITH_EXAMPLES = [page for page in PAGES[1:] if "```python" in page.read_text()]
 
 
@@ -27,7 +29,8 @@ def given():
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page.name in LONG), id=page.name) for page in WITH_EXAMPLES]
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW_PAGES), id=page.name) for page in WITH_EXAMPLES],
 )
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -82,6 +82,7 @@ def test_a_call_depends_on_its_number_and_seed_alone():
     assert LIMIT <= 20
 
 
+@pytest.mark.slow
 def test_hostile_calls_end_well():
     assert not _bad(8 * len(CALLS), seed=0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import shutil
 import subprocess
@@ -12,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from syntax import functions, functions_of, tree
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "excite"
@@ -30,6 +31,7 @@ def test_modules_at_the_top_level():
     assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py", "_version.py", "errors.py"}
 
 
+@pytest.mark.slow
 def test_packages_load_when_first_used():
     packages = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
     public = [name for name in packages if name not in ("_core", "cli")]
@@ -107,16 +109,11 @@ def test_docstring_rules_catch_a_violation(tmp_path, text, rule):
     assert caught == set(PUBLIC)
 
 
-@functools.cache
 def functions_by_file() -> dict[str, list[ast.FunctionDef]]:
     """The test functions by file, methods of test classes included."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return {
-        str(path.relative_to(ROOT)): [
-            node
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
-        ]
+        str(path.relative_to(ROOT)): [node for node in functions(path) if node.name.startswith("test")]
         for path in files
     }
 
@@ -160,16 +157,13 @@ def checks_something(function: ast.AST) -> bool:
     return False
 
 
-def without_a_check(texts: dict[str, str]) -> list[str]:
+def without_a_check(files: dict[str, list[ast.FunctionDef]]) -> list[str]:
     """Tests that cannot fail but by an error: neither they nor a helper that they call checks anything.
 
     A helper is a function of the same file, else one of that name anywhere in the tests (imported, or a fixture).
     """
-    defined = {
-        path: {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}
-        for path, text in texts.items()
-    }
-    anywhere = {name: (path, node) for path, functions in defined.items() for name, node in functions.items()}
+    defined = {path: {node.name: node for node in nodes} for path, nodes in files.items()}
+    anywhere = {name: (path, node) for path, nodes in defined.items() for name, node in nodes.items()}
 
     def checked(path: str, function: ast.FunctionDef, seen: frozenset[str] = frozenset()) -> bool:
         if checks_something(function):
@@ -182,15 +176,15 @@ def without_a_check(texts: dict[str, str]) -> list[str]:
 
     return [
         f"{path}::{name}"
-        for path, functions in defined.items()
-        for name, function in functions.items()
+        for path, nodes in defined.items()
+        for name, function in nodes.items()
         if name.startswith("test") and not checked(path, function)
     ]
 
 
 def test_every_test_checks_something():
     files = sorted((ROOT / "tests").rglob("*.py"))
-    assert without_a_check({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}) == []
+    assert without_a_check({str(path.relative_to(ROOT)): functions(path) for path in files}) == []
 
 
 def test_tests_that_check_nothing_are_caught():
@@ -206,7 +200,8 @@ def test_tests_that_check_nothing_are_caught():
         "def test_method(run): run.close()\n"
     )
     fixture = "def refused(excite):\n    def check(m):\n        assert m\n    return check\n"
-    assert without_a_check({"a.py": text, "b.py": fixture}) == ["a.py::test_nothing", "a.py::test_method"]
+    files = {name: functions_of(ast.parse(content)) for name, content in (("a.py", text), ("b.py", fixture))}
+    assert without_a_check(files) == ["a.py::test_nothing", "a.py::test_method"]
 
 
 def test_benchmarks_print_figures_of_the_docs():
@@ -222,7 +217,7 @@ def test_benchmarks_print_figures_of_the_docs():
 def test_class_names_stand_in_one_module():
     homes: dict[str, list[str]] = {}
     for path in modules():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     # Public in both integrations (docs/development/architecture.md).
@@ -233,7 +228,7 @@ def test_functions_have_at_most_60_lines():
     long = [
         f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno > 60
+        for node in functions(path)
+        if node.end_lineno - node.lineno > 60
     ]
     assert long == []

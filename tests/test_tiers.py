@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from syntax import functions, tree
+from test_docs import SLOW_PAGES
+
 TESTS = Path(__file__).parent
 PACKAGES = [
     "excite", "excite.report.audit", "excite.bounds", "excite.data", "excite.excitation", "excite.train", "excite.lipschitz", "excite.margin",
@@ -37,8 +40,9 @@ def names_used(tree):
 
 @pytest.fixture(scope="module")
 def used():
-    trees = [ast.parse(path.read_text()) for path in TESTS.rglob("test_*.py") if path != Path(__file__)]
-    pages = [TESTS.parent / "README.md", *(TESTS.parent / "docs").rglob("*.md")]  # their examples are run by test_docs
+    trees = [tree(path) for path in TESTS.rglob("test_*.py") if path != Path(__file__)]
+    # Examples of the other pages are run by test_docs, README's by test_readme.
+    pages = [page for page in (TESTS.parent / "docs").rglob("*.md") if page.name not in SLOW_PAGES]
     trees += [
         ast.parse(block) for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     ]
@@ -73,8 +77,8 @@ def test_every_command_is_run_by_a_quick_test():
 
     calls = set()
     for path in TESTS.rglob("test_*.py"):
-        for function in ast.walk(ast.parse(path.read_text())):
-            if isinstance(function, ast.FunctionDef) and not is_slow(function):
+        for function in functions(path):
+            if not is_slow(function):
                 for node in ast.walk(function):
                     words = node.elts if isinstance(node, ast.List) else node.args if isinstance(node, ast.Call) else []
                     words = [word.value for word in words[:3] if isinstance(word, ast.Constant)]

@@ -61,6 +61,7 @@ def test_help_imports_nothing_heavy():
     assert json.loads(finished.stdout) == []
 
 
+@pytest.mark.slow
 def test_importing_excite_needs_only_torch_and_numpy():
     code = (
         "import sys, json, excite; from excite import PersistentExcitation, margins, trace, watch, lipschitz; import excite.train\n"

@@ -72,6 +72,7 @@ def test_commands_on_a_foreign_run_execute_nothing(excite: Any, foreign: Path, c
     assert not (foreign.parent / "executed").exists()
 
 
+@pytest.mark.slow
 def test_starting_a_training_on_a_foreign_run_executes_nothing(foreign: Path) -> None:
     with pytest.raises(Exception, match="another config"):
         train(MOONS, foreign)
@@ -87,6 +88,7 @@ def test_starting_a_training_on_a_foreign_run_executes_nothing(foreign: Path) ->
     assert not (foreign.parent / "executed").exists()
 
 
+@pytest.mark.slow
 def test_weights_planted_in_a_run_are_not_what_was_trained(excite: Any, tmp_path: Path) -> None:
     """A finished training or job measures its checkpoint, not a file of weights that names another factory."""
     (tmp_path / "moons.json").write_text(json.dumps(MOONS))
@@ -106,6 +108,7 @@ def test_weights_planted_in_a_run_are_not_what_was_trained(excite: Any, tmp_path
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.slow
 def test_ones_own_factory_trains_and_is_opened_with_trust(excite: Any, tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text(json.dumps(OWN))
     status, _, err = excite("train", "own.json", "--no-margins")

@@ -108,6 +108,7 @@ def test_an_exception_detaches_and_the_run_says_so(tmp_path):
     assert state_of(model.net)["hooks"] == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_continues_the_run(tmp_path):
     first = trainer(tmp_path, [ExciteCallback(tmp_path / "run")], epochs=2, enable_checkpointing=True)
     first.fit(Plain(), data())
@@ -137,6 +138,7 @@ class Robust(PersistentlyExcited, Plain):
         self.excite(self.net, radius=radius)
 
 
+@pytest.mark.slow
 def test_the_mix_in_trains_with_the_excited_loss(tmp_path):
     radius = excite.Stages(0.1, 3)
     model = Robust(radius)
@@ -157,6 +159,7 @@ def test_the_mix_in_trains_with_the_excited_loss(tmp_path):
     assert excite.load_run(tmp_path / "run").series("loss/step")[1].tolist() == pytest.approx(losses, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_to_watch_is_asked_for_where_it_is_not_clear(tmp_path):
     class Two(Plain):
         def __init__(self):
@@ -204,6 +207,7 @@ class WithValidation(Plain):
         pass
 
 
+@pytest.mark.slow
 def test_margins_of_the_trainers_loaders_are_in_the_run(tmp_path, capsys):
     trainer(tmp_path, [ExciteCallback(tmp_path / "run")], epochs=2).fit(WithValidation(), data(), data(5))
     run = excite.load_run(tmp_path / "run")

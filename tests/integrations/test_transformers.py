@@ -105,6 +105,7 @@ def test_the_trainer_excites(tmp_path):
         ExcitedTrainer(model, arguments(tmp_path), train_dataset=data(), excitation={})
 
 
+@pytest.mark.slow
 def test_an_excited_training_with_dropout_is_watched(tmp_path):
     model = network()
     for module in model.modules():
@@ -220,6 +221,7 @@ def test_the_evaluation_data_are_those_of_the_trainer_that_calls(tmp_path):
     assert trainer.eval_dataset is not None
 
 
+@pytest.mark.slow
 def test_a_language_model_is_excited_token_by_token_and_watched(tmp_path):
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=2, n_head=2, attn_pdrop=0.1)

@@ -44,6 +44,7 @@ def test_killed_failing_and_refused_jobs_do_not_stop_the_rest(tmp_path: Path) ->
     }
 
 
+@pytest.mark.slow
 def test_only_unfinished_jobs_run_and_failures_are_reported(tmp_path: Path) -> None:
     all_jobs = jobs(tmp_path, "fine", "fails always")
     for _ in range(2):

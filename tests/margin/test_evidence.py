@@ -80,6 +80,7 @@ def test_masked_gradients_are_flagged_and_their_margins_lowered(mask: str, norm:
     assert wrong[attacked].all()
 
 
+@pytest.mark.slow
 def test_points_missed_by_gradients_have_margins_and_are_counted() -> None:
     # Flat towards every side near the data, but decided otherwise far away: no gradient leads there.
     class Plateau(nn.Module):

@@ -84,6 +84,7 @@ def test_it_agrees_with_margins_of_a_trained_network():
     assert shares == pytest.approx(expected, abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", "2", "1"])
 def test_one_radius_of_a_linear_model_is_exact(norm):
     model, x, y = linear(4)
@@ -98,6 +99,7 @@ def test_one_radius_of_a_linear_model_is_exact(norm):
     assert f"{found.value:.1%}" in str(found)
 
 
+@pytest.mark.slow
 def test_one_radius_finds_what_the_quick_attack_misses():
     """Gradients that vanish at the points: the quick attack sees nothing, the search does and says so."""
 

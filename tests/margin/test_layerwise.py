@@ -236,6 +236,7 @@ def test_integer_inputs_have_margins_in_later_layers() -> None:
     assert found.trusted
 
 
+@pytest.mark.slow
 def test_vanishing_gradients_are_met_by_gradient_free_search() -> None:
     class Steps(nn.Module):
         """Flat but for a thin strip along the boundary."""

@@ -28,6 +28,7 @@ def case() -> tuple[nn.Module, DataLoader]:
     return model, DataLoader(TensorDataset(x, torch.randint(0, 3, (22,), generator=generator)), batch_size=8)
 
 
+@pytest.mark.slow
 def test_equals_margins_of_the_batches():
     model, loader = case()
     batches, calls = list(loader), []  # a DataLoader draws a seed of its own
@@ -41,6 +42,7 @@ def test_equals_margins_of_the_batches():
     assert same_state(before, state_of(model))
 
 
+@pytest.mark.slow
 def test_continues_where_it_was_stopped(tmp_path):
     model, loader = case()
 
@@ -60,6 +62,7 @@ def test_continues_where_it_was_stopped(tmp_path):
     assert torch.equal(found.values, loader_margins(model, loader, bounds=(0, 1), options=QUICK).values)
 
 
+@pytest.mark.slow
 def test_stored_margins_of_another_model_do_not_count(tmp_path):
     model, loader = case()
     loader_margins(model, loader, tmp_path, bounds=(0, 1), options=QUICK)

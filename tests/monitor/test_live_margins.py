@@ -47,6 +47,7 @@ def train(model, watch, loader, steps, optimizer):
     return losses
 
 
+@pytest.mark.slow
 def test_data_alone_are_a_full_watch_and_training_is_bit_equal(tmp_path, capsys):
     results = []
     for watched in (False, True):
@@ -83,6 +84,7 @@ def test_data_alone_are_a_full_watch_and_training_is_bit_equal(tmp_path, capsys)
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_resumed_training_continues_from_the_perturbations(tmp_path):
     def watched(folder):
         model = network()

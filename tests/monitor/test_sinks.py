@@ -64,6 +64,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
 
+@pytest.mark.slow
 def test_mlflow_holds_what_the_run_holds(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is an extra: pip install 'excite[mlflow]'")
 

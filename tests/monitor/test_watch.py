@@ -351,6 +351,7 @@ def test_odd_arguments_are_refused(tmp_path):
         excite.watch(model, probes=[Vector()])
 
 
+@pytest.mark.slow
 def test_values_from_before_training_wait_until_training_begins(tmp_path):
     """A training that starts over clears what an earlier try has written: slow first looks must come after that."""
 

@@ -84,6 +84,7 @@ def many() -> tuple[nn.Module, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
     return model, {part: (x, (model(x)[:, 0] > 0.5).long()) for part in ("train", "test")}
 
 
+@pytest.mark.slow
 def test_the_end_takes_no_longer_than_its_seconds(monkeypatch):
     model, data = many()
     slow = Timed(model, monkeypatch)

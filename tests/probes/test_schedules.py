@@ -22,6 +22,7 @@ def simulate(budget, step_time, cost, steps):
     return measured, spent, trained
 
 
+@pytest.mark.slow
 @given(
     share=st.floats(0.005, 0.3), step_time=st.floats(1e-4, 1.0), relative=st.floats(0.001, 20.0),
 )  # fmt: skip

@@ -1,5 +1,7 @@
 """Runs with made-up margins."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -46,3 +48,14 @@ def runs(tmp_path):
         make_run(tmp_path / f"a{seed}", "plain", 0.3, seed)
         make_run(tmp_path / f"b{seed}", "excited", 0.0, seed + 10)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def unlimited(monkeypatch):
+    """No test depends on the clock: time limits are off unless a test sets them."""
+    from excite.report.live import connections, folder
+
+    for name in ("LIST_SECONDS", "ROW_SECONDS", "QUERY_SECONDS"):
+        monkeypatch.setattr(folder, name, math.inf)
+    for name in ("REQUEST_SECONDS", "WRITE_SECONDS"):
+        monkeypatch.setattr(connections, name, 1e6)

@@ -166,6 +166,7 @@ def report(runs, tmp_path, *names):
     return make_report([runs / name for name in names]).write(tmp_path / "report.html", "A title").as_uri()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", ["report", "live"])
 def test_first_line_and_first_chart(runs, address, look, tmp_path, kind, width):
@@ -181,6 +182,7 @@ def test_first_line_and_first_chart(runs, address, look, tmp_path, kind, width):
     assert top(page, "#verdict") < top(page, "#chart-median-margins") < top(page, "#findings") < top(page, "#panels")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_another_sample_is_a_mark_of_its_own(runs, look, tmp_path, width):
     page = look(report(runs, tmp_path, "sampled/64"), "report-sampled", width, "#chart-margin-gap canvas")
@@ -202,6 +204,7 @@ def test_another_sample_is_a_mark_of_its_own(runs, look, tmp_path, width):
     assert page.locator("#panel-other-alert").count() == 0  # alerts are sentences
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("other", "bands"), [("sampled/other", 1), ("sampled/32", 0)])
 def test_a_chance_level_is_right_for_every_run(runs, look, tmp_path, other, bands):
     page = look(report(runs, tmp_path, "sampled/64", other), "report-chances", 1400, "#chart-margin-gap canvas")
@@ -215,6 +218,7 @@ def test_a_chance_level_is_right_for_every_run(runs, look, tmp_path, other, band
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_without_margins_over_time_the_final_curves_come_first(runs, look, tmp_path, width):
     page = look(report(runs, tmp_path, "final"), "report-final", width, "#chart-margins canvas")
@@ -223,6 +227,7 @@ def test_without_margins_over_time_the_final_curves_come_first(runs, look, tmp_p
     assert top(page, "#verdict") < top(page, "#chart-margins") < top(page, "#panels")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_twenty_layers_are_twenty_rows_and_twenty_curves(runs, address, look, width):
     page = look(f"{address}/view?run=bert", "live-bert", width, "#chart-losses canvas")
@@ -245,6 +250,7 @@ def test_twenty_layers_are_twenty_rows_and_twenty_curves(runs, address, look, wi
     assert set(chart.locator("tbody th").all_inner_texts()) == set(LAYERS)
 
 
+@pytest.mark.slow
 def test_arrow_keys_zoom_and_escape(address, look):
     page = look(f"{address}/view?run=bert", "live-bert", 1400, "#chart-losses canvas")
     plot = page.locator("#chart-losses .plot")
@@ -273,6 +279,7 @@ def test_arrow_keys_zoom_and_escape(address, look):
     assert page.evaluate("document.getElementById('chart-losses').chart.zoom") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_diverged_run(runs, address, look, tmp_path, width):
     page = look(report(runs, tmp_path, "diverged"), "report-diverged", width, "#chart-losses canvas")
@@ -288,6 +295,7 @@ def test_a_diverged_run(runs, address, look, tmp_path, width):
     assert page.locator("#runs tr.diverged .sparkline").count() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_three_runs_with_different_learning_rates(address, look, width):
     query = "&".join(f"run=sweep%2Flr-{rate}" for rate in (0.01, 0.1, 0.5))
@@ -302,6 +310,7 @@ def test_three_runs_with_different_learning_rates(address, look, width):
     assert len(page.locator("#findings h3").all()) == 3
 
 
+@pytest.mark.slow
 def test_the_list_is_sorted_from_the_keyboard(address, look):
     page = look(address, "list", 1400, "#runs .status.diverged")
 
@@ -335,6 +344,7 @@ def test_the_audit(look, audited, width):
     assert page.locator("#chart-explained .legend.scale").count() == 1  # ten layers: a scale of colours
 
 
+@pytest.mark.slow
 def test_markup_in_names_stays_text(runs, look, tmp_path):
     page = look(report(runs, tmp_path, "evil"), "report-evil", 400, "#chart-map-ranks .row")
     page.locator("#chart-map-ranks .plot").press("ArrowRight")
@@ -348,6 +358,7 @@ def test_markup_in_names_stays_text(runs, look, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_page_can_be_printed(runs, look, tmp_path):
     page = look(report(runs, tmp_path, "mlp"), "report-mlp", 1400, "#chart-margin-gap canvas")
     assert page.pdf(format="A4").startswith(b"%PDF")
@@ -366,6 +377,7 @@ def labels(page):
     return page
 
 
+@pytest.mark.slow
 def test_names_are_shortened_to_different_ones(labels):
     def short(names, limit):
         return labels.evaluate(SHORT, [names, limit])
@@ -382,6 +394,7 @@ def test_names_are_shortened_to_different_ones(labels):
     assert short([], 12) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("low", "high", "log"), [(0, 1, 0), (1e-300, 1e300, 1), (0.9, 1.1, 1), (3, 4, 1), (-5e9, 5e9, 0), (7, 7, 0)]
 )

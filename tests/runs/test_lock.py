@@ -35,6 +35,7 @@ def test_a_missing_lock_file_is_not_held(tmp_path: Path) -> None:
     assert not held(tmp_path / "lock")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_the_lock_is_free_when_its_process_is_killed(tmp_path: Path, how: signal.Signals) -> None:
     path = tmp_path / "lock"

@@ -174,6 +174,7 @@ def test_the_longest_name_is_taken(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x" * 255]
 
 
+@pytest.mark.slow
 def test_margins_of_a_busy_run_are_printed_as_not_stored(
     excite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

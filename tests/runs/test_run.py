@@ -190,6 +190,7 @@ def test_readers_see_flushed_values_while_the_writer_lives(run: Run) -> None:
     reader.close()
 
 
+@pytest.mark.slow
 def test_values_reach_readers_within_seconds_without_flush(run: Run) -> None:
     run.log(1, {"a/b": 1.0})
     time.sleep(1.1)

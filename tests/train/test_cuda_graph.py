@@ -34,6 +34,7 @@ def losses(kind: type[Step], device: str, steps: int = 50, radius: float | Stage
     return torch.stack(found)
 
 
+@pytest.mark.slow
 def test_on_the_cpu_it_is_the_plain_step() -> None:
     assert torch.equal(losses(CapturedStep, "cpu"), losses(Step, "cpu"))
 

@@ -207,6 +207,7 @@ def test_parameters_without_a_role_are_named_once_per_model() -> None:
         PersistentExcitation(Everything(), 0.2, layers="input").extremes(x)  # no layer is asked for
 
 
+@pytest.mark.slow
 def test_margins_of_all_layers_name_them_too() -> None:
     model, x = Everything(), torch.randn(3, 2, 4)
     with pytest.warns(UserWarning, match="centres") as caught:

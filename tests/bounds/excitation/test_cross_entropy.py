@@ -35,6 +35,7 @@ def test_theorem_2_bounds_the_margin_of_the_limit():
     assert printed > 0
 
 
+@pytest.mark.slow
 def test_theorem_2_bounds_the_margin_of_trained_classifiers(trained):
     valued = 0
     for (x, y), (w, b) in zip(PROBLEMS, trained):

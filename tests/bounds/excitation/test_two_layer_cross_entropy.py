@@ -49,6 +49,7 @@ def test_the_bound_holds_on_trainings(trained):
     assert valued >= 5
 
 
+@pytest.mark.slow
 def test_at_any_time_it_holds_for_untrained_weights():
     rng = np.random.default_rng(0)
     said = 0
@@ -73,6 +74,7 @@ def on_two_points(one: float, two: float):
     return v * (size / lengths)[:, None], b * size / lengths, size * np.array([1.0, -1.0])
 
 
+@pytest.mark.slow
 def test_theorem_3_as_printed_fails_on_kinks():
     """I = {3}, J = {2}: the printed bound is 1, but from f(2) = −1 to f(3) = 1 the slope is 2."""
     v, b, w = on_two_points(3.0, 2.0)

@@ -119,6 +119,7 @@ def _reach(x: Tensor, new: Tensor) -> float:
     return 0.1 * float((around - around.mean(0)).norm(dim=1).max())
 
 
+@pytest.mark.slow
 def test_lambda_steady_above_every_constant_found_as_a_rate() -> None:
     """Where a classifier has grown certain, ¼ / (μ (1 − μ)) makes it so large that it says nothing, but it is above."""
     above = 0

@@ -55,6 +55,7 @@ def test_bad_input_is_refused(refused, small_run):
     refused("ends in .png, .svg or .pdf", "margins", "runs/small", "--figure", "a.xyz")
 
 
+@pytest.mark.slow
 def test_a_run_without_weights_prints_what_it_measured(excite, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

@@ -78,6 +78,7 @@ def test_bad_input_is_refused(refused, monkeypatch, tmp_path):
     refused("gpus-per-job needs worker processes", "study", "run", "margin-losses", "--gpus-per-job", "1")
 
 
+@pytest.mark.slow
 def test_time_limit_says_what_is_done(excite, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, err = excite("study", "run", "excitation-basics", "--seeds", "1", "--seconds", "0")

@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_combinations_are_compared(excite, tmp_path, small_config):
     (tmp_path / "sweep.toml").write_text(small_config + '\n[sweep.over]\n"optimizer.lr" = [0.1, 0.2]\n')
     status, out, err = excite("sweep", "sweep.toml", "--workers", "1")

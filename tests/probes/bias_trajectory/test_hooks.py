@@ -13,6 +13,7 @@ from models import build
 from probes.bias_trajectory.trainings import Training, squared
 
 
+@pytest.mark.slow
 def test_the_graph_is_not_kept_alive():
     model, x = build("mlp")
     with Training(model, x, Trajectory(Every(1), clean=Every(1))) as t:

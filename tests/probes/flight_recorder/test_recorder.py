@@ -99,6 +99,7 @@ def plant(run, steps=170, at=120, probes=None):
             watch.step(loss)
 
 
+@pytest.mark.slow
 def test_the_layer_that_moved_first_is_named(tmp_path, caplog, capsys):
     caplog.set_level(logging.INFO, "excite")
     plant(tmp_path / "run")

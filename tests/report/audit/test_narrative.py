@@ -1,6 +1,7 @@
 """Sentences of an audit."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -44,6 +45,7 @@ def test_units_are_counted_by_what_they_lack():
     assert by_hand["never active"] == 1
 
 
+@pytest.mark.slow
 def test_the_first_line_is_that_of_the_margins(folder):
     found = audit(folder, units=False, margin_points=8)
     line = found.headline
@@ -56,6 +58,7 @@ def test_the_first_line_is_that_of_the_margins(folder):
     assert without.action == f"Measure it: excite margins {folder}."
 
 
+@pytest.mark.slow
 def test_images_within_0_and_1_are_described_in_pixels():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))

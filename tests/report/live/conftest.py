@@ -1,7 +1,6 @@
 """A server of the live page in a thread of its own, asked over a real socket."""
 
 import http.client
-import math
 import threading
 import time
 from contextlib import contextmanager
@@ -57,17 +56,6 @@ def serving(root, token=None, host="127.0.0.1"):
     finally:
         server.should_exit = True
         thread.join()
-
-
-@pytest.fixture(autouse=True)
-def unlimited(monkeypatch):
-    """No test depends on the clock: time limits are off unless a test sets them."""
-    from excite.report.live import connections, folder
-
-    for name in ("LIST_SECONDS", "ROW_SECONDS", "QUERY_SECONDS"):
-        monkeypatch.setattr(folder, name, math.inf)
-    for name in ("REQUEST_SECONDS", "WRITE_SECONDS"):
-        monkeypatch.setattr(connections, name, 1e6)
 
 
 @pytest.fixture

@@ -103,6 +103,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(page, monkeypatch):
     assert len(ended(connection)) < 4_000_000  # not all of it
 
 
+@pytest.mark.slow
 def test_many_clients_at_once_are_all_served(page):
     answers, times, _ = asyncio.run(many_clients(page.host, page.port, 100, 70))
     assert answers == Counter({200: 400})

@@ -29,6 +29,7 @@ def root(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_each_hostile_run_is_one_row_and_one_line_of_the_log(root, serve, caplog):
     page = serve(root)
     with caplog.at_level(logging.WARNING, "excite.serve"):
@@ -165,6 +166,7 @@ def test_very_many_metric_names(tmp_path, serve):
     assert found["data"]["probe/q54321"]["curves"][0]["y"] == [0.5]
 
 
+@pytest.mark.slow
 def test_what_the_benchmark_measures(root, serve):
     for i in range(10):
         shutil.copytree(root / "good", root / f"run{i}")

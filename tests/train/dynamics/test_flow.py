@@ -52,6 +52,7 @@ def test_a_kink_crossed_there_and_back_within_one_step_is_seen() -> None:
         assert (course.crossings, course.sliding) == (2, 0.0)
 
 
+@pytest.mark.slow
 def test_kinks_are_crossed_as_by_a_slow_integrator() -> None:
     model, loss = residual(3)
     course = gradient_flow(model, loss, 0.1, at=1)

@@ -167,6 +167,7 @@ def test_the_callers_own_data(tmp_path):
     assert load_model(tmp_path / "bare", trust=True, data=str(tmp_path / "other.npz")).data_from == "caller"
 
 
+@pytest.mark.slow
 def test_margins_of_other_data_are_not_taken_for_the_runs(tmp_path):
     watched(tmp_path / "run")
     measure(load_model(tmp_path / "run", trust=True), steps=3)
@@ -201,6 +202,7 @@ def test_the_newest_weights_count(tmp_path):
         load_model(tmp_path / "run/artifacts/points.safetensors")
 
 
+@pytest.mark.slow
 def test_a_bare_file(tmp_path):
     model = Net()
     torch.save(model.state_dict(), tmp_path / "w.pt")
