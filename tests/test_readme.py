@@ -49,7 +49,7 @@ def test_differences_are_found():
 
 def test_readme_shows_outputs():
     shown = [output for _, output in examples() if output is not None]
-    assert len(shown) == 2
+    assert len(shown) == 3
     assert all("\n" in output for output in shown)
 
 
