@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from excite.studies import STUDIES
+from excite.studies.judging.numbers import judge_again
 from excite.studies.page import claim_cell, table
 from excite.studies.study import Claim, VariantResult
 
@@ -50,6 +51,22 @@ def test_a_claim_stands_beside_the_papers_words() -> None:
 def test_results_pages_have_the_words_of_the_claims(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert claims.with_claims(text) == text, "run tools/claims.py"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "docs/results").glob("*.json")), ids=lambda file: file.stem)
+def test_pages_show_the_verdicts_of_their_numbers(file: Path) -> None:
+    text = file.with_suffix(".md").read_text(encoding="utf-8")
+    assert claims.judged_again(text, file)[0] == text, "run tools/claims.py"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "docs/results").glob("*.json")), ids=lambda file: file.stem)
+def test_identities_have_no_interval_over_seeds(file: Path) -> None:
+    """Seeds that differ by rounding say nothing about other seeds: such a claim is exact, or universal."""
+    for verdict in judge_again(file.stem, file).verdicts:
+        if verdict.estimate is not None and verdict.claim.within is None:
+            threshold = verdict.claim.above if verdict.claim.above is not None else verdict.claim.below or 0.0
+            rounding = 1e-9 * max(abs(threshold), abs(verdict.effect))
+            assert not 0 < verdict.estimate.error < rounding, verdict.claim.text
 
 
 def test_a_page_with_an_unknown_claim_is_refused() -> None:

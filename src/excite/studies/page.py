@@ -41,24 +41,8 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
         "",
         method.below_figure,
         "",
-        "## Verdicts",
-        "",
-        "| verdict | claim | effect, 95 % interval over seeds |",
-        "| --- | --- | --- |",
-        *(
-            f"| **{v.word}** | {claim_cell(v.claim)} | {v.claim.measure}: {v.numbers}; claimed {v.wanted} |"
-            for v in result.verdicts
-        ),
-        "",
-        *_rules(result.verdicts),
-        *(
-            ["Scale `quick` is preliminary: with so few images and seeds only large effects can be decided."]
-            * (scale.name == "quick")
-        ),
-        "",
+        *verdict_lines(result.verdicts, scale.name),
     ]
-    notes = list(dict.fromkeys(note for v in result.verdicts for note in v.notes))
-    lines += [*(f"- {note}" for note in notes), *([""] if notes else [])]
     rows = table(result.numbers, method.columns)
     lines += ["## Numbers", "", "| " + " | ".join(rows[0]) + " |", "| --- |" + " ---: |" * (len(rows[0]) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in rows[1:]]
@@ -79,6 +63,29 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     text = "\n".join(lines)
     # Outside the documentation the other pages do not exist.
     return text if in_docs else text.replace("; see [Margins](../margins.md)", "").replace("](../", "](")
+
+
+def verdict_lines(verdicts: Sequence[Verdict], scale: str) -> list[str]:
+    """The section of a results page with verdicts, rules and notes."""
+    lines = [
+        "## Verdicts",
+        "",
+        "| verdict | claim | effect, 95 % interval over seeds |",
+        "| --- | --- | --- |",
+        *(
+            f"| **{v.word}** | {claim_cell(v.claim)} | {v.claim.measure}: {v.numbers}; claimed {v.wanted} |"
+            for v in verdicts
+        ),
+        "",
+        *_rules(verdicts),
+        *(
+            ["Scale `quick` is preliminary: with so few images and seeds only large effects can be decided."]
+            * (scale == "quick")
+        ),
+        "",
+    ]
+    notes = list(dict.fromkeys(note for v in verdicts for note in v.notes))
+    return [*lines, *(f"- {note}" for note in notes), *([""] if notes else [])]
 
 
 def claim_cell(claim: Claim) -> str:

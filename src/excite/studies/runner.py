@@ -337,10 +337,10 @@ def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None
     }
     write_json(folder / "numbers.json", numbers)
     if docs is not None:
-        write_bytes(docs / f"{study.name}.json", _published(numbers))
+        write_bytes(docs / f"{study.name}.json", published_numbers(numbers))
 
 
-def _published(numbers: dict[str, Any]) -> bytes:
+def published_numbers(numbers: dict[str, Any]) -> bytes:
     """What stands beside a results page: numbers and verdicts, a line for each, without settings; `excite study judge` reads it."""
     lists = {key: numbers[key] for key in ("numbers", "verdicts")}
     rest = {key: value for key, value in numbers.items() if key not in (*lists, "settings")}

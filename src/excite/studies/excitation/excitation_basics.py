@@ -152,18 +152,18 @@ def claims(scale: BasicsScale) -> list[Claim]:
     exact, known = "node: input excited exactly", "centring: support vectors centred"
     elsewhere = "centring: origin elsewhere"
     return [
-        _is("with measurements that are attenuated the error still becomes zero", _ONE, fading, "error", below=1e-6).quoting(_ZERO, "threshold"),
+        _is("with measurements that are attenuated the error still becomes zero", _ONE, fading, "error", below=1e-6, kind="universal").quoting(_ZERO, "threshold"),
         _is("and the parameters end away from their true value", _ONE, fading, "wrong", above=0.1).quoting(_ZERO, "threshold"),
-        _is("with measurements that persist they do not", _ONE, "regression: persistent", "wrong", below=1e-6).quoting("the parameter estimate is guaranteed to converge to the optimal value of θ", "threshold"),
-        _is("a state and its estimate can decay to zero both", _ONE, quiet, "error", below=1e-6).quoting(_DECAY, "threshold"),
+        _is("with measurements that persist they do not", _ONE, "regression: persistent", "wrong", below=1e-6, kind="universal").quoting("the parameter estimate is guaranteed to converge to the optimal value of θ", "threshold"),
+        _is("a state and its estimate can decay to zero both", _ONE, quiet, "error", below=1e-6, kind="universal").quoting(_DECAY, "threshold"),
         _is("while the parameter of the system is not found", _ONE, quiet, "wrong", above=0.1).quoting(_DECAY, "threshold"),
-        _is("an input that persists finds it", _ONE, "scalar system: random signs", "wrong", below=1e-6).quoting(_REMAIN, "threshold"),
+        _is("an input that persists finds it", _ONE, "scalar system: random signs", "wrong", below=1e-6, kind="universal").quoting(_REMAIN, "threshold"),
         _is("under a constant input a system of order two is not found", _RICH, constant, "wrong", above=0.1).quoting(_CANNOT, "weaker"),
         _is("one frequency is not enough for it", _RICH, "linear system: one frequency", "wrong", above=0.1).quoting(_FREQUENCIES, "threshold"),
         _is("two are", _RICH, rich, "wrong", below=1e-3).quoting(_FREQUENCIES, "threshold"),
         _is(
             "the outputs under a constant input do not tell how the system works",
-            _RICH, constant, "least_squares", above=1e-3,
+            _RICH, constant, "least_squares", above=1e-3, kind="universal",
         ).quoting(_CANNOT, "threshold"),
         Claim(
             "with noise in the outputs least squares is more than three times worse under the constant input than under two frequencies",
@@ -177,17 +177,17 @@ def claims(scale: BasicsScale) -> list[Claim]:
         _is("one that is scaled down like 1/t gets there", _ONE, slow, "wrong", below=0.1).quoting(_QUICKLY, "ours"),
         _is("more than one bandit in a hundred that stops exploring misses the better arm", _ONE, stops, "wrong", above=0.01).quoting(_ARM, "threshold"),
         _is("fewer of those that continue exploring do", _ONE, "bandit: goes on exploring", "wrong", below=0.01).quoting(_REMAIN, "threshold"),
-        _is("the weight behind the node is not learned from the training points", _NODE, "node: plain", "wrong", above=0.99).quoting("how the output of this node is propagated in h_{L←m} will not be observed at all", "threshold"),
+        _is("the weight behind the node is not learned from the training points", _NODE, "node: plain", "wrong", above=0.99, kind="exact").quoting("how the output of this node is propagated in h_{L←m} will not be observed at all", "threshold"),
         _is("nor if inputs are perturbed: their extremes leave most of it", _NODE, exact, "wrong", above=0.5).quoting(_SUFFICE, "threshold"),
-        _is("with perturbed inputs the search of Algorithm 1 moves the output of the node", _NODE, "node: input excited", "seen", above=0.01).quoting("the output of the node of interest will be in the range [−ϵ², ϵ²]", "ours"),
+        _is("with perturbed inputs the search of Algorithm 1 moves the output of the node", _NODE, "node: input excited", "seen", above=0.01, kind="universal").quoting("the output of the node of interest will be in the range [−ϵ², ϵ²]", "ours"),
         _is("perturbing every layer excites it, and training removes it", _NODE, every, "wrong", below=0.05).quoting(_EVERY, "threshold"),
         Claim(
             "removing the mean leaves a bias B", _CENTRE, "log10 of the size of B, mean removed", (mean,),
             lambda n: math.log10(n[mean].bias), above=-6.0,
         ).quoting(_MEAN, "threshold"),
         _is("and a poor margin, below half of the optimal one", _CENTRE, mean, "margin", below=0.5).quoting("having a poor margin is unavoidable when the crossentropy loss is used for low-dimensional data sets", "threshold"),
-        _is("knowing the support vectors removes B", _CENTRE, known, "bias", below=1e-6).quoting(_KNOWN, "threshold"),
-        _is("and gives the optimal margin", _CENTRE, known, "margin", above=0.999).quoting(_KNOWN, "ours"),
+        _is("knowing the support vectors removes B", _CENTRE, known, "bias", below=1e-6, kind="universal").quoting(_KNOWN, "threshold"),
+        _is("and gives the optimal margin", _CENTRE, known, "margin", above=0.999, kind="universal").quoting(_KNOWN, "ours"),
         Claim(
             "removing the mean is a gain at least, against an origin elsewhere",
             _OWN,

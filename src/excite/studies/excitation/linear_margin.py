@@ -182,6 +182,7 @@ def claims(scale: StepsScale) -> list[Claim]:
                 (variant,),
                 lambda n, variant=variant: n[variant].bound / n[variant].optimal,  # type: ignore[misc]
                 below=0.5,
+                kind="universal",
             ).quoting(
                 "the margin obtained with cross-entropy minimization will be much smaller than the optimal value if the support "
                 "vectors of the data set lie in a low dimensional affine subspace",

@@ -255,9 +255,9 @@ def claims(scale: RegressionScale) -> list[Claim]:
         _claim(f"bounding the weights keeps it from generalizing to all {near}", "section 5.1",
                "distance of the nearest training point from the boundary over ε", BOUNDED, "reach", below=1.0, kind="universal").quoting(_BOUNDED, "stronger"),
         _claim("gradient descent on least squares converges with the same step however large the targets", "section 2.1",
-               "gradient left, relative to the first", LINEAR, "unconverged", below=1e-6).quoting("it does not require the step size to be small for convergence", "threshold"),
+               "gradient left, relative to the first", LINEAR, "unconverged", below=1e-6, kind="exact").quoting("it does not require the step size to be small for convergence", "threshold"),
         _claim("and the Lipschitz constant of a linear estimator grows with them without bound", "section 2.1",
-               "constant for targets 1,000 times as large over the first", LINEAR, "lipschitz", above=999.0).quoting("the spectral radius of Ŵ could be arbitrarily large", "threshold"),
+               "constant for targets 1,000 times as large over the first", LINEAR, "lipschitz", above=999.0, kind="exact").quoting("the spectral radius of Ŵ could be arbitrarily large", "threshold"),
     ]  # fmt: skip
 
 
