@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from excite.margin import Margins
+from excite.runs import Run
 from excite.studies.beyond.weight_decay import SCALES, variants
-from excite.studies.by_margins import RESAMPLES, ByMargins, _resamples
+from excite.studies.by_margins import RESAMPLES, ByMargins, _resamples, radius_trace
 
 
 def test_seeds_draw_splits_only_where_asked() -> None:
@@ -30,3 +31,12 @@ def test_resampled_medians_and_gaps() -> None:
     assert np.isinf(drawn["margin_test"]).mean() > 0.5  # as two thirds are infinite
     assert min(drawn["gap"]) > 0.3
     assert _resamples(*(Margins(values, "inf") for values in (train, test))) == drawn
+
+
+def test_course_of_an_automatic_radius_by_epoch(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        assert radius_trace(run) == {}
+        for epoch, (factor, cost) in enumerate([(0.001, 0.2), (0.004, 0.01)]):
+            run.log(epoch, {"excitation/factor": factor, "excitation/cost": cost})
+        run.flush()
+        assert radius_trace(run) == {"factor": [0.001, 0.004], "cost": [0.2, 0.01]}

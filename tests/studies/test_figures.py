@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from excite.margin import Margins
-from excite.studies.figures import gap_figure, margin_figure, save
+from excite.studies.figures import gap_figure, margin_figure, radius_figure, save
 from excite.studies.study import VariantResult
 
 
@@ -29,3 +29,11 @@ def test_curves_of_training_and_test_margins() -> None:
         (line,) = axis.lines
         assert line.get_ydata()[0] == 0
         assert line.get_ydata()[-1] == 100
+
+
+def test_automatic_radius_beside_what_it_may_cost() -> None:
+    curves = {"factor": [0.001, 0.004], "cost": [0.2, 0.01], "allowed": [0.01, 0.01]}
+    numbers = [VariantResult("plain", 0), *(VariantResult("auto", seed, curves=curves) for seed in (0, 1))]
+    left, right = radius_figure(numbers, "title").axes
+    assert [list(line.get_ydata()) for line in left.lines] == 2 * [[0.1, 0.4]]
+    assert len(right.lines) == 4

@@ -18,7 +18,7 @@ from excite.jobs.training_job import MarginMeasurement, TrainingJob
 from excite.margin import Margins
 from excite.margin.gap import ks_of_samples
 from excite.runs import Run, load_run
-from excite.studies.figures import gap_figure, margin_figure
+from excite.studies.figures import gap_figure, margin_figure, radius_figure
 from excite.studies.judging.intervals import resample
 from excite.studies.study import Scale, Study, Variant, VariantResult
 from excite.train.config import parse_config
@@ -104,14 +104,14 @@ class ByMargins:
                 accuracy = run.read_json("summary")["accuracy"]
                 margins = {part: Margins.from_dict(run.read_json(artifact_name("inf", part))) for part in PARTS}
                 right = {part: float(accuracy[part]) for part in PARTS}
-                reached = radius_reached(run)
+                trace = radius_trace(run)
             except (KeyError, TypeError, ValueError) as error:
                 raise RunError(
                     f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
         train, test = margins["train"], margins["test"]
         values = {
-            **reached,
+            **({"reached": trace["factor"][-1]} if trace else {}),
             "accuracy_train": right["train"],
             "accuracy_test": right["test"],
             "margin_train": train.median,  # infinite where more than half of the points have no adversarial example
@@ -124,7 +124,8 @@ class ByMargins:
         }
         flags = tuple(f"{part}: {flag}" for part in PARTS for flag in margins[part].flags)
         resamples = {} if self.splits else _resamples(train, test)
-        return VariantResult(job.variant, job.seed, values, flags, right["test"] < CHANCE, resamples), margins
+        by_chance = right["test"] < CHANCE
+        return VariantResult(job.variant, job.seed, values, flags, by_chance, resamples, trace), margins
 
     def figures(
         self, study: Study, scale: TrainingScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
@@ -136,6 +137,11 @@ class ByMargins:
         result = {"figure": (f"Margin curves: {study.title}", curves)}
         if len(shown) < len(details):
             result["variants"] = ("Gap and test margin of all variants", gap_figure(numbers, study.title))
+        if any("factor" in number.curves for number in numbers):
+            result["radius"] = (
+                'The radius "auto" while training, and what it costs',
+                radius_figure(numbers, study.title),
+            )
         return result
 
     def below_table(self, scale: TrainingScale) -> str:
@@ -150,10 +156,13 @@ class ByMargins:
         )
 
 
-def radius_reached(run: Run) -> dict[str, float]:
-    """Final values of radius "auto", as a fraction of each layer's signal; nothing for other radii."""
-    name = "excitation/factor"
-    return {"reached": float(run.series(name)[1][-1])} if name in run.names() else {}
+def radius_trace(run: Run) -> dict[str, list[float]]:
+    """Radius "auto" by epoch, as a fraction of each layer's signal, with its cost and what it may cost; nothing for other radii."""
+    names = set(run.names())
+    series = {name: f"excitation/{name}" for name in ("factor", "cost", "allowed")}
+    if series["factor"] not in names:
+        return {}
+    return {name: list(map(float, run.series(key)[1])) for name, key in series.items() if key in names}
 
 
 def _resamples(train: Margins, test: Margins) -> dict[str, list[float]]:

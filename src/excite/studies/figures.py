@@ -97,6 +97,26 @@ def dot_figure(
     return figure
 
 
+def radius_figure(numbers: Sequence[VariantResult], title: str) -> Figure:
+    """Radius "auto" by epoch, and its cost beside what is allowed: a line for each seed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for number in (number for number in numbers if "factor" in number.curves):
+        epochs = np.arange(1, len(number.curves["factor"]) + 1)
+        left.semilogy(epochs, 100 * np.array(number.curves["factor"]), color=COLOURS[2], linewidth=1)
+        for name, colour in (("cost", COLOURS[2]), ("allowed", COLOURS[1])):
+            if name in number.curves:
+                right.semilogy(epochs, 100 * np.array(number.curves[name]), color=colour, linewidth=1)
+    left.set(xlabel="epoch", ylabel="radius, % of each layer's\nroot mean square")
+    right.set(xlabel="epoch", ylabel="training error, %\n(orange: what is allowed)")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    figure.suptitle(f"{title}: one line per seed", fontsize=12)
+    return figure
+
+
 def plain_ticks(axis: Axis, low: float, high: float) -> None:
     """On a logarithmic axis from low to high that is short, 0.2 and 400 instead of 2 × 10⁻¹ and 4 × 10²."""
     if high / low > 50:

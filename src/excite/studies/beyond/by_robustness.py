@@ -16,7 +16,7 @@ from excite.jobs.training_job import TrainingJob
 from excite.margin import SearchOptions, margins
 from excite.margin.fixed_radius import broken_at
 from excite.runs import Run, load_run
-from excite.studies.by_margins import radius_reached
+from excite.studies.by_margins import radius_trace
 from excite.studies.figures import COLOURS, DASHES
 from excite.studies.figures import PARTS as WORDS
 from excite.studies.study import Scale, Study, Variant, VariantResult
@@ -140,7 +140,7 @@ class ByRobustness:
         with load_run(job.folder) as run:
             try:
                 result, minutes = run.read_json("robust"), float(run.read_json("time")["seconds"]) / 60
-                reached = radius_reached(run)
+                trace = radius_trace(run)
                 lines: dict[str, list[float]] = {part: list(map(float, result[part])) for part in PARTS}
                 attack, search = (list(map(float, result["check"][name])) for name in ("attack", "search"))
             except (KeyError, TypeError, ValueError) as error:
@@ -150,7 +150,12 @@ class ByRobustness:
         names = ["clean", *(f"robust{size}" for size in SIZES)]
         values = {f"{name}_{part}": lines[part][i] for i, name in enumerate(names) for part in PARTS}
         values["gap"] = max(train - test for train, test in zip(lines["train"], lines["test"]))
-        values |= {**reached, "minutes": minutes, "search8_test": search[-1], "attack8_test": attack[-1]}
+        values |= {
+            **({"reached": trace["factor"][-1]} if trace else {}),
+            "minutes": minutes,
+            "search8_test": search[-1],
+            "attack8_test": attack[-1],
+        }
         flags = tuple(
             f"at {size}/255 the second attack leaves {second:.1%} of {result['check']['points']} test images, the first {first:.1%}"
             for size, first, second in zip(SIZES, attack[1:], search[1:])
