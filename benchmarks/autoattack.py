@@ -3,6 +3,10 @@
     make opponents
     python -m benchmarks.attackbench train --device cuda
     python -m benchmarks.autoattack [--device cuda] [--images 1000] [--networks pgd excited] [--norms inf 2]
+    python -m benchmarks.autoattack --runs runs/studies/robust-overfitting-short/* [--images 500]
+
+With `--runs` AutoAttack alone, on the last weights of run folders with a section `robust` in their config, at its radius; the
+result is stored in the run as artifact autoattack, and the study robust-overfitting shows it.
 
 AutoAttack's standard version from torchattacks' parts with the original numbers of steps: APGD on the cross-entropy, targeted
 APGD and targeted FAB with 100 steps each, nine targets, and 5,000 queries of Square, each on the points that the ones before
@@ -17,6 +21,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -26,6 +31,8 @@ from benchmarks.attackbench.__main__ import OPPONENTS
 from benchmarks.attackbench.networks import KINDS, RADIUS, read, read_images
 from excite import robust_accuracy
 from excite.margin import SearchOptions
+from excite.runs import Run
+from excite.train.models.loading import load_model
 
 RADII = {"inf": RADIUS, "2": 0.5}
 AIM, TIME = 0.003, 0.2
@@ -41,17 +48,51 @@ def auto_attack(model: nn.Module, x: Tensor, y: Tensor, norm: str, eps: float) -
         attacks.FAB(model, steps=100, n_restarts=1, multi_targeted=True, n_classes=10, **common),
         attacks.Square(model, n_queries=5000, n_restarts=1, **common),
     ]
-    with torch.no_grad():
-        broken = model(x).argmax(1) != y
+    broken = decided_otherwise(model, x, y)
     for attack in parts:
         left = torch.nonzero(~broken)[:, 0]
         if len(left):
             found = attack(x[left], y[left])
             size = (found - x[left]).flatten(1).norm(p=float(norm), dim=1)
-            with torch.no_grad():
-                broken[left] = (model(found).argmax(1) != y[left]) & (size <= eps * (1 + 1e-4))
+            broken[left] = decided_otherwise(model, found, y[left]) & (size <= eps * (1 + 1e-4))
         print(f"  after {type(attack).__name__}: {float((~broken).float().mean()):.4f}", flush=True)
     return broken
+
+
+@torch.no_grad()
+def decided_otherwise(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """(N,): points that are not decided as their labels, without TF32 even where the attacks use it."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        return model(x).argmax(1) != y
+
+
+class UnitPixels(nn.Module):
+    """A model of inputs between `bounds` as one of pixels in [0, 1], as these attacks expect them."""
+
+    def __init__(self, model: nn.Module, bounds: tuple[float, float]):
+        super().__init__()
+        self.model, (self.low, self.high) = model, bounds
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs at pixels x."""
+        return self.model(self.low + (self.high - self.low) * x)
+
+
+def attack_run(folder: Path, images: int, device: str) -> None:
+    """AutoAttack on the last weights of a run; stores accuracies of the test images and prints them."""
+    saved = load_model(folder).to(device)
+    bounds = saved.data.bounds
+    if saved.config is None or saved.config.robust is None or bounds is None:
+        raise SystemExit(f"{folder}: expected a run of images with a section robust in its config")
+    model = UnitPixels(saved.model, bounds).eval().requires_grad_(False)
+    x, y = saved.points("test", images)
+    x, eps = (x - bounds[0]) / (bounds[1] - bounds[0]), saved.config.robust.radius / (bounds[1] - bounds[0])
+    print(f"{folder}, radius {eps:.4g}, {len(x)} images", flush=True)
+    clean = float((~decided_otherwise(model, x, y)).double().mean())
+    robust, seconds = timed(lambda: float((~auto_attack(model, x, y, "inf", eps)).double().mean()), device != "cpu")
+    with closing(Run.open(folder, "a")) as run:  # its status stays
+        run.write_json("autoattack", {"images": len(x), "step": saved.step, "clean": clean, "robust": robust})
+    print(f"  clean {clean:.1%}, robust by AutoAttack {robust:.1%}, {seconds:.0f} s", flush=True)
 
 
 def timed(run: Callable[[], float], cuda: bool) -> tuple[float, float]:
@@ -92,8 +133,13 @@ def main() -> None:
     parser.add_argument("--norms", nargs="+", default=["inf", "2"], choices=tuple(RADII))
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--opponents", type=Path, default=OPPONENTS)
+    parser.add_argument("--runs", type=Path, nargs="+", help="run folders, instead of those networks")
     options = parser.parse_args()
     sys.path.append(str(options.opponents))
+    for folder in options.runs or ():
+        attack_run(folder, options.images, options.device)
+    if options.runs:
+        return
     torch.backends.cudnn.allow_tf32 = False
     _, _, x, y = read_images(options.data)
     x, y = x[: options.images].to(options.device), y[: options.images].to(options.device)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from excite.jobs.training_job import TrainingJob
+from excite.runs import Run
 from excite.studies.beyond.robust_overfitting import AUTO, PGD, SCALES, STUDY, awp, both, every, style, variants
 from excite.studies.study import VariantResult
 
@@ -85,5 +86,9 @@ def test_one_training_becomes_numbers_and_a_figure(tmp_path: Path):
     assert 0 <= result.test_last <= result.test_best <= 1
     assert result.gap_last == pytest.approx(result.train_last - result.test_last)
     assert len(lines["test"]) == 2
+    assert "autoattack_last" not in result.values
+    with Run.open(tmp_path / "run", "a") as run:  # as benchmarks.autoattack --runs does
+        run.write_json("autoattack", {"images": 20, "step": 1, "clean": 0.5, "robust": 0.25})
+    assert STUDY.method.read(job)[0].autoattack_last == 0.25
     figure = STUDY.method.figures(STUDY, scale, {AUTO: [lines]}, [result])["figure"][1]
     figure.savefig(tmp_path / "figure.png")
