@@ -216,9 +216,9 @@ SKIPPED = {
     "excite.monitor.sinks.WandB": "an account",
     "excite.monitor.sinks.MLflow": "a server of the user",
     "excite.integrations.accelerate.AcceleratedWatch": "the training loop of the user",
-    "excite.integrations.lightning.ExciteCallback": "the trainer of the user",
+    "excite.integrations.lightning.LightningCallback": "the trainer of the user",
     "excite.integrations.lightning.PersistentlyExcited": "the network of the user",
-    "excite.integrations.transformers.ExciteCallback": "the trainer of the user",
+    "excite.integrations.transformers.TransformersCallback": "the trainer of the user",
     "excite.integrations.transformers.ExcitedTrainer": "the trainer of the user",
 }
 

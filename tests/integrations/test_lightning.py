@@ -17,7 +17,7 @@ warnings.filterwarnings("ignore", category=DeprecationWarning)
 L = pytest.importorskip("lightning.pytorch")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
-from excite.integrations.lightning import ExciteCallback, PersistentlyExcited  # noqa: E402
+from excite.integrations.lightning import LightningCallback, PersistentlyExcited  # noqa: E402
 from models import same_state, state_of  # noqa: E402
 
 
@@ -80,7 +80,7 @@ def by_hand(batch=8, parts=1):
 def test_numbers_are_those_of_the_same_loop_by_hand(tmp_path, parts):
     model = Plain()
     before = state_of(model)["hooks"]
-    callback = ExciteCallback(tmp_path / "run", every={"distance": 1, "trajectory": 1})
+    callback = LightningCallback(tmp_path / "run", every={"distance": 1, "trajectory": 1})
     trainer(tmp_path, [callback], accumulate_grad_batches=parts).fit(model, data())
     losses, weights = by_hand(parts=parts)
     run = excite.load_run(tmp_path / "run")
@@ -100,7 +100,7 @@ def test_an_exception_detaches_and_the_run_says_so(tmp_path):
     model.fail_at = 5
     before = state_of(model.net)["hooks"]
     with pytest.raises(ZeroDivisionError):
-        trainer(tmp_path, [ExciteCallback(tmp_path / "run")]).fit(model, data())
+        trainer(tmp_path, [LightningCallback(tmp_path / "run")]).fit(model, data())
     run = excite.load_run(tmp_path / "run")
     assert run.status == "failed"
     assert run.reason == "mine"
@@ -110,10 +110,10 @@ def test_an_exception_detaches_and_the_run_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_a_checkpoint_continues_the_run(tmp_path):
-    first = trainer(tmp_path, [ExciteCallback(tmp_path / "run")], epochs=2, enable_checkpointing=True)
+    first = trainer(tmp_path, [LightningCallback(tmp_path / "run")], epochs=2, enable_checkpointing=True)
     first.fit(Plain(), data())
     first.save_checkpoint(tmp_path / "saved.ckpt")
-    second = trainer(tmp_path, [ExciteCallback(tmp_path / "run")], epochs=3)
+    second = trainer(tmp_path, [LightningCallback(tmp_path / "run")], epochs=3)
     second.fit(Plain(), data(), ckpt_path=tmp_path / "saved.ckpt", weights_only=False)
     losses, _ = by_hand()
     run = excite.load_run(tmp_path / "run")
@@ -125,7 +125,7 @@ def test_the_trainers_own_loggers_get_the_values(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     logger = TensorBoardLogger(tmp_path / "logs")
-    trainer(tmp_path, [ExciteCallback()], epochs=1, logger=logger).fit(Plain(), data())
+    trainer(tmp_path, [LightningCallback()], epochs=1, logger=logger).fit(Plain(), data())
     run = excite.load_run(f"{logger.log_dir}/excite")
     events = EventAccumulator(logger.log_dir)
     events.Reload()
@@ -142,7 +142,7 @@ class Robust(PersistentlyExcited, Plain):
 def test_the_mix_in_trains_with_the_excited_loss(tmp_path):
     radius = excite.Stages(0.1, 3)
     model = Robust(radius)
-    trainer(tmp_path, [ExciteCallback(tmp_path / "run")]).fit(model, data())
+    trainer(tmp_path, [LightningCallback(tmp_path / "run")]).fit(model, data())
     ours = network()
     pe = excite.PersistentExcitation(ours, excite.Stages(0.1, 3))
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
@@ -167,10 +167,10 @@ def test_what_to_watch_is_asked_for_where_it_is_not_clear(tmp_path):
             self.other = nn.Linear(3, 1)
 
     with pytest.raises(InputError, match=r"no forward and 2 children with weights: pass the module.*module='net'"):
-        trainer(tmp_path, [ExciteCallback(tmp_path / "run")]).fit(Two(), data())
-    trainer(tmp_path, [ExciteCallback(tmp_path / "run", module="net")], epochs=1).fit(Two(), data())
+        trainer(tmp_path, [LightningCallback(tmp_path / "run")]).fit(Two(), data())
+    trainer(tmp_path, [LightningCallback(tmp_path / "run", module="net")], epochs=1).fit(Two(), data())
     with pytest.raises(InputError, match="has no module 'nett'"):
-        trainer(tmp_path, [ExciteCallback(tmp_path / "other", module="nett")]).fit(Two(), data())
+        trainer(tmp_path, [LightningCallback(tmp_path / "other", module="nett")]).fit(Two(), data())
 
 
 class Logging(Plain):
@@ -186,7 +186,7 @@ class Logging(Plain):
 
 @pytest.mark.parametrize("logger", [False, True])
 def test_what_the_module_logs_arrives_in_the_run(tmp_path, logger):
-    callback = ExciteCallback(tmp_path / "run", alerts=[], probes=[excite.probes.Loss()])
+    callback = LightningCallback(tmp_path / "run", alerts=[], probes=[excite.probes.Loss()])
     loggers = [L.loggers.CSVLogger(tmp_path)] if logger else False
     fit = trainer(tmp_path, [callback], logger=loggers, log_every_n_steps=2)
     fit.fit(Logging(), data(), data())
@@ -209,7 +209,7 @@ class WithValidation(Plain):
 
 @pytest.mark.slow
 def test_margins_of_the_trainers_loaders_are_in_the_run(tmp_path, capsys):
-    trainer(tmp_path, [ExciteCallback(tmp_path / "run")], epochs=2).fit(WithValidation(), data(), data(5))
+    trainer(tmp_path, [LightningCallback(tmp_path / "run")], epochs=2).fit(WithValidation(), data(), data(5))
     run = excite.load_run(tmp_path / "run")
     steps, medians = run.series("margin_gap/median/test")
     assert steps.tolist() == [0, 8]
@@ -222,7 +222,7 @@ def test_margins_of_the_trainers_loaders_are_in_the_run(tmp_path, capsys):
 
 @pytest.mark.parametrize("options", [{"train": None}, {"probes": [Loss()]}])
 def test_margins_can_be_left_out(tmp_path, options):
-    trainer(tmp_path, [ExciteCallback(tmp_path / "run", **options)], epochs=1).fit(Plain(), data())
+    trainer(tmp_path, [LightningCallback(tmp_path / "run", **options)], epochs=1).fit(Plain(), data())
     assert not [name for name in excite.load_run(tmp_path / "run").names() if name.startswith("margin_gap/")]
 
 
@@ -235,10 +235,10 @@ def test_data_without_margins_are_named_once_in_training(tmp_path):
             return (self.net(batch[0]) - batch[2]).square().mean()
 
     with pytest.warns(UserWarning, match="margins of the training and test data are not measured: train: expected"):
-        trainer(tmp_path, [ExciteCallback(tmp_path / "run")], epochs=1).fit(Three(), pairs)
+        trainer(tmp_path, [LightningCallback(tmp_path / "run")], epochs=1).fit(Three(), pairs)
     with pytest.warns(UserWarning, match="'margin_gap' is switched off.*regression targets have no margin"):
         targets = DataLoader(TensorDataset(x, x[:, :1]), batch_size=8)
-        trainer(tmp_path, [ExciteCallback(tmp_path / "second")], epochs=1).fit(Plain(), targets)
+        trainer(tmp_path, [LightningCallback(tmp_path / "second")], epochs=1).fit(Plain(), targets)
     assert len(excite.load_run(tmp_path / "second").series("loss/step")[0]) == 4
 
 
@@ -253,11 +253,21 @@ def test_hyperparameters_are_the_config_of_the_run(tmp_path, given):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning on a module among the hyperparameters
         module = Recorded(lr=0.2, loss=nn.MSELoss())
-    trainer(tmp_path, [ExciteCallback(tmp_path / "run", probes=[Loss()], **given)], epochs=1).fit(module, data())
+    trainer(tmp_path, [LightningCallback(tmp_path / "run", probes=[Loss()], **given)], epochs=1).fit(module, data())
     expected = {"lr": 0.2, "widths": [8, 4]}  # no text of a module
     assert excite.load_run(tmp_path / "run").config["config"] == given.get("config", expected)
 
 
 def test_a_module_without_hyperparameters_has_no_config(tmp_path):
-    trainer(tmp_path, [ExciteCallback(tmp_path / "run", probes=[Loss()])], epochs=1).fit(Plain(), data())
+    trainer(tmp_path, [LightningCallback(tmp_path / "run", probes=[Loss()])], epochs=1).fit(Plain(), data())
     assert "config" not in excite.load_run(tmp_path / "run").config
+
+
+def test_the_earlier_name_of_the_callback():
+    from excite.integrations import lightning
+
+    with pytest.warns(
+        DeprecationWarning, match="ExciteCallback is deprecated: use excite.integrations.lightning.Light"
+    ):
+        assert lightning.ExciteCallback is LightningCallback
+    assert LightningCallback().state_key == "ExciteCallback"  # in checkpoints written before

@@ -12,7 +12,7 @@ warnings.filterwarnings("ignore", category=DeprecationWarning)
 transformers = pytest.importorskip("transformers")
 
 from excite.integrations.callback import plain_values  # noqa: E402
-from excite.integrations.transformers import ExciteCallback, ExcitedTrainer, _settings  # noqa: E402
+from excite.integrations.transformers import ExcitedTrainer, TransformersCallback, _settings  # noqa: E402
 from models import state_of  # noqa: E402
 
 
@@ -57,7 +57,7 @@ class Weights(transformers.TrainerCallback):
 def test_numbers_match_saved_weights_and_the_trainers_log(tmp_path, parts):
     model, weights = network(), Weights()
     before = state_of(model)["hooks"]
-    callback = ExciteCallback(tmp_path / "run", every={"distance": 1}, alerts=[])
+    callback = TransformersCallback(tmp_path / "run", every={"distance": 1}, alerts=[])
     trainer = transformers.Trainer(
         model,
         arguments(tmp_path, gradient_accumulation_steps=parts),
@@ -111,7 +111,7 @@ def test_an_excited_training_with_dropout_is_watched(tmp_path):
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.1
-    callback = ExciteCallback(tmp_path / "run", every={"distance": 1}, alerts=[])
+    callback = TransformersCallback(tmp_path / "run", every={"distance": 1}, alerts=[])
     trainer = ExcitedTrainer(
         model,
         arguments(tmp_path, max_steps=3),
@@ -135,7 +135,7 @@ def _epoch(trainer, epoch):
 
 
 def test_what_the_trainer_logs_arrives_in_the_run(tmp_path):
-    callback = ExciteCallback(tmp_path / "run", probes=[excite.probes.Loss()], alerts=[])
+    callback = TransformersCallback(tmp_path / "run", probes=[excite.probes.Loss()], alerts=[])
     trainer = transformers.Trainer(
         network(),
         arguments(tmp_path, eval_strategy="epoch"),
@@ -169,7 +169,7 @@ def vision_network():
 
 @pytest.mark.slow
 def test_margins_of_the_trainers_data_are_in_the_run(tmp_path):
-    callback = ExciteCallback(tmp_path / "run")
+    callback = TransformersCallback(tmp_path / "run")
     trainer = transformers.Trainer(
         vision_network(), arguments(tmp_path), train_dataset=images(), eval_dataset=images(10), callbacks=[callback]
     )
@@ -186,7 +186,7 @@ def test_margins_of_the_trainers_data_are_in_the_run(tmp_path):
 
 @pytest.mark.slow
 def test_token_ids_have_no_margin_which_is_said_once(tmp_path):
-    callback = ExciteCallback(tmp_path / "run", probes=None)
+    callback = TransformersCallback(tmp_path / "run", probes=None)
     trainer = transformers.Trainer(network(), arguments(tmp_path), train_dataset=data(), callbacks=[callback])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -208,7 +208,7 @@ def test_the_config_is_what_the_user_chose_of_the_arguments(tmp_path):
 
 
 def test_the_evaluation_data_are_those_of_the_trainer_that_calls(tmp_path):
-    callback, inner = ExciteCallback(tmp_path / "run"), ExciteCallback(tmp_path / "inner")
+    callback, inner = TransformersCallback(tmp_path / "run"), TransformersCallback(tmp_path / "inner")
     trainer = transformers.Trainer(network(), arguments(tmp_path), eval_dataset=data(), callbacks=[callback])
 
     class Calls(transformers.Trainer):
@@ -237,7 +237,7 @@ def test_a_language_model_is_excited_token_by_token_and_watched(tmp_path):
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     theirs = model(**batch, labels=labels).loss
     assert pe.loss(batch, labels).item() == pytest.approx(theirs.item(), rel=1e-6)
-    callback = ExciteCallback(tmp_path / "run", every={"distance": 1}, alerts=[])
+    callback = TransformersCallback(tmp_path / "run", every={"distance": 1}, alerts=[])
     trainer = ExcitedTrainer(
         model, arguments(tmp_path, max_steps=2), train_dataset=rows, callbacks=[callback], excitation={**settings, "radius": 0.05}
     )  # fmt: skip
@@ -249,3 +249,10 @@ def test_a_language_model_is_excited_token_by_token_and_watched(tmp_path):
     with excite.load_run(tmp_path / "run") as run:
         assert any(name.startswith("distance/") for name in run.names())
         assert "train/loss" in run.names()
+
+
+def test_the_earlier_name_of_the_callback():
+    from excite.integrations import transformers
+
+    with pytest.warns(DeprecationWarning, match="ExciteCallback is deprecated: use excite.integrations.transformers.T"):
+        assert transformers.ExciteCallback is TransformersCallback

@@ -1,6 +1,6 @@
 """Lightning: a callback for monitoring, and a mix-in for training with persistent excitation.
 
-    trainer = Trainer(callbacks=[ExciteCallback(run="runs/first")])
+    trainer = Trainer(callbacks=[LightningCallback(run="runs/first")])
 
 Works with `lightning.pytorch` and with `pytorch_lightning`, whichever the program has imported.
 """
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import Batch
 from excite._core.checks import MissingPackage, need
+from excite._core.compatibility import renamed_names
 from excite.errors import InputError
 from excite.excitation import PersistentExcitation
 from excite.integrations.callback import DeferredWatch, first_samples
@@ -38,7 +39,10 @@ def _lightning() -> Any:
 _Callback: Any = _lightning().Callback
 
 
-class ExciteCallback(_Callback):  # type: ignore[misc]
+__getattr__ = renamed_names(__name__, {"ExciteCallback": "LightningCallback"})
+
+
+class LightningCallback(_Callback):  # type: ignore[misc]
     """`excite.watch` as a callback: attached before the first training batch, one step per optimizer step.
 
     What the module logs with `self.log` is recorded too, every `log_every_n_steps` steps, and at the end of epochs and
@@ -57,7 +61,7 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
         InputError: If the module to monitor cannot be determined or does not exist.
 
     Example:
-        >>> Trainer(callbacks=[ExciteCallback("runs/first")]).fit(module, data)  # doctest: +SKIP
+        >>> Trainer(callbacks=[LightningCallback("runs/first")]).fit(module, data)  # doctest: +SKIP
     """
 
     def __init__(self, run: str | os.PathLike[str] | None = None, module: str | None = None, **options: Any):
@@ -111,6 +115,11 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
         """Closes the run if it is still open."""
         self._deferred.end()
 
+    @property
+    def state_key(self) -> str:
+        """Key of the state in Lightning's checkpoints: the earlier name of the class, so that earlier checkpoints resume."""
+        return "ExciteCallback"
+
     def state_dict(self) -> dict[str, Any]:
         """State of the probes for Lightning's checkpoint."""
         return self._deferred.state_dict()
@@ -125,7 +134,7 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
                 module: nn.Module = attrgetter(self._module)(pl_module)
             except AttributeError as error:
                 raise InputError(
-                    f"ExciteCallback: {type(pl_module).__name__} has no module {self._module!r}"
+                    f"LightningCallback: {type(pl_module).__name__} has no module {self._module!r}"
                 ) from error
             return module
         if type(pl_module).forward is not _lightning().LightningModule.forward:
@@ -133,7 +142,7 @@ class ExciteCallback(_Callback):  # type: ignore[misc]
         children = [child for child in pl_module.children() if any(True for _ in child.parameters())]
         if len(children) != 1:
             raise InputError(
-                f"ExciteCallback: {type(pl_module).__name__} has no forward and {len(children)} children with weights: "
+                f"LightningCallback: {type(pl_module).__name__} has no forward and {len(children)} children with weights: "
                 "pass the module to monitor, as in module='net'"
             )
         return children[0]  # type: ignore[no-any-return]
@@ -205,7 +214,7 @@ def input_of(batch: Any) -> Batch:
     """
     if isinstance(batch, list | tuple):
         if not batch:
-            raise InputError("ExciteCallback: the first batch is empty: pass example=")
+            raise InputError("LightningCallback: the first batch is empty: pass example=")
         return input_of(batch[0]) if isinstance(batch[0], list) else batch[0]
     return batch  # type: ignore[no-any-return]
 

@@ -1,6 +1,6 @@
 """Transformers: a callback for monitoring, and a Trainer with persistent excitation.
 
-trainer = Trainer(model, args, train_dataset=data, callbacks=[ExciteCallback(run="runs/first")])
+trainer = Trainer(model, args, train_dataset=data, callbacks=[TransformersCallback(run="runs/first")])
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from excite._core.checks import need
+from excite._core.compatibility import renamed_names
 from excite._core.preserve import probes_ignored
 from excite._core.wrappers import unwrap
 from excite.errors import InputError
@@ -43,7 +44,10 @@ _PLACES = (
 )
 
 
-class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
+__getattr__ = renamed_names(__name__, {"ExciteCallback": "TransformersCallback"})
+
+
+class TransformersCallback(_transformers.TrainerCallback):  # type: ignore[misc]
     """`excite.watch` as a callback: attached before the first training pass, one step per optimizer step.
 
     The loss is the one that the model returns, summed over the micro-batches of an accumulated step. What the trainer logs is
@@ -57,7 +61,7 @@ class ExciteCallback(_transformers.TrainerCallback):  # type: ignore[misc]
             margins. Token ids have none: a warning says so.
 
     Example:
-        >>> callback = ExciteCallback("runs/first")
+        >>> callback = TransformersCallback("runs/first")
         >>> Trainer(model, args, train_dataset=data, callbacks=[callback]).train()  # doctest: +SKIP
     """
 
@@ -184,7 +188,7 @@ class ExcitedTrainer(_transformers.Trainer):  # type: ignore[misc]
             self.excitation.advance(min(1.0, self.state.epoch / self.args.num_train_epochs))
         batch = {key: value for key, value in inputs.items() if key != "labels"}
         for callback in self.callback_handler.callbacks:
-            if isinstance(callback, ExciteCallback):
+            if isinstance(callback, TransformersCallback):
                 callback.begin(batch)
         loss = self.excitation.loss(batch, labels)
         # Trainer divides by the accumulated parts only where it does not pass the number of items.
