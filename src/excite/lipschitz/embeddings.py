@@ -97,28 +97,28 @@ def from_embeddings(
     paths = {clean_path(path): module for path, module in model.named_modules() if path}
     if embedding is not None and embedding not in paths:
         raise InputError(f"embedding: no module {embedding!r}; embeddings: {', '.join(_embeddings(model)) or 'none'}")
-    wanted = [embedding] if embedding is not None else list(_embeddings(model))
-    found: dict[str, Tensor] = {}
+    names = [embedding] if embedding is not None else list(_embeddings(model))
+    outputs: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
+    def record_output(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if args and isinstance(args[0], Tensor) and torch.equal(args[0], ids) and name not in found:
-                found[name] = output.detach().clone()
+            if args and isinstance(args[0], Tensor) and torch.equal(args[0], ids) and name not in outputs:
+                outputs[name] = output.detach().clone()
 
         return hook
 
-    handles = [paths[name].register_forward_hook(keep(name)) for name in wanted]
+    handles = [paths[name].register_forward_hook(record_output(name)) for name in names]
     try:
         with eval_mode(model), torch.no_grad():
             model(ids)
     finally:
         for handle in handles:
             handle.remove()
-    if not found:
+    if not outputs:
         raise ModelError(
-            f"no embedding module reads the ids: give its path with embedding=; modules: {', '.join(wanted) or 'none'}"
+            f"no embedding module reads the ids: give its path with embedding=; modules: {', '.join(names) or 'none'}"
         )
-    name, embedded = next(iter(found.items()))
+    name, embedded = next(iter(outputs.items()))
     return FromEmbeddings(model, name, pick), embedded
 
 

@@ -52,7 +52,7 @@ def local(model: nn.Module, x: Tensor, norm: object = "2", *, output: Pick = Non
     with eval_mode(model), eagerly(model), torch.enable_grad(), differentiable():
         first, outputs = _forward(model, x[:1], output)
         size = max(1, _MAX_ENTRIES // max(1, outputs.shape[1] * first[0].numel())) if name == "2" else len(x)
-        constants = torch.cat([_norms(*_forward(model, part, output), name) for part in x.split(size)])
+        constants = torch.cat([_norms(*_forward(model, chunk, output), name) for chunk in x.split(size)])
     if not bool(torch.isfinite(constants).all()):
         raise ModelError("expected finite derivatives; the Jacobian has NaN or infinite values at some of the inputs")
     return constants

@@ -123,32 +123,32 @@ def _search(
     generator: torch.Generator,
 ) -> Largest:
     """Keeps the best points, one per region, and proposes others around them; `inside` projects into the balls."""
-    keep = max(1, min(64, places // 4))
-    owner = torch.arange(len(centre))
-    best = inside(centre, owner)
+    max_kept = max(1, min(64, places // 4))
+    home = torch.arange(len(centre))
+    best = inside(centre, home)
     values = measure(best)
     tried = len(best)
     for _ in range(rounds):
-        top = _apart(values, keep)
-        best, owner, values = best[top], owner[top.cpu()], values[top]
+        top = _apart(values, max_kept)
+        best, home, values = best[top], home[top.cpu()], values[top]
         if not radius:
             break
-        proposed, homes = _propose(centre, best, owner, radius, places, generator)
+        proposed, homes = _propose(centre, best, home, radius, places, generator)
         points = inside(proposed, homes)
-        best, owner = torch.cat([best, points]), torch.cat([owner, homes])
+        best, home = torch.cat([best, points]), torch.cat([home, homes])
         values = torch.cat([values, measure(points)])
         tried += len(points)
-    place = int(values.argmax())
-    return Largest(float(values[place]), best[place].clone(), tried)
+    largest = int(values.argmax())
+    return Largest(float(values[largest]), best[largest].clone(), tried)
 
 
 def _propose(
-    centre: Tensor, best: Tensor, owner: Tensor, radius: float, places: int, generator: torch.Generator
+    centre: Tensor, best: Tensor, home: Tensor, radius: float, places: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Points around the best ones, near and far alike, and points all over the balls; and the ball of each."""
     fresh = torch.randint(len(centre), (places // 2 + 1,), generator=generator)
     near = torch.randint(len(best), (places,), generator=generator)
-    homes = torch.cat([owner[near], fresh])
+    homes = torch.cat([home[near], fresh])
     start = torch.cat([best[near.to(best.device)], centre[fresh.to(centre.device)]])
     scale = 2.0 ** (-12 * torch.rand(len(homes), generator=generator))
     scale[places:] = 1.0
@@ -158,13 +158,13 @@ def _propose(
     return start + step.to(start), homes
 
 
-def _apart(values: Tensor, keep: int) -> Tensor:
+def _apart(values: Tensor, count: int) -> Tensor:
     """Where the largest values stand, one place for each: equal ones are of the same region."""
     order = values.argsort(descending=True)
     sorted_ = values[order]
     fresh = torch.ones_like(sorted_, dtype=torch.bool)
     fresh[1:] = sorted_[:-1] > sorted_[1:] * (1 + 16 * torch.finfo(values.dtype).eps)
-    return order[fresh][:keep]
+    return order[fresh][:count]
 
 
 def _into_ball(step: Tensor, radius: float, norm: Norm) -> Tensor:

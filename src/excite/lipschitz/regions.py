@@ -102,8 +102,8 @@ def region_map(
     across, upward = check_pair(across, "across"), check_pair(upward, "upward")
     a = _middles(across, columns).to(origin)
     b = _middles(upward, rows).to(origin)
-    place = (1,) * origin.dim()
-    points = origin + b.view(-1, 1, *place) * up + a.view(1, -1, *place) * right  # (H, W, ...)
+    shape = (1,) * origin.dim()
+    points = origin + b.view(-1, 1, *shape) * up + a.view(1, -1, *shape) * right  # (H, W, ...)
     flat = points.reshape(rows * columns, *origin.shape)
     at_once = points_at_once(model, flat, output=output)
     marks, outputs, eps = signatures(model, flat, output=output, at_once=at_once)
@@ -118,10 +118,10 @@ def region_map(
 
 
 def _check_plane(origin: Tensor, right: Tensor, up: Tensor) -> None:
-    for part, name in ((origin, "origin"), (right, "right"), (up, "up")):
-        check_tensor(part, name)
+    for tensor, name in ((origin, "origin"), (right, "right"), (up, "up")):
+        check_tensor(tensor, name)
     if not (origin.shape == right.shape == up.shape):
-        shapes = ", ".join(str(tuple(part.shape)) for part in (origin, right, up))
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (origin, right, up))
         raise InputError(f"expected origin, right and up of the same shape, one input each; got {shapes}")
 
 

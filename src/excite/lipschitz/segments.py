@@ -90,24 +90,27 @@ def along(
     start, step = start.detach(), (end - start).detach()
     depth = int(-math.log2(torch.finfo(start.dtype).eps)) - 4 if start.is_floating_point() else 0
 
-    def at(which: Tensor, t: Tensor) -> Tensor:
+    def at(segments: Tensor, t: Tensor) -> Tensor:
         t = t.to(start.dtype).view(-1, *[1] * (start.dim() - 1))
-        return start[which] + t * step[which]
+        return start[segments] + t * step[segments]
 
     pieces_of = partial(signatures, model, output=output, at_once=points_at_once(model, start, output=output))
     intervals = _halve(pieces_of, at, start, end, depth, limit)
-    breaks, middles, owner = _merge(len(start), *intervals, 2.0 ** (_SPARE - depth))
-    points = at(owner, middles)
+    breaks, middles, homes = _merge(len(start), *intervals, 2.0 ** (_SPARE - depth))
+    points = at(homes, middles)
     slopes = local(model, points, norm, output=output) if len(points) else start.new_zeros(0)
     sizes = [len(ends) - 1 for ends in breaks]
-    parts = tuple(slopes.split(sizes))
+    slopes_by_segment = tuple(slopes.split(sizes))
     if not len(points):
-        return Segments(slopes, tuple(breaks), parts)
-    first, last, middle, change, eps = _check_linear(pieces_of, at, owner, breaks)
+        return Segments(slopes, tuple(breaks), slopes_by_segment)
+    first, last, middle, change, eps = _check_linear(pieces_of, at, homes, breaks)
     check_gradient(model, points, last - first, change, eps, output=output)
     jumps = _jumps(middle.split(sizes), change.split(sizes), eps)
-    largest = [part.max() if not bool(jump.any()) else part.new_tensor(math.inf) for part, jump in zip(parts, jumps)]
-    return Segments(torch.stack(largest), tuple(breaks), parts, jumps)
+    largest = [
+        slope.max() if not bool(jump.any()) else slope.new_tensor(math.inf)
+        for slope, jump in zip(slopes_by_segment, jumps)
+    ]
+    return Segments(torch.stack(largest), tuple(breaks), slopes_by_segment, jumps)
 
 
 def _halve(
@@ -115,34 +118,34 @@ def _halve(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Intervals whose ends are on the same piece: the segment of each, its two ends, and the number of its piece."""
     count = len(start)
-    which = torch.arange(count, device=start.device)
+    segments = torch.arange(count, device=start.device)
     low, high = torch.zeros(count).double(), torch.ones(count).double()
     low, high = low.to(start.device), high.to(start.device)
     left, right = pieces_of(start)[0], pieces_of(end)[0]
     done: list[tuple[Tensor, ...]] = []
     for _ in range(depth):
         differ = left != right
-        done.append(tuple(part[~differ] for part in (which, low, high, left)))
-        which, low, high, left, right = (part[differ] for part in (which, low, high, left, right))
-        if not len(which):
+        done.append(tuple(tensor[~differ] for tensor in (segments, low, high, left)))
+        segments, low, high, left, right = (tensor[differ] for tensor in (segments, low, high, left, right))
+        if not len(segments):
             break
-        if len(which) > limit:
+        if len(segments) > limit:
             raise InputError(f"the segments cross more than {limit} kinks: take fewer or shorter ones, or raise limit=")
         middle = (low + high) / 2
-        between = pieces_of(at(which, middle))[0]
-        which, low, high = torch.cat([which, which]), torch.cat([low, middle]), torch.cat([middle, high])
+        between = pieces_of(at(segments, middle))[0]
+        segments, low, high = torch.cat([segments, segments]), torch.cat([low, middle]), torch.cat([middle, high])
         left, right = torch.cat([left, between]), torch.cat([between, right])
-    segment, first, last, piece = (torch.cat(parts) for parts in zip(*done))
+    segment, first, last, piece = (torch.cat(tensors) for tensors in zip(*done))
     return segment, first, last, piece
 
 
 def _merge(
-    count: int, which: Tensor, low: Tensor, high: Tensor, mark: Tensor, shortest: float
+    count: int, segments: Tensor, low: Tensor, high: Tensor, number_of_piece: Tensor, shortest: float
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """Breaks of each segment, and the middle and the segment of each piece. What is too short joins its neighbours."""
     order = torch.argsort(low, stable=True)
-    order = order[torch.argsort(which[order], stable=True)]
-    rows = list(zip(*(part[order].tolist() for part in (which, low, high, mark))))
+    order = order[torch.argsort(segments[order], stable=True)]
+    rows = list(zip(*(tensor[order].tolist() for tensor in (segments, low, high, number_of_piece))))
     pieces: list[list[list[float]]] = [[] for _ in range(count)]
     for i, first, last, number in rows:
         segment = pieces[int(i)]
@@ -150,32 +153,32 @@ def _merge(
             segment[-1][1] = last
         else:
             segment.append([first, last, number])
-    breaks, middles, owner = [], [], []
+    breaks, middles, homes = [], [], []
     for i, segment in enumerate(pieces):
         long = [piece for piece in segment if piece[1] - piece[0] >= shortest] or [[0.0, 1.0, 0]]
         edges = [0.0, *((a[1] + b[0]) / 2 for a, b in pairwise(long)), 1.0]
         breaks.append(torch.tensor(edges, dtype=torch.float64))
         middles += [(piece[0] + piece[1]) / 2 for piece in long]
-        owner += [i] * len(long)
-    device = which.device
+        homes += [i] * len(long)
+    device = segments.device
     return (
         breaks,
         torch.tensor(middles, dtype=torch.float64, device=device),
-        torch.tensor(owner, dtype=torch.long, device=device),
+        torch.tensor(homes, dtype=torch.long, device=device),
     )
 
 
 def _check_linear(
-    pieces_of: Any, at: Any, owner: Tensor, breaks: list[Tensor]
+    pieces_of: Any, at: Any, homes: Tensor, breaks: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
     """On each piece the output in the middle is the mean of two others, or something bends that was not recognized.
 
     Returns those two points of each piece, the output in the middle, how the output changes from one point to the other (over
     half the piece), and the eps of the numbers.
     """
-    low = torch.cat([pieces[:-1] for pieces in breaks]).to(owner.device)
-    long = torch.cat([pieces[1:] for pieces in breaks]).to(owner.device) - low
-    first, half, last = (at(owner, low + fraction * long) for fraction in (0.25, 0.5, 0.75))
+    low = torch.cat([pieces[:-1] for pieces in breaks]).to(homes.device)
+    long = torch.cat([pieces[1:] for pieces in breaks]).to(homes.device) - low
+    first, half, last = (at(homes, low + fraction * long) for fraction in (0.25, 0.5, 0.75))
     pieces = [pieces_of(points) for points in (first, half, last)]
     left, middle, right = (outputs for _, outputs, _ in pieces)
     eps = max(eps for *_, eps in pieces)

@@ -48,21 +48,21 @@ def signatures(
     The model runs in evaluation mode and is left as it was. Refused where it is not piecewise linear.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0:
-        what = f"a tensor of {x.dtype}, {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise InputError(f"expected floating-point inputs with a batch axis in front; got {what}")
+        described = f"a tensor of {x.dtype}, {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"expected floating-point inputs with a batch axis in front; got {described}")
     check_finite(x)
     model = unwrap(model)
     at_once = points_at_once(model, x, output=output) if at_once is None else at_once
     size = max(1, min(at_once, _AT_ONCE // max(1, x[:1].numel())))
     patterns, outputs, eps = [], [], torch.finfo(x.dtype).eps
     with eval_mode(model), eagerly(model), torch.no_grad():
-        for part in x.detach().split(size) if len(x) else [x.detach()]:
-            pieces = _Pieces(part.clone())
+        for chunk in x.detach().split(size) if len(x) else [x.detach()]:
+            pieces = _Pieces(chunk.clone())
             with pieces:
                 returned = pick_output(model(pieces.entered), output)
-            if returned.dim() == 0 or len(returned) != len(part):
+            if returned.dim() == 0 or len(returned) != len(chunk):
                 raise ModelError(
-                    f"expected an output with one row per sample, ({len(part)}, ...); got {tuple(returned.shape)}: pick it with output="
+                    f"expected an output with one row per sample, ({len(chunk)}, ...); got {tuple(returned.shape)}: pick it with output="
                 )
             patterns.append(pieces.hashed)
             eps = max(eps, pieces.eps)
@@ -84,7 +84,7 @@ def points_at_once(model: nn.Module, x: Tensor, *, output: Pick = None) -> int:
     noise = torch.randn(3, *x.shape[1:], generator=generator, dtype=torch.float64).to(x)
     three = x[:1] + noise * x.abs().amax().clamp(min=1.0)
     try:
-        first, again = (signatures(model, part, output=output, at_once=3)[0] for part in (three, three.roll(1, 0)))
+        first, again = (signatures(model, order, output=output, at_once=3)[0] for order in (three, three.roll(1, 0)))
     except SamplesMixed:
         return 1
     return _MOST_POINTS if torch.equal(first.roll(1, 0), again) else 1
@@ -110,9 +110,9 @@ def check_gradient(
     expected = change @ weights
     size = max(1, min(_MOST_POINTS, _AT_ONCE // x[:1].numel()))
     with eval_mode(model), eagerly(model), torch.enable_grad(), differentiable():
-        for part, along, target in zip(x.split(size), step.split(size), expected.split(size)):
-            leaf = part.detach().clone().requires_grad_()
-            outputs = pick_output(model(leaf), output).reshape(len(part), -1)
+        for points, along, target in zip(x.split(size), step.split(size), expected.split(size)):
+            leaf = points.detach().clone().requires_grad_()
+            outputs = pick_output(model(leaf), output).reshape(len(points), -1)
             (gradient,) = torch.autograd.grad((outputs @ weights.to(outputs)).sum(), leaf)
             terms = (gradient * along)[:, None].flatten(1)
             off = (terms.sum(1) - target).abs()
@@ -208,8 +208,8 @@ class _Pieces(TorchDispatchMode):
             raise ModelError(f"expected a piecewise-linear model; {a.op} multiplies two signals with each other")
         for operand in pieces.fixed:
             if self._moves(getattr(a, operand, None)):
-                what = "divides by" if a.op.startswith(("div", "true_div", "addcdiv")) else f"{a.op} takes as {operand}"
-                raise ModelError(f"expected a piecewise-linear model; it {what} something that depends on the input")
+                use = "divides by" if a.op.startswith(("div", "true_div", "addcdiv")) else f"{a.op} takes as {operand}"
+                raise ModelError(f"expected a piecewise-linear model; it {use} something that depends on the input")
         if a.op == "index" and any(
             operand is not None and operand.dtype in (torch.bool, torch.uint8) and _storage(operand) in self._pinned
             for operand in a.indices
@@ -267,8 +267,8 @@ def _bits(pattern: Tensor) -> Tensor:
     """Whole numbers that are equal where those of the pattern are."""
     if not pattern.is_floating_point():
         return pattern.long()
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[pattern.element_size()]
-    bits = (pattern + 0.0).contiguous().view(kind).long()  # −0 is 0
+    dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[pattern.element_size()]
+    bits = (pattern + 0.0).contiguous().view(dtype).long()  # −0 is 0
     # Small floats differ in their leading bits alone, of which a product keeps few: spread them over all 64.
     bits = (bits ^ (bits >> 32)) * 0x5851F42D4C957F2D
     return bits ^ (bits >> 29)

@@ -49,8 +49,8 @@ class LipschitzBound:
 
     def __str__(self) -> str:
         lines = [f"Lipschitz constant at most {self.value:.6g} in the {self.norm}-norm: {self.why}"]
-        width = max((len(what) for what, _ in self.terms), default=0)
-        return "\n".join([*lines, *(f"  {what.ljust(width)}  {factor:.6g}" for what, factor in self.terms)])
+        width = max((len(term) for term, _ in self.terms), default=0)
+        return "\n".join([*lines, *(f"  {term.ljust(width)}  {factor:.6g}" for term, factor in self.terms)])
 
 
 @model_errors
@@ -94,7 +94,7 @@ def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pic
         parameters: dict[str, Tensor] = {
             node: model.get_parameter(path) for node, path in _paths(model, graph.parameters).items()
         }
-        results = {kind: propagate(graph, parameters, kind) for kind in _NORMS}
+        results = {source: propagate(graph, parameters, source) for source in _NORMS}
     shape = results[name][0].shape
     if shape[:1] != (2,):  # the graph was made for two samples
         raise ModelError(
@@ -107,7 +107,7 @@ def bound(model: nn.Module, example: Batch, norm: object = "inf", *, output: Pic
         if leaf.is_floating_point()
     )
     outputs = math.prod(shape[1:])
-    smallest = min((_bound(name, kind, *results[kind], inputs, outputs) for kind in (name, *_NORMS)), key=float)
+    smallest = min((_bound(name, source, *results[source], inputs, outputs) for source in (name, *_NORMS)), key=float)
     if not math.isfinite(smallest.value):
         raise ModelError(
             f"no finite Lipschitz bound: the product over the parts is {smallest.value}; the weights or buffers are too large, or not finite"
@@ -137,8 +137,8 @@ class LipschitzInterpreter(Interpreter):
         if not isinstance(value, Tensor):
             return value
         factor, shape = float(value.is_floating_point()), tuple(value.shape)
-        spread = torch.full(shape, factor, dtype=torch.float64) if self.context.norm == "inf" else None
-        return Sensitivity(factor, shape, spread)
+        deviation = torch.full(shape, factor, dtype=torch.float64) if self.context.norm == "inf" else None
+        return Sensitivity(factor, shape, deviation)
 
 
 def propagate(
@@ -164,14 +164,14 @@ def _bound(
     outputs: int,
 ) -> LipschitzBound:
     """The bound in `norm` that follows from the one in the norm `source`."""
-    parts = "the norms of its parts" if source == "2" else "what each part does to the largest deviation"
-    why = f"the product of {parts}" + (", with sums over branches" if branches else "")
+    factors = "the norms of its parts" if source == "2" else "what each part does to the largest deviation"
+    why = f"the product of {factors}" + (", with sums over branches" if branches else "")
     if norm == source:
         return LipschitzBound(output.factor, norm, terms, why)
-    what, root = (
+    term, root = (
         (f"√{inputs} inputs", math.sqrt(inputs)) if norm == "inf" else (f"√{outputs} outputs", math.sqrt(outputs))
     )
-    return LipschitzBound(output.factor * root, norm, (*terms, (what, root)), f"{why}, from the {source}-norm")
+    return LipschitzBound(output.factor * root, norm, (*terms, (term, root)), f"{why}, from the {source}-norm")
 
 
 def _explain(model: nn.Module, example: Batch, output: Pick) -> None:

@@ -75,20 +75,20 @@ def _name(function: Callable[..., Any]) -> str:
 
 def recognize(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActivationCall | None:
     """The activation that a call of a function is, by the operator table; None if it is none."""
-    rest = dict(kwargs)
-    x, after = (args[0], args[1:]) if args else (rest.pop("input", None), ())
+    remaining = dict(kwargs)
+    x, after = (args[0], args[1:]) if args else (remaining.pop("input", None), ())
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return None
     row = OPERATORS.get(name)
     activation = BENT if name in _COMPOSITE else None if row is None else row.activation
     if activation is not None:
-        kinks = tuple(at for at in activation.kinks(*after, **rest) if at is not None)
-        lower = after[0] if after else rest.get("min")
+        kinks = tuple(at for at in activation.kinks(*after, **remaining) if at is not None)
+        lower = after[0] if after else remaining.get("min")
         if name in ("clamp", "clip") and lower is None:
             name = "clamp_max"
         return ActivationCall(name, x, kinks, activation.smooth) if kinks else None
     if name in _TWO or name in _COMPARED:
-        other = after[0] if after else rest.get("other")
+        other = after[0] if after else remaining.get("other")
         if isinstance(other, Tensor) and other.is_floating_point():
             return ActivationCall(name, x, (other,))
         if name in _COMPARED and isinstance(other, int | float):
@@ -113,7 +113,7 @@ class _Move:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    mine: int  # number of the tensor that is followed, among the tensors of the arguments
+    tensor_index: int  # number of the tensor that is followed, among the tensors of the arguments
     output: int | None  # None: the only one
 
     def replay(self, index: Tensor) -> Tensor:
@@ -122,9 +122,9 @@ class _Move:
         def fill(leaf: _Shape) -> Tensor:
             nonlocal count
             count += 1
-            if count == self.mine:
+            if count == self.tensor_index:
                 return index
-            return leaf.kept if leaf.kept is not None else index.new_full(leaf.shape, -1)
+            return leaf.index if leaf.index is not None else index.new_full(leaf.shape, -1)
 
         args = _mapped(fill, _Shape, self.args)
         moved = self.function(*args, **{key: _mapped(fill, _Shape, value) for key, value in self.kwargs.items()})
@@ -134,19 +134,19 @@ class _Move:
 @dataclass(frozen=True)
 class _Shape:
     shape: torch.Size
-    kept: Tensor | None  # an index is kept as it is
+    index: Tensor | None  # an index is kept as it is
 
 
 @dataclass(frozen=True)
 class _Trail:
     """How the outputs of an affine call came to a tensor.
 
-    Once a function mixed elements (`lost`), `positive` says where they were positive before it; `exact` if that is what an activation
+    Once a function mixed elements (`mixed_by`), `positive` says where they were positive before it; `exact` if that is what an activation
     after it would say (maxima).
     """
 
     moves: tuple[_Move, ...] = ()
-    lost: str = ""
+    mixed_by: str = ""
     positive: Tensor | None = None
     exact: bool = False
 
@@ -199,7 +199,7 @@ class UnitMode(ActivationMode):
             if self._settled(number):
                 continue
             if trail.positive is not None:
-                before = "" if trail.exact else trail.lost
+                before = "" if trail.exact else trail.mixed_by
                 self.judged[number].append(Judged(trail.positive, trail.moves, before))
                 continue
             if positive is None:
@@ -229,8 +229,8 @@ class UnitMode(ActivationMode):
         if before:
             retained = _without_tensors(args, kwargs) if name in _MOVES else None
             for i, tensor in outputs:
-                place = None if isinstance(output, Tensor) else i
-                self._trails[tensor] = self._followed(function, name, before, retained, tensor, place)
+                output_index = None if isinstance(output, Tensor) else i
+                self._trails[tensor] = self._followed(function, name, before, retained, tensor, output_index)
         return output
 
     def _followed(
@@ -240,7 +240,7 @@ class UnitMode(ActivationMode):
         before: list[tuple[int, Tensor, dict[int, _Trail]]],
         retained: tuple[tuple[Any, ...], dict[str, Any]] | None,
         output: Tensor,
-        place: int | None,
+        output_index: int | None,
     ) -> dict[int, _Trail]:
         trails: dict[int, _Trail] = {}
         for own, tensor, sources in before:
@@ -251,10 +251,10 @@ class UnitMode(ActivationMode):
                 if trail.positive is not None:
                     trail = replace(trail, exact=trail.exact and (retained is not None or name in _SAME))
                 elif retained is not None:
-                    trail = replace(trail, moves=(*trail.moves, _Move(function, *retained, own, place)))
+                    trail = replace(trail, moves=(*trail.moves, _Move(function, *retained, own, output_index)))
                 elif output.shape != tensor.shape:
                     snapshot = tensor > 0 if snapshot is None else snapshot
-                    trail = replace(trail, lost=name, positive=snapshot, exact="max" in name)
+                    trail = replace(trail, mixed_by=name, positive=snapshot, exact="max" in name)
                 trails.setdefault(number, trail)
         return trails
 
@@ -277,10 +277,10 @@ class UnitMode(ActivationMode):
             for move in activation.moves:
                 at = move.replay(at)
             # One slot more, for elements that do not come from this call.
-            now = torch.full((size + 1,), -1, dtype=torch.int8, device=device)
+            current = torch.full((size + 1,), -1, dtype=torch.int8, device=device)
             at = torch.where(at < 0, size, at).flatten()
-            now.scatter_reduce_(0, at, activation.positive.flatten().to(torch.int8), "amax")
-            decided = torch.where(decided < 0, now[:-1], decided)
+            current.scatter_reduce_(0, at, activation.positive.flatten().to(torch.int8), "amax")
+            decided = torch.where(decided < 0, current[:-1], decided)
         decided = decided.view(above_zero.shape)
         return torch.where(decided < 0, above_zero, decided > 0)
 
@@ -304,10 +304,10 @@ def _without_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tup
     return _mapped(bare, Tensor, args), {key: _mapped(bare, Tensor, value) for key, value in kwargs.items()}
 
 
-def _mapped(change: Callable[[Any], Any], kind: type, value: Any) -> Any:
+def _mapped(change: Callable[[Any], Any], leaf_type: type, value: Any) -> Any:
     """`value` with every leaf of this kind changed, in the order of `_tensors`."""
-    if isinstance(value, kind):
+    if isinstance(value, leaf_type):
         return change(value)
     if type(value) in (tuple, list):
-        return type(value)(_mapped(change, kind, member) for member in value)
+        return type(value)(_mapped(change, leaf_type, member) for member in value)
     return value

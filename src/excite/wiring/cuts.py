@@ -91,8 +91,8 @@ def cuts(groups: Sequence[Group]) -> tuple[Cut, ...]:
     graph: networkx.DiGraph[int] = networkx.DiGraph()
     graph.add_nodes_from(with_law)
     for path in sizes:
-        both = (consumer[path] >= 0) & (producer[path] >= 0)
-        pairs = (consumer[path] * len(groups) + producer[path])[both].unique().tolist()
+        inner = (consumer[path] >= 0) & (producer[path] >= 0)
+        pairs = (consumer[path] * len(groups) + producer[path])[inner].unique().tolist()
         graph.add_edges_from(divmod(pair, len(groups)) for pair in pairs)
     components = networkx.condensation(graph)
     result = []
@@ -118,7 +118,7 @@ def _has_consuming_sites(group: Group) -> bool:
 
 
 def _sizes(groups: Sequence[Group]) -> dict[str, tuple[int, ...]]:
-    return {site.parameter: site.slot.held.shape for group in groups for site in (*group.producers, *group.consumers)}
+    return {site.parameter: site.slot.source.shape for group in groups for site in (*group.producers, *group.consumers)}
 
 
 def _ends(

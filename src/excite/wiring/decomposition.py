@@ -91,8 +91,8 @@ class Decomposition:
 
     @cached_property
     def _starts(self) -> NDArray[np.intp]:
-        place = {name: k for k, name in enumerate(self.graph.inputs)}
-        return np.array([place[p[0]] for p in self.paths], dtype=np.intp)
+        number = {name: k for k, name in enumerate(self.graph.inputs)}
+        return np.array([number[p[0]] for p in self.paths], dtype=np.intp)
 
     def h(self, x: Sequence[float] | Array) -> Array:
         """Returns x_p Π w_e for every path, shape (ρ,) (Definition 4).

@@ -81,9 +81,9 @@ class Site:
             tensor: The parameter, or anything of its shape.
             rows: Tensor (channels, entries), as `rows` returns it.
         """
-        where = self.rows(torch.arange(tensor.numel(), device=tensor.device).view(tensor.shape))
+        positions = self.rows(torch.arange(tensor.numel(), device=tensor.device).view(tensor.shape))
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
-        result.view(-1)[where.reshape(-1)] = rows.reshape(-1)
+        result.view(-1)[positions.reshape(-1)] = rows.reshape(-1)
         return result
 
     @property
@@ -207,7 +207,7 @@ def assemble(ctx: ChannelContext) -> tuple[Group, ...]:
     normalizations = _normalizations(ctx)
     groups = []
     for alike in table.values():
-        groups += [_group(part, law, slots, layers, normalizations) for part, law in _split(alike)]
+        groups += [_group(alike_channels, law, slots, layers, normalizations) for alike_channels, law in _split(alike)]
     return tuple(groups)
 
 
@@ -270,7 +270,7 @@ def _members(ctx: ChannelContext, slots: list[Slot]) -> list[_Member]:
                 member.normalized.setdefault((read.module, 1), {}).setdefault(position)
     for root, factors in ctx.relations.factors().items():
         product = members.get(root)
-        if product is not None and not product.producers and product.state.broken is not None:
+        if product is not None and not product.producers and product.state.pinned_by is not None:
             for factor in factors:  # there is no law for its consumers: name the producers of its factors
                 product.producers |= members[factor].producers if factor in members else {}
     combined = _combined(members, ctx.relations.directions())
@@ -282,9 +282,9 @@ def _combined(members: dict[int, _Member], directions: list[dict[int, int]]) -> 
     counts = Counter(root for powers in directions for root in powers)
     result = {root: member for root, member in members.items() if root not in counts}
     for powers in directions:
-        first, *others = sorted(powers, key=lambda root: (powers[root] < 0, root))
+        first, *further = sorted(powers, key=lambda root: (powers[root] < 0, root))
         member = _Member(State(), product=any(counts[root] > 1 or abs(power) > 1 for root, power in powers.items()))
-        for root in (first, *others):
+        for root in (first, *further):
             if root in members:
                 member.absorb(members[root], powers[root])
         result[first if first not in result else max(result) + 1] = member
@@ -304,8 +304,8 @@ def _count(sites: dict[Side, dict[int, None]], side: Side, position: int, use: U
 
 def _worth_showing(member: _Member) -> bool:
     # The rows of the last layer reach the output and nothing else: they have no law, and nobody expects one.
-    broken = member.state.broken is not None and not member.state.aside
-    return bool(member.consumers or member.state.norms or broken)
+    is_pinned = member.state.pinned_by is not None and not member.state.excluded
+    return bool(member.consumers or member.state.norms or is_pinned)
 
 
 def _signature(member: _Member) -> object:
@@ -313,7 +313,7 @@ def _signature(member: _Member) -> object:
     return (
         tuple((slot, len(numbers)) for slot, numbers in sorted(member.producers.items())),
         tuple((slot, len(numbers)) for slot, numbers in sorted(member.consumers.items())),
-        state.broken,
+        state.pinned_by,
         tuple(state.norms),
         tuple((key, len(positions)) for key, positions in sorted(member.normalized.items())),
         state.nonlinear,
@@ -329,7 +329,7 @@ def _split(alike: list[_Member]) -> list[tuple[list[_Member], Law]]:
     grouped convolution).
     """
     state = alike[0].state
-    if state.broken is not None:
+    if state.pinned_by is not None:
         return [(alike, "none")]
     if state.norms:
         return [(alike, "norm")]
@@ -340,11 +340,11 @@ def _split(alike: list[_Member]) -> list[tuple[list[_Member], Law]]:
     width = 1e-6 * max([1.0, *(abs(member.prints[0]) for member in alike if member.prints)])
     for member in alike:
         count = len(member.prints)
-        place = math.floor(member.prints[0] / width) if count else 0
-        candidates = sorted(i for k in (-1, 0, 1) for i in near.get((count, place + k), ()))
+        position = math.floor(member.prints[0] / width) if count else 0
+        candidates = sorted(i for k in (-1, 0, 1) for i in near.get((count, position + k), ()))
         result = next((i for i in candidates if _interchangeable(bunches[i][0], member)), None)
         if result is None:
-            near.setdefault((count, place), []).append(len(bunches))
+            near.setdefault((count, position), []).append(len(bunches))
             bunches.append([member])
         else:
             bunches[result].append(member)
@@ -371,7 +371,9 @@ def _group(
     def site(key: Side, index: list[dict[int, None]]) -> Site:
         slot = slots[key[0]]
         axis = slot.axes[0 if key[1] == "out" else 1]
-        return Site(layers[key[0]], slot.held.path, key[1], axis, tuple(tuple(sorted(n)) for n in index), slot, key[2])
+        return Site(
+            layers[key[0]], slot.source.path, key[1], axis, tuple(tuple(sorted(n)) for n in index), slot, key[2]
+        )
 
     first = members[0]
     producers = tuple(site(key, [m.producers[key] for m in members]) for key in sorted(first.producers))
@@ -405,14 +407,16 @@ def names(sites: Sequence[Site]) -> tuple[str, ...]:
 
 
 def _why(state: State, law: Law, producers: tuple[str, ...], consumers: tuple[str, ...]) -> str:
-    if state.broken is not None:
-        if not state.broken.function:
-            return state.broken.what
+    if state.pinned_by is not None:
+        if not state.pinned_by.function:
+            return state.pinned_by.cause
         verdict = (
-            "is not positively homogeneous" if state.broken.listed else "has no column 'channels' in the operator table"
+            "is not positively homogeneous"
+            if state.pinned_by.listed
+            else "has no column 'channels' in the operator table"
         )
-        place = f"between {_few(producers)} and {_few(consumers)}" if consumers else f"after {_few(producers)}"
-        return f"{state.broken.what} {place} {verdict}"
+        location = f"between {_few(producers)} and {_few(consumers)}" if consumers else f"after {_few(producers)}"
+        return f"{state.pinned_by.cause} {location} {verdict}"
     if law == "norm":
         return f"followed by {_few(tuple(state.norms))}"
     if law == "matrix":
@@ -420,7 +424,7 @@ def _why(state: State, law: Law, producers: tuple[str, ...], consumers: tuple[st
     return f"through {_few(tuple(state.through))}" if state.through else "each channel has its own map"
 
 
-def _few(parts: tuple[str, ...], most: int = 3) -> str:
-    if len(parts) > most:
-        return f"{', '.join(parts[:most])}, {len(parts) - most} more"
-    return ", ".join(parts)
+def _few(names: tuple[str, ...], max_names: int = 3) -> str:
+    if len(names) > max_names:
+        return f"{', '.join(names[:max_names])}, {len(names) - max_names} more"
+    return ", ".join(names)

@@ -63,11 +63,12 @@ class Junction:
         return [plain(site) for site in self.before], [plain(site) for site in self.after]
 
 
-def _side_by_side(sites: Sequence[Site], whole: Sequence[bool], parameters: Mapping[str, Tensor]) -> Tensor:
-    parts = [
-        plain_rows(s, parameters[s.parameter]) if w else s.rows(parameters[s.parameter]) for s, w in zip(sites, whole)
+def _side_by_side(sites: Sequence[Site], is_plain: Sequence[bool], parameters: Mapping[str, Tensor]) -> Tensor:
+    rows = [
+        plain_rows(s, parameters[s.parameter]) if w else s.rows(parameters[s.parameter])
+        for s, w in zip(sites, is_plain)
     ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
 
 
 def plain(site: Site) -> bool:
@@ -105,17 +106,17 @@ def junctions(wiring: Wiring) -> list[Junction]:
     return numbered(result)
 
 
-def numbered(found: Sequence[Junction]) -> list[Junction]:
+def numbered(unnumbered: Sequence[Junction]) -> list[Junction]:
     """The junctions, each with a name of its own: those between the same layers are numbered by their first channel."""
     alike: dict[str, list[int]] = {}
-    for number, junction in enumerate(found):
+    for number, junction in enumerate(unnumbered):
         alike.setdefault(junction.name, []).append(number)
-    result = list(found)
+    result = list(unnumbered)
     for numbers in alike.values():
         if len(numbers) > 1:
-            kind = "head" if all(found[number].attention for number in numbers) else "part"
-            for rank, number in enumerate(sorted(numbers, key=lambda number: found[number].before[0].index)):
-                result[number] = replace(found[number], part=f"{kind}{rank}")
+            prefix = "head" if all(unnumbered[number].attention for number in numbers) else "part"
+            for rank, number in enumerate(sorted(numbers, key=lambda number: unnumbered[number].before[0].index)):
+                result[number] = replace(unnumbered[number], part=f"{prefix}{rank}")
     return result
 
 

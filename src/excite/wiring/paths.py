@@ -55,14 +55,14 @@ class Graph:
 
     def __post_init__(self) -> None:
         value: Any
-        for what, value, kind in (
+        for field_name, value, bound_type in (
             ("inputs", self.inputs, Sequence),
             ("weights", self.weights, Mapping),
             ("slopes", self.slopes, Mapping),
         ):
-            if not isinstance(value, kind) or isinstance(value, str):
-                expected = "a tuple of vertices" if kind is Sequence else "a dict"
-                raise InputError(f"{what}: expected {expected}; got {shown(value)}")
+            if not isinstance(value, bound_type) or isinstance(value, str):
+                expected = "a tuple of vertices" if bound_type is Sequence else "a dict"
+                raise InputError(f"{field_name}: expected {expected}; got {shown(value)}")
         for edge in self.weights:
             if not isinstance(edge, tuple) or len(edge) != 2:
                 raise InputError(f"weights: expected edges (from, to) as keys; got {shown(edge)}")

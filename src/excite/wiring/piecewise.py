@@ -83,8 +83,8 @@ class PiecewiseLinear:
             flowing = back.pop(stage, None)
             for (to, source), matrix in self.maps.items():
                 if to == stage and flowing is not None:
-                    part = (flowing * gates[stage]) @ matrix
-                    back[source] = back[source] + part if source in back else part
+                    gradient = (flowing * gates[stage]) @ matrix
+                    back[source] = back[source] + gradient if source in back else gradient
         return back.get(0, torch.zeros_like(gates[0]))
 
     def graph(self, output: int = 0) -> Graph:
@@ -148,13 +148,13 @@ def piecewise_linear(model: nn.Module, x: Tensor) -> PiecewiseLinear:
     point = x[:1].detach().double().cpu()
     with preserve_state(twin), eval_mode(twin), eagerly(twin):
         cut = _run(twin, point, None)
-        found = _matrices(cut)
+        net = _matrices(cut)
         generator = torch.Generator().manual_seed(0)
         drawn = [torch.randn(leaf.shape, generator=generator, dtype=torch.float64) for leaf in cut.leaves]
         for size in _SIZES:
             values = [size * value for value in drawn]
-            _check(found, _run(twin, values[0], values[1:]), values)
-    return found
+            _check(net, _run(twin, values[0], values[1:]), values)
+    return net
 
 
 class _Cut(TorchFunctionMode):
@@ -224,11 +224,11 @@ def _matrices(cut: _Cut) -> PiecewiseLinear:
         constant = flat.detach().clone()
         if flat.requires_grad:
             rows = torch.eye(flat.numel(), dtype=torch.float64)
-            parts = torch.autograd.grad(
+            jacobians = torch.autograd.grad(
                 flat, cut.leaves[:stage], rows, retain_graph=True, allow_unused=True, is_grads_batched=True
             )
-            for source, part in enumerate(parts):
-                matrix = None if part is None else part.reshape(flat.numel(), -1)
+            for source, jacobian in enumerate(jacobians):
+                matrix = None if jacobian is None else jacobian.reshape(flat.numel(), -1)
                 if matrix is not None and bool(matrix.any()):
                     maps[stage, source] = matrix
                     constant = constant - matrix @ cut.leaves[source].detach().reshape(-1)
@@ -248,8 +248,8 @@ def _check(net: PiecewiseLinear, cut: _Cut, values: Sequence[Tensor]) -> None:
                 expected = expected + matrix @ values[source].reshape(-1)
                 size = size + matrix.abs() @ values[source].reshape(-1).abs()
         if bool(((z.detach().reshape(-1) - expected).abs() > 1e-9 * (1 + size)).any()):
-            where = "the output" if stage == len(net.sizes) - 1 else f"the input of ReLU {stage}"
+            position = "the output" if stage == len(net.sizes) - 1 else f"the input of ReLU {stage}"
             raise ModelError(
-                f"{where} is not affine in what the ReLUs before it give: expected affine layers, average pooling, normalization in "
+                f"{position} is not affine in what the ReLUs before it give: expected affine layers, average pooling, normalization in "
                 "evaluation mode and skips between ReLUs, and nothing else (no sigmoid at the end either)"
             )

@@ -51,13 +51,13 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 def render(layers: Sequence[Layer], groups: Sequence[Group], cuts: Sequence[Cut], notes: Sequence[str]) -> str:
     """The whole wiring as text."""
-    parts = [_layers_table(layers)]
+    sections = [_layers_table(layers)]
     if groups:
-        parts.append(_groups_table(groups))
+        sections.append(_groups_table(groups))
     if any(len(cut.groups) > 1 for cut in cuts):
-        parts.append(_cuts_table(cuts))
-    parts += [textwrap.fill(f"note: {note}", WIDTH, subsequent_indent="      ") for note in notes]
-    return "\n\n".join(parts)
+        sections.append(_cuts_table(cuts))
+    sections += [textwrap.fill(f"note: {note}", WIDTH, subsequent_indent="      ") for note in notes]
+    return "\n\n".join(sections)
 
 
 def _layers_table(layers: Sequence[Layer]) -> str:
@@ -65,13 +65,13 @@ def _layers_table(layers: Sequence[Layer]) -> str:
     header = ["layer", "kind", "in", "out", "parameters", "role"]
     if not any(layer.role for layer in layers):
         header, rows = header[:-1], [row[:-1] for row in rows]
-    lines = _columns(header, rows, right={4})
-    if max(map(len, lines)) > WIDTH and len(header) == 6:  # roles below, each on a line of its own
+    rows_of_text = _columns(header, rows, right={4})
+    if max(map(len, rows_of_text)) > WIDTH and len(header) == 6:  # roles below, each on a line of its own
         short = _columns(header[:-1], [row[:-1] for row in rows], right={4})
-        lines = short[:2]
+        rows_of_text = short[:2]
         for line, row in zip(short[2:], rows):
-            lines += [line, *([f"  {row[-1]}"] if row[-1] else [])]
-    return "\n".join(lines)
+            rows_of_text += [line, *([f"  {row[-1]}"] if row[-1] else [])]
+    return "\n".join(rows_of_text)
 
 
 def _columns(header: list[str], rows: list[list[str]], right: set[int]) -> list[str]:
@@ -121,24 +121,24 @@ def _bunched(groups: Sequence[Group]) -> list[list[Group]]:
 
 def _sites(alike: Sequence[Sequence[Site]], max_names: int = 12) -> str:
     """Names of layers with the channels they contribute, over groups with the same sites."""
-    parts: dict[str, None] = {}
+    labels: dict[str, None] = {}
     for same in zip(*alike):
         numbers = sorted(number for site in same for numbers in site.index for number in numbers)
         times = "" if same[0].times == 1 else f"{same[0].times}·"
-        parts.setdefault(times + same[0].layer + _span(numbers, same[0].of))
-    shown = list(parts)
+        labels.setdefault(times + same[0].layer + _span(numbers, same[0].of))
+    shown = list(labels)
     if len(shown) > max_names:
         shown = [*shown[: max_names - 1], f"{len(shown) - max_names + 1} more"]
     return ", ".join(shown)
 
 
-def _span(numbers: list[int], of: int) -> str:
+def _span(numbers: list[int], total: int) -> str:
     """Which channels of the layer, if not all: [16:20], or how many of how many."""
-    if len(numbers) == of:
+    if len(numbers) == total:
         return ""
     if numbers[-1] - numbers[0] + 1 == len(numbers):
         return f"[{numbers[0]}:{numbers[-1] + 1}]"
-    return f"[{len(numbers)} of {of}]"
+    return f"[{len(numbers)} of {total}]"
 
 
 def _cuts_table(cuts: Sequence[Cut]) -> str:

@@ -17,7 +17,7 @@ from excite._core.intercept.names import clean_path
 from excite._core.wrappers import refuse_lazy, unwrap
 from excite.errors import InputError
 from excite.wiring.channels import follow
-from excite.wiring.channels.slots import Held, Slot, entries_slot
+from excite.wiring.channels.slots import ParameterView, Slot, entries_slot
 from excite.wiring.cuts import Cut, cuts
 from excite.wiring.export import ExportFailed, exported
 from excite.wiring.groups import Group, Site, assemble, names
@@ -165,8 +165,8 @@ def _placed(model: nn.Module, example: Batch) -> Batch:
     return example
 
 
-def _on_meta(several: Iterable[Tensor]) -> bool:
-    return any(one.device.type == "meta" for one in several)
+def _on_meta(tensors: Iterable[Tensor]) -> bool:
+    return any(tensor.device.type == "meta" for tensor in tensors)
 
 
 def _trace(model: nn.Module, example: Batch, output: Pick) -> Wiring:
@@ -204,7 +204,7 @@ def _lonely(layer: Layer, why: str) -> Group:
     path = str(layer.weight_name)
     shape = tuple(layer.weight.shape)
     count = shape[0] if shape else 1
-    slot = Slot(Held(path, shape), (1, count, max(layer.weight.numel() // count, 1), 1))
+    slot = Slot(ParameterView(path, shape), (1, count, max(layer.weight.numel() // count, 1), 1))
     index = tuple((i,) for i in range(count))
     sites = [Site(layer.name, path, "out", 0, index, slot)]
     if layer.bias is not None and layer.bias_name is not None and layer.bias.numel() == count:

@@ -72,15 +72,15 @@ def find_translations(exported: Exported, ctx: ChannelContext) -> tuple[Translat
     if made is None or made[0].inp is None:
         return ()
     use, labels = made
-    path = use.slot.held.path
-    own = [use for use in ctx.uses if use.slot.held.path == path]
+    path = use.slot.source.path
+    own = [use for use in ctx.uses if use.slot.source.path == path]
     across = labels.reshape(-1, labels.shape[-1])[0]
-    if len(own) > 1 or use.slot.blocks > 1 or use.slot.held.steps or len(across) < 2:
+    if len(own) > 1 or use.slot.blocks > 1 or use.slot.source.steps or len(across) < 2:
         return ()
     if use.out is None or not torch.equal(across, use.out):
         return ()
     biases = [
-        other.slot.held.path
+        other.slot.source.path
         for other in ctx.uses
         if other.layer == use.layer and other is not use and other.inp is None
     ]

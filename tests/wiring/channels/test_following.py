@@ -13,7 +13,7 @@ from excite.wiring.export import exported
 def test_uses_of_parameters_come_in_order_of_execution() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     ctx = follow(model, exported(model, torch.zeros(2, 3)))
-    assert [use.slot.held.path for use in ctx.uses] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert [use.slot.source.path for use in ctx.uses] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     produced, consumed = ctx.uses[0].out, ctx.uses[2].inp
     assert produced is not None
     assert consumed is not None

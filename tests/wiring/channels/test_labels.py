@@ -21,8 +21,8 @@ def test_what_never_scales_pins_a_channel_and_zero_does_not() -> None:
     classes = Classes()
     a = classes.fresh(2)
     classes.unite(a, torch.tensor([classes.source("the model's input"), ZERO]), "{} is added")
-    assert classes.state(int(a[0])).broken == Break("the model's input is added")
-    assert classes.state(int(a[1])).broken is None
+    assert classes.state(int(a[0])).pinned_by == Break("the model's input is added")
+    assert classes.state(int(a[1])).pinned_by is None
 
 
 def test_labels_along_an_axis_are_joined() -> None:
@@ -39,6 +39,6 @@ def test_a_product_scales_by_the_product_of_its_factors() -> None:
     relations = Relations(classes)
     a, b = classes.fresh(1), classes.fresh(1)
     c = relations.product([a, b], Break("product"))
-    relations.settle()
+    relations.solve()
     (x, y, z) = (int(label) for label in (a, b, c))
     assert sorted(map(sorted, (d.items() for d in relations.directions()))) == [[(x, 1), (z, 1)], [(y, 1), (z, 1)]]

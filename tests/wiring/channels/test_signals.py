@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from excite.wiring.channels.signals import ChannelContext, ChannelSignal, held_shape
-from excite.wiring.channels.slots import Held, linear_slot
+from excite.wiring.channels.signals import ChannelContext, ChannelSignal, view_shape
+from excite.wiring.channels.slots import ParameterView, linear_slot
 
 
 def test_a_parameter_becomes_an_activation_of_channels() -> None:
     ctx = ChannelContext({"bias": (3,)}, training=True)
-    signal = ctx.signal(Held("bias", (3,)))
+    signal = ctx.signal(ParameterView("bias", (3,)))
     assert len(set(signal.labels.tolist())) == 3
     assert [use.layer for use in ctx.uses] == ["bias"]
     assert ctx.classes.channels(signal.labels) == signal.labels.tolist()
@@ -24,10 +24,10 @@ def test_constants_never_scale() -> None:
 
 def test_a_weight_produces_fresh_channels() -> None:
     ctx = ChannelContext({"w": (4, 2)}, training=True)
-    held = Held("w", (4, 2))
-    out = ctx.produce("layer", linear_slot(held, 4, 2), torch.tensor([1, 2]), None)
+    view = ParameterView("w", (4, 2))
+    out = ctx.produce("layer", linear_slot(view, 4, 2), torch.tensor([1, 2]), None)
     assert len(out) == 4
-    assert held_shape(held.then(torch.ops.aten.t.default)) == (2, 4)
+    assert view_shape(view.then(torch.ops.aten.t.default)) == (2, 4)
 
 
 def test_labels_and_fingerprints_are_rearranged_alike() -> None:

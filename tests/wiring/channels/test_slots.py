@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from excite.wiring import trace
-from excite.wiring.channels.slots import Held, conv_slot
+from excite.wiring.channels.slots import ParameterView, conv_slot
 
 
 class LearnedQuery(nn.Module):
@@ -28,12 +28,12 @@ def test_the_sites_of_an_expanded_parameter_can_be_keys():
 
 def test_rows_of_a_grouped_convolution() -> None:
     weight = torch.arange(4 * 2 * 3.0).view(4, 2, 3)  # 2 blocks of 2 outputs and 2 inputs, kernel 3
-    slot = conv_slot(Held("weight", (4, 2, 3)), (4, 2, 3), groups=2, transposed=False)
+    slot = conv_slot(ParameterView("weight", (4, 2, 3)), (4, 2, 3), groups=2, transposed=False)
     assert (slot.outputs, slot.inputs, slot.blocks) == (4, 4, 2)
     assert torch.equal(slot.out_rows(weight), weight.flatten(1))
     assert torch.equal(slot.in_rows(weight)[3], weight[2:, 1].reshape(-1))  # the second input of the second block
 
 
 def test_a_transposed_view_keeps_the_entries_of_its_parameter() -> None:
-    held = Held("weight", (2, 3)).then(torch.ops.aten.t.default)
-    assert held.entries().tolist() == [[0, 3], [1, 4], [2, 5]]
+    view = ParameterView("weight", (2, 3)).then(torch.ops.aten.t.default)
+    assert view.entries().tolist() == [[0, 3], [1, 4], [2, 5]]

@@ -18,10 +18,10 @@ def test_the_2_norm_multiplies_and_the_inf_norm_goes_by_elements() -> None:
     two, inf = LipschitzContext("2"), LipschitzContext("inf")
     moved = two.apply(node((2,)), Sensitivity(3.0, (2,)), "layer", lambda: 4.0, lambda t: t)
     assert (moved.factor, two.terms) == (12.0, [("layer", 4.0)])
-    start = Sensitivity.from_spread(torch.tensor([1.0, 0.25], dtype=torch.float64))
+    start = Sensitivity.from_deviation(torch.tensor([1.0, 0.25], dtype=torch.float64))
     moved = inf.apply(node((2,)), start, "layer", lambda: 0.0, lambda t: weight.abs() @ t)
-    assert moved.spread is not None
-    assert moved.spread.tolist() == [1.5, 0.125]
+    assert moved.deviation is not None
+    assert moved.deviation.tolist() == [1.5, 0.125]
     assert inf.terms == [("layer", 1.5)]
 
 

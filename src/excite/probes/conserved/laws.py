@@ -234,7 +234,7 @@ def _aim(site: Site, start: int, uses: dict[_Use, Tensor], none: int) -> None:
 
 
 def _plain(slot: Slot) -> bool:
-    return not slot.held.steps and slot.order is None
+    return not slot.source.steps and slot.order is None
 
 
 def _kind(use: _Use, path: str) -> object:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from excite._core.intercept.affine import clean_path
 from excite.wiring.channels.labels import Break
 from excite.wiring.channels.signals import ChannelContext, ChannelSignal
-from excite.wiring.channels.slots import Held, Use
+from excite.wiring.channels.slots import ParameterView, Use
 from excite.wiring.export import Exported
 from excite.wiring.operators.normalization import written_norm
 from excite.wiring.operators.row import OperatorRow
@@ -26,7 +26,7 @@ class ChannelInterpreter(Interpreter):
     """Propagates channel labels. Operators without a rule pin what enters them, so that no law is claimed."""
 
     column = "channels"
-    followed = (ChannelSignal, Held)
+    followed = (ChannelSignal, ParameterView)
     context: ChannelContext
     written = WrittenNorms()
 
@@ -43,9 +43,9 @@ class ChannelInterpreter(Interpreter):
             return _statistic
         return super().rule(node, row)
 
-    def parameter(self, node: torch.fx.Node, path: str) -> Held:
+    def parameter(self, node: torch.fx.Node, path: str) -> ParameterView:
         """Returns a parameter by name and shape."""
-        return Held(path, self.context.shapes[path])
+        return ParameterView(path, self.context.shapes[path])
 
     def constant(self, value: Tensor) -> Any:
         """Returns a constant as it is; one on the meta device, whose values are not known, by its shape."""
@@ -69,7 +69,7 @@ class ChannelInterpreter(Interpreter):
             except (RuntimeError, TypeError, ValueError):
                 pass
         if isinstance(shape, list):
-            return tuple(self.context.constant(part) for part in shape)
+            return tuple(self.context.constant(size) for size in shape)
         return self.context.constant(shape) if shape is not None else None
 
     def apply(self, rule: Callable[..., Any], node: torch.fx.Node, arguments: SimpleNamespace) -> Any:
@@ -114,25 +114,25 @@ def follow(model: nn.Module, exported: Exported) -> ChannelContext:
     shapes = {clean_path(path): tuple(parameter.shape) for path, parameter in model.named_parameters()}
     ctx = ChannelContext(shapes, model.training)
     for value in tensors_in(ChannelInterpreter(ctx).run(exported)):
-        ctx.classes.set_aside(ctx.signal(value).labels, Break("they reach the model's output"))
+        ctx.classes.exclude(ctx.signal(value).labels, Break("they reach the model's output"))
     _pin_frozen(ctx, model)
     _tie(ctx)
     for first, second, result in ctx.bilinear:
         if not ctx.classes.all_fixed(result):  # only for a fixed product are the factors inverse matrices of each other
             ctx.classes.not_mixable(first)
             ctx.classes.not_mixable(second)
-    ctx.relations.settle()
+    ctx.relations.solve()
     return ctx
 
 
 def followed_in(value: Any) -> list[Any]:
     """The labeled activations and the parameters in nested arguments."""
-    return [leaf for leaf in leaves(value) if isinstance(leaf, ChannelSignal | Held)]
+    return [leaf for leaf in leaves(value) if isinstance(leaf, ChannelSignal | ParameterView)]
 
 
 def tensors_in(value: Any) -> list[Any]:
     """These, and constant tensors."""
-    return [leaf for leaf in leaves(value) if isinstance(leaf, ChannelSignal | Held | Tensor)]
+    return [leaf for leaf in leaves(value) if isinstance(leaf, ChannelSignal | ParameterView | Tensor)]
 
 
 def _pin_frozen(ctx: ChannelContext, model: nn.Module) -> None:
@@ -141,14 +141,14 @@ def _pin_frozen(ctx: ChannelContext, model: nn.Module) -> None:
     if not any(trains.values()):
         return
     for use in ctx.uses:
-        if not trains[use.slot.held.path]:
-            _pin_use(ctx, use, f"{use.slot.held.path} does not train")
+        if not trains[use.slot.source.path]:
+            _pin_use(ctx, use, f"{use.slot.source.path} does not train")
 
 
-def _pin_use(ctx: ChannelContext, use: Use, what: str) -> None:
+def _pin_use(ctx: ChannelContext, use: Use, cause: str) -> None:
     for labels in (use.out, use.inp):
         if labels is not None:
-            ctx.classes.pin(labels, Break(what))
+            ctx.classes.pin(labels, Break(cause))
 
 
 def _tie(ctx: ChannelContext) -> None:
@@ -159,15 +159,15 @@ def _tie(ctx: ChannelContext) -> None:
     """
     by_path: dict[str, list[Use]] = {}
     for use in ctx.uses:
-        by_path.setdefault(use.slot.held.path, []).append(use)
+        by_path.setdefault(use.slot.source.path, []).append(use)
     for path, uses in by_path.items():
         for i, use in enumerate(uses):
             for other in uses[:i]:
                 if use.slot == other.slot:
-                    what = f"it shares {path} with a layer that reads {{}}"
+                    cause = f"it shares {path} with a layer that reads {{}}"
                     for first, two in ((use.out, other.out), (use.inp, other.inp)):
                         if first is not None and two is not None:
-                            ctx.classes.unite(first, two, what)
-                elif bool(torch.isin(use.slot.held.entries(), other.slot.held.entries()).any()):
+                            ctx.classes.unite(first, two, cause)
+                elif bool(torch.isin(use.slot.source.entries(), other.slot.source.entries()).any()):
                     _pin_use(ctx, use, f"{path} is used in several ways")
                     _pin_use(ctx, other, f"{path} is used in several ways")

@@ -2,7 +2,7 @@
 
 A rescaling symmetry multiplies every activation by a positive factor that depends on its label only. Equal labels have
 equal factors; what an operation demands of the factors becomes a union of labels, or pins a label to the factor one
-(the label is *broken*, with the reason). What survives is a symmetry of the function.
+(the label is *pinned*, with the reason). What survives is a symmetry of the function.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ZERO = 0  # the label of numbers that are always zero: they agree with every fac
 
 @dataclass(frozen=True)
 class Break:
-    """Why a label is pinned: `what` happened.
+    """Why a label is pinned: `cause` happened.
 
     If `function`, it is the name of a function without homogeneity, or of one that is not `listed` in the operator table.
     """
 
-    what: str
+    cause: str
     function: bool = False
     listed: bool = True
 
@@ -34,17 +34,17 @@ class Break:
 class State:
     """Properties of one class of labels."""
 
-    broken: Break | None = None
+    pinned_by: Break | None = None
     nonlinear: bool = False  # something other than a linear map acts on it, or a different one for every channel
-    aside: bool = False  # ends in the output, or is no channel to begin with: not worth a group of its own
+    excluded: bool = False  # ends in the output, or is no channel to begin with: not worth a group of its own
     norms: dict[str, None] = field(default_factory=dict)  # normalizations that read it, in order
     through: dict[str, None] = field(default_factory=dict)  # functions it passes, in order
 
     def absorb(self, other: State) -> None:
         """Adds what is known about another class that was joined with this one."""
-        self.broken = self.broken or other.broken
+        self.pinned_by = self.pinned_by or other.pinned_by
         self.nonlinear |= other.nonlinear
-        self.aside |= other.aside
+        self.excluded |= other.excluded
         self.norms |= other.norms
         self.through |= other.through
 
@@ -107,7 +107,7 @@ class Classes:
         if label <= 0:
             return label < 0
         state = self._states.get(self.find(label))
-        return state is not None and state.broken is not None
+        return state is not None and state.pinned_by is not None
 
     def distinct(self, labels: Tensor) -> list[int]:
         """The labels that occur, without zeros."""
@@ -127,12 +127,12 @@ class Classes:
         for label in self.channels(labels) if isinstance(labels, Tensor) else labels:
             if label > 0:
                 state = self.state(label)
-                state.broken = state.broken or reason
+                state.pinned_by = state.pinned_by or reason
 
-    def set_aside(self, labels: Tensor, reason: Break) -> None:
+    def exclude(self, labels: Tensor, reason: Break) -> None:
         """Pin labels that nobody would look for among the groups, unless something else reads them."""
         for label in self.channels(labels):
-            self.state(label).aside = True
+            self.state(label).excluded = True
         self.pin(labels, reason)
 
     def pass_through(self, labels: Tensor, name: str, *, linear: bool) -> None:
@@ -147,49 +147,49 @@ class Classes:
         for label in self.channels(labels):
             self.state(label).nonlinear = True
 
-    def join(self, first: int, second: int, what: str) -> None:
-        """The factors of two labels must be equal; `what` says why, should one of them be a thing that never scales."""
+    def join(self, first: int, second: int, cause: str) -> None:
+        """The factors of two labels must be equal; `cause` says why, should one of them be a thing that never scales."""
         a, b = self.find(first), self.find(second)
         if a == b or ZERO in (a, b):
             return
         if a < 0 or b < 0:
             if max(a, b) > 0:
-                self.pin([max(a, b)], Break(what.format(self._sources[-1 - min(a, b)])))
+                self.pin([max(a, b)], Break(cause.format(self._sources[-1 - min(a, b)])))
             return
         a, b = min(a, b), max(a, b)
         self._parent[b] = a
         if b in self._states:
             self.state(a).absorb(self._states.pop(b))
 
-    def unite(self, first: Tensor, second: Tensor, what: str) -> Tensor:
+    def unite(self, first: Tensor, second: Tensor, cause: str) -> Tensor:
         """Join two label tensors entry by entry, with broadcasting; the labels of the result."""
         a, b = compact(first, second)
         pairs = torch.stack([a.reshape(-1), b.reshape(-1)]).unique(dim=1)
         for item, other in zip(*pairs.tolist()):
-            self.join(item, other, what)
+            self.join(item, other, cause)
         first, second = torch.broadcast_tensors(first, second)
         a, b = compact(first, second)
         # A channel says more than a thing that never scales, and that more than zero.
         take_second = (a == ZERO) | ((a < 0) & (b > 0))
         return torch.where(take_second, b, a).expand(first.shape) if bool(take_second.any()) else first
 
-    def reduce(self, labels: Tensor, axes: Iterable[int], what: str) -> Tensor:
+    def reduce(self, labels: Tensor, axes: Iterable[int], cause: str) -> Tensor:
         """Join all labels along `axes`; the result keeps them with size one."""
         for axis in sorted({axis % labels.dim() for axis in axes}) if labels.dim() else ():
             result = labels.narrow(axis, 0, 1)
             if labels.shape[axis] > 1 and labels.stride(axis) != 0:
                 differs = labels != result
                 if bool(differs.any()):
-                    result = self._reduce_axis(labels, axis, what)
+                    result = self._reduce_axis(labels, axis, cause)
             labels = result
         return labels
 
-    def _reduce_axis(self, labels: Tensor, axis: int, what: str) -> Tensor:
+    def _reduce_axis(self, labels: Tensor, axis: int, cause: str) -> Tensor:
         columns = labels.movedim(axis, 0).reshape(labels.shape[axis], -1).unique(dim=1)
         for column in columns.T.tolist():
             present = sorted(set(column) - {ZERO}, reverse=True)
             for other in present[1:]:
-                self.join(present[0], other, what)
+                self.join(present[0], other, cause)
         # The largest label along the axis: a channel before a thing that never scales; zeros (padding) only if alone.
         lowest = torch.iinfo(labels.dtype).min
         result = labels.masked_fill(labels == ZERO, lowest).amax(axis, keepdim=True)
@@ -222,7 +222,7 @@ class Relations:
         factors = torch.broadcast_tensors(*factors)
         shape = factors[0].shape
         columns = torch.stack([factor.reshape(-1) for factor in compact(*factors)])
-        distinct, which = columns.unique(dim=1, return_inverse=True)
+        distinct, inverse = columns.unique(dim=1, return_inverse=True)
         labels = []
         for column in distinct.T.tolist():
             key = tuple(sorted(column))
@@ -237,9 +237,9 @@ class Relations:
                 row[label] = -1
                 self._rows.append((row, reason))
             labels.append(self._products[key])
-        return torch.tensor(labels)[which].view(compact(*factors)[0].shape).expand(shape)
+        return torch.tensor(labels)[inverse].view(compact(*factors)[0].shape).expand(shape)
 
-    def settle(self) -> None:
+    def solve(self) -> None:
         """Solve for the labels as they are joined and pinned by now; what has no solution but one is pinned."""
         classes = self._classes
         made = {classes.find(label) for label in self._made}
@@ -247,27 +247,29 @@ class Relations:
         reasons: dict[int, Break] = {}
         for labels, reason in self._rows:
             # What keeps a product from scaling is what keeps its factors from it.
-            broken = (classes.state(label).broken for label in labels if label > 0 and classes.fixed(label))
-            reason = next((reason for reason in broken if reason is not None), reason)
+            reasons_of_factors = (
+                classes.state(label).pinned_by for label in labels if label > 0 and classes.fixed(label)
+            )
+            reason = next((reason for reason in reasons_of_factors if reason is not None), reason)
             row: dict[int, Fraction] = {}
             for label, count in labels.items():
                 if classes.fixed(label):
                     continue
                 root = classes.find(label)
                 reasons.setdefault(root, reason)
-                for free, share in self._solved.get(root, {root: Fraction(1)}).items():
-                    row[free] = row.get(free, Fraction(0)) + count * share
-            row = {root: share for root, share in row.items() if share}
+                for free, coefficient in self._solved.get(root, {root: Fraction(1)}).items():
+                    row[free] = row.get(free, Fraction(0)) + count * coefficient
+            row = {root: coefficient for root, coefficient in row.items() if coefficient}
             if not row:
                 continue
             pivot = max(row, key=lambda root: (root in made, root))
             value = row.pop(pivot)
-            solution = {root: -share / value for root, share in row.items()}
+            solution = {root: -coefficient / value for root, coefficient in row.items()}
             self._solved[pivot] = solution
             for other in used.pop(pivot, set()):
-                share = self._solved[other].pop(pivot)
-                for root, part in solution.items():
-                    total = self._solved[other].get(root, Fraction(0)) + share * part
+                coefficient = self._solved[other].pop(pivot)
+                for root, weight in solution.items():
+                    total = self._solved[other].get(root, Fraction(0)) + coefficient * weight
                     self._solved[other][root] = total
                     if not total:
                         del self._solved[other][root]
@@ -289,12 +291,12 @@ class Relations:
         """By free root that others depend on: the exponents with which it and they scale, as whole numbers."""
         by_root: dict[int, dict[int, Fraction]] = {}
         for root, solution in self._solved.items():
-            for free, share in solution.items():
-                by_root.setdefault(free, {free: Fraction(1)})[root] = share
+            for free, coefficient in solution.items():
+                by_root.setdefault(free, {free: Fraction(1)})[root] = coefficient
         result = []
         for free in sorted(by_root):
-            whole = math.lcm(*(share.denominator for share in by_root[free].values()))
-            result.append({root: int(share * whole) for root, share in sorted(by_root[free].items())})
+            denominator = math.lcm(*(coefficient.denominator for coefficient in by_root[free].values()))
+            result.append({root: int(coefficient * denominator) for root, coefficient in sorted(by_root[free].items())})
         return result
 
 

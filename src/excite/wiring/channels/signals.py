@@ -12,7 +12,7 @@ from torch import Tensor
 
 from excite._core.intercept.names import layer_name
 from excite.wiring.channels.labels import Break, Classes, Relations
-from excite.wiring.channels.slots import Held, Slot, Use, entries_slot
+from excite.wiring.channels.slots import ParameterView, Slot, Use, entries_slot
 from excite.wiring.propagation.schema import module_of, shapes_of, written_name
 
 
@@ -79,7 +79,7 @@ class ChannelContext:
 
     def layer(self, value: Any, node: torch.fx.Node) -> str:
         """The name of an affine call: the weight's path, counted like `Names` counts them."""
-        if isinstance(value, Held):
+        if isinstance(value, ParameterView):
             name = layer_name(value.path)
         else:
             name = module_of(node) or "weight"
@@ -104,7 +104,7 @@ class ChannelContext:
             return value
         if isinstance(value, Tensor):
             return self.constant(tuple(value.shape))
-        if isinstance(value, Held):
+        if isinstance(value, ParameterView):
             shape = self.shapes[value.path]
             slot = entries_slot(value.path, shape)
             labels = self.classes.fresh(slot.shape[1])
@@ -156,9 +156,9 @@ def fill(shapes: Any, make: Callable[[tuple[int, ...]], Any]) -> Any:
     return None if shapes is None else make(shapes)
 
 
-def held_shape(value: Any) -> tuple[int, ...]:
+def view_shape(value: Any) -> tuple[int, ...]:
     """The shape of a parameter's view, of an activation or of a constant."""
-    if isinstance(value, Held):
+    if isinstance(value, ParameterView):
         return tuple(value.view(torch.empty(value.shape, device="meta")).shape)
     return tuple(value.shape)
 

@@ -33,18 +33,20 @@ def _hashable(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Held:
+class ParameterView:
     """A parameter, or a view of one, on its way to being used."""
 
     path: str
     shape: tuple[int, ...]  # of the parameter itself
     steps: tuple[Step, ...] = ()
 
-    def then(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Held:
+    def then(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> ParameterView:
         """The parameter after one more view operation."""
-        return Held(self.path, self.shape, (*self.steps, (function, _hashable(args), _hashable(tuple(kwargs.items())))))
+        return ParameterView(
+            self.path, self.shape, (*self.steps, (function, _hashable(args), _hashable(tuple(kwargs.items()))))
+        )
 
-    def part(self, index: int) -> Held:
+    def item(self, index: int) -> ParameterView:
         """One of several tensors that the last operation returned."""
         return self.then(operator.getitem, index)
 
@@ -59,12 +61,12 @@ class Held:
 
 @dataclass(frozen=True)
 class Slot:
-    """A weight as (G, O, I, K): permute the held view by `order`, reshape to `shape`, exchange O and I if `swapped`.
+    """A weight as (G, O, I, K): permute the view by `order`, reshape to `shape`, exchange O and I if `swapped`.
 
     `axes` are the axes of the parameter that carry output and input channels, where one axis does.
     """
 
-    held: Held
+    source: ParameterView
     shape: tuple[int, int, int, int]
     order: tuple[int, ...] | None = None
     swapped: bool = False
@@ -72,7 +74,7 @@ class Slot:
 
     def canonical(self, tensor: Tensor) -> Tensor:
         """A tensor with the parameter's shape as (G, O, I, K)."""
-        tensor = self.held.view(tensor)
+        tensor = self.source.view(tensor)
         if self.order is not None:
             tensor = tensor.permute(self.order)
         tensor = tensor.reshape(self.shape)
@@ -118,33 +120,33 @@ class Use:
 
 def entries_slot(path: str, shape: tuple[int, ...]) -> Slot:
     """A parameter whose every entry is a channel of its own, as a bias or the scale of a normalization."""
-    return Slot(Held(path, shape), (1, _numel(shape), 1, 1), axes=(0, None))
+    return Slot(ParameterView(path, shape), (1, _numel(shape), 1, 1), axes=(0, None))
 
 
-def scale_slot(held: Held, count: int) -> Slot:
+def scale_slot(view: ParameterView, count: int) -> Slot:
     """A parameter that multiplies channels one by one: blocks of one output and one input each."""
-    return Slot(held, (count, 1, 1, 1), axes=(0, 0))
+    return Slot(view, (count, 1, 1, 1), axes=(0, 0))
 
 
-def linear_slot(held: Held, outputs: int, inputs: int) -> Slot:
+def linear_slot(view: ParameterView, outputs: int, inputs: int) -> Slot:
     """The weight of a linear layer (outputs, inputs)."""
-    return Slot(held, (1, outputs, inputs, 1), axes=(0, 1) if not held.steps else (None, None))
+    return Slot(view, (1, outputs, inputs, 1), axes=(0, 1) if not view.steps else (None, None))
 
 
-def embedding_slot(held: Held, words: int, width: int) -> Slot:
+def embedding_slot(view: ParameterView, tokens: int, width: int) -> Slot:
     """The weight of an embedding (words, width)."""
-    return Slot(held, (1, width, 1, words), order=(1, 0), axes=(1, None) if not held.steps else (None, None))
+    return Slot(view, (1, width, 1, tokens), order=(1, 0), axes=(1, None) if not view.steps else (None, None))
 
 
-def conv_slot(held: Held, weight: tuple[int, ...], groups: int, transposed: bool) -> Slot:
+def conv_slot(view: ParameterView, weight: tuple[int, ...], groups: int, transposed: bool) -> Slot:
     """The weight of a convolution, in blocks if it is grouped."""
     kernel = _numel(weight[2:])
-    plain = not held.steps
+    plain = not view.steps
     if transposed:  # (inputs, outputs per block, kernel...)
         shape = (groups, weight[0] // groups, weight[1], kernel)
-        return Slot(held, shape, swapped=True, axes=(1, 0) if plain else (None, None))
+        return Slot(view, shape, swapped=True, axes=(1, 0) if plain else (None, None))
     shape = (groups, weight[0] // groups, weight[1], kernel)
-    return Slot(held, shape, axes=(0, 1) if plain else (None, None))
+    return Slot(view, shape, axes=(0, 1) if plain else (None, None))
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -56,7 +56,7 @@ def homogeneous(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) ->
 
 def _prelu_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> ChannelSignal:
     slope = ctx.signal(a.args[1])
-    ctx.classes.set_aside(slope.labels, Break("a slope has no scale of its own"))
+    ctx.classes.exclude(slope.labels, Break("a slope has no scale of its own"))
     return homogeneous(ctx, node, a)
 
 

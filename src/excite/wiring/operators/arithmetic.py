@@ -12,7 +12,7 @@ from torch import Tensor
 from excite._core.checks import is_number
 from excite.wiring.channels.labels import ZERO, Break
 from excite.wiring.channels.signals import ChannelContext, ChannelSignal
-from excite.wiring.channels.slots import Held, scale_slot
+from excite.wiring.channels.slots import ParameterView, scale_slot
 from excite.wiring.operators.row import LINEAR, SMOOTH, Pieces, add_row, piecewise, product_of
 from excite.wiring.propagation.counts import PathContext, ScaledCounts, total
 from excite.wiring.propagation.schema import first_shape, module_of, shapes_of
@@ -34,9 +34,9 @@ def _add_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) 
             return signal
     first, second = ctx.signal(x), ctx.signal(y)
     labels = ctx.classes.unite(first.labels, second.labels, _ADDED)
-    if isinstance(y, Held):
+    if isinstance(y, ParameterView):
         second = ChannelSignal(second.labels, _entry_prints(ctx, second.labels))
-    elif isinstance(x, Held):
+    elif isinstance(x, ParameterView):
         first = ChannelSignal(first.labels, _entry_prints(ctx, first.labels))
     return ChannelSignal(labels, _plus(ctx, first, second, alpha))
 
@@ -49,12 +49,12 @@ def _plus(ctx: ChannelContext, x: ChannelSignal, y: ChannelSignal, alpha: float)
 
 def _entry_prints(ctx: ChannelContext, labels: Tensor) -> Tensor:
     """The fingerprint of a parameter that is added: the k-th entry of every channel gets the k-th random number."""
-    seen: dict[int, int] = {}
+    occurrences: dict[int, int] = {}
     ranks = []
     for label in labels.reshape(-1).tolist():
         root = ctx.classes.find(label)
-        ranks.append(seen.setdefault(root, 0))
-        seen[root] += 1
+        ranks.append(occurrences.setdefault(root, 0))
+        occurrences[root] += 1
     table = ctx.random(max(ranks, default=0) + 1)
     return table[torch.tensor(ranks, dtype=torch.long)].view(labels.shape)
 
@@ -75,27 +75,27 @@ def _add_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespac
         node,
         "sum",
         lambda: sum(value.factor * factor(value, weight) for value, weight in moving),
-        lambda: sum((weight * spread_of(value) for value, weight in moving), torch.zeros((), dtype=torch.float64)),
+        lambda: sum((weight * deviation_of(value) for value, weight in moving), torch.zeros((), dtype=torch.float64)),
     )
 
 
-def spread_of(value: Any) -> Tensor:
+def deviation_of(value: Any) -> Tensor:
     """How far each element can move: not at all, if it does not depend on the model's input."""
-    if isinstance(value, Sensitivity) and value.spread is not None:
-        return value.spread
+    if isinstance(value, Sensitivity) and value.deviation is not None:
+        return value.deviation
     shape = tuple(value.shape) if isinstance(value, Sensitivity | Tensor) else ()
     return torch.zeros(shape, dtype=torch.float64)
 
 
-def root_of_squares(parts: Any) -> float:
+def root_of_squares(operands: Any) -> float:
     """The constant of several branches side by side, in the 2-norm."""
-    return math.sqrt(sum(part.factor**2 for part in parts if isinstance(part, Sensitivity)))
+    return math.sqrt(sum(operand.factor**2 for operand in operands if isinstance(operand, Sensitivity)))
 
 
 def _add_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> ScaledCounts:
-    parts = [part for part in (a.self, a.other) if isinstance(part, ScaledCounts)]
-    constants = [part for part in (a.self, a.other) if isinstance(part, Tensor)] if ctx.biases else []
-    return total([*parts, *(ScaledCounts(torch.ones_like(part, dtype=torch.float64)) for part in constants)])
+    counts = [operand for operand in (a.self, a.other) if isinstance(operand, ScaledCounts)]
+    constants = [operand for operand in (a.self, a.other) if isinstance(operand, Tensor)] if ctx.biases else []
+    return total([*counts, *(ScaledCounts(torch.ones_like(operand, dtype=torch.float64)) for operand in constants)])
 
 
 # -- products and quotients ---------------------------------------------------------------------------------------------
@@ -111,9 +111,9 @@ def _multiply_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamesp
         return ChannelSignal(
             value.labels, None if value.prints is None else value.prints * (1 / y if by and y else float(y))
         )
-    if isinstance(y, Held) and not isinstance(x, Held) and not by:
+    if isinstance(y, ParameterView) and not isinstance(x, ParameterView) and not by:
         return scaled(ctx, node, ctx.signal(x), y)
-    if isinstance(x, Held) and not isinstance(y, Held) and not by:
+    if isinstance(x, ParameterView) and not isinstance(y, ParameterView) and not by:
         return scaled(ctx, node, ctx.signal(y), x)
     first, second = ctx.signal(x), ctx.signal(y)
     if by and not ctx.classes.all_fixed(second.labels):
@@ -141,20 +141,20 @@ def gated(ctx: ChannelContext, x: ChannelSignal, y: ChannelSignal) -> ChannelSig
 
 def _product(ctx: ChannelContext, factors: list[Tensor], name: str) -> Tensor:
     labels = ctx.relations.product(factors, _PRODUCT)
-    for part in (*factors, labels):
-        ctx.classes.pass_through(part, name, linear=False)
+    for tensor in (*factors, labels):
+        ctx.classes.pass_through(tensor, name, linear=False)
     return labels
 
 
 def _connected(ctx: ChannelContext, a: Tensor, b: Tensor) -> Tensor:
     # All of it is pinned; labels are joined only so that the table can say who feeds whom.
-    both = (a > 0) & (b > 0)
-    if bool(both.any()):
-        ctx.classes.unite(torch.where(both, a, ZERO), torch.where(both, b, ZERO), "")
+    joined = (a > 0) & (b > 0)
+    if bool(joined.any()):
+        ctx.classes.unite(torch.where(joined, a, ZERO), torch.where(joined, b, ZERO), "")
     return torch.where((a < 0) & (b > 0), b, a)
 
 
-def scaled(ctx: ChannelContext, node: torch.fx.Node, x: ChannelSignal, held: Held) -> ChannelSignal:
+def scaled(ctx: ChannelContext, node: torch.fx.Node, x: ChannelSignal, view: ParameterView) -> ChannelSignal:
     """An activation times a parameter.
 
     If each entry meets one channel, it reads that channel and makes a new one (a diagonal map); if an entry is shared by several
@@ -162,21 +162,21 @@ def scaled(ctx: ChannelContext, node: torch.fx.Node, x: ChannelSignal, held: Hel
     """
     classes = ctx.classes
     shape = shapes_of(node)
-    entries = held.entries()
+    entries = view.entries()
     own = entries.reshape(-1)
     lead = (1,) * (len(shape) - entries.dim()) + tuple(entries.shape)
     axes = [i for i, size in enumerate(lead) if size == 1 and shape[i] > 1]
-    spread = x.labels.expand(shape)
+    expanded = x.labels.expand(shape)
     # The labels that each entry meets, in the order of the entries; more than one class per entry is a shared number.
-    meets = spread.permute(*[i for i in range(len(shape)) if i not in axes], *axes).reshape(own.numel(), -1)
+    meets = expanded.permute(*[i for i in range(len(shape)) if i not in axes], *axes).reshape(own.numel(), -1)
     roots = [{classes.find(label) for label in classes.distinct(row)} for row in _rows(meets)]
     if any(len({r for r in row if not classes.fixed(r)}) > 1 or _mixed(ctx, row) for row in roots):
-        classes.set_aside(ctx.signal(held).labels, Break("it multiplies several channels at once"))
-        prints = None if x.prints is None else x.prints * held.view(ctx.random(*held.shape))
-        return ChannelSignal(spread, prints)
-    slot = scale_slot(held, own.numel())
+        classes.exclude(ctx.signal(view).labels, Break("it multiplies several channels at once"))
+        prints = None if x.prints is None else x.prints * view.view(ctx.random(*view.shape))
+        return ChannelSignal(expanded, prints)
+    slot = scale_slot(view, own.numel())
     inp = classes.reduce(meets, [1], "{} is scaled").reshape(-1)
-    layer = held.path.removesuffix(".weight")
+    layer = view.path.removesuffix(".weight")
     out = ctx.produce(layer, slot, inp, None)
     for labels in (inp, out):
         classes.not_mixable(labels)
@@ -196,9 +196,9 @@ def _mixed(ctx: ChannelContext, roots: set[int]) -> bool:
 def _power_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     """xⁿ for a whole number n ≥ 1 scales by the n-th power."""
     exponent = 2 if a.op == "square" else getattr(a, "exponent", None)
-    whole = is_number(exponent) and float(exponent).is_integer()
-    if not whole or not 1 <= float(exponent) <= 16 or not isinstance(a.self, ChannelSignal):  # type: ignore[arg-type]
-        return ctx.unknown(node, [v for v in a.args if isinstance(v, ChannelSignal | Held)], a.op)
+    is_integer = is_number(exponent) and float(exponent).is_integer()
+    if not is_integer or not 1 <= float(exponent) <= 16 or not isinstance(a.self, ChannelSignal):  # type: ignore[arg-type]
+        return ctx.unknown(node, [v for v in a.args if isinstance(v, ChannelSignal | ParameterView)], a.op)
     count = int(float(exponent))  # type: ignore[arg-type]
     if count == 1 or ctx.classes.all_fixed(a.self.labels):
         return ChannelSignal(a.self.labels, a.self.prints if count == 1 else None)
@@ -253,7 +253,7 @@ def extreme_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNames
     if any(isinstance(side, Sensitivity) and side.shape != first_shape(node) for side in sides):
         raise no_bound(node, f"{a.op} with broadcasting")
     return ctx.combine(
-        node, a.op, lambda: root_of_squares(sides), lambda: torch.maximum(spread_of(a.self), spread_of(a.other))
+        node, a.op, lambda: root_of_squares(sides), lambda: torch.maximum(deviation_of(a.self), deviation_of(a.other))
     )
 
 

@@ -21,23 +21,23 @@ def _attention_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNames
     Channels of Q may scale if those of K do so inversely; V passes, mixed over positions by the same map for all channels of a head.
     """
     classes = ctx.classes
-    query, key, value = (ctx.signal(part) for part in (a.query, a.key, a.value))
+    query, key, value = (ctx.signal(operand) for operand in (a.query, a.key, a.value))
     shape = shapes_of(node)
     if a.attn_mask is not None:
         classes.pin(ctx.signal(a.attn_mask).labels, Break(a.op, function=True))
     if a.enable_gqa and query.labels.dim() > 2 and query.shape[-3] % key.shape[-3] == 0:  # heads of a group share a key
         per = query.shape[-3] // key.shape[-3]
-        key, value = (part.map(lambda t: t.repeat_interleave(per, -3)) for part in (key, value))
+        key, value = (operand.map(lambda t: t.repeat_interleave(per, -3)) for operand in (key, value))
     if not query.labels.dim() == key.labels.dim() == value.labels.dim() == len(shape):
         return ctx.unknown(node, [query, key, value], a.op)
     heads = ctx.random(*shape[:-2], 1, 1)  # tells the channels of one head from those of another
     axes = [0, -2] if len(shape) > 2 else [-2]
     reduced = []
-    for part in (query, key):
-        labels = classes.reduce(part.labels, axes, _SUMMED)
-        classes.pass_through(labels, a.op, linear=part.prints is not None)
-        if part.prints is not None:
-            rows = (part.prints * heads).movedim((0, -2), (-2, -1)) if len(shape) > 2 else part.prints.T
+    for operand in (query, key):
+        labels = classes.reduce(operand.labels, axes, _SUMMED)
+        classes.pass_through(labels, a.op, linear=operand.prints is not None)
+        if operand.prints is not None:
+            rows = (operand.prints * heads).movedim((0, -2), (-2, -1)) if len(shape) > 2 else operand.prints.T
             rows = rows.reshape(labels.numel(), -1)
             ctx.more_prints.append((labels.reshape(-1), rows @ ctx.random(rows.shape[1], 2)))
         reduced.append(labels)

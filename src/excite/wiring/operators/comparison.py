@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from excite.wiring.channels.signals import ChannelContext, ChannelSignal
-from excite.wiring.channels.slots import Held
+from excite.wiring.channels.slots import ParameterView
 from excite.wiring.operators.row import DISCRETE, add_row, piecewise
 
 
@@ -18,7 +18,7 @@ def _compare_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespa
         value = ctx.signal(a.self)
         ctx.classes.not_mixable(value.labels)
         return ctx.constant(value.shape)
-    return ctx.unknown(node, [v for v in (a.self, a.other) if isinstance(v, ChannelSignal | Held)], a.op)
+    return ctx.unknown(node, [v for v in (a.self, a.other) if isinstance(v, ChannelSignal | ParameterView)], a.op)
 
 
 # fmt: off

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from excite.wiring.channels.signals import ChannelContext, held_shape, projected
-from excite.wiring.channels.slots import Held, conv_slot
+from excite.wiring.channels.signals import ChannelContext, projected, view_shape
+from excite.wiring.channels.slots import ParameterView, conv_slot
 from excite.wiring.operators.arithmetic import layer_label
 from excite.wiring.operators.linear import READ, affine_paths, check_constant_weight, computed_weight, patterned
 from excite.wiring.operators.pooling import per_axis
@@ -24,13 +24,13 @@ from excite.wiring.propagation.sensitivity import LipschitzContext, Sensitivity
 def _convolution_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     layer = ctx.layer(a.weight, node)
     x = ctx.signal(a.input)
-    weight = held_shape(a.weight)
+    weight = view_shape(a.weight)
     axis = x.labels.dim() - (len(weight) - 1)  # an input without a batch axis is allowed
     transposed = a.transposed if a.op == "convolution" else "transpose" in a.op
-    if not isinstance(a.weight, Held):
+    if not isinstance(a.weight, ParameterView):
         return computed_weight(ctx, node, layer, a, axis, 1 if transposed else 0)
-    others = [i for i in range(x.labels.dim()) if i != axis]
-    inp = ctx.classes.reduce(x.labels, others, READ).reshape(-1)
+    other_axes = [i for i in range(x.labels.dim()) if i != axis]
+    inp = ctx.classes.reduce(x.labels, other_axes, READ).reshape(-1)
     slot = conv_slot(a.weight, weight, a.groups, transposed)
     out = ctx.produce(layer, slot, inp, projected(ctx, x.prints, axis))
     ctx.add_bias(layer, a.bias, out)
@@ -62,12 +62,12 @@ def _convolved(
 ) -> Sensitivity:
     check_constant_weight(node, a)
     weight = a.weight.double()
-    what = layer_label(node, a)
+    label = layer_label(node, a)
     if ctx.norm == "inf":
-        return ctx.apply(node, a.input, what, lambda: math.inf, lambda t: function(t, weight.abs()))
+        return ctx.apply(node, a.input, label, lambda: math.inf, lambda t: function(t, weight.abs()))
     shape = (1, *a.input.shape[-(weight.dim() - 1) :])
     norm, exact = convolution_norm(function, weight, shape, spectrum)
-    return ctx.apply(node, a.input, what if exact else f"{what} (bound)", lambda: norm, lambda t: t)
+    return ctx.apply(node, a.input, label if exact else f"{label} (bound)", lambda: norm, lambda t: t)
 
 
 # fmt: off

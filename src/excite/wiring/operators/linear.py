@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from excite.wiring.channels.labels import Break
-from excite.wiring.channels.signals import ChannelContext, ChannelSignal, held_shape, projected
-from excite.wiring.channels.slots import Held, Slot, embedding_slot, linear_slot
+from excite.wiring.channels.signals import ChannelContext, ChannelSignal, projected, view_shape
+from excite.wiring.channels.slots import ParameterView, Slot, embedding_slot, linear_slot
 from excite.wiring.operators.arithmetic import layer_label
 from excite.wiring.operators.row import LINEAR, SMOOTH, add_row, product_of
 from excite.wiring.propagation.counts import PathContext, ScaledCounts
@@ -54,7 +54,7 @@ def computed_weight(
 
 def _linear_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     layer = ctx.layer(a.weight, node)
-    if not isinstance(a.weight, Held):
+    if not isinstance(a.weight, ParameterView):
         return computed_weight(ctx, node, layer, a, -1, 0)
     x = ctx.signal(a.input)
     shape = shapes_of(node)
@@ -90,11 +90,13 @@ def affine_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> S
 
 
 def _embedding_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    if not isinstance(a.weight, Held) or a.scale_grad_by_freq:  # that option changes gradients, and with them the law
+    if (
+        not isinstance(a.weight, ParameterView) or a.scale_grad_by_freq
+    ):  # that option changes gradients, and with them the law
         return ctx.unknown(node, [a.weight], a.op)
     shape = shapes_of(node)
-    words = math.prod(a.weight.shape) // shape[-1]
-    out = ctx.produce(a.weight.path.removesuffix(".weight"), embedding_slot(a.weight, words, shape[-1]), None, None)
+    tokens = math.prod(a.weight.shape) // shape[-1]
+    out = ctx.produce(a.weight.path.removesuffix(".weight"), embedding_slot(a.weight, tokens, shape[-1]), None, None)
     return patterned(ctx, out, shape, -1)
 
 
@@ -106,11 +108,11 @@ def _largest_embedding(a: SimpleNamespace) -> str | None:
 def _product_channels(ctx: ChannelContext, node: torch.fx.Node, x: Any, y: Any, equation: tuple[str, str, str]) -> Any:
     """A sum of products, as in einsum: with a parameter it is an affine layer, otherwise a product of activations."""
     a, b, c = equation
-    if isinstance(x, Held) and not isinstance(y, Held):
+    if isinstance(x, ParameterView) and not isinstance(y, ParameterView):
         x, y, a, b = y, x, b, a
     if any(len(set(letters)) != len(letters) for letters in equation):
         return ctx.unknown(node, [x, y], "einsum")
-    if isinstance(y, Held) and not isinstance(x, Held):
+    if isinstance(y, ParameterView) and not isinstance(x, ParameterView):
         return _weighted(ctx, node, ctx.signal(x), y, (a, b, c))
     first, other = ctx.signal(x), ctx.signal(y)
     if ctx.classes.all_fixed(first.labels) and not ctx.classes.all_fixed(other.labels):
@@ -149,8 +151,8 @@ def _bilinear(
     labels, heads = [], None
     for signal, letters in zip(factors, (a, b)):
         order = [letters.index(k) for k in (*lead, *summed, *(k for k in letters if k in free))]
-        rest = range(len(lead) + 1, len(order))
-        reduced = ctx.classes.reduce(signal.labels.permute(order), rest, _SUMMED).flatten(len(lead))
+        remaining = range(len(lead) + 1, len(order))
+        reduced = ctx.classes.reduce(signal.labels.permute(order), remaining, _SUMMED).flatten(len(lead))
         ctx.classes.pass_through(reduced, name, linear=signal.prints is not None)
         if signal.prints is not None:
             heads = ctx.random(*reduced.shape[:-1], 1) if heads is None else heads  # tells one head from another
@@ -165,19 +167,19 @@ def _bilinear(
     product = ctx.relations.product(labels, Break("the product of two activations", function=True))
     total = ctx.classes.reduce(product, [-1], _SUMMED)[..., 0]
     ctx.bilinear.append((labels[0], labels[1], total))
-    spread = total.reshape(
+    expanded = total.reshape(
         *(total.shape[lead.index(k)] if k in lead else 1 for k in [*lead, *(k for k in c if k in free)])
     )
-    spread = spread.permute([[*lead, *(k for k in c if k in free)].index(k) for k in c])
-    return ChannelSignal(spread.expand(shapes_of(node)))
+    expanded = expanded.permute([[*lead, *(k for k in c if k in free)].index(k) for k in c])
+    return ChannelSignal(expanded.expand(shapes_of(node)))
 
 
 def _softmax_follows(node: torch.fx.Node, max_nodes: int = 8) -> bool:
     """Whether a softmax follows within a few calls, as for the logits of attention."""
-    seen = [node]
+    nodes = [node]
     for _ in range(max_nodes):
-        seen = [user for node in seen for user in node.users]
-        if any("softmax" in name_of(node.target) for node in seen if node.op == "call_function"):
+        nodes = [user for node in nodes for user in node.users]
+        if any("softmax" in name_of(node.target) for node in nodes if node.op == "call_function"):
             return True
     return False
 
@@ -196,7 +198,7 @@ def _arranged(tensor: Tensor, letters: str, target: str) -> Tensor:
 
 
 def _weighted(
-    ctx: ChannelContext, node: torch.fx.Node, x: ChannelSignal, held: Held, equation: tuple[str, str, str]
+    ctx: ChannelContext, node: torch.fx.Node, x: ChannelSignal, view: ParameterView, equation: tuple[str, str, str]
 ) -> Any:
     a, b, c = equation
     shape = shapes_of(node)
@@ -205,12 +207,12 @@ def _weighted(
     read = [k for k in b if k in a and k not in c]  # inputs
     sizes = dict(zip(a, x.shape)) | dict(zip(c, shape))
     if any(k not in c for k in made) or any(k not in b and k not in c for k in a):
-        return ctx.unknown(node, [x, held], "einsum")
+        return ctx.unknown(node, [x, view], "einsum")
     order = tuple(b.index(k) for k in [*shared, *made, *read])
     counts = [math.prod(sizes[k] for k in keys) for keys in (shared, made, read)]
-    plain = len(b) == 2 and not held.steps and not shared and len(made) == 1
+    plain = len(b) == 2 and not view.steps and not shared and len(made) == 1
     axes = (b.index(made[0]), b.index(read[0])) if plain and len(read) == 1 else (None, None)
-    slot = Slot(held, (counts[0], counts[1], counts[2], 1), order=order, axes=axes)
+    slot = Slot(view, (counts[0], counts[1], counts[2], 1), order=order, axes=axes)
     keys = "".join([*shared, *read])
     inp = ctx.classes.reduce(x.labels, [i for i, k in enumerate(a) if k not in keys], _SUMMED)
     inp = _arranged(inp, a, keys).reshape(-1)
@@ -218,10 +220,10 @@ def _weighted(
     if x.prints is not None:
         prints = projected(ctx, x.prints.permute([*map(a.index, keys), *(i for i, k in enumerate(a) if k not in keys)])
                             .reshape(inp.numel(), -1), 0)  # fmt: skip
-    layer = ctx.layer(held, node)
+    layer = ctx.layer(view, node)
     out = ctx.produce(layer, slot, inp, prints)
-    spread = out.view([sizes[k] for k in [*shared, *made]])
-    labels = _arranged(spread, "".join([*shared, *made]), c).expand(shape)
+    expanded = out.view([sizes[k] for k in [*shared, *made]])
+    labels = _arranged(expanded, "".join([*shared, *made]), c).expand(shape)
     pattern = ctx.random(*(1 if k in made else sizes[k] for k in c))
     return ChannelSignal(labels, pattern.expand(shape))
 
@@ -236,10 +238,10 @@ def matmul_letters(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[str, str, st
 
 def _matmul_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     x, y = a.args[:2]
-    equation = matmul_letters(held_shape(x), held_shape(y))
+    equation = matmul_letters(view_shape(x), view_shape(y))
     sizes: dict[str, set[int]] = {}
     for letters, value in zip(equation, (x, y)):
-        for k, size in zip(letters, held_shape(value)):
+        for k, size in zip(letters, view_shape(value)):
             sizes.setdefault(k, set()).add(size)
     if any(len(size) > 1 for size in sizes.values()):  # a batch axis of size one is broadcast
         return ctx.unknown(node, [x, y], "matmul with broadcasting")
@@ -248,7 +250,7 @@ def _matmul_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespac
 
 def _addmm_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     x, y = a.args[1:3]
-    result = _product_channels(ctx, node, x, y, matmul_letters(held_shape(x), held_shape(y)))
+    result = _product_channels(ctx, node, x, y, matmul_letters(view_shape(x), view_shape(y)))
     if a.beta == 0:
         return result
     bias = ctx.signal(a.self, ctx.uses[-1].layer if ctx.uses else None)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from excite.wiring.channels.labels import ZERO, Break
 from excite.wiring.channels.signals import ChannelContext, ChannelSignal
-from excite.wiring.channels.slots import Held, replay
+from excite.wiring.channels.slots import ParameterView, replay
 from excite.wiring.operators.activations import only, unchanged
-from excite.wiring.operators.arithmetic import root_of_squares, spread_of
+from excite.wiring.operators.arithmetic import deviation_of, root_of_squares
 from excite.wiring.operators.row import CONSTANT, LINEAR, Pieces, add_row
 from excite.wiring.propagation.counts import PathContext, ScaledCounts
 from excite.wiring.propagation.operator_norms import copies
@@ -36,34 +36,34 @@ SAME = ("contiguous", "clone", "alias", "_to_copy", "to", "lift_fresh_copy", "ty
 # -- channels -----------------------------------------------------------------------------------------------------------
 def rearranged(value: ChannelSignal, a: SimpleNamespace) -> Any:
     """The same operator applied to labels and fingerprints."""
-    rest = a.args[1:]
-    step = (a.target, rest, tuple(a.kwargs.items()))
+    arguments = a.args[1:]
+    step = (a.target, arguments, tuple(a.kwargs.items()))
     labels = replay((step,), value.labels)
     prints = None if value.prints is None else replay((step,), value.prints)
     if isinstance(labels, tuple | list):
-        return tuple(ChannelSignal(part, None if prints is None else prints[i]) for i, part in enumerate(labels))
+        return tuple(ChannelSignal(chunk, None if prints is None else prints[i]) for i, chunk in enumerate(labels))
     return ChannelSignal(labels, prints)
 
 
 def _view_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     value = a.args[0]
-    if isinstance(value, Held):
-        held = value.then(a.target, *a.args[1:], **a.kwargs)
+    if isinstance(value, ParameterView):
+        view = value.then(a.target, *a.args[1:], **a.kwargs)
         shapes = shapes_of(node)
-        return tuple(held.part(i) for i in range(len(shapes))) if isinstance(shapes, list) else held
+        return tuple(view.item(i) for i in range(len(shapes))) if isinstance(shapes, list) else view
     return rearranged(ctx.signal(value), a)
 
 
 def _repeat_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    if any(isinstance(other, ChannelSignal | Held) for other in a.args[1:]):
+    if any(isinstance(other, ChannelSignal | ParameterView) for other in a.args[1:]):
         if a.op == "expand_as":
             return ctx.signal(a.args[0]).map(lambda t: t.expand(shapes_of(node)))
-        return ctx.unknown(node, [v for v in a.args if isinstance(v, ChannelSignal | Held)], a.op)
+        return ctx.unknown(node, [v for v in a.args if isinstance(v, ChannelSignal | ParameterView)], a.op)
     return rearranged(ctx.signal(a.args[0]), a)
 
 
 def _same_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    if not node.meta["val"].is_floating_point() and isinstance(a.args[0], ChannelSignal | Held):
+    if not node.meta["val"].is_floating_point() and isinstance(a.args[0], ChannelSignal | ParameterView):
         return ctx.unknown(node, [a.args[0]], "rounding")
     return a.args[0]
 
@@ -80,21 +80,23 @@ def _detach_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespac
 
 
 def _index_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    where = a.indices
-    if any(isinstance(index, ChannelSignal | Held) for index in where):
-        return ctx.unknown(node, [a.self, *(index for index in where if isinstance(index, ChannelSignal | Held))], a.op)
-    where = [index.cpu() if isinstance(index, Tensor) else index for index in where]
-    return ctx.signal(a.self).map(lambda t: torch.ops.aten.index.Tensor(t, where))
+    indices = a.indices
+    if any(isinstance(index, ChannelSignal | ParameterView) for index in indices):
+        return ctx.unknown(
+            node, [a.self, *(index for index in indices if isinstance(index, ChannelSignal | ParameterView))], a.op
+        )
+    indices = [index.cpu() if isinstance(index, Tensor) else index for index in indices]
+    return ctx.signal(a.self).map(lambda t: torch.ops.aten.index.Tensor(t, indices))
 
 
 def _cat_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    parts = [ctx.signal(part) for part in a.tensors]
+    signals = [ctx.signal(operand) for operand in a.tensors]
     dim = a.dim if isinstance(a.dim, int) else 0
     join = torch.stack if a.op == "stack" else torch.cat
-    labels = join([part.labels for part in parts], dim)
+    labels = join([operand.labels for operand in signals], dim)
     prints = None
-    if any(part.prints is not None for part in parts):
-        prints = join([ctx.prints_of(part) for part in parts], dim)
+    if any(operand.prints is not None for operand in signals):
+        prints = join([ctx.prints_of(operand) for operand in signals], dim)
     return ChannelSignal(labels, prints)
 
 
@@ -128,13 +130,13 @@ def _move_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespa
         if not node.meta["val"].is_floating_point():
             raise no_bound(node, "rounding to integers")
         return x
-    spread = None if x.spread is None else replay(((a.target, a.args[1:], tuple(a.kwargs.items())),), x.spread)
+    deviation = None if x.deviation is None else replay(((a.target, a.args[1:], tuple(a.kwargs.items())),), x.deviation)
     if isinstance(shapes, list):
         return tuple(
-            Sensitivity(x.factor, s) if spread is None else Sensitivity.from_spread(spread[i])
+            Sensitivity(x.factor, s) if deviation is None else Sensitivity.from_deviation(deviation[i])
             for i, s in enumerate(shapes)
         )
-    return Sensitivity(x.factor, shapes) if spread is None else Sensitivity.from_spread(spread)
+    return Sensitivity(x.factor, shapes) if deviation is None else Sensitivity.from_deviation(deviation)
 
 
 def _repeat_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
@@ -156,7 +158,7 @@ def _cat_lipschitz(ctx: LipschitzContext, node: torch.fx.Node, a: SimpleNamespac
         node,
         "concatenation",
         lambda: root_of_squares(a.tensors),
-        lambda: join([spread_of(part) for part in a.tensors], a.dim or 0),
+        lambda: join([deviation_of(operand) for operand in a.tensors], a.dim or 0),
     )
 
 
@@ -167,18 +169,18 @@ def _moved_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> S
     op = torch.ops.aten.reshape.default if a.op == "view" else a.target
     moved = x.values.clone() if a.op in SAME else op(x.values, *a.args[1:], **a.kwargs)
     if isinstance(moved, tuple | list):
-        return tuple(ScaledCounts(part, x.power) for part in moved)
+        return tuple(ScaledCounts(counts, x.power) for counts in moved)
     return ScaledCounts(moved, x.power)
 
 
 def _cat_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> ScaledCounts:
-    parts = [
-        part if isinstance(part, ScaledCounts) else ScaledCounts(torch.zeros_like(part, dtype=torch.float64))
-        for part in a.tensors
+    operands = [
+        operand if isinstance(operand, ScaledCounts) else ScaledCounts(torch.zeros_like(operand, dtype=torch.float64))
+        for operand in a.tensors
     ]
-    power = max(part.power for part in parts)
+    power = max(operand.power for operand in operands)
     join = torch.stack if a.op == "stack" else torch.cat
-    return ScaledCounts(join([part.at(power) for part in parts], a.dim or 0), power)
+    return ScaledCounts(join([operand.at(power) for operand in operands], a.dim or 0), power)
 
 
 # -- pieces -------------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from excite.wiring.channels.labels import Break
-from excite.wiring.channels.signals import ChannelContext, ChannelSignal, NormRead, held_shape
-from excite.wiring.channels.slots import Held, Slot
+from excite.wiring.channels.signals import ChannelContext, ChannelSignal, NormRead, view_shape
+from excite.wiring.channels.slots import ParameterView, Slot
 from excite.wiring.operators.activations import only
 from excite.wiring.operators.arithmetic import layer_label
 from excite.wiring.operators.row import SMOOTH, add_row, product_of
@@ -26,7 +26,7 @@ def _normalization_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleN
     name = module_of(node) or a.op
     last = len(a.normalized_shape) if a.op in ("layer_norm", "rms_norm") else 0
     _normalize(ctx, x, a, name, last)
-    if not isinstance(a.weight, Held):
+    if not isinstance(a.weight, ParameterView):
         source = ctx.constant(x.shape, f"the output of {name}")
         if a.weight is not None:
             ctx.classes.pin(ctx.signal(a.weight).labels, Break(f"the weight of {name} is computed"))
@@ -47,16 +47,16 @@ def _normalize(ctx: ChannelContext, x: ChannelSignal, a: SimpleNamespace, name: 
     if frozen and ctx.training:
         classes.pin(x.labels, Break(f"{name} shifts by frozen statistics"))
         return
-    what = "{} is normalized with it by " + name
+    cause = "{} is normalized with it by " + name
     if last:
-        labels = classes.reduce(x.labels, range(-last, 0), what)
+        labels = classes.reduce(x.labels, range(-last, 0), cause)
         ctx.norm_reads.append(NormRead(name, a.op, *_by_position(labels)))
     else:
         spatial = range(2, x.labels.dim())
-        labels = classes.reduce(x.labels, spatial if a.op == "instance_norm" else [0, *spatial], what)
+        labels = classes.reduce(x.labels, spatial if a.op == "instance_norm" else [0, *spatial], cause)
         if a.op == "group_norm":
             rows = labels.reshape(labels.shape[0], a.num_groups, -1)
-            labels = classes.reduce(rows, [0, 2], what)
+            labels = classes.reduce(rows, [0, 2], cause)
         ctx.norm_reads.append(NormRead(name, a.op, labels.reshape(labels.shape[0], -1)))
     _is_normalized(ctx, labels, name)
 
@@ -94,8 +94,8 @@ def _is_normalized(ctx: ChannelContext, labels: Tensor, name: str) -> None:
 
 def _weight_norm_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     """g v / |v|: each slice of the direction v may scale as a whole, and g makes the rows of the weight."""
-    shape = held_shape(a.v)
-    if not isinstance(a.v, Held):
+    shape = view_shape(a.v)
+    if not isinstance(a.v, ParameterView):
         return ctx.unknown(node, [a.v, a.g], "weight_norm")
     order = (a.dim, *(i for i in range(len(shape)) if i != a.dim))
     slot = Slot(a.v, (1, shape[a.dim], 1, math.prod(shape) // shape[a.dim]), order=order)

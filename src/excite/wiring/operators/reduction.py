@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from excite.wiring.channels.signals import ChannelContext, ChannelSignal, fill
-from excite.wiring.channels.slots import Held
+from excite.wiring.channels.slots import ParameterView
 from excite.wiring.operators.activations import only
 from excite.wiring.operators.arithmetic import extreme_lipschitz
 from excite.wiring.operators.pooling import MIXED, average_lipschitz
@@ -42,7 +42,7 @@ def _sum_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) 
 
 def _extreme_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     if getattr(a, "other", None) is not None or 0 in (getattr(a, "ord", 2), getattr(a, "p", 2)):
-        return ctx.unknown(node, [v for v in a.args if isinstance(v, ChannelSignal | Held)], a.op)
+        return ctx.unknown(node, [v for v in a.args if isinstance(v, ChannelSignal | ParameterView)], a.op)
     value = ctx.signal(a.args[0])
     labels = _reduced(ctx, value, a)
     ctx.pass_through(labels, a)

@@ -43,10 +43,10 @@ class PathContext:
     biases: bool
 
 
-def total(parts: Sequence[ScaledCounts]) -> ScaledCounts:
+def total(counts: Sequence[ScaledCounts]) -> ScaledCounts:
     """The sum of several counts, with broadcasting."""
-    power = max(part.power for part in parts)
-    result = parts[0].at(power)
-    for part in parts[1:]:
-        result = result + part.at(power)
+    power = max(count.power for count in counts)
+    result = counts[0].at(power)
+    for count in counts[1:]:
+        result = result + count.at(power)
     return ScaledCounts(result, power)

@@ -128,12 +128,12 @@ def refused_name(target: Any) -> str:
     return f"{name}.{overload}" if name in OPERATORS and overload not in OVERLOADS else name
 
 
-def refused(refusal: str, node: torch.fx.Node, what: str, column: str = "") -> ModelError:
+def refused(refusal: str, node: torch.fx.Node, description: str, column: str = "") -> ModelError:
     """The error of an analysis that cannot continue: the unknown operator, and in which module."""
     module = module_of(node)
-    place = f" (in {module})" if module else ""
+    location = f" (in {module})" if module else ""
     hint = f": the operator table (excite.wiring.operators) has no column {column!r} for it" if column else ""
-    return ModelError(f"{refusal} {what}{place}{hint}")
+    return ModelError(f"{refusal} {description}{location}{hint}")
 
 
 def leaves(value: Any) -> list[Any]:
@@ -141,7 +141,7 @@ def leaves(value: Any) -> list[Any]:
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, tuple | list):
-        return [leaf for part in value for leaf in leaves(part)]
+        return [leaf for item in value for leaf in leaves(item)]
     return [value]
 
 
@@ -149,9 +149,9 @@ def _read(argument: Any, values: dict[torch.fx.Node, Any]) -> Any:
     if isinstance(argument, torch.fx.Node):
         return values[argument]
     if isinstance(argument, tuple):
-        return tuple(_read(part, values) for part in argument)
+        return tuple(_read(item, values) for item in argument)
     if isinstance(argument, list):
-        return [_read(part, values) for part in argument]
+        return [_read(item, values) for item in argument]
     if isinstance(argument, dict):
-        return {key: _read(part, values) for key, part in argument.items()}
+        return {key: _read(item, values) for key, item in argument.items()}
     return argument

@@ -63,16 +63,16 @@ def spectral_bound(weight: Tensor, size: Sequence[int], dilation: Sequence[int],
     weight = weight.detach().double()
     torus = [n + d * (k - 1) for n, k, d in zip(size, weight.shape[2:], dilation)]
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
-    work = math.prod(torus) / 2 * groups * min(outputs, inputs) ** 2 * max(outputs, inputs)
-    if work > _WORK:
+    operations = math.prod(torus) / 2 * groups * min(outputs, inputs) ** 2 * max(outputs, inputs)
+    if operations > _WORK:
         return None
-    spread = weight.new_zeros(*weight.shape[:2], *torus)
-    corner = spread
+    padded = weight.new_zeros(*weight.shape[:2], *torus)
+    corner = padded
     for axis, (kernel, step) in enumerate(zip(weight.shape[2:], dilation), start=2):
         corner = corner.narrow(axis, 0, step * (kernel - 1) + 1)
         corner = corner.unfold(axis, 1, step).squeeze(-1)
     corner.copy_(weight)
-    spectrum = torch.fft.rfftn(spread, dim=tuple(range(2, spread.dim()))).flatten(2)  # (O, I, frequencies)
+    spectrum = torch.fft.rfftn(padded, dim=tuple(range(2, padded.dim()))).flatten(2)  # (O, I, frequencies)
     blocks = spectrum.reshape(groups, outputs, inputs, -1).movedim(-1, 0)
     return float(torch.linalg.matrix_norm(blocks, ord=2).max())
 

@@ -57,8 +57,8 @@ _FUNCTION = re.compile(rf"(\w*(?:{_ACTIVATIONS})\w*)\(", re.IGNORECASE)
 def written_name(node: torch.fx.Node, op: str) -> str:
     """The name of an activation that is written out, as NewGELU for its pow and tanh; that of the operator for any other call."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    kind = str(stack[-1][1]) if stack else ""
-    name = kind.rpartition(".")[2].removesuffix("Activation")
+    module_type = str(stack[-1][1]) if stack else ""
+    name = module_type.rpartition(".")[2].removesuffix("Activation")
     if not re.search(_ACTIVATIONS, name, re.IGNORECASE):
         line = str(node.meta.get("stack_trace") or "").rpartition("\n    ")[2]  # the call in the module's own code
         names = set(_FUNCTION.findall(line))
@@ -73,7 +73,7 @@ def shapes_of(node: torch.fx.Node) -> Any:
         if isinstance(value, Tensor):
             return tuple(int(size) for size in value.shape)
         if isinstance(value, tuple | list):
-            return [shape(part) for part in value]
+            return [shape(item) for item in value]
         return None
 
     return shape(node.meta.get("val"))

@@ -93,10 +93,12 @@ def _norm(node: torch.fx.Node) -> WrittenNorm | None:
             inner |= {x, *casts}
         elif statistic.x is not x or statistic.centred:
             continue
-        if any(user not in inner and user is not node for part in inner for user in part.users if user.users):
+        if any(
+            user not in inner and user is not node for node_group in inner for user in node_group.users if user.users
+        ):
             continue
-        kind = "layer_norm" if centre is not None else "rms_norm"
-        return WrittenNorm(node, top, statistic.axes, kind, statistic.eps, statistic.form, frozenset(inner))
+        norm_name = "layer_norm" if centre is not None else "rms_norm"
+        return WrittenNorm(node, top, statistic.axes, norm_name, statistic.eps, statistic.form, frozenset(inner))
     return None
 
 

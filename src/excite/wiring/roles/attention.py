@@ -10,7 +10,7 @@ from torch import Tensor
 
 from excite.wiring.channels.slots import Slot, Use
 from excite.wiring.propagation.schema import module_of
-from excite.wiring.roles.provenance import FoundAttention, Origin, Provenance
+from excite.wiring.roles.provenance import Origin, Provenance, TracedAttention
 
 
 @dataclass(frozen=True)
@@ -102,17 +102,17 @@ class Attention:
     cross: bool = False
 
 
-def find_attentions(found: Provenance) -> tuple[Attention, ...]:
+def find_attentions(provenance: Provenance) -> tuple[Attention, ...]:
     """Returns the attentions of a model in order of execution.
 
     Args:
-        found: Where the numbers of the model's graph come from (`follow_origins`).
+        provenance: Where the numbers of the model's graph come from (`follow_origins`).
     """
     attentions = []
-    for number, attention in enumerate(found.attentions):
+    for number, attention in enumerate(provenance.attentions):
         module = module_of(attention.node)
-        query, key, value = (_made(found, part) for part in (attention.query, attention.key, attention.value))
-        reads = [_input_of(found, part) for part in (attention.query, attention.key)]
+        query, key, value = (_made(provenance, origin) for origin in (attention.query, attention.key, attention.value))
+        reads = [_input_of(provenance, origin) for origin in (attention.query, attention.key)]
         attentions.append(
             Attention(
                 number,
@@ -126,7 +126,7 @@ def find_attentions(found: Provenance) -> tuple[Attention, ...]:
                 query,
                 key,
                 value,
-                _reader(found, attention),
+                _reader(provenance, attention),
                 cross=None not in reads and not torch.equal(*reads),  # type: ignore[arg-type]
             )
         )
@@ -135,9 +135,9 @@ def find_attentions(found: Provenance) -> tuple[Attention, ...]:
 
 def block_of(path: str) -> str:
     """The path up to its last number, such as model.layers.3; empty if it has none."""
-    parts = path.split(".")
-    last = max((i for i, part in enumerate(parts) if part.isdecimal()), default=-1)
-    return ".".join(parts[: last + 1])
+    names = path.split(".")
+    last = max((i for i, name in enumerate(names) if name.isdecimal()), default=-1)
+    return ".".join(names[: last + 1])
 
 
 def block_number(path: str, default: int) -> int:
@@ -155,7 +155,7 @@ def _named(attentions: Sequence[Attention]) -> tuple[Attention, ...]:
         name = f"layer {attention.layer}"
         if any(block_of(other.module) != block for other in same):
             paths = [block_of(other.module).split(".") for other in same] + [block.split(".")]
-            own = [part for part in paths[-1] if not all(part in path for path in paths)]
+            own = [token for token in paths[-1] if not all(token in path for path in paths)]
             name = f"{own[0]} {name}" if own else f"{block} {name}".strip()
         if any(block_of(other.module) == block for other in same):
             name += f", {attention.module.removeprefix(block).strip('.') or f'attention {attention.number}'}"
@@ -163,16 +163,16 @@ def _named(attentions: Sequence[Attention]) -> tuple[Attention, ...]:
     return tuple(result)
 
 
-def _made(provenance: Provenance, part: Origin) -> Projection | None:
+def _made(provenance: Provenance, origin: Origin) -> Projection | None:
     """The projection that makes queries, keys or values (lead, D): each head once; None if several weights do, or none."""
-    heads = list(dict.fromkeys(tuple(row) for row in part.labels.tolist()))
+    heads = list(dict.fromkeys(tuple(row) for row in origin.labels.tolist()))
     owners = [[provenance.owner(label) for label in row] for row in heads]
-    uses = {id(owner[0]) if owner is not None else 0: owner for row in owners for owner in row}
+    uses = {id(source[0]) if source is not None else 0: source for row in owners for source in row}
     use = next(iter(uses.values())) if len(uses) == 1 else None
     if use is None or not isinstance(use[0], Use):
         return None
-    index = tuple(tuple(owner[1] for owner in row if owner is not None) for row in owners)
-    norm = part.norms[-1] if part.norms else None
+    index = tuple(tuple(source[1] for source in row if source is not None) for row in owners)
+    norm = origin.norms[-1] if origin.norms else None
     return _projection(provenance, use[0], index, norm)
 
 
@@ -180,19 +180,19 @@ def _projection(
     provenance: Provenance, use: Use, index: tuple[tuple[int, ...], ...], norm: str | None = None, reads: bool = False
 ) -> Projection:
     biases = [b for b in provenance.ctx.uses if b.layer == use.layer and b.inp is None and b.slot.shape[2:] == (1, 1)]
-    bias = biases[0].slot.held.path if biases and not reads else None
-    return Projection(use.layer, use.slot.held.path, index, bias, norm, slot=use.slot, reads=reads)
+    bias = biases[0].slot.source.path if biases and not reads else None
+    return Projection(use.layer, use.slot.source.path, index, bias, norm, slot=use.slot, reads=reads)
 
 
-def _input_of(provenance: Provenance, part: Origin) -> Tensor | None:
+def _input_of(provenance: Provenance, origin: Origin) -> Tensor | None:
     """The origin of what the projection of a part reads."""
-    owner = provenance.owner(int(part.labels.flatten()[0])) if part.labels.numel() else None
+    source = provenance.owner(int(origin.labels.flatten()[0])) if origin.labels.numel() else None
     return next(
-        (read.labels for use, read, _ in provenance.calls if owner and use is owner[0] and read is not None), None
+        (read.labels for use, read, _ in provenance.calls if source and use is source[0] and read is not None), None
     )
 
 
-def _reader(provenance: Provenance, attention: FoundAttention) -> Projection | None:
+def _reader(provenance: Provenance, attention: TracedAttention) -> Projection | None:
     """The first affine call that reads the heads of an attention, all of them."""
     count = attention.heads * attention.width
     for use, read, _ in provenance.calls:

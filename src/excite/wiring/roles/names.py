@@ -51,23 +51,25 @@ class WeightRoles:
         result = self._part(site)
         if result is None:
             return self.others.get(site.parameter) or self.layers.get(site.layer, "")
-        attention, part, heads = result
-        count = len(getattr(attention, part).index)
-        shared = "key " if part in ("key", "value") and attention.key_heads < attention.heads else ""
-        return ", ".join([attention.name, *([f"{shared}{_heads(heads)}"] if len(heads) < count else []), part])
+        attention, projection_name, heads = result
+        count = len(getattr(attention, projection_name).index)
+        shared = "key " if projection_name in ("key", "value") and attention.key_heads < attention.heads else ""
+        return ", ".join(
+            [attention.name, *([f"{shared}{_heads(heads)}"] if len(heads) < count else []), projection_name]
+        )
 
     def _part(self, site: Site) -> tuple[Attention, str, list[int]] | None:
         """The attention, the part of it and the heads that a site belongs to."""
         numbers = {number for numbers in site.index for number in numbers}
         for attention in self.attentions:
-            for part in _PARTS:
-                projection: Projection | None = getattr(attention, part)
+            for projection_name in _PARTS:
+                projection: Projection | None = getattr(attention, projection_name)
                 if projection is None or projection.layer != site.layer or (site.side == "in") != projection.reads:
                     continue
                 heads = [h for h, index in enumerate(projection.index) if numbers & set(index)]
-                whole = site.parameter == projection.parameter and site.slot == projection.slot
-                if heads and (whole or (site.parameter == projection.bias and site.of == projection.slot.outputs)):
-                    return attention, part, heads
+                is_whole = site.parameter == projection.parameter and site.slot == projection.slot
+                if heads and (is_whole or (site.parameter == projection.bias and site.of == projection.slot.outputs)):
+                    return attention, projection_name, heads
         return None
 
     def _name(self, site: Site) -> str:
@@ -75,10 +77,10 @@ class WeightRoles:
         result = self._part(site)
         if result is None:
             return ""
-        attention, part, heads = result
+        attention, projection_name, heads = result
         same = [p for p in _PARTS[:3] if (other := getattr(attention, p)) and other.parameter == site.parameter]
-        name = f"{site.layer.partition('#')[0]}/{part}" if len(same) > 1 else site.layer
-        if len(heads) == len(getattr(attention, part).index):
+        name = f"{site.layer.partition('#')[0]}/{projection_name}" if len(same) > 1 else site.layer
+        if len(heads) == len(getattr(attention, projection_name).index):
             return name if len(same) > 1 else ""
         return f"{name}/head{heads[0]}" + (f"-{heads[-1]}" if len(heads) > 1 else "")
 
@@ -90,11 +92,11 @@ def _heads(numbers: Sequence[int]) -> str:
     return f"heads {numbers[0]}–{numbers[-1]}" if span else f"heads {', '.join(map(str, numbers))}"
 
 
-def find_roles(found: Provenance, attentions: tuple[Attention, ...], parameters: Mapping[str, str]) -> WeightRoles:
+def find_roles(provenance: Provenance, attentions: tuple[Attention, ...], parameters: Mapping[str, str]) -> WeightRoles:
     """Returns the roles of the parameters of a model with attention; of other models, none.
 
     Args:
-        found: Where the numbers of the model's graph come from.
+        provenance: Where the numbers of the model's graph come from.
         attentions: Its attentions.
         parameters: What every parameter does, by path (`Wiring.parameters`).
     """
@@ -103,22 +105,22 @@ def find_roles(found: Provenance, attentions: tuple[Attention, ...], parameters:
         return roles
     for attention in attentions:
         by_layer: dict[str, list[str]] = {}
-        for part in _PARTS:
-            projection = getattr(attention, part)
+        for projection_name in _PARTS:
+            projection = getattr(attention, projection_name)
             if projection is not None:
-                by_layer.setdefault(projection.layer, []).append(part)
-        for layer, parts in by_layer.items():
-            roles.layers.setdefault(layer, f"{attention.name}, {_list(parts)}")
+                by_layer.setdefault(projection.layer, []).append(projection_name)
+        for layer, projection_names in by_layer.items():
+            roles.layers.setdefault(layer, f"{attention.name}, {_list(projection_names)}")
     blocks = {block_of(attention.module): attention.name.partition(",")[0] for attention in attentions}
-    _feedforward(found, roles, blocks)
-    _outputs(found, roles)
-    _embeddings(found, roles, parameters)
-    _norms(found, roles, blocks)
+    _feedforward(provenance, roles, blocks)
+    _outputs(provenance, roles)
+    _embeddings(provenance, roles, parameters)
+    _norms(provenance, roles, blocks)
     return roles
 
 
-def _list(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _block(path: str, blocks: Mapping[str, str]) -> str:
@@ -129,8 +131,8 @@ def _block(path: str, blocks: Mapping[str, str]) -> str:
     return f"layer {block_number(path, 0)}" if block_of(path) else ""
 
 
-def _label(path: str, blocks: Mapping[str, str], what: str) -> str:
-    return ", ".join(part for part in (_block(path, blocks), what) if part)
+def _label(path: str, blocks: Mapping[str, str], description: str) -> str:
+    return ", ".join(text for text in (_block(path, blocks), description) if text)
 
 
 def _makers(provenance: Provenance, origin: Origin | None) -> list[Use]:
@@ -169,17 +171,17 @@ def _outputs(provenance: Provenance, roles: WeightRoles) -> None:
 
 def _embeddings(provenance: Provenance, roles: WeightRoles, parameters: Mapping[str, str]) -> None:
     """Embeddings; one that is tied to the output layer is both."""
-    weights = {use.slot.held.path: use.layer for use, read, _ in provenance.calls if use.inp is not None}
+    weights = {use.slot.source.path: use.layer for use, read, _ in provenance.calls if use.inp is not None}
     for path, role in parameters.items():
-        embedding = role == "embedding" or path in {u.slot.held.path for u, _, _ in provenance.calls if u.inp is None}
+        embedding = role == "embedding" or path in {u.slot.source.path for u, _, _ in provenance.calls if u.inp is None}
         if not embedding:
             continue
         name = path.rpartition(".")[0].rpartition(".")[2] or path
-        what = next((text for key, text in _EMBEDDINGS.items() if key in name.lower()), "embedding")
+        label = next((text for key, text in _EMBEDDINGS.items() if key in name.lower()), "embedding")
         if path in weights:
-            roles.layers[weights[path]] = roles.others[path] = f"{what}, tied to the output"
+            roles.layers[weights[path]] = roles.others[path] = f"{label}, tied to the output"
         else:
-            roles.others[path] = what
+            roles.others[path] = label
 
 
 _EMBEDDINGS = {
@@ -196,16 +198,16 @@ def _norms(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str, str]
             readers.setdefault(norm, []).append(roles.layers.get(use.layer, ""))
     names = {module: _norm_role(read) for module, read in readers.items()}
     for attention in roles.attentions:
-        for part in _PARTS[:2]:
-            projection: Projection | None = getattr(attention, part)
+        for projection_name in _PARTS[:2]:
+            projection: Projection | None = getattr(attention, projection_name)
             if projection is not None and projection.norm is not None:
-                names[projection.norm] = f"{attention.name}, {part} norm"
+                names[projection.norm] = f"{attention.name}, {projection_name} norm"
     for use in provenance.ctx.uses:
-        module = use.slot.held.path.rpartition(".")[0]
-        if module in names and use.slot.shape[1:3].count(1) and use.slot.held.path not in roles.others:
+        module = use.slot.source.path.rpartition(".")[0]
+        if module in names and use.slot.shape[1:3].count(1) and use.slot.source.path not in roles.others:
             role = names[module]
             known = not role or role.startswith(("layer", "final")) or " layer " in role
-            roles.others[use.slot.held.path] = role if known else _label(module, blocks, role)
+            roles.others[use.slot.source.path] = role if known else _label(module, blocks, role)
 
 
 def _norm_role(readers: Iterable[str]) -> str:

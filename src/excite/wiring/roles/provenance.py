@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from excite.wiring.channels.signals import ChannelContext
-from excite.wiring.channels.slots import Held, Use, replay
+from excite.wiring.channels.slots import ParameterView, Use, replay
 from excite.wiring.export import Exported
 from excite.wiring.operators.linear import matmul_letters
 from excite.wiring.operators.movement import REPEATS, SAME, VIEWS
@@ -55,7 +55,7 @@ class _Scores:
 
 
 @dataclass
-class FoundAttention:
+class TracedAttention:
     """An attention with what is known of the origin of its parts: labels (leading positions, channels)."""
 
     node: torch.fx.Node
@@ -78,20 +78,20 @@ class Provenance:
 
     ctx: ChannelContext
     calls: list[tuple[Use, Origin | None, torch.fx.Node]] = field(default_factory=list)
-    attentions: list[FoundAttention] = field(default_factory=list)
+    attentions: list[TracedAttention] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)  # by module: a kernel of attention that is not understood
     outputs: list[Origin] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
-    _owners: list[Use | FoundAttention] = field(default_factory=list)
+    _owners: list[Use | TracedAttention] = field(default_factory=list)
     end: int = 0
 
-    def own(self, start: int, owner: Use | FoundAttention) -> None:
+    def own(self, start: int, source: Use | TracedAttention) -> None:
         """Registers the owner of the labels from `start` on; starts come in any order."""
         at = bisect_right(self._starts, start)
         self._starts.insert(at, start)
-        self._owners.insert(at, owner)
+        self._owners.insert(at, source)
 
-    def owner(self, label: int) -> tuple[Use | FoundAttention, int] | None:
+    def owner(self, label: int) -> tuple[Use | TracedAttention, int] | None:
         """The affine call or attention that makes a channel, and the channel's number in it."""
         at = bisect_right(self._starts, label) - 1
         if label <= 0 or at < 0:
@@ -102,12 +102,12 @@ class Provenance:
 class ProvenanceInterpreter(Interpreter):
     """Carries the origins of numbers through a graph, and notes every affine call and every attention on the way."""
 
-    followed = (Origin, Held, _Scores)
+    followed = (Origin, ParameterView, _Scores)
     context: Provenance
 
-    def parameter(self, node: torch.fx.Node, path: str) -> Held:
+    def parameter(self, node: torch.fx.Node, path: str) -> ParameterView:
         """Returns a parameter by name and shape."""
-        return Held(path, self.context.ctx.shapes[path])
+        return ParameterView(path, self.context.ctx.shapes[path])
 
     def constant(self, value: Tensor) -> Tensor:
         """Returns a constant as it is."""
@@ -132,7 +132,7 @@ class ProvenanceInterpreter(Interpreter):
     def missing(self, node: torch.fx.Node, values: list[Any]) -> Any:
         """The result of a graph inside the graph is of unknown origin."""
         name = name_of(node.target)
-        if any(word in name for word in _KERNELS):
+        if any(kernel in name for kernel in _KERNELS):
             self.context.unknown.setdefault(module_of(node) or name, name)
         return _filled(shapes_of(node))
 
@@ -151,15 +151,15 @@ class ProvenanceInterpreter(Interpreter):
         if a.op in SAME:
             return a.args[0]
         if a.op in ("cat", "stack", "concat", "concatenate"):
-            parts = [part if isinstance(part, Origin) else _nothing(_shape(part)) for part in a.tensors]
+            origins = [operand if isinstance(operand, Origin) else _nothing(_shape(operand)) for operand in a.tensors]
             join = torch.stack if a.op == "stack" else torch.cat
-            first = max(parts, key=lambda part: bool(part.labels.any()))
-            return replace(first, labels=join([part.labels for part in parts], a.dim or 0))
+            first = max(origins, key=lambda operand: bool(operand.labels.any()))
+            return replace(first, labels=join([operand.labels for operand in origins], a.dim or 0))
         if a.op == "scaled_dot_product_attention":
             shape = shapes_of(node)
             labels = self._attention(provenance, node, a.op, (_last(a.query), _last(a.key), _last(a.value)))
             return Origin(labels.view(*shape[:-2], 1, shape[-1]).expand(shape))
-        if any(word in a.op for word in _KERNELS):
+        if any(kernel in a.op for kernel in _KERNELS):
             provenance.unknown.setdefault(module_of(node) or a.op, a.op)
         if a.op in _PRODUCTS or a.op == "einsum":
             return self._product(provenance, node, a)
@@ -183,15 +183,15 @@ class ProvenanceInterpreter(Interpreter):
 
     def _moved(self, node: torch.fx.Node, a: SimpleNamespace) -> Any:
         value = a.args[0]
-        if isinstance(value, Held):
+        if isinstance(value, ParameterView):
             shapes = shapes_of(node)
-            held = value.then(a.target, *a.args[1:], **a.kwargs)
-            return tuple(held.part(i) for i in range(len(shapes))) if isinstance(shapes, list) else held
+            view = value.then(a.target, *a.args[1:], **a.kwargs)
+            return tuple(view.item(i) for i in range(len(shapes))) if isinstance(shapes, list) else view
         if not isinstance(value, Origin):
             return value
         moved = replay(((a.target, a.args[1:], tuple(a.kwargs.items())),), value.labels)
         if isinstance(moved, tuple | list):
-            return tuple(replace(value, labels=part) for part in moved)
+            return tuple(replace(value, labels=labels) for labels in moved)
         return replace(value, labels=moved)
 
     def _product(self, provenance: Provenance, node: torch.fx.Node, a: SimpleNamespace) -> Any:
@@ -203,8 +203,8 @@ class ProvenanceInterpreter(Interpreter):
             x, y = (a.args[i] for i in _PRODUCTS[a.op])
             equation = list(matmul_letters(*(shapes_of(node.args[i]) for i in _PRODUCTS[a.op])))  # type: ignore[arg-type]
         if isinstance(x, Origin) and isinstance(y, Origin):
-            parts = _scored(x, y, equation)
-            return _Scores(*parts) if parts is not None else _nothing(shape)
+            operands = _scored(x, y, equation)
+            return _Scores(*operands) if operands is not None else _nothing(shape)
         if isinstance(x, _Scores) and x.softmax and isinstance(y, Origin):
             layout = _attended(equation)
             if layout is not None:
@@ -217,16 +217,16 @@ class ProvenanceInterpreter(Interpreter):
         return _nothing(shape)
 
     def _attention(
-        self, provenance: Provenance, node: torch.fx.Node, kernel: str, parts: tuple[Origin, Origin, Origin]
+        self, provenance: Provenance, node: torch.fx.Node, kernel: str, origins: tuple[Origin, Origin, Origin]
     ) -> Tensor:
         """Notes an attention of queries, keys and values (lead, D); returns new labels (lead, D) for what it makes."""
-        query, key, value = parts
+        query, key, value = origins
         heads, count = _numbered(query.labels)
         keys = _numbered(key.labels)[0]
         per = max(1, len(heads) // max(1, len(keys)))  # enable_gqa: consecutive query heads share a key head
         groups = [keys[min(heads.index(h) // per, len(keys) - 1)] for h in range(count)]
         width = value.labels.shape[-1]
-        attention = FoundAttention(node, kernel, query, key, value, provenance.end + 1, count, width, groups)
+        attention = TracedAttention(node, kernel, query, key, value, provenance.end + 1, count, width, groups)
         provenance.own(attention.start, attention)
         provenance.end += count * width
         provenance.attentions.append(attention)
@@ -252,7 +252,7 @@ class ProvenanceInterpreter(Interpreter):
             active = max(known, key=lambda first: bool(first.functions))
             other = known[1] if active is known[0] else known[0]
             return replace(other, partner=active)
-        scale = next((v for v in values if isinstance(v, Held)), None)
+        scale = next((v for v in values if isinstance(v, ParameterView)), None)
         if a.op in ("mul", "multiply") and scale is not None:
             return replace(first, norms=(*first.norms, module_of(node) or scale.path))
         if a.row is not None and a.row.activation is not None:
@@ -287,7 +287,7 @@ def _filled(shapes: Any) -> Any:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    if isinstance(value, Held):
+    if isinstance(value, ParameterView):
         return tuple(value.view(torch.empty(value.shape, device="meta")).shape)
     return tuple(value.shape) if hasattr(value, "shape") else ()
 
@@ -345,6 +345,6 @@ def _numbered(labels: Tensor) -> tuple[list[int], int]:
     if not bool(labels.all()):
         count = max(1, len(labels) // 2)
         return [i % count for i in range(len(labels))], count
-    seen: dict[tuple[int, ...], int] = {}
-    rows = [seen.setdefault(tuple(row), len(seen)) for row in labels.tolist()]
-    return rows, len(seen)
+    numbers: dict[tuple[int, ...], int] = {}
+    rows = [numbers.setdefault(tuple(row), len(numbers)) for row in labels.tolist()]
+    return rows, len(numbers)
