@@ -9,6 +9,8 @@ this package works on a `MarginProblem`, which holds them together, and on `rows
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -94,6 +96,48 @@ class Decision:
         own = f.gather(1, self.labels[:, None])[:, 0]
         last = classes.shape[1] - 1
         return [_gradient(own - f.gather(1, classes[:, k : k + 1])[:, 0], z, keep=k < last) for k in range(last + 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureDecision(Decision):
+    """Decisions by features·weight + bias, with weights (N, features) and bias (N,) of each point; class 1 where positive.
+
+    The features are the inputs of a linear layer of the model.
+    """
+
+    layer: nn.Linear
+    weight: Tensor
+    bias: Tensor
+
+    def rows(self, index: Tensor) -> FeatureDecision:
+        """The same for some of the points."""
+        fewer = super().rows(index)
+        assert isinstance(fewer, FeatureDecision)
+        return replace(fewer, weight=self.weight[index], bias=self.bias[index])
+
+    def outputs(self, z: Tensor) -> Tensor:
+        """(N,): features·weight + bias."""
+        return (features(self.model, self.layer, z, self.output) * self.weight).sum(1) + self.bias
+
+
+@contextmanager
+def _inputs_of(layer: nn.Linear) -> Iterator[list[Tensor]]:
+    """What the layer is called with while this holds; the hook is removed also after an exception."""
+    inputs: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    try:
+        yield inputs
+    finally:
+        hook.remove()
+
+
+def features(model: nn.Module, layer: nn.Linear, x: Tensor, output: Pick = None) -> Tensor:
+    """The inputs (N, features) of the layer in a pass of x; `output` is called as in every pass, since it may end the search."""
+    with _inputs_of(layer) as inputs:
+        returned = model(x)
+    if output is not None:
+        pick_output(returned, output)
+    return inputs[-1].to(x.dtype)
 
 
 def _finite(f: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from excite.margin import margins
 from excite.margin.batches import _noise
-from excite.margin.problem import Decision, MarginProblem, make_constraint
-from excite.margin.reliability.planted import PlantedDecision, _plant, last_linear, planted_test
+from excite.margin.problem import Decision, FeatureDecision, MarginProblem, make_constraint
+from excite.margin.reliability.planted import _plant, last_linear, planted_test
 from models import same_state, state_of
 
 BOUNDS = (torch.tensor(0.0), torch.tensor(1.0))
@@ -37,7 +37,7 @@ def test_what_is_planted_is_adversarial_at_the_distance(norm: str) -> None:
     base = problem(model, norm)
     radius = torch.full((12,), {"inf": 0.05, "2": 0.3, "1": 1.5}[norm])
     planted, distance, possible = _plant(base, last_linear(model, base.x), radius, _noise(0))
-    assert isinstance(planted.decision, PlantedDecision)
+    assert isinstance(planted.decision, FeatureDecision)
     assert possible.float().mean() > 0.8
     assert (distance <= radius * (1 + 1e-5)).all()
     # the points themselves keep their decision

@@ -9,15 +9,13 @@ adversarial by construction; the search must find it or a smaller one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from excite._core.calls import Pick, pick_output
-from excite.margin.problem import AdversarialPerturbations, Constraint, Decision, MarginProblem, column
+from excite.margin.problem import AdversarialPerturbations, Constraint, FeatureDecision, MarginProblem, column, features
 from excite.margin.search import PLANS, CleanPoints, Noise, search, to_boundary
 
 _INNER = 64  # random perturbations that must keep the decision
@@ -28,51 +26,12 @@ _TOLERANCE = 1.01
 _MIN_INPUTS = math.ceil(8 * math.log(_INNER))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlantedDecision(Decision):
-    """Decisions by features·weight + bias, with weights (N, features) and bias (N,) of each point; class 1 where positive."""
-
-    layer: nn.Linear
-    weight: Tensor
-    bias: Tensor
-
-    def rows(self, index: Tensor) -> PlantedDecision:
-        """The same for some of the points."""
-        fewer = super().rows(index)
-        assert isinstance(fewer, PlantedDecision)
-        return replace(fewer, weight=self.weight[index], bias=self.bias[index])
-
-    def outputs(self, z: Tensor) -> Tensor:
-        """(N,): the planted outputs."""
-        return (features(self.model, self.layer, z, self.output) * self.weight).sum(1) + self.bias
-
-
 @dataclass(frozen=True)
 class PlantedTest:
     """How the search did: points where an example could be planted, and those of them where it was not found."""
 
     planted: int
     unfound: int
-
-
-@contextmanager
-def _inputs_of(layer: nn.Linear) -> Iterator[list[Tensor]]:
-    """What the layer is called with while this holds; the hook is removed also after an exception."""
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    try:
-        yield seen
-    finally:
-        hook.remove()
-
-
-def features(model: nn.Module, layer: nn.Linear, x: Tensor, output: Pick = None) -> Tensor:
-    """The inputs (N, features) of the layer in a pass of x; `output` is called as in every pass, since it may end the search."""
-    with _inputs_of(layer) as seen:
-        returned = model(x)
-    if output is not None:
-        pick_output(returned, output)
-    return seen[-1].to(x.dtype)
 
 
 def last_linear(model: nn.Module, x: Tensor) -> nn.Linear | None:
@@ -137,17 +96,17 @@ def _plant(
         return features(decision.model, layer, z, decision.output)
 
     with torch.no_grad():
-        example = _random(constraint, x, radius, noise)
-        inner = torch.stack([features_at(x + _random(constraint, x, size * radius, noise)) for size in _sizes()], 1)
+        example, *inner_d = _random(constraint, x, [radius, *(size * radius for size in _sizes())], noise)
+        inner = torch.stack([features_at(x + d) for d in inner_d], 1)
         centre, special = features_at(x), features_at(x + example)
         weight, scores, score = _separate(torch.cat([centre[:, None], inner], 1), special)
-    most = scores.amax(1)
+    max_score = scores.amax(1)
     # nearer to the planted example than to the others, so that few perturbations are adversarial
-    threshold = most + 0.75 * (score - most)
-    scale = (score - most).clamp_min(torch.finfo(x.dtype).tiny)
-    possible = score - most > 1e-4 * scores.std(1).clamp_min(1e-12)
+    threshold = max_score + 0.75 * (score - max_score)
+    scale = (score - max_score).clamp_min(torch.finfo(x.dtype).tiny)
+    possible = score - max_score > 1e-4 * scores.std(1).clamp_min(1e-12)
     zero = torch.zeros(len(x), dtype=torch.long, device=x.device)
-    planted = PlantedDecision(
+    planted = FeatureDecision(
         decision.model,
         decision.output,
         0.0,
@@ -164,10 +123,12 @@ def _sizes() -> list[float]:
     return [_WITHIN * (k + 1) / _INNER for k in range(_INNER)]
 
 
-def _random(constraint: Constraint, x: Tensor, radius: Tensor, noise: Noise) -> Tensor:
-    """A random perturbation of this size, on the surface of the ball as far as the bounds allow."""
-    d = constraint.direction(noise(x.shape, x)) * column(radius, x)
-    return constraint.project(d, radius)
+def _random(constraint: Constraint, x: Tensor, radii: Sequence[Tensor], noise: Noise) -> Tensor:
+    """(k, N, ...): random perturbations of k sizes, each (N,), on the surface of the ball as far as the bounds allow."""
+    repeated = constraint.rows(torch.arange(len(x), device=x.device).repeat(len(radii)))
+    radius = torch.cat(list(radii))
+    d = repeated.direction(torch.cat([noise(x.shape, x) for _ in radii])) * column(radius, x)
+    return repeated.project(d, radius).view(len(radii), *x.shape)
 
 
 def _separate(inner: Tensor, special: Tensor) -> tuple[Tensor, Tensor, Tensor]:
