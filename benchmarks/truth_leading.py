@@ -47,7 +47,7 @@ def main() -> None:
         loss = (model(x + 3 * y[:, None, None, None] * template)[:, 0] - y).square().mean()
         loss.backward()
         if step % options.every == 0:
-            truth = LayerOperator(site).largest(1e-6, most=2000)[0]
+            truth = LayerOperator(site).largest(1e-6, max_products=2000)[0]
             sigma, stated = followed.follow().result()
             (layers, met), (exact, aligned) = (one.begin(parameters_of(model))() for one in (some, whole))
             ratio = max(

@@ -50,23 +50,23 @@ def _before_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_child=_thread.cache_clear)
 
 
-def submit(work: Callable[[], T]) -> Future[T]:
-    """Runs `work` on the background thread. For work that does not touch a GPU.
+def submit(function: Callable[[], T]) -> Future[T]:
+    """Runs `function` on the background thread. For work that does not touch a GPU.
 
     During interpreter shutdown, when threads accept no more work, it runs immediately.
 
     Args:
-        work: Function without arguments.
+        function: Function without arguments.
 
     Returns:
         Future of its result.
     """
     try:
-        return _thread().submit(work)
+        return _thread().submit(function)
     except RuntimeError:
         done: Future[T] = Future()
         try:
-            done.set_result(work())
+            done.set_result(function())
         except Exception as error:
             done.set_exception(error)
         return done
@@ -77,21 +77,21 @@ def _stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def submit_after_gpu(work: Callable[[], T]) -> Future[T]:
-    """Runs `work` on the background thread, after everything that has been launched on the GPU so far.
+def submit_after_gpu(function: Callable[[], T]) -> Future[T]:
+    """Runs `function` on the background thread, after everything that has been launched on the GPU so far.
 
     For transfers from a GPU, and for computations on the CPU while the model trains (numpy and torch release the GIL). On a
     GPU the work runs on a stream of its own, because a transfer queued behind the kernels of later steps would block the
     thread that launches them. Pass tensors that it returns through `record_stream` before using them on another stream.
 
     Args:
-        work: Function without arguments.
+        function: Function without arguments.
 
     Returns:
         Future of its result.
     """
     if not torch.cuda.is_initialized():
-        return submit(work)
+        return submit(function)
     device = torch.cuda.current_device()
     before = torch.cuda.Event(blocking=True)
     before.record(torch.cuda.current_stream(device))
@@ -100,7 +100,7 @@ def submit_after_gpu(work: Callable[[], T]) -> Future[T]:
         before.synchronize()
         with torch.cuda.stream(_stream(device)):
             try:
-                return work()
+                return function()
             finally:
                 _stream(device).synchronize()  # so that the memory it read can be reused
 
@@ -121,14 +121,14 @@ def record_stream(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def memoize(work: Callable[[], T]) -> Callable[[], T]:
-    """A function that calls `work` the first time it is called, from whichever thread, and returns that result afterwards.
+def memoize(function: Callable[[], T]) -> Callable[[], T]:
+    """A function that calls `function` the first time it is called, from whichever thread, and returns that result afterwards.
 
-    Concurrent callers wait for the first. `work` and what it refers to are released after the call.
+    Concurrent callers wait for the first. `function` and what it refers to are released after the call.
     """
     lock = Lock()
-    pending, result = [work], list[T]()
-    del work
+    pending, result = [function], list[T]()
+    del function
 
     def get() -> T:
         with lock:

@@ -70,17 +70,17 @@ class MarkedPass(Pass):
         if name not in self._chosen or not signal.is_floating_point():
             return signal
         at, layout = self._site, self.site(signal, name)
-        mark = self._mark_at(at, signal)
-        return signal + (mark if self.copies == 1 or layout is None else layout.join(mark, mark))
+        random_mark = self._mark_at(at, signal)
+        return signal + (random_mark if self.copies == 1 or layout is None else layout.join(random_mark, random_mark))
 
     def _mark_at(self, at: int, input: Tensor) -> Tensor:
         """As large as the signal, or 1 where that is zero."""
         if self._single is not None:
             return self._single.marks[at]
         generator = torch.Generator(input.device).manual_seed(at)
-        mark = torch.randn(input.shape, generator=generator, dtype=input.dtype, device=input.device)
+        random_mark = torch.randn(input.shape, generator=generator, dtype=input.dtype, device=input.device)
         size = input.detach().square().mean().sqrt()
-        self.marks[at] = mark * torch.where(size > 0, size, 1)
+        self.marks[at] = random_mark * torch.where(size > 0, size, 1)
         return self.marks[at]
 
 
@@ -106,7 +106,9 @@ def resolve_layouts(
     except ModelError:  # with marks the model takes another path
         choices = []
     if not choices:
-        unclear = dict.fromkeys(what for (what, _), layouts in zip(tape.shapes, fitting) if len(layouts) > 1)
+        unclear = dict.fromkeys(
+            description for (description, _), layouts in zip(tape.shapes, fitting) if len(layouts) > 1
+        )
         warnings.warn(
             f"cannot tell how samples lie in the input of {', '.join(unclear)}: all samples of the batch are equal there; "
             "start with a batch of different samples",

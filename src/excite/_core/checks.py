@@ -79,15 +79,17 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_count(value: object, name: str, least: int = 1, most: int = LARGEST, *, also: str = "") -> int:
-    """A whole number from `least` to `most`; `also` says what else the caller takes, such as "or None"."""
+def check_count(value: object, name: str, minimum: int = 1, maximum: int = LARGEST, *, also: str = "") -> int:
+    """A whole number from `minimum` to `maximum`; `also` says what else the caller takes, such as "or None"."""
     number = as_scalar(value)
-    if not is_whole(number) or number < least:
+    if not is_whole(number) or number < minimum:
         raise InputError(
-            f"{name}: expected a whole number of at least {least}{also and f', {also}'}; got {shown(value)}"
+            f"{name}: expected a whole number of at least {minimum}{also and f', {also}'}; got {shown(value)}"
         )
-    if number > most:
-        raise InputError(f"{name}: expected a whole number of at most {most}; got {shown(value)}: choose a smaller one")
+    if number > maximum:
+        raise InputError(
+            f"{name}: expected a whole number of at most {maximum}; got {shown(value)}: choose a smaller one"
+        )
     return int(number)
 
 
@@ -97,28 +99,28 @@ def check_seed(value: object, name: str = "seed") -> int:
 
 
 def check_number(
-    value: object, name: str, least: float = -math.inf, most: float = math.inf, *, above: bool = False
+    value: object, name: str, minimum: float = -math.inf, maximum: float = math.inf, *, above: bool = False
 ) -> float:
-    """A finite number from `least` (`above`: greater than it) to `most`."""
+    """A finite number from `minimum` (`above`: greater than it) to `maximum`."""
     scalar, number = as_scalar(value), math.nan
     if is_number(scalar):
         try:
             number = float(scalar)
         except OverflowError:
             number = math.inf
-    if not math.isfinite(number) or not least <= number <= most or (above and number == least):
-        low = "" if least == -math.inf else f" above {least:g}" if above else f" of at least {least:g}"
-        high = "" if most == math.inf else f"{' and' if low else ''} at most {most:g}"
+    if not math.isfinite(number) or not minimum <= number <= maximum or (above and number == minimum):
+        low = "" if minimum == -math.inf else f" above {minimum:g}" if above else f" of at least {minimum:g}"
+        high = "" if maximum == math.inf else f"{' and' if low else ''} at most {maximum:g}"
         raise InputError(f"{name}: expected a finite number{low}{high}; got {shown(value)}")
     return number
 
 
-def check_numbers(values: object, name: str, least: float = -math.inf) -> list[float]:
-    """Finite numbers of at least `least`, in a list, a tuple or anything else that has an order, or in a tensor or array of one axis."""
+def check_numbers(values: object, name: str, minimum: float = -math.inf) -> list[float]:
+    """Finite numbers of at least `minimum`, in a list, a tuple or anything else that has an order, or in a tensor or array of one axis."""
     is_vector = isinstance(values, Tensor | np.ndarray) and values.ndim == 1
     if not is_vector and (not isinstance(values, Sequence) or isinstance(values, str | bytes)):
         raise InputError(f"{name}: expected a list of numbers, such as [0.1, 0.2]; got {shown(values)}")
-    return [check_number(value, name, least) for value in (to_array(name, values) if is_vector else values)]  # type: ignore[attr-defined]
+    return [check_number(value, name, minimum) for value in (to_array(name, values) if is_vector else values)]  # type: ignore[attr-defined]
 
 
 def is_flag(value: object) -> TypeGuard[bool]:
@@ -157,16 +159,16 @@ def check_path(value: object, name: str = "path") -> Path:
 
 def check_choice(value: object, name: str, choices: Iterable[str]) -> str:
     """One of a few words."""
-    words = list(choices)
-    if not isinstance(value, str) or value not in words:
-        raise InputError(f"{name}: expected {', '.join(map(repr, words[:-1]))} or {words[-1]!r}; got {shown(value)}")
+    names = list(choices)
+    if not isinstance(value, str) or value not in names:
+        raise InputError(f"{name}: expected {', '.join(map(repr, names[:-1]))} or {names[-1]!r}; got {shown(value)}")
     return value
 
 
 def check_pair(value: object, name: str) -> tuple[float, float]:
     """(low, high), finite numbers with low < high."""
-    one_axis = isinstance(value, Tensor | np.ndarray) and value.ndim == 1
-    if not (one_axis or isinstance(value, tuple | list)) or len(value) != 2:  # type: ignore[arg-type]
+    is_vector = isinstance(value, Tensor | np.ndarray) and value.ndim == 1
+    if not (is_vector or isinstance(value, tuple | list)) or len(value) != 2:  # type: ignore[arg-type]
         raise InputError(f"{name}: expected (low, high) with low < high; got {shown(value)}")
     low, high = (check_number(bound, name) for bound in value)  # type: ignore[attr-defined]
     if not low < high:
@@ -223,9 +225,9 @@ def check_tensors(values: object, what: str) -> list[Tensor]:
     return tensors
 
 
-def same_shapes(one: object, other: object, what: str) -> tuple[list[Tensor], list[Tensor]]:
+def same_shapes(first_values: object, other: object, what: str) -> tuple[list[Tensor], list[Tensor]]:
     """Two lists of finite tensors, the shapes of one as those of the other. Waits for the device."""
-    first, second = check_tensors(one, what), check_tensors(other, what)
+    first, second = check_tensors(first_values, what), check_tensors(other, what)
     if [t.shape for t in first] != [t.shape for t in second]:
         shapes = " and ".join(shown([tuple(t.shape) for t in side]) for side in (first, second))
         raise InputError(f"expected two lists of {what} of the same shapes; got {shapes}")

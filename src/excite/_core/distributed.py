@@ -51,9 +51,9 @@ def gathered(rows: Tensor) -> Tensor:
     numbers = [int(count) for count in counts]
     padded = rows.new_zeros((max(numbers), *rows.shape[1:]))
     padded[: len(rows)] = rows
-    parts = [torch.empty_like(padded) for _ in numbers]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[:number] for part, number in zip(parts, numbers)])
+    shards = [torch.empty_like(padded) for _ in numbers]
+    dist.all_gather(shards, padded)
+    return torch.cat([shard[:number] for shard, number in zip(shards, numbers)])
 
 
 def anyone(true: bool, device: torch.device) -> bool:

@@ -28,13 +28,13 @@ _ADVICE = {
 
 
 @contextmanager
-def writing(path: Path, kind: type[ExciteError] = RunError) -> Iterator[None]:
+def writing(path: Path, error_type: type[ExciteError] = RunError) -> Iterator[None]:
     """Turn the errors of the operating system into one line that says what to do."""
     try:
         yield
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, error.strerror or str(error))
-        raise kind(f"cannot write {path}: {advice}") from error
+        raise error_type(f"cannot write {path}: {advice}") from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -107,21 +107,21 @@ def open_regular(path: Path, below: Path | None = None) -> int:
 
 def _open_below(path: Path, below: Path, flags: int) -> int:
     """Opens one part of the path after the other, each relative to the one before: nobody can put a link in between."""
-    parts = path.relative_to(below).parts
+    names = path.relative_to(below).parts
     if os.open not in os.supports_dir_fd:  # Windows
-        if any(below.joinpath(*parts[: i + 1]).is_symlink() for i in range(len(parts))):
+        if any(below.joinpath(*names[: i + 1]).is_symlink() for i in range(len(names))):
             raise OSError(errno.ELOOP, "symbolic link")
         return os.open(path, flags)
     folder = os.open(below, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for part in parts[:-1]:
+        for name in names[:-1]:
             try:
-                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             except NotADirectoryError as error:  # what Linux says of a link to a folder
                 raise OSError(errno.ELOOP, "symbolic link") from error
             os.close(folder)
             folder = inner
-        return os.open(parts[-1], flags | os.O_NOFOLLOW, dir_fd=folder)
+        return os.open(names[-1], flags | os.O_NOFOLLOW, dir_fd=folder)
     finally:
         os.close(folder)
 

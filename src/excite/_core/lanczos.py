@@ -56,12 +56,12 @@ def largest(
     width: int,
     enough: Callable[[float, float], bool],
     *,
-    most: int = 96,
+    max_products: int = 96,
     seed: int = 0,
 ) -> tuple[float, float]:
     """(low, high) around the largest eigenvalue λ of a positive semidefinite operator on vectors (width,).
 
-    Stops as soon as `enough(low, high)`, at the latest after `most` products. Low is a Ritz value, so never above λ. High
+    Stops as soon as `enough(low, high)`, at the latest after `max_products` products. Low is a Ritz value, so never above λ. High
     is wrong with probability at most FAILURE over the random start b (van Dorsselaer, Hochstenbach and van der Vorst,
     Computing probabilistic bounds for extreme eigenvalues of symmetric matrices with the Lanczos method, 2000): with u
     the unit eigenvector of λ and q_j = p_j(A) b the Lanczos vectors, which are orthonormal,
@@ -69,14 +69,14 @@ def largest(
     and |⟨u, b⟩| < t has probability at most t √(2 width / π). The sum grows beyond the largest Ritz value, so λ lies
     below the x where it reaches 1/t².
     """
-    most = min(most, width)
+    max_products = min(max_products, width)
     t = FAILURE / math.sqrt(2 * width / math.pi)
     start = np.random.default_rng(seed).standard_normal(width)
-    q = np.empty((most + 1, width))
+    q = np.empty((max_products + 1, width))
     q[0] = start / np.linalg.norm(start)
-    alpha, beta = np.empty(most), np.empty(most)
+    alpha, beta = np.empty(max_products), np.empty(max_products)
     low, high = 0.0, math.inf
-    for j in range(most):
+    for j in range(max_products):
         w = apply(q[j])
         alpha[j] = q[j] @ w
         w -= alpha[j] * q[j] + (beta[j - 1] * q[j - 1] if j else 0.0)  # in exact arithmetic orthogonal to all of them
@@ -84,7 +84,7 @@ def largest(
         w -= (q[: j + 1] @ w) @ q[: j + 1]
         beta[j] = math.sqrt(w @ w)
         ended = beta[j] <= max(_INDEPENDENT * before, 1e-14 * abs(alpha[0]))
-        if ended or j + 1 == most or j + 1 in _CHECKED:
+        if ended or j + 1 == max_products or j + 1 in _CHECKED:
             low = float(lapack.dsterf(alpha[: j + 1], beta[:j])[0][-1]) if j else float(alpha[0])
             high = low if ended else _above(low, alpha[: j + 1], beta[: j + 1], t)
             if ended or enough(low, high):
@@ -99,13 +99,13 @@ def _above(ritz: float, alpha: Array, beta: Array, t: float) -> float:
     The three-term recurrence is β_j p_{j+1} = (x − α_j) p_j − β_{j−1} p_{j−1}, p_0 = 1.
     """
     x = ritz * _GRID
-    before, now = np.zeros_like(x), np.ones_like(x)
+    previous, current = np.zeros_like(x), np.ones_like(x)
     total = np.ones_like(x)
     last = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for a, b in zip(alpha, beta):
-            before, now = now, ((x - a) * now - last * before) / b
+            previous, current = current, ((x - a) * current - last * previous) / b
             last = b
-            total += now * now
+            total += current * current
     reached = ~(total < 1 / t**2)  # also where it overflowed
     return float(x[reached.argmax()]) if reached.any() else math.inf

@@ -34,8 +34,8 @@ class Layout:
         if self.outer == 1:
             return torch.cat([first, second], self.axis)
         shape, n = first.shape, first.shape[self.axis]
-        parts = [t.unflatten(self.axis, (self.outer, n // self.outer)) for t in (first, second)]
-        doubled = torch.cat(parts, self.axis + 1)
+        halves = [t.unflatten(self.axis, (self.outer, n // self.outer)) for t in (first, second)]
+        doubled = torch.cat(halves, self.axis + 1)
         return doubled.reshape(*shape[: self.axis], 2 * n, *shape[self.axis + 1 :])
 
     def mirrored(self, first: Tensor) -> Tensor:
@@ -56,15 +56,15 @@ class Layout:
 
     def split(self, doubled: Tensor) -> tuple[Tensor, Tensor]:
         n = doubled.shape[self.axis]
-        parts = doubled.unflatten(self.axis, (self.outer, 2, n // (2 * self.outer)))
-        first, second = parts.unbind(self.axis + 1)
+        halves = doubled.unflatten(self.axis, (self.outer, 2, n // (2 * self.outer)))
+        first, second = halves.unbind(self.axis + 1)
         return first.flatten(self.axis, self.axis + 1), second.flatten(self.axis, self.axis + 1)
 
     def by_sample(self, tensor: Tensor, samples: int) -> Tensor:
         """(samples, everything that belongs to one sample); `samples` is B for clean tensors, 2B for doubled ones."""
         n = tensor.shape[self.axis]
-        parts: Tensor = tensor.unflatten(self.axis, (self.outer, samples, n // (self.outer * samples)))
-        return parts.movedim(self.axis + 1, 0).flatten(1)
+        unfolded: Tensor = tensor.unflatten(self.axis, (self.outer, samples, n // (self.outer * samples)))
+        return unfolded.movedim(self.axis + 1, 0).flatten(1)
 
     def rows(self, tensor: Tensor, samples: int) -> Tensor:
         """(samples · tokens, everything that belongs to one token of one sample)."""
@@ -92,8 +92,8 @@ class Layout:
         if not samples:
             return rows.reshape(like.shape)
         before, after = like.shape[: self.axis], like.shape[self.axis + 1 :]
-        parts = rows.reshape(samples, *before, self.outer, n // (self.outer * samples), *after)
-        return parts.movedim(0, self.axis + 1).reshape(like.shape)
+        unfolded = rows.reshape(samples, *before, self.outer, n // (self.outer * samples), *after)
+        return unfolded.movedim(0, self.axis + 1).reshape(like.shape)
 
 
 def find_layout(clean: Tensor, doubled: Tensor, batch: int, what: str) -> Layout | None:

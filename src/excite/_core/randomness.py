@@ -20,11 +20,11 @@ def stream(seed: int, *numbers: int) -> int:
 
 def capture(device: torch.device) -> dict[str, Any]:
     """The global random states that a training step can draw from."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 (the global state is what is meant)
+    generator_name, keys, *counters = np.random.get_state()  # noqa: NPY002 (the global state is what is meant)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "numpy": [str(kind), [int(key) for key in keys], *(_plain(item) for item in rest)],
+        "numpy": [str(generator_name), [int(key) for key in keys], *(_plain(item) for item in counters)],
         "python": random.getstate(),
     }
 
@@ -34,8 +34,8 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), *rest))  # noqa: NPY002
+    generator_name, keys, *counters = state["numpy"]
+    np.random.set_state((generator_name, np.array(keys, np.uint32), *counters))  # noqa: NPY002
     random.setstate(state["python"])
 
 

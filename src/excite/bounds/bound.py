@@ -32,8 +32,8 @@ class Assumption:
             object.__setattr__(self, "held", bool(self.held))
 
     def __str__(self) -> str:
-        word = {True: "held", False: "failed", None: "not checked"}[self.held]
-        return f"{word}: {self.text}" + (f" ({self.detail})" if self.detail else "")
+        verdict = {True: "held", False: "failed", None: "not checked"}[self.held]
+        return f"{verdict}: {self.text}" + (f" ({self.detail})" if self.detail else "")
 
 
 class Statement:

@@ -140,18 +140,18 @@ def _record(model: nn.Module, x: Tensor, sigmoid: bool | None) -> tuple[list[tup
         line = (str(error).splitlines() or [""])[0]
         raise ModelError(f"the model does not run on points of shape {tuple(x.shape)}: {line}") from error
     pairs: list[tuple[Tensor, Tensor | None]] = []
-    flowing, where = points.flatten(1), "the input"
+    flowing, location = points.flatten(1), "the input"
     owned: set[int] = set()
     for call, entered, output in recorder.seen:
         if call.kind != "linear" or entered.dim() != 2:
             raise _no_chain(f"{call.name} is not a linear layer on vectors")
         if entered.shape != flowing.shape or not torch.equal(entered, flowing):
-            raise _no_chain(f"{call.name} does not get {where}")
+            raise _no_chain(f"{call.name} does not get {location}")
         if names.parameter(call.weight) is None or call.weight.untyped_storage().data_ptr() in owned:
             raise _no_chain(f"the weight of {call.name} is not a parameter of its own")
         owned.add(call.weight.untyped_storage().data_ptr())
         pairs.append((_matrix(call), call.bias))
-        flowing, where = F.relu(output), f"the ReLU of what {call.name} gives"
+        flowing, location = F.relu(output), f"the ReLU of what {call.name} gives"
     if not pairs:
         raise _no_chain("it has no linear layer")
     output, last = pick_output(returned), recorder.seen[-1]
@@ -161,8 +161,10 @@ def _record(model: nn.Module, x: Tensor, sigmoid: bool | None) -> tuple[list[tup
     for ends in (False, True) if sigmoid is None else (sigmoid,):
         if torch.equal(output, last[2].sigmoid() if ends else last[2]):
             return pairs, ends
-    what = {True: "the sigmoid of what", False: "what", None: "neither what, nor the sigmoid of what,"}[sigmoid]
-    raise _no_chain(f"its output is {'not ' * (sigmoid is not None)}{what} its last linear layer {last[0].name} gives")
+    description = {True: "the sigmoid of what", False: "what", None: "neither what, nor the sigmoid of what,"}[sigmoid]
+    raise _no_chain(
+        f"its output is {'not ' * (sigmoid is not None)}{description} its last linear layer {last[0].name} gives"
+    )
 
 
 def need_real(x: Tensor) -> None:

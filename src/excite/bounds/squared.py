@@ -142,14 +142,14 @@ def moments(h: Tensor, active: Tensor, scale: Tensor | None = None) -> UnitMomen
     )
 
 
-def excited(found: UnitMoments, silent: Tensor, where: str) -> Assumption:
+def excited(moments: UnitMoments, inactive: Tensor, location: str) -> Assumption:
     """Every unit that does something is activated by points that span the input of its layer."""
-    quiet = set(torch.nonzero(silent).flatten().tolist())
-    bad = [k for k in found.deficient if k not in quiet]
-    never = sum(1 for k in bad if found.count[k] == 0)
-    smallest = min((float(found.smallest[k]) for k in range(len(silent)) if k not in quiet), default=math.inf)
+    quiet = set(torch.nonzero(inactive).flatten().tolist())
+    bad = [k for k in moments.deficient if k not in quiet]
+    never = sum(1 for k in bad if moments.count[k] == 0)
+    smallest = min((float(moments.smallest[k]) for k in range(len(inactive)) if k not in quiet), default=math.inf)
     detail = f"smallest eigenvalue {smallest:.3g}"
     if bad:
         shown = ", ".join(map(str, bad[:8])) + (", …" if len(bad) > 8 else "")
-        detail = f"{len(bad)} of {len(silent)} units deficient, {never} never active: {shown}"
-    return Assumption(f"the points that activate a unit of {where} span its input, for every unit", not bad, detail)
+        detail = f"{len(bad)} of {len(inactive)} units deficient, {never} never active: {shown}"
+    return Assumption(f"the points that activate a unit of {location} span its input, for every unit", not bad, detail)

@@ -197,8 +197,8 @@ def largest_eigenvalue(
         ModelError: If the loss has no second derivative.
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad or loss.is_complex():
-        what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise InputError(f"expected a loss that is one number with a gradient; got {what}")
+        described = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InputError(f"expected a loss that is one number with a gradient; got {described}")
     check_dense(loss, "loss")
     first = torch.autograd.grad(loss.reshape(()), parameters, create_graph=True, materialize_grads=True)
     gradient = torch.cat([g.reshape(-1) for g in first])
@@ -255,17 +255,17 @@ def _top(
     return float(values[-1]), vectors[:, -1]
 
 
-def stable(found: Sharpness, limit: float) -> Assumption:
+def stable(sharpness: Sharpness, limit: float) -> Assumption:
     """Whether λ_max ≤ limit.
 
     The estimate never exceeds λ_max, so a failure is certain; it is unknown where the estimate has not converged (residual above a
     hundredth of it) or the limit lies within its residual.
     """
-    held: bool | None = found.value <= limit
-    if held and (found.residual > 0.01 * abs(found.value) or found.value + found.residual > limit):
-        held = None
-    detail = f"λ_max = {found.value:.6g}, residual {found.residual:.1e}, limit {limit:.6g}"
-    return Assumption("the largest eigenvalue of the Hessian is at most what the step size allows", held, detail)
+    holds: bool | None = sharpness.value <= limit
+    if holds and (sharpness.residual > 0.01 * abs(sharpness.value) or sharpness.value + sharpness.residual > limit):
+        holds = None
+    detail = f"λ_max = {sharpness.value:.6g}, residual {sharpness.residual:.1e}, limit {limit:.6g}"
+    return Assumption("the largest eigenvalue of the Hessian is at most what the step size allows", holds, detail)
 
 
 @renamed_keywords(most="max_restarts")

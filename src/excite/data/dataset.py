@@ -61,14 +61,14 @@ class Dataset:
         return f"Dataset({self.name}: {len(self.x_train)} training and {len(self.x_test)} test points of shape {self.shape}, {what})"
 
 
-def corrupted(labels: Tensor, share: float, seed: int, classes: int = 2) -> Tensor:
-    """Labels of which a share is drawn anew, all classes with equal chances: with m classes one in m of those stays right.
+def corrupted(labels: Tensor, fraction: float, seed: int, classes: int = 2) -> Tensor:
+    """Labels of which a fraction is drawn again, all classes with equal chances: with m classes one in m of those stays right.
 
-    The corrupted labels of a larger share include those of a smaller one: the same labels are drawn, and more.
+    The corrupted labels of a larger fraction include those of a smaller one: the same labels are drawn, and more.
 
     Args:
         labels: Labels 0 … classes − 1.
-        share: Share of them that is drawn anew.
+        fraction: Fraction of them that is drawn again.
         seed: Seed of the draws.
         classes: Number of classes.
 
@@ -78,7 +78,7 @@ def corrupted(labels: Tensor, share: float, seed: int, classes: int = 2) -> Tens
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=generator)
     drawn = torch.randint(classes, (len(labels),), generator=generator).to(labels.dtype)
-    chosen = order[: round(share * len(labels))]
+    chosen = order[: round(fraction * len(labels))]
     changed = labels.clone()
     changed[chosen] = drawn[chosen]
     return changed
@@ -107,24 +107,24 @@ def select(
     """Selects classes, relabelled in the given order, and a balanced number of points of each."""
     chosen = choose_classes(raw.name, raw.classes, classes)
     low, high = check_scale(scale)
-    parts: list[tuple[Tensor, Tensor]] = []
+    splits: list[tuple[Tensor, Tensor]] = []
     # The two parts draw from independent streams, so that the test points do not depend on how many train.
-    for which, (x, y), size in (("train", raw.train, train), ("test", raw.test, test)):
+    for split, (x, y), size in (("train", raw.train, train), ("test", raw.test, test)):
         label = np.full(len(raw.classes), -1)
         label[list(chosen)] = np.arange(len(chosen))
         labels = label[y]
-        keep = _balanced(labels, len(chosen), size, which, raw.name, np.random.default_rng([seed, which == "test"]))
-        parts.append((_scaled(x[keep], raw.top, low, high), torch.from_numpy(labels[keep].astype(np.int64))))
+        rows = _balanced(labels, len(chosen), size, split, raw.name, np.random.default_rng([seed, split == "test"]))
+        splits.append((_scaled(x[rows], raw.top, low, high), torch.from_numpy(labels[rows].astype(np.int64))))
     names = tuple(raw.classes[c] for c in chosen)
-    return Dataset(raw.name, *parts[0], *parts[1], names, (low, high), raw.description)
+    return Dataset(raw.name, *splits[0], *splits[1], names, (low, high), raw.description)
 
 
 def choose_classes(name: str, known: tuple[str, ...], classes: object) -> tuple[int, ...]:
     """Returns class numbers from numbers or names."""
     if classes is None:
         return tuple(range(len(known)))
-    one_axis = isinstance(classes, np.ndarray | Tensor) and classes.ndim == 1
-    if isinstance(classes, str) or not (one_axis or isinstance(classes, Sequence)) or len(classes) < 2:  # type: ignore[arg-type]
+    is_vector = isinstance(classes, np.ndarray | Tensor) and classes.ndim == 1
+    if isinstance(classes, str) or not (is_vector or isinstance(classes, Sequence)) or len(classes) < 2:  # type: ignore[arg-type]
         raise InputError(f"classes: expected at least two classes of {name}, such as (0, 1); got {shown(classes)}")
     classes = [as_scalar(c) for c in classes]  # type: ignore[attr-defined]
     chosen = []
@@ -147,10 +147,10 @@ def check_scale(scale: Scale) -> Scale:
     return check_pair(scale, "scale")
 
 
-def check_size(size: int | None, which: str, smallest: int = 1) -> None:
+def check_size(size: int | None, split: str, smallest: int = 1) -> None:
     """Checks a number of points; None is all of them."""
     if size is not None:
-        check_count(size, which, smallest, also="or None for all")
+        check_count(size, split, smallest, also="or None for all")
 
 
 def stratified(y: Array, fraction: float, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
@@ -165,22 +165,22 @@ def stratified(y: Array, fraction: float, seed: int) -> tuple[npt.NDArray[np.int
 
 
 def _balanced(
-    labels: npt.NDArray[np.int64], m: int, size: int | None, which: str, name: str, rng: np.random.Generator
+    labels: npt.NDArray[np.int64], m: int, size: int | None, split: str, name: str, rng: np.random.Generator
 ) -> npt.NDArray[np.intp]:
     """Indices of `size` points, equally many of each class up to one; smaller sizes are subsets of larger ones."""
-    check_size(size, which, m)
+    check_size(size, split, m)
     if size is None:
         return np.flatnonzero(labels >= 0)
     chosen = []
     for c in range(m):
         members = rng.permutation(np.flatnonzero(labels == c))
-        wanted = size // m + (c < size % m)
-        if wanted > len(members):
+        needed = size // m + (c < size % m)
+        if needed > len(members):
             raise InputError(
-                f"{which}={size}: {name} has only {len(members)} points of one of the {m} classes, {wanted} are wanted: "
+                f"{split}={size}: {name} has only {len(members)} points of one of the {m} classes, {needed} are wanted: "
                 f"ask for at most {m * len(members)}"
             )
-        chosen.append(members[:wanted])
+        chosen.append(members[:needed])
     return np.sort(np.concatenate(chosen))
 
 

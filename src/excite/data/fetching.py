@@ -120,11 +120,11 @@ def is_right(path: Path, file: File) -> bool:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+    hasher = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+            hasher.update(chunk)
+    return hasher.hexdigest()
 
 
 def _check_archive(path: Path, archive: Archive) -> None:

@@ -87,19 +87,19 @@ def _npz(path: Path) -> dict[str, Tensor]:
 
 
 def _dataset(path: Path, name: str, tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Dataset:
-    parts: dict[str, tuple[Tensor, Tensor]] = {}
-    for part in ("train", "test"):
-        x, y = tensors.get(f"x_{part}"), tensors.get(f"y_{part}")
+    splits: dict[str, tuple[Tensor, Tensor]] = {}
+    for split in ("train", "test"):
+        x, y = tensors.get(f"x_{split}"), tensors.get(f"y_{split}")
         if (x is None) != (y is None):
-            raise DataError(f"{path}: expected both x_{part} and y_{part}; got one of them")
+            raise DataError(f"{path}: expected both x_{split} and y_{split}; got one of them")
         if x is not None and y is not None and len(y):
-            parts[part] = _points(path, part, x), _labels(path, part, y, len(x))
-    if not parts:
+            splits[split] = _points(path, split, x), _labels(path, split, y, len(x))
+    if not splits:
         raise DataError(f"{path}: expected {', '.join(KEYS)}; got {', '.join(tensors) or 'none of them'}")
-    x, y = parts.get("train") or parts["test"]
-    for part in ("train", "test"):
-        parts.setdefault(part, (x[:0], y[:0]))
-    (x, y), (x_test, y_test) = parts["train"], parts["test"]
+    x, y = splits.get("train") or splits["test"]
+    for split in ("train", "test"):
+        splits.setdefault(split, (x[:0], y[:0]))
+    (x, y), (x_test, y_test) = splits["train"], splits["test"]
     if x.shape[1:] != x_test.shape[1:] or y.is_floating_point() != y_test.is_floating_point():
         raise DataError(
             f"{path}: expected test points like the training points; got {tuple(x.shape)} and {tuple(x_test.shape)}"
@@ -108,26 +108,26 @@ def _dataset(path: Path, name: str, tensors: dict[str, Tensor], about: Mapping[s
     return Dataset(name, x, y, x_test, y_test, classes, _bounds(path, about), f"from {path.name}")
 
 
-def _points(path: Path, part: str, x: Tensor) -> Tensor:
+def _points(path: Path, split: str, x: Tensor) -> Tensor:
     if x.dim() < 2 or x.is_complex() or x.dtype in (torch.uint8, torch.bool):
         hint = ": scale pixels as the model expects them" if x.dtype == torch.uint8 else ""
         raise DataError(
-            f"{path}: x_{part}: expected points (N, ...) of floats; got {tuple(x.shape)} of {x.dtype}{hint}"
+            f"{path}: x_{split}: expected points (N, ...) of floats; got {tuple(x.shape)} of {x.dtype}{hint}"
         )
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise DataError(f"{path}: x_{part}: expected finite numbers; got NaN or infinities")
+        raise DataError(f"{path}: x_{split}: expected finite numbers; got NaN or infinities")
     return x.float() if x.is_floating_point() else x.long()
 
 
-def _labels(path: Path, part: str, y: Tensor, count: int) -> Tensor:
+def _labels(path: Path, split: str, y: Tensor, count: int) -> Tensor:
     if y.dim() < 1 or len(y) != count or y.is_complex():
-        raise DataError(f"{path}: y_{part}: expected one label for each of {count} points; got {tuple(y.shape)}")
+        raise DataError(f"{path}: y_{split}: expected one label for each of {count} points; got {tuple(y.shape)}")
     if y.is_floating_point():
         return y.float()
     y = y.long()
     if int(y.min()) < 0 or int(y.max()) >= _MAX_CLASSES:
         raise DataError(
-            f"{path}: y_{part}: expected labels from 0 to the number of classes − 1; got {int(y.min())} to {int(y.max())}"
+            f"{path}: y_{split}: expected labels from 0 to the number of classes − 1; got {int(y.min())} to {int(y.max())}"
         )
     return y
 

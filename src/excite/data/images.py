@@ -29,12 +29,12 @@ def digits(seed: int) -> Raw:
 def cifar10(root: Path) -> Raw:
     """The binary version: records of one label and 3072 pixels, red, green and blue planes of 32×32."""
     source = SOURCES["cifar10"]
-    parts = []
+    batches = []
     for file in source.files:
         rows = np.frombuffer(read(source, file, root), np.uint8).reshape(-1, 3073)
-        parts.append((rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]))
-    train = (np.concatenate([x for x, _ in parts[:-1]]), np.concatenate([y for _, y in parts[:-1]]))
-    return Raw("cifar10", train, parts[-1], CIFAR10, 255, "CIFAR-10, 32×32 in colour")
+        batches.append((rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]))
+    train = (np.concatenate([x for x, _ in batches[:-1]]), np.concatenate([y for _, y in batches[:-1]]))
+    return Raw("cifar10", train, batches[-1], CIFAR10, 255, "CIFAR-10, 32×32 in colour")
 
 
 def mnist(root: Path) -> Raw:

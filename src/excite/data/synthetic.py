@@ -92,26 +92,26 @@ SETS: dict[str, Synthetic] = {
 
 def make(name: str, train: int | None, test: int | None, seed: int, options: dict[str, float]) -> Dataset:
     """Training and test points of one problem; the test points do not depend on the number of training points."""
-    kind = SETS[name]
-    settings = {**dict(kind.options), **options}
+    points_of = SETS[name]
+    settings = {**dict(points_of.options), **options}
     for option, value in options.items():
-        if option not in dict(kind.options):
-            known = ", ".join(dict(kind.options)) or "none"
+        if option not in dict(points_of.options):
+            known = ", ".join(dict(points_of.options)) or "none"
             raise InputError(f"{name} has no option {option!r}; its options: {known}")
         check_number(value, option, 0)
     check_size(train, "train", 2)
     check_size(test, "test", 0)
-    if kind.fixed and (train not in (None, kind.train) or test not in (None, kind.test)):
+    if points_of.fixed and (train not in (None, points_of.train) or test not in (None, points_of.test)):
         raise InputError(
-            f"{name} has {kind.train} training points and {kind.test} test points: leave train and test out"
+            f"{name} has {points_of.train} training points and {points_of.test} test points: leave train and test out"
         )
-    n_train = kind.train if train is None else train
-    n_test = kind.test if test is None else test
-    parts: list[tuple[Tensor, Tensor]] = []
-    for which, n in (("train", n_train), ("test", n_test)):
-        rng, shared = np.random.default_rng([seed, which == "test"]), np.random.default_rng([seed, 2])
-        x, y = kind.draw(n, rng, shared, **settings)
+    n_train = points_of.train if train is None else train
+    n_test = points_of.test if test is None else test
+    splits: list[tuple[Tensor, Tensor]] = []
+    for split, n in (("train", n_train), ("test", n_test)):
+        rng, shared = np.random.default_rng([seed, split == "test"]), np.random.default_rng([seed, 2])
+        x, y = points_of.draw(n, rng, shared, **settings)
         targets = torch.from_numpy(y)
-        parts.append((torch.from_numpy(x).float(), targets.float() if kind.regression else targets.long()))
-    classes = () if kind.regression else ("0", "1")
-    return Dataset(name, *parts[0], *parts[1], classes, None, kind.description)
+        splits.append((torch.from_numpy(x).float(), targets.float() if points_of.regression else targets.long()))
+    classes = () if points_of.regression else ("0", "1")
+    return Dataset(name, *splits[0], *splits[1], classes, None, points_of.description)

@@ -88,7 +88,7 @@ def _copy(
     with writing(folder, DataError):
         descriptor, temporary = tempfile.mkstemp(prefix=".tmp-", dir=folder)
     copied.append((temporary, folder / file.name))
-    digest, size = hashlib.sha256(), 0
+    hasher, size = hashlib.sha256(), 0
     with os.fdopen(descriptor, "wb") as target:
         while chunk := stream.read(CHUNK):
             size += len(chunk)
@@ -96,13 +96,13 @@ def _copy(
                 raise DataError(
                     f"{path.name}: {file.name} is longer than {file.size} bytes: it is not the published file"
                 )
-            digest.update(chunk)
+            hasher.update(chunk)
             with writing(folder / file.name, DataError):
                 target.write(chunk)
         with writing(folder / file.name, DataError):
             target.flush()
             os.fsync(target.fileno())
-    if size != file.size or digest.hexdigest() != file.sha256:
+    if size != file.size or hasher.hexdigest() != file.sha256:
         raise DataError(
             f"{path.name}: {file.name} does not have the expected SHA-256: delete {path.name} and fetch again"
         )

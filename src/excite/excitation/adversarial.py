@@ -151,8 +151,8 @@ class AdversarialTraining:
         if check_choice(targets, "targets", ("labels", "tokens", "next-token")) == "labels":
             self.target = choose_target(classes, threshold, "squared" if loss == "margin" else loss)
         else:
-            others = {"classes": classes, "threshold": threshold, "trades": trades or None}
-            self.target = tokens_target(targets, tokens, ignore_index, loss, others)
+            unused_settings = {"classes": classes, "threshold": threshold, "trades": trades or None}
+            self.target = tokens_target(targets, tokens, ignore_index, loss, unused_settings)
         self._errors = _confusion(self.target) if loss == "margin" else self.target.errors
         self.bounds = check_bounds(bounds)
         self.output = output
@@ -233,12 +233,12 @@ class AdversarialTraining:
         Raises:
             InputError: if the input is not perturbed, as token ids: see `all_perturbations`.
         """
-        found = self.all_perturbations(x, y)
-        if INPUT not in found:
+        by_layer = self.all_perturbations(x, y)
+        if INPUT not in by_layer:
             raise InputError(
                 "perturbations: the input itself is not perturbed; all_perturbations has those of hidden layers"
             )
-        return found[INPUT]
+        return by_layer[INPUT]
 
     @model_errors
     def all_perturbations(self, x: Batch, y: Tensor) -> dict[str, Tensor]:
@@ -312,10 +312,10 @@ class AdversarialTraining:
         """The numbers that a step depends on besides its tensors: a captured CUDA graph is invalid once they change."""
         if isinstance(self.hidden_radius, GapController):
             return (self._radius(), -1.0)  # a tensor, which changes between steps
-        hidden, share = self._hidden_stage()
+        hidden, fraction = self._hidden_stage()
         return (
             self._radius(),
-            *(share * rho for rho in (hidden.values() if isinstance(hidden, Mapping) else [hidden])),
+            *(fraction * rho for rho in (hidden.values() if isinstance(hidden, Mapping) else [hidden])),
         )
 
     def measured(self) -> dict[str, float]:
@@ -365,8 +365,8 @@ class AdversarialTraining:
             return 0.0
         if isinstance(self.hidden_radius, GapController):
             return self.hidden_radius.factor
-        hidden, share = self._hidden_stage()
-        return share * (hidden.get(layer, hidden.get(first, 0.0)) if isinstance(hidden, Mapping) else hidden)
+        hidden, fraction = self._hidden_stage()
+        return fraction * (hidden.get(layer, hidden.get(first, 0.0)) if isinstance(hidden, Mapping) else hidden)
 
     def _hidden_stage(self) -> tuple[float | Mapping[str, float], float]:
         """The full hidden radius, and the share of it at this stage of training; not for "auto"."""
@@ -380,8 +380,8 @@ class AdversarialTraining:
     def _perturbs_hidden(self) -> bool:
         if isinstance(self.hidden_radius, GapController):
             return True
-        hidden, share = self._hidden_stage()
-        return share > 0 and (isinstance(hidden, Mapping) or hidden > 0)
+        hidden, fraction = self._hidden_stage()
+        return fraction > 0 and (isinstance(hidden, Mapping) or hidden > 0)
 
     def _named(self) -> list[str]:
         """Names in a hidden radius by layer."""
@@ -427,8 +427,10 @@ class AdversarialTraining:
         hidden = hidden if isinstance(hidden, GapController) else self._hidden_stage()[0]
         if isinstance(hidden, GapController) or hidden == 0:
             return f"a radius of about {self._radius() / 4:.2g} may hold, or Stages that begin at 0"
-        held = {name: rho / 4 for name, rho in hidden.items()} if isinstance(hidden, Mapping) else f"{hidden / 4:.2g}"
-        return f"a hidden_radius of about {held} may hold; or hidden_radius='auto' with held_out="
+        suggested = (
+            {name: rho / 4 for name, rho in hidden.items()} if isinstance(hidden, Mapping) else f"{hidden / 4:.2g}"
+        )
+        return f"a hidden_radius of about {suggested} may hold; or hidden_radius='auto' with held_out="
 
     def _loss_at(self, x: Batch, labels: Tensor, worst: Perturbations | None) -> Tensor:
         """The loss at the perturbations, from ordinary forward passes: one, and one of the clean batch for TRADES."""
@@ -545,11 +547,11 @@ def _check_hidden_radius(
             )
         _check_hidden_radius(radius.radius, known, None, model)
         return radius
-    what = "hidden_radius (relative to the root mean square of a layer's input)"
+    description = "hidden_radius (relative to the root mean square of a layer's input)"
     if not isinstance(radius, Mapping):
-        return check_number(radius, what, 0, 1e6)
+        return check_number(radius, description, 0, 1e6)
     check_names(map(str, radius), known, model)
-    return {name: check_number(value, f"{what} of {name!r}", 0, 1e6) for name, value in radius.items()}
+    return {name: check_number(value, f"{description} of {name!r}", 0, 1e6) for name, value in radius.items()}
 
 
 def _check_hidden_layers(layers: str | Sequence[str], known: Sequence[str], model: nn.Module) -> str | Sequence[str]:

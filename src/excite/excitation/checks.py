@@ -36,9 +36,9 @@ def check_input(x: Batch, at_input: bool, bounds: Bounds | None, later: Deferred
     if later is None:
         check_finite(x)
     if at_input and not (isinstance(x, Tensor) and x.is_floating_point()):
-        kind = f"{x.dtype} values" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        described = f"{x.dtype} values" if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise InputError(
-            f"layers='input' needs a tensor of floating-point numbers to perturb; got {kind}: choose layers='all'"
+            f"layers='input' needs a tensor of floating-point numbers to perturb; got {described}: choose layers='all'"
         )
     if later is not None:
         _check_later(x, bounds, later)

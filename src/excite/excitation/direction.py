@@ -70,22 +70,22 @@ def find_direction(
         starts: How many starts; with the 1-norm and at most `COLUMNS` outputs there is one more, unless alternations are 0.
     """
     exact = linearized.norm == "1" and alternations > 0 and linearized.output.shape[1] <= COLUMNS
-    others = more_starts(start, starts - 1)
+    further_starts = more_starts(start, starts - 1)
     if exact:
-        others.append(longest_column(linearized))
+        further_starts.append(longest_column(linearized))
     layouts = {name: layout for name, (layout, _) in linearized.balls.items()}
     best, direction = BestValues(layouts, len(start)), start
-    for number, v in enumerate([start, *others]):
-        final = number == len(others)
+    for number, v in enumerate([start, *further_starts]):
+        final = number == len(further_starts)
         if number:
             slopes = {**slopes, **linearized.slopes(v, final and not alternations)}
         for alternation in range(alternations):
             v = unit(linearized.move(slopes), otherwise=any_direction(linearized.output))
             slopes = {**slopes, **linearized.slopes(v, final and alternation == alternations - 1)}
-        if not others:
+        if not further_starts:
             return v, slopes
-        reach = torch.stack(list(linearized.reaches(slopes).values())).sum(0)
-        direction = torch.where(best.update(slopes, reach)[:, None], v, direction)
+        total_change = torch.stack(list(linearized.reaches(slopes).values())).sum(0)
+        direction = torch.where(best.update(slopes, total_change)[:, None], v, direction)
     return direction, best.values
 
 

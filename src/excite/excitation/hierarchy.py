@@ -322,9 +322,9 @@ def _cut(means: Tensor, group: list[int]) -> Groups:
     largest = 2 ** ((len(group) - 1).bit_length() - 1)
     places = range(len(group) - largest, largest + 1)
 
-    def spread(place: int) -> float:
-        parts = points[order[:place]], points[order[place:]]
-        return sum(float((part - part.mean(0)).square().sum()) for part in parts)
+    def spread(position: int) -> float:
+        sides = points[order[:position]], points[order[position:]]
+        return sum(float((side - side.mean(0)).square().sum()) for side in sides)
 
-    place = min(places, key=spread)
-    return [_cut(means, [group[i] for i in part]) for part in (order[:place], order[place:])]
+    position = min(places, key=spread)
+    return [_cut(means, [group[i] for i in side]) for side in (order[:position], order[position:])]

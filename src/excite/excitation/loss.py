@@ -144,8 +144,8 @@ class PersistentExcitation:
         self.kind = check_mode(kind, self.radius)
         self.norm = parse_norm(norm)
         self.steps = check_count(steps, "steps")
-        self.turns = check_count(turns, "turns", least=0)
-        self.starts = check_count(starts, "starts", most=1000)
+        self.turns = check_count(turns, "turns", minimum=0)
+        self.starts = check_count(starts, "starts", maximum=1000)
         self.random_start = check_flag(random_start, "random_start")
         self.keep_best = check_flag(keep_best, "keep_best")
         self.layers = check_layers(layers)
@@ -153,8 +153,8 @@ class PersistentExcitation:
         if check_choice(targets, "targets", TARGETS) == "values":
             self.target = values_target(classes, hierarchy, threshold, loss)
         elif targets != "labels":
-            others = {"classes": classes, "hierarchy": hierarchy, "threshold": threshold}
-            self.target = tokens_target(targets, tokens, ignore_index, loss, others)
+            unused_settings = {"classes": classes, "hierarchy": hierarchy, "threshold": threshold}
+            self.target = tokens_target(targets, tokens, ignore_index, loss, unused_settings)
         elif hierarchy is None:
             self.target = choose_target(classes, threshold, loss)
         else:
@@ -382,9 +382,9 @@ class PersistentExcitation:
 
     def _extremes(self, x: Batch, direction: Tensor | None, labels: Tensor | None) -> tuple[Tensor, Tensor]:
         """The outputs at the extremes of v'f, (f(x; argmin), f(x; argmax)), differentiable in the weights."""
-        found = self._search(x, direction, together=torch.is_grad_enabled(), labels=labels)
-        both = evaluate(self.model, x, found, self._read)
-        high, low = both.chunk(2)
+        perturbations = self._search(x, direction, together=torch.is_grad_enabled(), labels=labels)
+        outputs = evaluate(self.model, x, perturbations, self._read)
+        high, low = outputs.chunk(2)
         return low, high
 
     def _check_collapse(self, losses: Tensor, low: Tensor, high: Tensor, labels: Tensor) -> None:
@@ -401,11 +401,11 @@ class PersistentExcitation:
         # A radius at which the perturbations of the first step had moved the outputs twice as far as samples differ.
         factor = min(0.25, 2 / ratio) if ratio > 0 else 0.25
         full = base_radius(self.radius)
-        held = ", ".join(
+        suggested = ", ".join(
             f"{'' if name is None else repr(name) + ': '}{number * factor:.2g}"
             for name, number in (full.items() if isinstance(full, Mapping) else [(None, _number(full))])
         )
-        return f"a radius of about {held} may hold; or use Stages, or radius='auto'"
+        return f"a radius of about {suggested} may hold; or use Stages, or radius='auto'"
 
     def _adapt_radius(self, radius: FitController, low: Tensor, high: Tensor, labels: Tensor) -> None:
         """Updates the controller of the radius. Every process has its own samples, and all must keep the same radius."""

@@ -72,9 +72,9 @@ class RadiusController:
     def move(self, need: Tensor | float, rate: float) -> None:
         """One step of the law."""
         tiny = torch.finfo(torch.float32).tiny
-        room = (self.allowed - self.cost) / self.allowed.clamp(min=tiny)
+        allowance = (self.allowed - self.cost) / self.allowed.clamp(min=tiny)
         # A number is not made a tensor: its copy to a GPU would wait for it.
-        pull = torch.minimum(need.to(room), room) if isinstance(need, Tensor) else room.clamp(max=need)
+        pull = torch.minimum(need.to(allowance), allowance) if isinstance(need, Tensor) else allowance.clamp(max=need)
         pull = pull.clamp(-BACK, 1)
         self.factor.copy_((self.factor * torch.exp(rate * pull.nan_to_num(0.0))).clamp(START, self.largest))
 
@@ -178,9 +178,9 @@ class GapController(RadiusController):
     @torch.no_grad()
     def observe(self, train: Tensor, held: Tensor, size: int) -> None:
         """Takes one measurement of both robust accuracies, of `size` points each, and moves the radius."""
-        for smoothed, now in ((self.train, train), (self.held, held)):
-            now = now.to(smoothed.dtype)
-            smoothed.copy_(torch.where(smoothed.isnan(), now, GAP_MEMORY * smoothed + (1 - GAP_MEMORY) * now))
+        for smoothed, value in ((self.train, train), (self.held, held)):
+            value = value.to(smoothed.dtype)
+            smoothed.copy_(torch.where(smoothed.isnan(), value, GAP_MEMORY * smoothed + (1 - GAP_MEMORY) * value))
         self.best.copy_(torch.fmax(self.best, self.held))
         self.cost.copy_(self.best - self.held)
         # The standard error of the smoothed fraction; of all held-out points there is none to speak of.

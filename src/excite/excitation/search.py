@@ -260,8 +260,8 @@ def _first_gradients(
         direction = torch.ones_like(output, dtype=wide(output))
     elif output.dim() == 2:
         direction, alternations, searches = settings.start(output.detach()), settings.alternations, settings.starts
-    keep = alternations > 0 or searches > 1
-    gradients = gradients_of(along(output, direction).sum(), clean.inputs, keep=keep)
+    retain_graph = alternations > 0 or searches > 1
+    gradients = gradients_of(along(output, direction).sum(), clean.inputs, retain_graph=retain_graph)
     layouts = find_layouts(model, names, x, clean.made_by, settings.read, known_layouts)
     buffers.restore(thorough=False)
     tape.sites.clear()
@@ -275,7 +275,7 @@ def _first_gradients(
         return start, slopes, direction
 
     def slopes_along(v: Tensor, last: bool) -> dict[str, Tensor]:
-        gradients = gradients_of(along(output, v).sum(), inputs, keep=not last)
+        gradients = gradients_of(along(output, v).sum(), inputs, retain_graph=not last)
         return {name: settings.mode.slope(inputs[name].detach(), g) for name, g in gradients.items() if g is not None}
 
     def move(slopes: dict[str, Tensor]) -> Tensor:
@@ -326,13 +326,13 @@ def _perturbed_layers(
     return layers
 
 
-def gradients_of(objective: Tensor, inputs: dict[str, Tensor], keep: bool = False) -> dict[str, Tensor | None]:
-    """The gradient with respect to each input, None where it has no influence; `keep` the graph for more of them."""
+def gradients_of(objective: Tensor, inputs: dict[str, Tensor], retain_graph: bool = False) -> dict[str, Tensor | None]:
+    """The gradient with respect to each input, None where it has no influence; `retain_graph` the graph for more of them."""
     if not objective.requires_grad:
         raise ModelError(
             "the model's output has no gradient path to its layers (a detach, no_grad, argmax or rounding?)"
         )
-    gradients = torch.autograd.grad(objective, list(inputs.values()), allow_unused=True, retain_graph=keep)
+    gradients = torch.autograd.grad(objective, list(inputs.values()), allow_unused=True, retain_graph=retain_graph)
     if all(g is None for g in gradients):
         raise ModelError(
             "no gradient path leads from the chosen layers to the model's output (a detach or no_grad between?)"

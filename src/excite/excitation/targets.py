@@ -265,8 +265,8 @@ class Tokens(Target):
     def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
         """Returns the labels, (B, T)."""
         if not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            kind = y.dtype if isinstance(y, Tensor) else type(y).__name__
-            raise InputError(f"labels: targets={self._name!r} expects a tensor of whole numbers; got {kind}")
+            dtype = y.dtype if isinstance(y, Tensor) else type(y).__name__
+            raise InputError(f"labels: targets={self._name!r} expects a tensor of whole numbers; got {dtype}")
         if y.dim() != 2 or len(y) != batch or y.shape[1] <= self.shift:
             raise InputError(f"labels: expected shape ({batch}, tokens) for {batch} sequences; got {tuple(y.shape)}")
         y = check_dense(y, "labels").detach().long()
@@ -344,8 +344,8 @@ def entropy(labels: Tensor, classes: int) -> Tensor:
 
 def shares(labels: Tensor, classes: int) -> Tensor:
     """Of each class, (m,), among labels (B,)."""
-    one = torch.ones(len(labels), device=labels.device)
-    return torch.zeros(classes, device=labels.device).scatter_add(0, labels, one) / len(labels)
+    ones = torch.ones(len(labels), device=labels.device)
+    return torch.zeros(classes, device=labels.device).scatter_add(0, labels, ones) / len(labels)
 
 
 def binary_errors(output: Tensor, labels: Tensor, loss: Loss) -> Tensor:
@@ -398,13 +398,13 @@ def accepted(y: Tensor, classes: int, problem: Callable[[Any], str], later: Defe
     """
     if later is not None and not y.is_floating_point():
         extremes = torch.stack(torch.aminmax(y))
-        later.add(extremes, lambda seen: next((problem(n) for n in seen if not 0 <= n < classes), None))
+        later.add(extremes, lambda values: next((problem(n) for n in values if not 0 <= n < classes), None))
         return y.clamp(0, classes - 1)
     good = (y == 0) | (y == 1) if y.is_floating_point() else (y >= 0) & (y < classes)  # floating point: of two classes
     if later is not None:
         first = (~good).to(torch.uint8).argmax()  # 0 if all are good
         numbers = torch.stack([good.all().to(y.dtype), y.take(first)])
-        later.add(numbers, lambda seen: None if seen[0] else problem(seen[1]))
+        later.add(numbers, lambda values: None if values[0] else problem(values[1]))
         return torch.where(good, y, 0)
     if not bool(good.all()):
         raise InputError(problem(y[~good][0].item()))
@@ -464,10 +464,10 @@ TARGETS = ("labels", "values", "tokens", "next-token")
 
 
 def tokens_target(
-    targets: str, tokens: object, ignore_index: object, loss: object, others: Mapping[str, object]
+    targets: str, tokens: object, ignore_index: object, loss: object, unused_settings: Mapping[str, object]
 ) -> Tokens:
-    """`Tokens`; settings of other targets beside it (`others`) are refused."""
-    for name, other in others.items():
+    """`Tokens`; settings of other targets beside it (`unused_settings`) are refused."""
+    for name, other in unused_settings.items():
         if other is not None:
             raise InputError(
                 f"{name}: targets={targets!r} has a label for each token; got {shown(other)}: leave one of the two out"
@@ -477,7 +477,7 @@ def tokens_target(
             f"loss: targets={targets!r} has the cross-entropy only; got {shown(loss)}: give loss='cross-entropy'"
         )
     perturbed: Any = check_choice(tokens, "tokens", ("all", "prompt"))
-    return Tokens(targets == "next-token", check_count(ignore_index, "ignore_index", least=-(2**31)), perturbed)
+    return Tokens(targets == "next-token", check_count(ignore_index, "ignore_index", minimum=-(2**31)), perturbed)
 
 
 def choose_target(classes: int | None, threshold: float | None, loss: Loss) -> Binary | Codes:

@@ -48,7 +48,7 @@ class Job(Protocol):
 class JointJob(Job, Protocol):
     """A job that runs at once with others of its kind, such as networks of one ensemble."""
 
-    def run_jointly(self, others: Sequence[Any], on_progress: ProgressCallback) -> None:
+    def run_jointly(self, other_jobs: Sequence[Any], on_progress: ProgressCallback) -> None:
         """Runs this job and others of its kind in one pass."""
         ...
 

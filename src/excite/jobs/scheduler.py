@@ -98,7 +98,7 @@ def run_locally(jobs: Sequence[Job], workers: int, on_progress: ProgressCallback
     """
     on_gpu = [job for job in jobs if isinstance(job, TrainingJob) and _uses_gpu(job)]
     joint = [job for job in jobs if isinstance(job, JointJob)]
-    others = [job for job in jobs if job not in on_gpu and job not in joint]
+    separate = [job for job in jobs if job not in on_gpu and job not in joint]
     failures = [
         failure
         for _, seeds in groupby(on_gpu, key=lambda job: job.variant)
@@ -106,9 +106,9 @@ def run_locally(jobs: Sequence[Job], workers: int, on_progress: ProgressCallback
     ]
     if joint:
         failures += _run_jointly(joint, on_progress)
-    if workers > 1 and others:
-        return failures + ProcessExecutor(workers, retries).run(others, on_progress)
-    return failures + _run_in_order(others, on_progress, retries)
+    if workers > 1 and separate:
+        return failures + ProcessExecutor(workers, retries).run(separate, on_progress)
+    return failures + _run_in_order(separate, on_progress, retries)
 
 
 def _run_in_order(jobs: Sequence[Job], on_progress: ProgressCallback, retries: int) -> list[JobFailure]:
@@ -120,9 +120,9 @@ def _uses_gpu(job: TrainingJob) -> bool:
 
 
 def _run_jointly(jobs: Sequence[JointJob], on_progress: ProgressCallback) -> list[JobFailure]:
-    first, *others = jobs
+    first, *other_jobs = jobs
     try:
-        first.run_jointly(others, on_progress)
+        first.run_jointly(other_jobs, on_progress)
     except Exception as error:
         failures = [JobFailure(job, readable_error(error)) for job in jobs]
         for failure in failures:

@@ -162,9 +162,9 @@ class SweepResult:
         head = [*keys, f"{self.sweep.config.metric}, mean of seeds", "lowest", "highest", "seeds"]
         lines = [head]
         for row in self.rows:
-            spread = [f"{min(row.scores):.4g}", f"{max(row.scores):.4g}"] if row.scores else ["–", "–"]
+            extremes = [f"{min(row.scores):.4g}", f"{max(row.scores):.4g}"] if row.scores else ["–", "–"]
             mean = f"{row.mean:.4g}" if row.scores else "–"
-            lines.append([*(_short(row.values[key]) for key in keys), mean, *spread, str(len(row.scores))])
+            lines.append([*(_short(row.values[key]) for key in keys), mean, *extremes, str(len(row.scores))])
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
@@ -300,7 +300,7 @@ def _metric(folder: Path, metric: str) -> float:
         if metric == "accuracy":
             return float(run.read_json("summary")["accuracy"]["test"])
         if metric in MARGIN_METRICS:
-            train, test = (Margins.from_dict(run.read_json(artifact_name("inf", part))) for part in PARTS)
+            train, test = (Margins.from_dict(run.read_json(artifact_name("inf", split))) for split in PARTS)
             return float(test.median) if metric == "margin" else float(train.gap(test, resamples=1).value)
         if metric not in run.names():
             expected = f"{', '.join(MARGIN_METRICS)} or one of {', '.join(run.names())}"
@@ -350,12 +350,12 @@ def _round(value: float) -> float:
 
 def _set(settings: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
-    for part in path:
-        table = settings.get(part)
+    for name in path:
+        table = settings.get(name)
         if table is None:
-            table = settings[part] = {}
+            table = settings[name] = {}
         if not isinstance(table, dict):
-            raise InputError(f"sweep.over.{key}: {part!r} is not a table")
+            raise InputError(f"sweep.over.{key}: {name!r} is not a table")
         settings = table
     settings[last] = value
 

@@ -43,11 +43,11 @@ class MarginMeasurement:
 
     def is_measured(self, run: Run, config: TrainConfig) -> bool:
         """Whether the run holds margins of as many points as this measurement takes."""
-        names = [artifact_name("inf", part) for part in PARTS]
+        names = [artifact_name("inf", split) for split in PARTS]
         if not all((run.path / f"artifacts/{name}.json").exists() for name in [*names, "summary"]):
             return False
-        for part, name in zip(PARTS, names):
-            available = getattr(config.data, part)
+        for split, name in zip(PARTS, names):
+            available = getattr(config.data, split)
             expected = min(n for n in (self.points, available) if n is not None) if self.points is not None else 0
             if len(run.read_json(name).get("values", ())) < expected:
                 return False

@@ -119,9 +119,9 @@ class StoredJob:
 class StoredJointJob(StoredJob):
     """A stored job that runs at once with others of its kind."""
 
-    def run_jointly(self, others: Sequence[StoredJob], on_progress: ProgressCallback) -> None:
+    def run_jointly(self, other_jobs: Sequence[StoredJob], on_progress: ProgressCallback) -> None:
         """Runs this job and others in one pass, each in a local copy that is uploaded."""
-        stored = [self, *others]
+        stored = [self, *other_jobs]
         with ExitStack() as stack:
             copies = [stack.enter_context(job._scratch_copy()) for job in stored]
             jobs: list[Any] = [job._in(copy.folder) for job, copy in zip(stored, copies)]

@@ -62,9 +62,9 @@ class BatchedSearch:
 
     def run(self, restarts: int, progress: Callable[[int, int], None] | None = None) -> AdversarialPerturbations:
         """The smallest adversarial perturbations of all searches; `progress(done, total)` counts points and restarts."""
-        found = no_perturbations(self.problem.x)
-        found.radius[~self.correct] = 0
-        self.runs = [torch.full_like(found.radius, math.inf) for _ in range(restarts)]
+        perturbations = no_perturbations(self.problem.x)
+        perturbations.radius[~self.correct] = 0
+        self.runs = [torch.full_like(perturbations.radius, math.inf) for _ in range(restarts)]
         done = 0
         for index in self._batches(self.correct):
             problem = self.problem.rows(index)
@@ -74,19 +74,19 @@ class BatchedSearch:
             self.estimate[index] = clean.logit_margin / slope
             for k in range(restarts):
                 result = self._search(k, index, *starts[k % len(starts)])
-                found.update(index, result.radius, result.d)
+                perturbations.update(index, result.radius, result.d)
                 self.runs[k][index] = result.radius
                 done += len(index)
                 if progress is not None:
                     progress(done, restarts * int(self.correct.sum()))
-        self._continue(found)
-        self._target(found)
+        self._continue(perturbations)
+        self._target(perturbations)
         explorations = restarts // 3 if has_few_elements(self.problem.x) else 0
-        self._explore(found, explorations)
+        self._explore(perturbations, explorations)
         if self.retry:
-            self._recover(found)
-        self._polish(found, edges=explorations > 0)
-        return found
+            self._recover(perturbations)
+        self._polish(perturbations, edges=explorations > 0)
+        return perturbations
 
     def track(self, d: Tensor) -> AdversarialPerturbations:
         """One search from the clean points, and one of half as many steps from the perturbations d (N, ...) of an earlier model.
@@ -94,20 +94,20 @@ class BatchedSearch:
         d is zero where there is none. A search from d alone stays in the local minimum of the earlier model: its margins were
         10 % larger than those of a full search for digits and 24 % for CIFAR-10, those of both together 1 % and 4 %.
         """
-        found = no_perturbations(self.problem.x)
-        found.radius[~self.correct] = 0
+        perturbations = no_perturbations(self.problem.x)
+        perturbations.radius[~self.correct] = 0
         for index in self._batches(self.correct):
             problem = self.problem.rows(index)
             decision = _class_choices(problem, self.f[index])[0]
             result = self._search(0, index, *_clean(replace(problem, decision=decision)))
-            found.update(index, result.radius, result.d)
+            perturbations.update(index, result.radius, result.d)
         d = self.problem.constraint.clip(torch.nan_to_num(d))
         radius = self.problem.constraint.length(d)
         self.start = AdversarialPerturbations(torch.where(radius > 0, radius, math.inf), d)
-        self._continue(found, self.steps // 2)
-        self._recover(found)
-        self._polish(found)
-        return found
+        self._continue(perturbations, self.steps // 2)
+        self._recover(perturbations)
+        self._polish(perturbations)
+        return perturbations
 
     def _search(self, k: int, index: Tensor, problem: MarginProblem, clean: CleanPoints) -> AdversarialPerturbations:
         """The k-th independent search: the plans in turn, every fourth from the way to a point decided otherwise.
@@ -125,18 +125,18 @@ class BatchedSearch:
         plan = replace(plan, random_start=1.0) if k >= len(plans) else plan
         return search(problem, plan, self.steps, clean, self.noise)
 
-    def _continue(self, found: AdversarialPerturbations, steps: int | None = None) -> None:
+    def _continue(self, perturbations: AdversarialPerturbations, steps: int | None = None) -> None:
         """Search on from perturbations that were known beforehand."""
         if self.start is None:
             return
         for index in self._batches(self.correct & torch.isfinite(self.start.radius)):
             problem, start = self.problem.rows(index), self.start.rows(index)
             adversarial = problem.decision.evaluate(problem.x + start.d)[1]
-            found.update(index[adversarial], start.radius[adversarial], start.d[adversarial])
+            perturbations.update(index[adversarial], start.radius[adversarial], start.d[adversarial])
             result = search(problem, PLANS[problem.constraint.norm][1], steps or self.steps, start.d, self.noise)
-            found.update(index, result.radius, result.d)
+            perturbations.update(index, result.radius, result.d)
 
-    def _target(self, found: AdversarialPerturbations) -> None:
+    def _target(self, perturbations: AdversarialPerturbations) -> None:
         """Many classes: short searches towards each of the nearest classes, within the best radius so far.
 
         A search that follows the nearest class tends to stay with the first it falls to. Each starts at the best radius, down
@@ -144,19 +144,19 @@ class BatchedSearch:
         """
         if self.problem.decision.classes <= 2 or not self.targets:
             return
-        for index in self._batches(self.correct & torch.isfinite(found.radius)):
+        for index in self._batches(self.correct & torch.isfinite(perturbations.radius)):
             problem, constraint = self.problem.rows(index), self.problem.constraint
             starts = _nearest_classes(problem, self.f[index], self.targets)
             noisy = [(None, self.noise(problem.x.shape, problem.x)) for _ in range(self.rounds)]
             for classes, gradient in [*starts, *noisy]:
-                below = found.radius[index]
+                below = perturbations.radius[index]
                 towards = replace(problem, decision=replace(problem.decision, target=classes))
                 start = constraint.direction(-gradient) * column(below, gradient)
                 start = problem.constraint.project(start, below)
                 result = search(towards, TARGETED, TARGET_STEPS, start, self.noise, below)
-                found.update(index, result.radius, result.d)
+                perturbations.update(index, result.radius, result.d)
 
-    def _explore(self, found: AdversarialPerturbations, count: int) -> None:
+    def _explore(self, perturbations: AdversarialPerturbations, count: int) -> None:
         """Inputs of few elements: searches from random perturbations whose linear piece reaches the boundary soonest.
 
         At a perturbation d a network is linear nearby. That piece is adversarial from the radius (logit margin − gradient·d) /
@@ -167,36 +167,36 @@ class BatchedSearch:
         for index in self._batches(self.correct) if count else ():
             problem = self.problem.rows(index)
             for k in range(count):
-                reach = torch.minimum(found.radius[index], problem.constraint.init_radius)
-                start = _promising(problem, reach, noise)
+                max_radius = torch.minimum(perturbations.radius[index], problem.constraint.init_radius)
+                start = _promising(problem, max_radius, noise)
                 result = search(problem, _NEAR[k % 2], self.steps // 2, start, noise)
-                found.update(index, result.radius, result.d)
+                perturbations.update(index, result.radius, result.d)
 
-    def _recover(self, found: AdversarialPerturbations) -> None:
+    def _recover(self, perturbations: AdversarialPerturbations) -> None:
         """Points without an adversarial perturbation: start again from the way to points decided otherwise."""
-        for index in self._batches(torch.isinf(found.radius)):
+        for index in self._batches(torch.isinf(perturbations.radius)):
             problem = self.problem.rows(index)
             start = self.towards_points(problem, index)
-            found.update(index, start.radius, start.d)
+            perturbations.update(index, start.radius, start.d)
             adversarial = torch.isfinite(start.radius)
             self.missed_by_gradients[index] = adversarial
             index, rows = index[adversarial], torch.nonzero(adversarial)[:, 0]
             if len(index):
                 plan = PLANS[problem.constraint.norm][0]
                 result = search(problem.rows(rows), plan, self.steps, start.d[rows], self.noise)
-                found.update(index, result.radius, result.d)
+                perturbations.update(index, result.radius, result.d)
 
-    def _polish(self, found: AdversarialPerturbations, edges: bool = False) -> None:
+    def _polish(self, perturbations: AdversarialPerturbations, edges: bool = False) -> None:
         """Small steps around the best perturbation of all searches, then along it to the boundary."""
-        for index in self._batches(self.correct & torch.isfinite(found.radius)):
+        for index in self._batches(self.correct & torch.isfinite(perturbations.radius)):
             problem = self.problem.rows(index)
-            result = search(problem, POLISH, max(2, 2 * self.steps // 5), found.d[index], self.noise)
-            found.update(index, result.radius, result.d)
+            result = search(problem, POLISH, max(2, 2 * self.steps // 5), perturbations.d[index], self.noise)
+            perturbations.update(index, result.radius, result.d)
             for edge in _EDGES if edges else ():
-                result = search(problem, edge, 2 * self.steps, found.d[index], self.noise)
-                found.update(index, result.radius, result.d)
-            result = to_boundary(problem, found.rows(index), rounds=8)
-            found.update(index, result.radius, result.d)
+                result = search(problem, edge, 2 * self.steps, perturbations.d[index], self.noise)
+                perturbations.update(index, result.radius, result.d)
+            result = to_boundary(problem, perturbations.rows(index), rounds=8)
+            perturbations.update(index, result.radius, result.d)
 
     def towards_points(self, problem: MarginProblem, index: Tensor, nearest: int = 5) -> AdversarialPerturbations:
         """Perturbations of the points `index` that lead to dataset points decided otherwise, as far as the boundary."""
@@ -212,35 +212,35 @@ class BatchedSearch:
         """One in so many dataset points is a target of `towards_points`: at most `_TARGETS`, evenly taken."""
         return max(1, math.ceil(len(self.problem) / _TARGETS))
 
-    def verify(self, found: AdversarialPerturbations) -> None:
+    def verify(self, perturbations: AdversarialPerturbations) -> None:
         """Make perturbations adversarial by more than rounding, which differs with the size of the batch."""
         x, decision = self.problem.x, self.problem.decision
         # A model may work in single precision also for inputs in double precision.
         types = {x.dtype, self.f.dtype, *(p.dtype for p in decision.model.parameters())}
         epsilon = torch.finfo(torch.float32 if torch.float32 in types else x.dtype).eps
-        for index in self._batches(self.correct & torch.isfinite(found.radius)):
+        for index in self._batches(self.correct & torch.isfinite(perturbations.radius)):
             f = self.f[index]
             size = f.abs() if f.dim() == 1 else f.abs().amax(1)
             rounding = 64 * epsilon * (size + abs(decision.threshold) * (f.dim() == 1))
             for more in (0, 8, 32, 128, 512, 2048):
                 problem = self.problem.rows(index)
-                d = problem.constraint.clip(found.d[index] * (1 + more * epsilon))
+                d = problem.constraint.clip(perturbations.d[index] * (1 + more * epsilon))
                 logit_margin, adversarial = problem.decision.evaluate(problem.x + d)
                 clear = adversarial & (logit_margin <= -rounding)
                 done = index[clear]
-                found.d[done] = d[clear]
-                found.radius[done] = problem.constraint.length(d)[clear]
+                perturbations.d[done] = d[clear]
+                perturbations.radius[done] = problem.constraint.length(d)[clear]
                 index, rounding = index[~clear], rounding[~clear]
                 if not len(index):
                     break
 
 
-def _promising(problem: MarginProblem, reach: Tensor, noise: Noise) -> Tensor:
-    """Of random perturbations within `reach` (N,), the one whose linear piece is adversarial at the smallest radius."""
+def _promising(problem: MarginProblem, max_radius: Tensor, noise: Noise) -> Tensor:
+    """Of random perturbations within `max_radius` (N,), the one whose linear piece is adversarial at the smallest radius."""
     constraint, x = problem.constraint, problem.x
-    best, chosen = torch.full_like(reach, math.inf), torch.zeros_like(x)
+    best, chosen = torch.full_like(max_radius, math.inf), torch.zeros_like(x)
     for k in range(_SAMPLES):
-        size = reach * (0.3 + 0.7 * (k + 1) / _SAMPLES)
+        size = max_radius * (0.3 + 0.7 * (k + 1) / _SAMPLES)
         d = noise(x.shape, x)
         d = constraint.direction(d) if k % 2 else constraint.scaled(d)
         d = constraint.project(d * column(size, d), size)
@@ -295,8 +295,8 @@ def _class_choices(problem: MarginProblem, f: Tensor) -> list[Decision]:
 def _differences(problem: MarginProblem, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest other classes (N, k), and of the difference of the label's output and theirs the slope (N, k) and gradient."""
     decision, constraint, x = problem.decision, problem.constraint, problem.x
-    of_others = f.scatter(1, decision.labels[:, None], -math.inf)
-    likeliest = of_others.topk(min(_CLASSES, decision.classes - 1), dim=1).indices
+    other_outputs = f.scatter(1, decision.labels[:, None], -math.inf)
+    likeliest = other_outputs.topk(min(_CLASSES, decision.classes - 1), dim=1).indices
     zero = torch.zeros_like(x)
     gradients = [constraint.active(g, zero) for g in decision.differences(x, likeliest)]
     slope = torch.stack([constraint.dual_norm(g) for g in gradients], 1)

@@ -85,24 +85,24 @@ def passes_in(seconds: float, problem: MarginProblem, correct: Tensor, batch: in
     index = torch.nonzero(correct)[:, 0][:batch]
     if not len(index):
         return float("inf")
-    part = problem.rows(index)
+    subset = problem.rows(index)
     for _ in range(2):  # the first chooses kernels
         start = time.perf_counter()
-        part.decision.gradients(part.x)[0].sum().item()  # waits for the device
-        once = time.perf_counter() - start
+        subset.decision.gradients(subset.x)[0].sum().item()  # waits for the device
+        seconds_of_one = time.perf_counter() - start
     batches = -(-int(correct.sum()) // batch)
-    return 2 * seconds / (once * batches)
+    return 2 * seconds / (seconds_of_one * batches)
 
 
 def left_out(full: Effort, taken: Effort, budget: SearchBudget, censored: int) -> str | None:
     """What the budget left out, in words; None if nothing."""
     if taken == full:
         return None
-    parts = []
+    omitted = []
     if (taken.restarts, taken.steps) != (full.restarts, full.steps):
-        parts.append(f"{taken.restarts} of {full.restarts} searches, with {taken.steps} of {full.steps} steps")
+        omitted.append(f"{taken.restarts} of {full.restarts} searches, with {taken.steps} of {full.steps} steps")
     if taken.classes > 2 and taken.targets < full.targets:
-        parts.append(f"{taken.targets} of {min(full.targets, full.classes - 1)} classes searched one by one")
+        omitted.append(f"{taken.targets} of {min(full.targets, full.classes - 1)} classes searched one by one")
     if censored:
-        parts.append(f"{censored} points without an adversarial example not searched again")
-    return f"budget of {budget[0]:g} {budget[1]}{' per point' if budget[1] == 'passes' else ''}: " + "; ".join(parts)
+        omitted.append(f"{censored} points without an adversarial example not searched again")
+    return f"budget of {budget[0]:g} {budget[1]}{' per point' if budget[1] == 'passes' else ''}: " + "; ".join(omitted)

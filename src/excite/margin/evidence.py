@@ -99,8 +99,8 @@ class Evidence:
         ]
         random = (f"the model is not deterministic: margins are those of the mean of {self.draws} outputs",)
         return (random if self.draws > 1 else ()) + tuple(
-            f"at {count} of {total} points {what}"
-            for count, total, fraction, what in signs
+            f"at {count} of {total} points {description}"
+            for count, total, fraction, description in signs
             if count and (count == total or count > max(1, fraction * total))
         )
 
@@ -109,42 +109,42 @@ class Evidence:
         return asdict(self)
 
     def __str__(self) -> str:
-        parts = [f"a search without gradients was better at {self.beaten} of {self.checked} points"]
+        sentences = [f"a search without gradients was better at {self.beaten} of {self.checked} points"]
         if self.planted:
-            parts.append(f"planted examples were found at {self.planted - (self.unfound or 0)} of {self.planted}")
+            sentences.append(f"planted examples were found at {self.planted - (self.unfound or 0)} of {self.planted}")
         if self.apart is not None:
-            parts.append(f"independent searches agree at {self.attacked - self.apart} of {self.attacked}")
+            sentences.append(f"independent searches agree at {self.attacked - self.apart} of {self.attacked}")
         if self.misled > 0.05 * self.attacked:
-            parts.append(
+            sentences.append(
                 f"at {self.misled} the gradient puts the boundary more than 10 times too far away, which misleads weaker "
                 "attacks"
             )
-        return "; ".join(parts)
+        return "; ".join(sentences)
 
 
-def total_evidence(parts: Sequence[Evidence]) -> Evidence:
+def total_evidence(all_evidence: Sequence[Evidence]) -> Evidence:
     """The counts of several sets of points added up; one that was not made somewhere is None."""
 
     def total(name: str) -> int | None:
-        counts = [getattr(part, name) for part in parts]
+        counts = [getattr(evidence, name) for evidence in all_evidence]
         return None if None in counts else sum(counts)
 
     counts: dict[str, Any] = {f.name: total(f.name) for f in fields(Evidence) if f.name not in ("mended", "draws")}
-    mended = sorted({part.mended for part in parts if part.mended is not None})
-    return Evidence(**counts, mended=", ".join(mended) or None, draws=max(part.draws for part in parts))
+    mended = sorted({evidence.mended for evidence in all_evidence if evidence.mended is not None})
+    return Evidence(**counts, mended=", ".join(mended) or None, draws=max(evidence.draws for evidence in all_evidence))
 
 
-def gather(searched: BatchedSearch, found: AdversarialPerturbations) -> tuple[Evidence, Tensor]:
-    """The evidence, and the points (N,) in doubt. Smaller perturbations that the check finds replace those in `found`."""
-    attacked, before = searched.correct, found.radius.clone()
+def gather(searched: BatchedSearch, perturbations: AdversarialPerturbations) -> tuple[Evidence, Tensor]:
+    """The evidence, and the points (N,) in doubt. Smaller perturbations that the check finds replace those in `perturbations`."""
+    attacked, before = searched.correct, perturbations.radius.clone()
     checked, remaining = _sample(searched)
-    _check(searched, found, checked)
-    if int((found.radius < _BEATEN * before).sum()) > 0.05 * len(checked):
-        _check(searched, found, remaining)
+    _check(searched, perturbations, checked)
+    if int((perturbations.radius < _BEATEN * before).sum()) > 0.05 * len(checked):
+        _check(searched, perturbations, remaining)
         checked = torch.cat([checked, remaining])
-    beaten = found.radius < _BEATEN * before
+    beaten = perturbations.radius < _BEATEN * before
     flat = attacked & torch.isinf(searched.estimate)
-    unbroken = torch.isinf(found.radius)
+    unbroken = torch.isinf(perturbations.radius)
     apart, alone = None, torch.zeros_like(attacked)
     if len(searched.runs) > 1:
         first, second = torch.stack(searched.runs).topk(2, dim=0, largest=False).values
@@ -159,46 +159,48 @@ def gather(searched: BatchedSearch, found: AdversarialPerturbations) -> tuple[Ev
         alone=None if apart is None else int(alone.sum()),
         checked=len(checked),
         beaten=int(beaten.sum()),
-        misled=int((attacked & (searched.estimate > _MISLED * found.radius)).sum()),
+        misled=int((attacked & (searched.estimate > _MISLED * perturbations.radius)).sum()),
         draws=DRAWS if isinstance(searched.problem.decision.model, MeanOutputs) else 1,
     )
-    by_gradients = found.radius.clone()
+    by_gradients = perturbations.radius.clone()
     if type(searched.problem.decision) is Decision:  # perturbations of layers have no such test
-        test = _planted(searched, found)
+        test = _planted(searched, perturbations)
         evidence = evidence if test is None else replace(evidence, planted=test.planted, unfound=test.unfound)
         if evidence.flags():
-            evidence = _mend(searched, found, evidence)
-    beaten |= found.radius < _BEATEN * by_gradients  # by other gradients
+            evidence = _mend(searched, perturbations, evidence)
+    beaten |= perturbations.radius < _BEATEN * by_gradients  # by other gradients
     return evidence, flat | searched.missed_by_gradients | unbroken | beaten | alone
 
 
-def _planted(searched: BatchedSearch, found: AdversarialPerturbations) -> PlantedTest | None:
-    index = _some(searched.correct & torch.isfinite(found.radius) & (found.radius > 0), _PLANTED)
+def _planted(searched: BatchedSearch, perturbations: AdversarialPerturbations) -> PlantedTest | None:
+    index = _some(searched.correct & torch.isfinite(perturbations.radius) & (perturbations.radius > 0), _PLANTED)
     if not len(index):
         return None
-    return planted_test(searched.problem.rows(index), found.radius[index], searched.steps, searched.noise)
+    return planted_test(searched.problem.rows(index), perturbations.radius[index], searched.steps, searched.noise)
 
 
-def _mend(searched: BatchedSearch, found: AdversarialPerturbations, evidence: Evidence) -> Evidence:
+def _mend(searched: BatchedSearch, perturbations: AdversarialPerturbations, evidence: Evidence) -> Evidence:
     """Searches again with other gradients: with those that find smaller perturbations at a few points, at all of them."""
-    attacked = searched.correct & torch.isfinite(found.radius)
-    sample, before = _some(attacked, _TRIED), found.radius.clone()
+    attacked = searched.correct & torch.isfinite(perturbations.radius)
+    sample, before = _some(attacked, _TRIED), perturbations.radius.clone()
     for method in METHODS:
-        _search_again(searched, found, sample, method)
-        better = int((found.radius < _BEATEN * before).sum())
+        _search_again(searched, perturbations, sample, method)
+        better = int((perturbations.radius < _BEATEN * before).sum())
         if better > max(1, 0.1 * len(sample)):
             for index in torch.nonzero(attacked)[:, 0].split(searched.batch):
-                _search_again(searched, found, index, method)
-            improved = int((found.radius < _BEATEN * before).sum())
+                _search_again(searched, perturbations, index, method)
+            improved = int((perturbations.radius < _BEATEN * before).sum())
             return replace(evidence, mended=WORDS[method], improved=improved)
     return evidence
 
 
-def _search_again(searched: BatchedSearch, found: AdversarialPerturbations, index: Tensor, method: Method) -> None:
+def _search_again(
+    searched: BatchedSearch, perturbations: AdversarialPerturbations, index: Tensor, method: Method
+) -> None:
     if len(index):
         problem = searched.problem.rows(index)
-        result = surrogate_search(problem, found.radius[index], method, searched.steps, searched.noise)
-        found.update(index, result.radius, result.d)
+        result = surrogate_search(problem, perturbations.radius[index], method, searched.steps, searched.noise)
+        perturbations.update(index, result.radius, result.d)
 
 
 def _some(mask: Tensor, count: int) -> Tensor:

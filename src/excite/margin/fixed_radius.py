@@ -91,13 +91,13 @@ def broken_at(
     attacks = {
         r: AdversarialTraining(model, r, norm, steps, None, True, "margin", classes, bounds, threshold) for r in radii
     }
-    parts = list(zip(x.split(batch), y.split(batch)))
+    batches = list(zip(x.split(batch), y.split(batch)))
     smallest = []
     with eval_mode(model), own_randomness(seed, device):
-        for done, (points, labels) in enumerate(parts, 1):
+        for done, (points, labels) in enumerate(batches, 1):
             smallest.append(_attack(attacks, points.to(device), labels.to(device).reshape(-1), restarts, bounds))
             if progress is not None:
-                progress(done / len(parts))
+                progress(done / len(batches))
     return torch.cat(smallest)
 
 
@@ -224,7 +224,7 @@ def _with_evidence(
     norm = parse_norm(options.get("norm", "inf"))
     smallest = broken_at(model, x, y, [radius], **options)
     left = torch.nonzero(torch.isinf(smallest) & (smallest > 0))[:, 0]
-    broken, measured = torch.ones(len(x), dtype=torch.bool), None
+    adversarial, measured = torch.ones(len(x), dtype=torch.bool), None
     if len(left):
         device = device_of(model)
         threshold = options.get("threshold")
@@ -232,8 +232,8 @@ def _with_evidence(
             model, x[left.to(x.device)].to(device), y[left.to(y.device)].reshape(-1).to(device), norm=norm,
             bounds=options.get("bounds"), threshold=0.5 if threshold is None else threshold, options=search,
         )  # fmt: skip
-        broken[left] = measured.values <= radius
-    standing = int((~broken).sum())
-    interval = binomtest(standing, len(x)).proportion_ci(0.95)
+        adversarial[left] = measured.values <= radius
+    num_robust = int((~adversarial).sum())
+    interval = binomtest(num_robust, len(x)).proportion_ci(0.95)
     safe = None if measured is None or measured.lower is None else float((measured.lower > radius).sum()) / len(x)
-    return RobustAccuracy(standing / len(x), interval.low, interval.high, radius, norm, broken, safe, measured)
+    return RobustAccuracy(num_robust / len(x), interval.low, interval.high, radius, norm, adversarial, safe, measured)

@@ -109,8 +109,8 @@ def check_points(x: Any, integers: bool = False) -> Tensor:
     check_dense(x)
     if x.dim() == 0 or x.numel() == 0:
         raise InputError(f"expected at least one input, with a batch axis in front; got shape {tuple(x.shape)}")
-    whole = integers and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
-    if x.dtype not in (torch.float32, torch.float64) and not whole:
+    is_integer = integers and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+    if x.dtype not in (torch.float32, torch.float64) and not is_integer:
         raise InputError(
             f"expected inputs in float32 or float64; got {x.dtype}: convert with x.float(). Integer inputs such as "
             "token ids have no margin: give the model their embeddings instead, or perturb later layers, layers='all'"
@@ -183,7 +183,7 @@ def check_labels(y: Any, x: Tensor, classes: int) -> Tensor:
     y = y.detach().reshape(-1)
     good = (y >= 0) & (y <= highest) & (y == y.long())
     if not bool(good.all()):
-        what = "labels 0 or 1 for a model with one output" if classes == 1 else f"labels from 0 to {highest}"
-        raise InputError(f"expected {what}; got {float(y[~good][0]):g}: relabel the data")
+        expected = "labels 0 or 1 for a model with one output" if classes == 1 else f"labels from 0 to {highest}"
+        raise InputError(f"expected {expected}; got {float(y[~good][0]):g}: relabel the data")
     labels: Tensor = y.long().to(x.device)
     return labels

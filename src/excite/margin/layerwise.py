@@ -55,8 +55,8 @@ def measure_signals(sites: InputSites, x: Tensor, norm: Norm, relative: bool, si
     """
     order = math.inf if norm == "inf" else 2.0
     units, largest = [], torch.zeros((), dtype=sites.dtype, device=x.device)
-    for part in x.split(size):
-        signals = sites.signals(part)
+    for batch in x.split(size):
+        signals = sites.signals(batch)
         lengths = torch.stack([torch.linalg.vector_norm(s, 2.0, dim=1) for s in signals], 1)
         if norm == "inf":
             lengths = lengths / torch.tensor([s.shape[1] for s in signals], dtype=sites.dtype, device=x.device).sqrt()
@@ -103,7 +103,7 @@ class LayerSearch(BatchedSearch):
         decision = self.problem.decision
         assert isinstance(decision, LayerDecision)
         pairs = zip(decision.sites.places, decision.parts(d))
-        return {site.name: site.join(part, site.shape(len(d))) for site, part in pairs}
+        return {site.name: site.join(vector, site.shape(len(d))) for site, vector in pairs}
 
     def towards_points(self, problem: MarginProblem, index: Tensor, nearest: int = 5) -> AdversarialPerturbations:
         """As for inputs, through one site at a time: x, and the last one."""
@@ -118,10 +118,10 @@ class LayerSearch(BatchedSearch):
                 return lifted(torch.where(unit > 0, change / unit, 0.0), columns, x)
 
             targets = DatasetPoints(signals[::stride], predicted)
-            found = towards_points(problem, targets, self.noise, nearest, at=signals[index], lift=lift)
+            perturbations = towards_points(problem, targets, self.noise, nearest, at=signals[index], lift=lift)
             if best is None:
-                best = found
-            best.update(torch.arange(len(x), device=x.device), found.radius, found.d)
+                best = perturbations
+            best.update(torch.arange(len(x), device=x.device), perturbations.radius, perturbations.d)
         assert best is not None
         return best
 
@@ -156,10 +156,10 @@ def layer_search(
     return LayerSearch(problem, at_input.f, size, at_input.steps, at_input.seed, start=start, ways=ways)
 
 
-def lifted(part: Tensor, columns: slice, like: Tensor) -> Tensor:
+def lifted(change: Tensor, columns: slice, like: Tensor) -> Tensor:
     """Rows that are zero but for some columns."""
     rows = torch.zeros_like(like, memory_format=torch.contiguous_format)
-    rows[:, columns] = part
+    rows[:, columns] = change
     return rows
 
 
@@ -167,21 +167,21 @@ def find_ways(sites: InputSites, x: Tensor, size: int) -> list[tuple[int, Tensor
     """The sites by which another dataset point can be reached: x where one site alone reads it, and the last site."""
     ends = {sites.places.index(sites.entry)} if sites.entry is not None else set()
     ends.add(len(sites.places) - 1)
-    wanted: list[InputSite] = [sites.places[k] for k in sorted(ends)]
-    signals = [sites.signals(part, wanted) for part in x.split(size)]
-    return [(k, torch.cat([part[i] for part in signals])) for i, k in enumerate(sorted(ends))]
+    sites_of_ways: list[InputSite] = [sites.places[k] for k in sorted(ends)]
+    signals = [sites.signals(batch, sites_of_ways) for batch in x.split(size)]
+    return [(k, torch.cat([batch[i] for batch in signals])) for i, k in enumerate(sorted(ends))]
 
 
 def from_input(
-    decision: LayerDecision, constraint: Constraint, found: AdversarialPerturbations, size: int
+    decision: LayerDecision, constraint: Constraint, perturbations: AdversarialPerturbations, size: int
 ) -> AdversarialPerturbations | None:
     """What a search over inputs found, as rows; None where x cannot be changed through one site."""
     sites, entry = decision.sites, decision.sites.entry
     if entry is None:
         return None
     unit = decision.units[:, sites.places.index(entry), None]
-    moved = torch.cat([sites.signals(part, [entry])[0] for part in found.d.split(size)])
+    moved = torch.cat([sites.signals(batch, [entry])[0] for batch in perturbations.d.split(size)])
     like = torch.zeros(1, 1, dtype=sites.dtype, device=moved.device).expand(len(moved), sites.width)
     rows = lifted(torch.where(unit > 0, moved / unit, 0.0), entry.columns, like)
     radius = constraint.length(rows)
-    return AdversarialPerturbations(torch.where(torch.isfinite(found.radius), radius, math.inf), rows)
+    return AdversarialPerturbations(torch.where(torch.isfinite(perturbations.radius), radius, math.inf), rows)

@@ -64,24 +64,24 @@ def loader_margins(
         )
     check_model(model)
     batches = None if batches is None else check_count(batches, "batches")
-    place = None if folder is None else check_path(folder)
+    directory = None if folder is None else check_path(folder)
     rank, size = rank_and_size()
     total = _length(loader, batches)
-    settings = _digest_of_model(model, arguments) if place is not None else ""
-    parts: dict[int, Margins] = {}
+    settings = _digest_of_model(model, arguments) if directory is not None else ""
+    by_batch: dict[int, Margins] = {}
     for number, batch in enumerate(_first(loader, batches)):
         if number % size == rank:
             x, y = _pair(batch, device_of(model))
-            parts[number] = _one(
-                model, x, y, None if place is None else place / f"batch-{number:06d}.json", settings, arguments
+            by_batch[number] = _one(
+                model, x, y, None if directory is None else directory / f"batch-{number:06d}.json", settings, arguments
             )
         if progress is not None:
             progress(number + 1, total)
     if size > 1:
-        parts = _from_all(parts, size)
-    if not parts:
+        by_batch = _from_all(by_batch, size)
+    if not by_batch:
         raise InputError("loader: expected at least one batch; it yields none")
-    return concatenate([parts[number] for number in sorted(parts)])
+    return concatenate([by_batch[number] for number in sorted(by_batch)])
 
 
 def _one(
@@ -90,18 +90,18 @@ def _one(
     """The margins of one batch, from its file if that has them."""
     if path is None:
         return margins(model, x, y, **arguments)
-    digest = hashlib.sha256(settings.encode())
-    for part in (x, y):
-        digest.update(str((part.dtype, tuple(part.shape))).encode() + _bytes(part))
-    fingerprint = digest.hexdigest()
+    hasher = hashlib.sha256(settings.encode())
+    for tensor in (x, y):
+        hasher.update(str((tensor.dtype, tuple(tensor.shape))).encode() + _bytes(tensor))
+    fingerprint = hasher.hexdigest()
     stored = _read(path)
     if stored is not None and stored.get("fingerprint") == fingerprint:
         return Margins.from_dict(stored["margins"])
-    found = margins(model, x, y, **arguments)
+    result = margins(model, x, y, **arguments)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"fingerprint": fingerprint, "margins": found.to_dict()})
-    return found
+        write_json(path, {"fingerprint": fingerprint, "margins": result.to_dict()})
+    return result
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -119,16 +119,16 @@ def _bytes(tensor: Tensor) -> bytes:
 
 def _digest_of_model(model: nn.Module, arguments: dict[str, Any]) -> str:
     """Weights, buffers and arguments, in a few letters. Functions count by name."""
-    digest = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, value in model.state_dict().items():
-        digest.update(name.encode())
+        hasher.update(name.encode())
         if isinstance(value, Tensor) and value.numel():
-            digest.update(_bytes(value))
+            hasher.update(_bytes(value))
     for name in sorted(arguments):
         value = arguments[name]
         shown_value = getattr(value, "__qualname__", None) or repr(value)
-        digest.update(f"{name}={shown_value}".encode())
-    return digest.hexdigest()
+        hasher.update(f"{name}={shown_value}".encode())
+    return hasher.hexdigest()
 
 
 def _length(loader: Iterable[Any], batches: int | None) -> int | None:
@@ -148,16 +148,20 @@ def _first(loader: Iterable[Any], batches: int | None) -> Iterable[Any]:
 
 
 def _pair(batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
+    if (
+        not isinstance(batch, tuple | list)
+        or len(batch) != 2
+        or not all(isinstance(tensor, Tensor) for tensor in batch)
+    ):
         raise InputError(f"loader: expected batches (x, y) of two tensors; got {shown(batch)}")
-    for part, name in zip(batch, ("x", "y")):
-        check_dense(part, name)
+    for tensor, name in zip(batch, ("x", "y")):
+        check_dense(tensor, name)
     x, y = batch
     return x.to(device), y.to(device)
 
 
-def _from_all(parts: dict[int, Margins], size: int) -> dict[int, Margins]:
+def _from_all(by_batch: dict[int, Margins], size: int) -> dict[int, Margins]:
     """The margins of all processes by batch, in every process."""
     gathered: list[Any] = [None] * size
-    dist.all_gather_object(gathered, {number: part.to_dict() for number, part in parts.items()})
+    dist.all_gather_object(gathered, {number: margins.to_dict() for number, margins in by_batch.items()})
     return {number: Margins.from_dict(stored) for some in gathered for number, stored in some.items()}

@@ -145,9 +145,9 @@ def tracked_margins(
         model, x, bounds = in_pixels(model, x, normalize, bounds, "input")
         decision = Decision(model, output, check_number(threshold, "threshold"), y, classes=1)
         search, _ = _prepare(decision, x, parse_norm(norm), bounds, "input", batch, options)
-        perturbations_found = search.run(1) if start is None else search.track(start.to(x))
-        search.verify(perturbations_found)
-        return replace(_result(search, perturbations_found, None, True), unit=unit_of(x, bounds))
+        adversarial = search.run(1) if start is None else search.track(start.to(x))
+        search.verify(adversarial)
+        return replace(_result(search, adversarial, None, True), unit=unit_of(x, bounds))
 
 
 def _prepare(
@@ -280,7 +280,7 @@ def _mean_if_random(decision: Decision, x: Tensor) -> Decision:
 
 def _outputs(model: nn.Module, x: Tensor, output: Pick, size: int) -> Tensor:
     with torch.no_grad():
-        return torch.cat([_rows(pick_output(model(part), output), len(part)) for part in x.split(size)])
+        return torch.cat([_rows(pick_output(model(batch), output), len(batch)) for batch in x.split(size)])
 
 
 def _rows(f: Tensor, count: int) -> Tensor:

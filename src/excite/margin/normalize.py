@@ -76,11 +76,11 @@ def unit_of(x: Tensor, bounds: Bounds | None) -> Unit | None:
     return Unit(float(low), float(high), is_images(x))
 
 
-def pixel_range(parts: Sequence[Tensor]) -> tuple[float, float] | None:
+def pixel_range(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
     """(0, 1) for images within it, (−1, 1) for those that were scaled to it; None for anything else."""
-    if not parts or not all(len(x) and x.is_floating_point() and is_images(x) for x in parts):
+    if not tensors or not all(len(x) and x.is_floating_point() and is_images(x) for x in tensors):
         return None
-    low, high = min(float(x.min()) for x in parts), max(float(x.max()) for x in parts)
+    low, high = min(float(x.min()) for x in tensors), max(float(x.max()) for x in tensors)
     if low >= 0 and 0.5 < high <= 1:
         return (0.0, 1.0)
     return (-1.0, 1.0) if -1 <= low < -0.5 and 0.5 < high <= 1 else None

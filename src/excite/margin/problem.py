@@ -95,7 +95,9 @@ class Decision:
         f = self.outputs(z)
         own = f.gather(1, self.labels[:, None])[:, 0]
         last = classes.shape[1] - 1
-        return [_gradient(own - f.gather(1, classes[:, k : k + 1])[:, 0], z, keep=k < last) for k in range(last + 1)]
+        return [
+            _gradient(own - f.gather(1, classes[:, k : k + 1])[:, 0], z, retain_graph=k < last) for k in range(last + 1)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +146,10 @@ def _finite(f: Tensor) -> Tensor:
     return torch.isfinite(f) if f.dim() == 1 else torch.isfinite(f).all(1)
 
 
-def _gradient(logit_margin: Tensor, z: Tensor, keep: bool = False) -> Tensor:
+def _gradient(logit_margin: Tensor, z: Tensor, retain_graph: bool = False) -> Tensor:
     gradient = None
     if logit_margin.requires_grad:
-        (gradient,) = torch.autograd.grad(logit_margin.sum(), z, retain_graph=keep, allow_unused=True)
+        (gradient,) = torch.autograd.grad(logit_margin.sum(), z, retain_graph=retain_graph, allow_unused=True)
     if gradient is None:
         raise ModelError(
             "expected an output that depends on the input through operations with gradients; found no gradient path "
@@ -273,12 +275,12 @@ def _steepest(gradient: Tensor) -> Tensor:
 def _soft(d: Tensor, radius: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     """The nearest d with Σ|d| ≤ radius within the bounds: all coordinates lessened by the same, then cut; by Newton's method."""
     size = d.abs()
-    cap = torch.full_like(d, math.inf) if low is None or high is None else torch.where(d > 0, high, -low)
-    by, left = torch.zeros_like(radius), torch.minimum(size, cap)
+    limit = torch.full_like(d, math.inf) if low is None or high is None else torch.where(d > 0, high, -low)
+    by, left = torch.zeros_like(radius), torch.minimum(size, limit)
     for _ in range(6):
-        moving = ((left > 0) & (left < cap)).flatten(1).sum(1).clamp_min(1)
+        moving = ((left > 0) & (left < limit)).flatten(1).sum(1).clamp_min(1)
         by = (by + (left.flatten(1).sum(1) - radius) / moving).clamp_min(0)
-        left = torch.minimum((size - column(by, d)).clamp_min(0), cap)
+        left = torch.minimum((size - column(by, d)).clamp_min(0), limit)
     total = left.flatten(1).sum(1).clamp_min(torch.finfo(d.dtype).tiny)
     return d.sign() * left * column((radius / total).clamp(max=1.0), d)
 
@@ -291,8 +293,8 @@ def make_constraint(x: Tensor, norm: Norm, bounds: tuple[Tensor, Tensor] | None)
     if not x.is_floating_point():
         return Constraint(norm, None, None, torch.zeros(len(x), device=x.device))
     if bounds is None:
-        spread = length(x - x.mean(0, keepdim=True), norm).max()
-        size = torch.where(spread > 0, spread, length(x, norm).max()).clamp_min(1e-3)
+        extent = length(x - x.mean(0, keepdim=True), norm).max()
+        size = torch.where(extent > 0, extent, length(x, norm).max()).clamp_min(1e-3)
         return Constraint(norm, None, None, (1e6 * size).expand(len(x)).contiguous())
     lowest, highest = (bound.expand_as(x) for bound in bounds)
     low, high = lowest - x, highest - x

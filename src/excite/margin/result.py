@@ -204,10 +204,10 @@ class Margins:
             at = np.concatenate([[0.0], safe, [end]])
             upper = np.searchsorted(safe, at, side="right") / len(self.values)
             ax.step(at, upper, where="post", color=line.get_color(), linestyle="--", linewidth=0.8)
-            both = np.unique(np.concatenate([at, finite]))
-            upper = np.searchsorted(safe, both, side="right") / len(self.values)
+            positions = np.unique(np.concatenate([at, finite]))
+            upper = np.searchsorted(safe, positions, side="right") / len(self.values)
             ax.fill_between(
-                both, self.within(both), upper, step="post", color=line.get_color(), alpha=0.15, linewidth=0
+                positions, self.within(positions), upper, step="post", color=line.get_color(), alpha=0.15, linewidth=0
             )
         ax.set(
             xlabel=f"ε ({self.norm} norm{'' if self.layers == 'input' else ', ' + self._where()})",
@@ -285,9 +285,9 @@ class Margins:
     def __str__(self) -> str:
         n, wrong, censored = len(self), int((self.values == 0).sum()), int(self.censored.sum())
         quarter, half, three = (_short(q) for q in (self.quantile(0.25), self.median, self.quantile(0.75)))
-        where = "" if self.layers == "input" else f" {self._where()}"
+        layers_text = "" if self.layers == "input" else f" {self._where()}"
         lines = [
-            f"margins{where} of {n} points in the norm {self.norm!r}: median {half}, quartiles {quarter} and {three}",
+            f"margins{layers_text} of {n} points in the norm {self.norm!r}: median {half}, quartiles {quarter} and {three}",
             f"misclassified {wrong} ({wrong / n:.1%}), no adversarial example found {censored} ({censored / n:.1%})",
         ]
         if self.certified is not None:

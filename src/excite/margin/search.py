@@ -194,26 +194,28 @@ class _State:
         self.problem = self.problem.rows(rows)
 
 
-def to_boundary(problem: MarginProblem, found: AdversarialPerturbations, rounds: int = 12) -> AdversarialPerturbations:
+def to_boundary(
+    problem: MarginProblem, perturbations: AdversarialPerturbations, rounds: int = 12
+) -> AdversarialPerturbations:
     """Shrink each adversarial perturbation along its path to zero, as far as a bracketing line search takes it.
 
     Alternates the secant of the logit margin, exact for linear models, with bisection, which also serves steps and plateaus.
     """
-    index = torch.nonzero(torch.isfinite(found.radius) & (found.radius > 0))[:, 0]
-    result = AdversarialPerturbations(found.radius.clone(), found.d.clone())
+    index = torch.nonzero(torch.isfinite(perturbations.radius) & (perturbations.radius > 0))[:, 0]
+    result = AdversarialPerturbations(perturbations.radius.clone(), perturbations.d.clone())
     if not len(index):
         return result
-    problem, d = problem.rows(index), found.d[index]
+    problem, d = problem.rows(index), perturbations.d[index]
     decision, constraint, x = problem.decision, problem.constraint, problem.x
-    high = found.radius[index]
+    high = perturbations.radius[index]
     low = torch.zeros_like(high)
     above, below = decision.evaluate(x)[0], decision.evaluate(x + d)[0]  # logit margins at low and at high
     for i in range(rounds):
         width = high - low
-        part = (above / (above - below)).clamp(0.02, 0.98) if i % 3 < 2 else torch.full_like(high, 0.5)
+        fraction = (above / (above - below)).clamp(0.02, 0.98) if i % 3 < 2 else torch.full_like(high, 0.5)
         # Overshooting the secant a little on each side in turn moves both ends of the bracket.
-        part = torch.nan_to_num(part + (1e-3 if i % 3 == 0 else -1e-3), 0.5)
-        middle = low + width * part
+        fraction = torch.nan_to_num(fraction + (1e-3 if i % 3 == 0 else -1e-3), 0.5)
+        middle = low + width * fraction
         shorter = constraint.shrink(d, middle)
         logit_margin, adversarial = decision.evaluate(x + shorter)
         result.update(index[adversarial], constraint.length(shorter)[adversarial], shorter[adversarial])

@@ -71,27 +71,27 @@ class InputSites:
         """Number of perturbed elements per sample, over all places."""
         return int(self.places[-1].columns.stop)
 
-    def run(self, x: Tensor, parts: Sequence[Tensor]) -> Any:
+    def run(self, x: Tensor, changes: Sequence[Tensor]) -> Any:
         """The model's output for x (n, ...) with parts[k] (n, columns) added at site k."""
-        moves = {site.name: (site, part) for site, part in zip(self.places, parts)}
+        moves = {site.name: (site, change) for site, change in zip(self.places, changes)}
         if INPUT in moves:
-            site, part = moves.pop(INPUT)
-            x = x + site.join(part, x.shape).to(x.dtype)
+            site, change = moves.pop(INPUT)
+            x = x + site.join(change, x.shape).to(x.dtype)
         with eagerly(self.model), _AddPerturbations(self.names, len(x), moves):
             return self.model(x)
 
-    def signals(self, x: Tensor, wanted: Sequence[InputSite] | None = None) -> list[Tensor]:
+    def signals(self, x: Tensor, sites: Sequence[InputSite] | None = None) -> list[Tensor]:
         """(n, columns) for each of the wanted sites: what comes there when x goes in, by sample.
 
         For a site that is x rearranged, this rearranges any tensor of the shape of x.
         """
-        wanted = self.places if wanted is None else wanted
-        listener = _CaptureSignals(self.names, len(x), {site.name for site in wanted})
-        if any(site.name != INPUT for site in wanted):
+        sites = self.places if sites is None else sites
+        listener = _CaptureSignals(self.names, len(x), {site.name for site in sites})
+        if any(site.name != INPUT for site in sites):
             with torch.no_grad(), eagerly(self.model), listener:
                 self.model(x.clone())
         listener.signals[INPUT] = x
-        return [site.layout.by_sample(listener.signals[site.name], len(x)).to(self.dtype) for site in wanted]
+        return [site.layout.by_sample(listener.signals[site.name], len(x)).to(self.dtype) for site in sites]
 
 
 class _AddPerturbations(Pass):
@@ -104,21 +104,21 @@ class _AddPerturbations(Pass):
     def affine(self, call: AffineCall) -> Tensor:
         input = call.input
         if call.name in self._moves:
-            site, part = self._moves[call.name]
-            input = input + site.join(part, input.shape).to(input.dtype)
+            site, change = self._moves[call.name]
+            input = input + site.join(change, input.shape).to(input.dtype)
         return call.run(input)
 
 
 class _CaptureSignals(Pass):
     """Keeps the inputs of the wanted calls."""
 
-    def __init__(self, names: Names, batch: int, wanted: set[str]):
+    def __init__(self, names: Names, batch: int, names_to_read: set[str]):
         super().__init__(names, Tape(batch), record=True)
-        self._wanted = wanted
+        self._names_to_read = names_to_read
         self.signals: dict[str, Tensor] = {}
 
     def affine(self, call: AffineCall) -> Tensor:
-        if call.name in self._wanted:
+        if call.name in self._names_to_read:
             self.signals[call.name] = call.input.detach().clone()
         return call.run(call.input)
 
@@ -205,10 +205,10 @@ def _chosen(name: str, layers: str | Sequence[str]) -> bool:
     return layers == "all" or name in layers or name.split("#")[0] in layers
 
 
-def _check_names(layers: str | Sequence[str], seen: list[str]) -> None:
+def _check_names(layers: str | Sequence[str], known: list[str]) -> None:
     for name in [] if isinstance(layers, str) else layers:
-        if not any(name in (call, call.split("#")[0]) for call in seen):
-            raise unknown_layer(name, seen)
+        if not any(name in (call, call.split("#")[0]) for call in known):
+            raise unknown_layer(name, known)
 
 
 def _gradients(f: Tensor, inputs: list[Tensor]) -> list[Tensor | None]:
@@ -233,7 +233,7 @@ def _layouts(model: nn.Module, names: Names, x: Tensor, calls: list[str], output
     compared = _RegisterInputs(names, tape, chosen, calibrate=True)
     run(compared, 2)
     layouts, _ = resolve_layouts(run, names, tape, chosen, compared.fitting)
-    return {what: layout for (what, _), layout in zip(tape.shapes, layouts) if what in chosen}
+    return {name: layout for (name, _), layout in zip(tape.shapes, layouts) if name in chosen}
 
 
 class _RegisterInputs(Pass):

@@ -59,14 +59,14 @@ class NewerVersion(RunError):
     """Written by a newer Excite than this one."""
 
 
-def check_version(what: object, found: Any, known: int) -> int:
+def check_version(what: object, value: Any, known: int) -> int:
     """The version that `what` says it has, at most `known`."""
-    if isinstance(found, str) and found.isdecimal():  # the header of a checkpoint holds text
-        found = int(found)
-    if not is_whole(found) or found < 1:
-        raise RunError(f"{what} is damaged: its version is {found!r}")
-    if found > known:
+    if isinstance(value, str) and value.isdecimal():  # the header of a checkpoint holds text
+        value = int(value)
+    if not is_whole(value) or value < 1:
+        raise RunError(f"{what} is damaged: its version is {value!r}")
+    if value > known:
         raise NewerVersion(
-            f"{what} has format version {found}; Excite {__version__} reads versions up to {known}: upgrade Excite to open it"
+            f"{what} has format version {value}; Excite {__version__} reads versions up to {known}: upgrade Excite to open it"
         )
-    return found
+    return value

@@ -36,54 +36,54 @@ class Copy:
         self.store, self.name, self.folder = store, name, folder
         self._sent: dict[str, Stamp] = {}
 
-    def fetch(self, there: Mapping[str, str] | None = None, *, checkpoints: bool = True) -> bool:
-        """Make the folder what the store has (`there`: its listing, if known); False if it has nothing that is whole."""
-        there = self.store.list(self.name) if there is None else there
-        if "run.json" not in there and {_DATABASE, "config.json"} & there.keys():
-            there = {}  # a new run whose first copy was cut short
-        wanted = [name for name in there if checkpoints or not name.startswith("checkpoints/")]
+    def fetch(self, listing: Mapping[str, str] | None = None, *, checkpoints: bool = True) -> bool:
+        """Make the folder what the store has (`listing`, if known); False if it has no complete run."""
+        remote_files = self.store.list(self.name) if listing is None else listing
+        if "run.json" not in remote_files and {_DATABASE, "config.json"} & remote_files.keys():
+            remote_files = {}  # a new run whose first copy was cut short
+        names = [name for name in remote_files if checkpoints or not name.startswith("checkpoints/")]
         before = _read(self.folder / _FETCHED)
         known: dict[str, str] = {}
-        for name in sorted(wanted, key=lambda name: (name not in _LAST, name == _DATABASE, name)):
+        for name in sorted(names, key=lambda name: (name not in _LAST, name == _DATABASE, name)):
             path = self.folder / name
-            if (path.is_file() and before.get(name) == there[name]) or self._fetch(name, path):
-                known[name] = there[name]
+            if (path.is_file() and before.get(name) == remote_files[name]) or self._fetch(name, path):
+                known[name] = remote_files[name]
         for name in self.stamps():
-            if name not in there:
+            if name not in remote_files:
                 (self.folder / name).unlink(missing_ok=True)
         if known != before and self.folder.is_dir():
             write_json(self.folder / _FETCHED, known)
         if "run.json" in known:
-            for part in ("checkpoints", "artifacts"):  # stores have no empty folders
-                (self.folder / part).mkdir(exist_ok=True)
+            for folder in ("checkpoints", "artifacts"):  # stores have no empty folders
+                (self.folder / folder).mkdir(exist_ok=True)
         self._sent = {name: stamp for name, stamp in self.stamps().items() if name in known}
         return bool(known)
 
     def _fetch(self, name: str, path: Path) -> bool:
         if name != _DATABASE:
             return self.store.fetch(self._there(name), path)
-        part = path.with_name(f"{TEMPORARY}{name}")
+        temporary = path.with_name(f"{TEMPORARY}{name}")
         try:
-            if not self.store.fetch(self._there(name), part):
+            if not self.store.fetch(self._there(name), temporary):
                 return False
             for suffix in ("-wal", "-shm"):  # of the database that was here before
                 path.with_name(name + suffix).unlink(missing_ok=True)
-            os.replace(part, path)
+            os.replace(temporary, path)
             return True
         finally:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     def changed(self) -> bool:
         """Whether there is something new beside metrics, such as a checkpoint."""
-        now, sent = ({k: v for k, v in stamps.items() if k != _DATABASE} for stamps in (self.stamps(), self._sent))
-        return now != sent
+        current, sent = ({k: v for k, v in stamps.items() if k != _DATABASE} for stamps in (self.stamps(), self._sent))
+        return current != sent
 
     def put(self) -> None:
         """Copy what is new; what is no longer here is removed there, at the end."""
-        now = self.stamps()
-        order = sorted(now, key=lambda name: (name in _LAST, name != _DATABASE, now[name], name))
+        stamps = self.stamps()
+        order = sorted(stamps, key=lambda name: (name in _LAST, name != _DATABASE, stamps[name], name))
         for name in order:
-            if self._sent.get(name) == now[name]:
+            if self._sent.get(name) == stamps[name]:
                 continue
             path = self.folder / name
             if name == _DATABASE:
@@ -91,9 +91,9 @@ class Copy:
                     self.store.put(_snapshot(path, Path(folder) / name), self._there(name))
             elif path.exists():
                 self.store.put(path, self._there(name))
-            self._sent[name] = now[name]
+            self._sent[name] = stamps[name]
         for name in self.store.list(self.name):
-            if name not in now:
+            if name not in stamps:
                 self.store.remove(self._there(name))
                 self._sent.pop(name, None)
 
@@ -124,14 +124,16 @@ def local_copy(url: str, *, checkpoints: bool = False) -> Path:
     """A folder on this disk with the run, or all runs and loose files, at a URL; only what changed is fetched again."""
     store = Store(url)
     folder = scratch(store) / "seen"
-    there = store.list()
-    if not there:
+    remote_files = store.list()
+    if not remote_files:
         raise RunError(f"there is nothing at {url}")
-    runs = [name.removesuffix("run.json").rstrip("/") for name in there if name.split("/")[-1] == "run.json"]
-    left = dict(there)
+    runs = [name.removesuffix("run.json").rstrip("/") for name in remote_files if name.split("/")[-1] == "run.json"]
+    left = dict(remote_files)
     for run in runs:
         start = f"{run}/" if run else ""
-        inside = {name.removeprefix(start): left.pop(name) for name in there if name.startswith(start) and name in left}
+        inside = {
+            name.removeprefix(start): left.pop(name) for name in remote_files if name.startswith(start) and name in left
+        }
         Copy(store, run, folder / run).fetch(inside, checkpoints=checkpoints)
     for name in left:
         if name.endswith((".json", ".md", ".log")):

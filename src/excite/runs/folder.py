@@ -95,13 +95,13 @@ def check_folder_name(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike) or not str(path):
         raise InputError(f"expected the path of a run folder; got {shown(path)}")
     folder = Path(path)
-    for part in folder.parts:
-        if len(os.fsencode(part)) > _LONGEST_NAME:
+    for name in folder.parts:
+        if len(os.fsencode(name)) > _LONGEST_NAME:
             raise InputError(
-                f"the name {part[:30]}… has {len(os.fsencode(part))} bytes, and file systems take {_LONGEST_NAME}: choose a shorter one"
+                f"the name {name[:30]}… has {len(os.fsencode(name))} bytes, and file systems take {_LONGEST_NAME}: choose a shorter one"
             )
-        if "\0" in part:
-            raise InputError(f"expected a folder's name without null characters; got {part[:60]!r}")
+        if "\0" in name:
+            raise InputError(f"expected a folder's name without null characters; got {name[:60]!r}")
     return folder
 
 

@@ -103,34 +103,34 @@ def import_path(made_by: Callable[..., Any]) -> tuple[str | None, str]:
     if module == "__main__":
         return None, f"{name} is defined in the program itself, which cannot be imported without running it"
     target: Any = sys.modules.get(module)
-    for part in name.split("."):
-        target = getattr(target, part, None)
+    for identifier in name.split("."):
+        target = getattr(target, identifier, None)
     return (f"{module}:{name}", "") if target is made_by else (None, f"{module}.{name} is something else")
 
 
 def _class_source(model: nn.Module) -> ModelSource:
-    kind = type(model)
-    name, why = import_path(kind)
-    return ModelSource(name, {}) if name and not (why := _differs(kind, model)) else ModelSource(None, {}, why)
+    model_class = type(model)
+    name, why = import_path(model_class)
+    return ModelSource(name, {}) if name and not (why := _differs(model_class, model)) else ModelSource(None, {}, why)
 
 
-def _differs(kind: type[nn.Module], model: nn.Module) -> str:
+def _differs(model_class: type[nn.Module], model: nn.Module) -> str:
     """Why a class called without arguments does not build this model; empty if it does."""
     try:
-        parameters = inspect.signature(kind).parameters.values()
+        parameters = inspect.signature(model_class).parameters.values()
     except (TypeError, ValueError):
         parameters = ()  # type: ignore[assignment]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
     if needed:
-        return f"{kind.__name__} takes {', '.join(needed)}"
+        return f"{model_class.__name__} takes {', '.join(needed)}"
     try:
         with seeded_weights(0), torch.device("meta"):
-            other = kind()
+            other = model_class()
     except Exception as error:
-        return f"{kind.__name__}() cannot be tried: {first_line(error)}"
+        return f"{model_class.__name__}() cannot be tried: {first_line(error)}"
     if _structure(other) != _structure(model):
-        return f"{kind.__name__}() without arguments builds another model"
+        return f"{model_class.__name__}() without arguments builds another model"
     return ""
 
 
@@ -182,10 +182,10 @@ def import_factory(name: str) -> Any:
     finally:
         if added:
             sys.path.remove("")
-    for part in path.split("."):
-        if not hasattr(target, part):
+    for identifier in path.split("."):
+        if not hasattr(target, identifier):
             raise InputError(f"{module_name!r} has no {path!r}")
-        target = getattr(target, part)
+        target = getattr(target, identifier)
     if not callable(target):
         raise InputError(f"{name} is not a function that makes a model: it is a {type(target).__name__}")
     return target

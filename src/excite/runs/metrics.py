@@ -183,10 +183,10 @@ class MetricsTable:
             except _REFUSED:
                 refused = self._insert_each(rows)
             self._buffer.clear()
-            waited, lost = self._pause, self._lost
+            waited, num_lost = self._pause, self._lost
             self._pause, self._again, self._lost = 0.0, 0.0, 0
         if waited:
-            missing = f"; {lost} values are lost" if lost else ", nothing is lost"
+            missing = f"; {num_lost} values are lost" if num_lost else ", nothing is lost"
             warnings.warn(f"metrics are written to {self.path} again{missing}", stacklevel=3)
         if refused:
             more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""

@@ -157,8 +157,8 @@ class _Check:
                 self._add(error, "it is set aside: measure it again", partial(self._set_aside, path))
         return self._metrics(good, status == "done")
 
-    def _add(self, what: object, remedy: str | None = None, action: Callable[[], Any] | None = None) -> None:
-        self.problems.append(Problem(str(what), remedy))
+    def _add(self, description: object, remedy: str | None = None, action: Callable[[], Any] | None = None) -> None:
+        self.problems.append(Problem(str(description), remedy))
         if action is not None:
             self.actions.append(action)
 
@@ -190,8 +190,8 @@ class _Check:
             except NewerVersion as error:
                 self._add(error, None)
             except RunError as error:
-                what = str(error).partition(": delete it")[0]
-                self._add(what, "it is set aside", partial(self._set_aside, checkpoint.path))
+                description = str(error).partition(": delete it")[0]
+                self._add(description, "it is set aside", partial(self._set_aside, checkpoint.path))
         return good
 
     def _metrics(self, good: list[tuple[Checkpoint, int]], done: bool) -> int | None:
@@ -213,15 +213,17 @@ class _Check:
             commits, end = metrics.commits, metrics.last_step()
         if not good or good[-1][1] <= commits:
             return last
-        what = f"the metrics {'are empty' if end is None else f'end at step {end}'}, the checkpoint is of step {last}"
+        description = (
+            f"the metrics {'are empty' if end is None else f'end at step {end}'}, the checkpoint is of step {last}"
+        )
         reached = [checkpoint for checkpoint, needed in good if needed <= commits]
         if reached and not done:
             for checkpoint, needed in good:
                 if needed > commits:
                     self.actions.append(partial(self._set_aside, checkpoint.path))
-            self._add(what, f"the checkpoint of step {reached[-1].step}, which they reach, is taken")
+            self._add(description, f"the checkpoint of step {reached[-1].step}, which they reach, is taken")
             return reached[-1].step
-        self._add(what, "what is missing stays missing", partial(self._accept, good[-1][1]))
+        self._add(description, "what is missing stays missing", partial(self._accept, good[-1][1]))
         return last
 
     # What mends

@@ -451,9 +451,9 @@ class Run:
         """
         matching = [c for c in self.checkpoints() if step is None or c.step == step]
         if not matching:
-            what = "no checkpoint" if step is None else f"no checkpoint at step {step}"
+            missing = "no checkpoint" if step is None else f"no checkpoint at step {step}"
             existing = ", ".join(str(c.step) for c in self.checkpoints()) or "none"
-            raise RunError(f"{self.path} has {what} (existing: {existing})")
+            raise RunError(f"{self.path} has {missing} (existing: {existing})")
         number, state, commits = checkpoints.read_with_commits(matching[-1].path)
         if self.mode == "a":
             self._check_metrics(number, commits)
@@ -570,9 +570,9 @@ class Run:
         self.flush()
         if self._metrics.commits < commits:
             last = self._metrics.last_step()
-            reach = "are empty" if last is None else f"end at step {last}"
+            extent = "are empty" if last is None else f"end at step {last}"
             raise RunError(
-                f"{self.path}: the metrics {reach}, the checkpoint is of step {step}: was metrics.db-wal lost, or metrics.db "
+                f"{self.path}: the metrics {extent}, the checkpoint is of step {step}: was metrics.db-wal lost, or metrics.db "
                 f"restored from an older copy? Put it back, or `excite repair {self.path}` to continue without what is missing"
             )
 

@@ -44,8 +44,8 @@ def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> An
                 raise InputError(f"state {_show(path)}: keys are str or int; got {key!r} ({type(key).__name__})")
         return ["dict", *([key, _encode(item, (*path, str(key)), tensors)] for key, item in value.items())]
     if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return [kind, *(_encode(item, (*path, str(i)), tensors) for i, item in enumerate(value))]
+        sequence_type = "list" if isinstance(value, list) else "tuple"
+        return [sequence_type, *(_encode(item, (*path, str(i)), tensors) for i, item in enumerate(value))]
     raise InputError(
         f"state {_show(path)}: expected tensors, dicts, lists, tuples, str, int, float, bool or None; "
         f"got {type(value).__name__}"
@@ -65,15 +65,15 @@ def _store(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) ->
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
-        kind, items = value[0], value[1:]
-        if kind == "tensor":
+        sequence_type, items = value[0], value[1:]
+        if sequence_type == "tensor":
             return tensors[items[0]]
-        if kind == "dict":
+        if sequence_type == "dict":
             return {key: _decode(item, tensors) for key, item in items}
-        if kind in ("list", "tuple"):
+        if sequence_type in ("list", "tuple"):
             decoded = [_decode(item, tensors) for item in items]
-            return decoded if kind == "list" else tuple(decoded)
-        raise ValueError(f"unknown kind {kind!r}")
+            return decoded if sequence_type == "list" else tuple(decoded)
+        raise ValueError(f"unknown kind {sequence_type!r}")
     if isinstance(value, dict):
         raise ValueError("unexpected object")
     return value

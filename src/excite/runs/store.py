@@ -33,23 +33,23 @@ def is_url(path: object) -> bool:
     return _URL.match(str(path)) is not None
 
 
-def find_store(place: str | os.PathLike[str]) -> Store | None:
+def find_store(url: str | os.PathLike[str]) -> Store | None:
     """The store at a URL, or for a folder on a network file system, where SQLite is not safe; None for other folders."""
-    if is_url(place):
-        return Store(str(place))
-    return Store(f"file://{Path(place).absolute()}") if _on_network(Path(place)) else None
+    if is_url(url):
+        return Store(str(url))
+    return Store(f"file://{Path(url).absolute()}") if _on_network(Path(url)) else None
 
 
 class Store:
     """Files by names relative to `url`. Travels between processes as its URL; fsspec's own settings say who may enter."""
 
     def __init__(self, url: str) -> None:
-        kind, _, path = url.partition("://")
+        protocol, _, path = url.partition("://")
         if not path.strip("/"):
             raise InputError(f"{url}: expected a URL with a folder, such as s3://bucket/folder")
-        self._fs, self._root = _find(f"{kind}://{path.rstrip('/')}")
+        self._fs, self._root = _find(f"{protocol}://{path.rstrip('/')}")
         # A relative path would be another one on other machines.
-        self.url = f"file://{self._root}" if kind in ("file", "local") else f"{kind}://{path.rstrip('/')}"
+        self.url = f"file://{self._root}" if protocol in ("file", "local") else f"{protocol}://{path.rstrip('/')}"
 
     def __reduce__(self) -> tuple[type[Store], tuple[str]]:
         return Store, (self.url,)
@@ -82,32 +82,32 @@ class Store:
 
     def fetch(self, name: str, target: Path) -> bool:
         """Copy one file to `target`, whole or not at all; False if there is none."""
-        part = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+        temporary = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         try:
             with self._reaching():
                 try:
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    self._fs.get_file(self._path(name), str(part))
+                    self._fs.get_file(self._path(name), str(temporary))
                 except FileNotFoundError:
                     return False
-                os.replace(part, target)
+                os.replace(temporary, target)
             return True
         finally:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     def put(self, source: Path, name: str) -> None:
         """Copy one file to `name`, whole or not at all."""
         path = self._path(name)
         parent, _, last = path.rpartition("/")
-        part = f"{parent}/{TEMPORARY}{uuid.uuid4().hex}-{last}"
+        temporary = f"{parent}/{TEMPORARY}{uuid.uuid4().hex}-{last}"
         with self._reaching():
             try:
                 self._fs.makedirs(parent, exist_ok=True)
-                self._fs.put_file(str(source), part)
-                self._fs.mv(part, path)
+                self._fs.put_file(str(source), temporary)
+                self._fs.mv(temporary, path)
             except BaseException:
                 with suppress(Exception):
-                    self._fs.rm_file(part)
+                    self._fs.rm_file(temporary)
                 raise
 
     def remove(self, name: str) -> None:
@@ -153,7 +153,7 @@ def _key(about: Mapping[str, Any]) -> str:
 
 
 def _hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
+    return any(segment.startswith(".") for segment in name.split("/"))
 
 
 def _described(error: BaseException) -> str:

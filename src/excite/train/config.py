@@ -421,8 +421,8 @@ def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     # Every member of a union complains. The one that came furthest is the one that was meant.
     related = [item for item in problems if item[0][: len(path)] == path]
     path, first = max(related, key=lambda item: len(item[0]))
-    wanted = dict.fromkeys(_wanted(problem) for at, problem in related if at == path)
-    return f"{'.'.join(path)!r}: expected {' or '.join(wanted)}; got {_short(first['input'])}"
+    expected = dict.fromkeys(_wanted(problem) for at, problem in related if at == path)
+    return f"{'.'.join(path)!r}: expected {' or '.join(expected)}; got {_short(first['input'])}"
 
 
 def _wanted(problem: Any) -> str:
@@ -431,12 +431,12 @@ def _wanted(problem: Any) -> str:
     context = problem.get("ctx", {})
     if problem["type"] == "literal_error":
         return str(context["expected"])
-    for name, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
+    for name, phrase in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
         if name in context:
             return (
-                f"a number of {words} {context[name]:g}"
-                if words.startswith("at")
-                else f"a number {words} {context[name]:g}"
+                f"a number of {phrase} {context[name]:g}"
+                if phrase.startswith("at")
+                else f"a number {phrase} {context[name]:g}"
             )
     if "min_length" in context or "max_length" in context:
         return f"{context.get('min_length', context.get('max_length'))} values"
@@ -446,11 +446,11 @@ def _wanted(problem: Any) -> str:
 def _path(problem: Any, values: Any) -> list[str]:
     """The keys that lead to a problem: pydantic's location without the names it adds for members of unions."""
     path: list[str] = []
-    for part in problem["loc"]:
-        inside = part in values if isinstance(values, Mapping) else isinstance(values, list) and isinstance(part, int)
+    for key in problem["loc"]:
+        inside = key in values if isinstance(values, Mapping) else isinstance(values, list) and isinstance(key, int)
         if inside:
-            values = values[part]
-            path.append(str(part))
+            values = values[key]
+            path.append(str(key))
     return [*path, str(problem["loc"][-1])] if problem["type"] == "missing" else path
 
 

@@ -83,11 +83,11 @@ class CapturedStep(Step):
         rates = tuple(
             tuple(v for v in group.values() if isinstance(v, int | float)) for group in self.optimizer.param_groups
         )
-        now = (self.setting(), rates)
-        if now != self._now:  # graphs of a radius that is gone would only take memory
+        setting = (self.setting(), rates)
+        if setting != self._now:  # graphs of a radius that is gone would only take memory
             self._graphs.clear()
             self._plain.clear()
-            self._now = now
+            self._now = setting
         shapes = (x.shape, x.dtype, y.shape, y.dtype)
         graph = self._graphs.get(shapes)
         if graph is None:

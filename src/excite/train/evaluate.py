@@ -45,12 +45,12 @@ def measure(
     """
     if not saved.data.classes:
         raise InputError(f"{saved.data.name} is a regression: margins need classes")
-    kind = parse_norm(norm, ("inf", "2"))
+    parsed_norm = parse_norm(norm, ("inf", "2"))
     with closing(Run.open(saved.folder, "a")) if store else nullcontext() as run:
-        margins_by_part, accuracy = _measure(saved, kind, parts, most, progress, options)
+        margins_by_split, accuracy = _measure(saved, parsed_norm, parts, most, progress, options)
         if run is not None:
-            _store(run, saved, variant, margins_by_part, accuracy)
-    return margins_by_part
+            _store(run, saved, variant, margins_by_split, accuracy)
+    return margins_by_split
 
 
 def why_not_stored(saved: SavedModel) -> str | None:
@@ -68,8 +68,8 @@ def why_not_stored(saved: SavedModel) -> str | None:
 
 def _measure(
     saved: SavedModel,
-    kind: Literal["inf", "2", "1"],
-    parts: tuple[str, ...],
+    norm: Literal["inf", "2", "1"],
+    splits: tuple[str, ...],
     max_points: int | None,
     progress: Progress | None,
     options: dict[str, Any],
@@ -80,20 +80,20 @@ def _measure(
     if search:
         options["options"] = SearchOptions(**search)
     decide = decisions(saved.model, saved.threshold)
-    margins_by_part: dict[str, Margins] = {}
+    margins_by_split: dict[str, Margins] = {}
     accuracy: dict[str, float] = {}
-    for part in parts:
-        x, y = saved.points(part)
+    for split in splits:
+        x, y = saved.points(split)
         if not len(x):
             continue
-        accuracy[part] = share_right(saved.model, decide, x, y)
-        tell = None if progress is None else partial(progress, f"margins, {part}")
-        x, y = saved.points(part, max_points)
-        margins_by_part[part] = margins(
-            saved.model, x, y, norm=kind, threshold=saved.threshold, progress=tell,
+        accuracy[split] = share_right(saved.model, decide, x, y)
+        on_progress = None if progress is None else partial(progress, f"margins, {split}")
+        x, y = saved.points(split, max_points)
+        margins_by_split[split] = margins(
+            saved.model, x, y, norm=norm, threshold=saved.threshold, progress=on_progress,
             **{**options, **in_unit(saved, options.get("layers", "input"))},
         )  # fmt: skip
-    return margins_by_part, accuracy
+    return margins_by_split, accuracy
 
 
 def in_unit(saved: SavedModel, layers: object = "input") -> dict[str, Any]:
@@ -109,21 +109,23 @@ def in_unit(saved: SavedModel, layers: object = "input") -> dict[str, Any]:
 def more_points(saved: SavedModel, results: dict[str, Margins]) -> int:
     """Number of points of the margins that a run keeps because these are of fewer; 0 if it stores these."""
     with load_run(saved.folder) as run:
-        stored = {part: _kept_points(run, _result_name(result, part), saved.step) for part, result in results.items()}
-    return max((stored[part] for part, result in results.items() if stored[part] > len(result)), default=0)
+        stored = {
+            split: _kept_points(run, _result_name(result, split), saved.step) for split, result in results.items()
+        }
+    return max((stored[split] for split, result in results.items() if stored[split] > len(result)), default=0)
 
 
-def _result_name(result: Margins, part: str) -> str:
+def _result_name(result: Margins, split: str) -> str:
     # margins of another kind lie beside those of the input, which reports compare
-    name = artifact_name(result.norm, part)
+    name = artifact_name(result.norm, split)
     return name if result.layers == "input" else f"layer-{name}"
 
 
 def _store(
     run: Run, saved: SavedModel, variant: str | None, results: dict[str, Margins], accuracy: dict[str, float]
 ) -> None:
-    for part, result in results.items():
-        name = _result_name(result, part)
+    for split, result in results.items():
+        name = _result_name(result, split)
         if _kept_points(run, name, saved.step) <= len(result):
             run.write_json(name, {**result.to_dict(), "step": saved.step})
     with suppress(ExciteError):  # pages do without
@@ -137,9 +139,9 @@ def _store(
     )
 
 
-def artifact_name(norm: str, part: str) -> str:
+def artifact_name(norm: str, split: str) -> str:
     """Returns the name of the artifact that holds margins."""
-    return f"margins-{norm}-{part}"
+    return f"margins-{norm}-{split}"
 
 
 def _exists(run: Run, name: str) -> bool:

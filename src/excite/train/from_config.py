@@ -451,15 +451,15 @@ def build_excitation(
         return None
     target: dict[str, Any] = {"classes": _classes(config, data), "loss": config.loss}
     if adversarial is not None:
-        reach: Any = adversarial.radius
+        input_radius: Any = adversarial.radius
         hidden: Any = adversarial.hidden_radius
-        held_out = None if adversarial.held_out is None else _held_out(data, adversarial.held_out)
+        held_out_points = None if adversarial.held_out is None else _held_out(data, adversarial.held_out)
         return AdversarialTraining(
-            model, reach if adversarial.stages is None else Stages(reach, adversarial.stages), adversarial.norm,
+            model, input_radius if adversarial.stages is None else Stages(input_radius, adversarial.stages), adversarial.norm,
             adversarial.steps, adversarial.step_size, adversarial.random_start, bounds=_pair(adversarial.bounds),
             layers=adversarial.layers, awp=adversarial.awp,
             hidden_radius=hidden if adversarial.hidden_stages is None else Stages(hidden, adversarial.hidden_stages),
-            trades=adversarial.trades, keep_best=adversarial.keep_best, held_out=held_out,
+            trades=adversarial.trades, keep_best=adversarial.keep_best, held_out=held_out_points,
             gap_target=adversarial.gap_target, gap_every=adversarial.gap_every, **target,
         )  # fmt: skip
     if excitation is None:
@@ -485,19 +485,19 @@ def _robust_evaluation(
         raise InputError(f"robust needs classes; {data.name} is a regression: leave robust out")
     options = {"norm": settings.norm, "bounds": _pair(settings.bounds), "steps": settings.steps, "restarts": 1}
     points = {}
-    for part, x, y in (("train", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):
+    for split, x, y in (("train", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):
         count = min(settings.points, len(x))
         if count:
             chosen = torch.arange(count) * len(x) // count
-            points[part] = x[chosen], y[chosen]
+            points[split] = x[chosen], y[chosen]
 
     def evaluate(epochs_done: int) -> dict[str, float]:
         if epochs_done % settings.every and epochs_done != config.epochs:
             return {}
         classes = _classes(config, data)
         return {
-            f"robust/{part}": robust_accuracy(unwrap(model), x, y, [settings.radius], classes=classes, **options)[0]
-            for part, (x, y) in points.items()
+            f"robust/{split}": robust_accuracy(unwrap(model), x, y, [settings.radius], classes=classes, **options)[0]
+            for split, (x, y) in points.items()
         }
 
     return evaluate
@@ -564,11 +564,11 @@ def build_optimizer(config: TrainConfig, model: nn.Module, captured: bool = True
         options["capturable"] = True  # its step counts stay on the GPU, so that the step can be captured
     if config.optimizer.name == "sgd" and config.schedule != "constant" and captured:
         options["fused"] = True  # the one kind that takes its rate from the GPU
-    kinds: dict[str, type[torch.optim.Optimizer]] = {
+    classes: dict[str, type[torch.optim.Optimizer]] = {
         "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW
     }  # fmt: skip
     try:
-        optimizer = kinds[config.optimizer.name](parameters, **options)
+        optimizer = classes[config.optimizer.name](parameters, **options)
     except ValueError as error:
         raise InputError(f"optimizer: {error}") from error
     if isinstance(config.optimizer, SGDConfig) and config.optimizer.momentum_start == "zero":

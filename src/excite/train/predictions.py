@@ -73,9 +73,9 @@ def correct(model: nn.Module, predict: Predict, x: Tensor, y: Tensor) -> int:
     """Returns the number of right labels."""
     right = 0
     with eval_mode(model):
-        for part, labels in zip(x.split(_BATCH), y.split(_BATCH)):
-            decided = predict(part)
-            if not isinstance(decided, Tensor) or decided.numel() != len(part):
-                raise InputError(f"predict: expected one label for each of {len(part)} points; got {shown(decided)}")
+        for batch, labels in zip(x.split(_BATCH), y.split(_BATCH)):
+            decided = predict(batch)
+            if not isinstance(decided, Tensor) or decided.numel() != len(batch):
+                raise InputError(f"predict: expected one label for each of {len(batch)} points; got {shown(decided)}")
             right += int((decided.reshape(-1) == labels.reshape(-1)).sum())
     return right

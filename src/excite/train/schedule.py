@@ -13,14 +13,14 @@ from torch import Tensor
 RISE = 0.2
 
 
-def one_cycle(share: float) -> float:
-    """The factor on the learning rate when `share` of training is done, 0 to 1."""
-    return min(share / RISE, (1 - share) / (1 - RISE))
+def one_cycle(progress: float) -> float:
+    """The factor on the learning rate when `progress` of training is done, 0 to 1."""
+    return min(progress / RISE, (1 - progress) / (1 - RISE))
 
 
-def step_decay(share: float) -> float:
-    """The factor on the learning rate when `share` of training is done, 0 to 1."""
-    return 1.0 if share < 0.5 else 0.1 if share < 0.75 else 0.01
+def step_decay(progress: float) -> float:
+    """The factor on the learning rate when `progress` of training is done, 0 to 1."""
+    return 1.0 if progress < 0.5 else 0.1 if progress < 0.75 else 0.01
 
 
 SCHEDULES = {"one-cycle": one_cycle, "step": step_decay}

@@ -171,13 +171,13 @@ def parse_every(every: int | str, per_epoch: int) -> int:
 def check_points(data: TrainingData) -> None:
     """Raises an InputError unless there are tensors of points and labels, as many of each."""
     for name in ("x_train", "y_train", "x_test", "y_test"):
-        if not isinstance(part := getattr(data, name, None), Tensor) or not check_dense(part, name).dim():
+        if not isinstance(tensor := getattr(data, name, None), Tensor) or not check_dense(tensor, name).dim():
             raise InputError(
                 f"data: expected points with tensors such as {name}, as of excite.data.load; got {shown(data)}"
             )
     if not len(data.x_train):
         raise InputError("expected at least one training point; got none")
-    for which, x, y in (("training", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):
+    for split, x, y in (("training", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):
         if len(x) != len(y):
-            raise InputError(f"expected one label per {which} point; got {len(x)} points and {len(y)} labels")
-        check_finite(x, f"{which} points")
+            raise InputError(f"expected one label per {split} point; got {len(x)} points and {len(y)} labels")
+        check_finite(x, f"{split} points")

@@ -40,8 +40,8 @@ class Step:
         if not isinstance(loss, Tensor):
             raise InputError(f"expected a loss that is a tensor with a gradient; got {shown(loss)}")
         if loss.numel() != self.networks or not loss.requires_grad:
-            wanted = "one number" if self.networks == 1 else f"{self.networks} numbers"
-            raise InputError(f"expected a loss of {wanted} with a gradient; got shape {tuple(loss.shape)}")
+            expected = "one number" if self.networks == 1 else f"{self.networks} numbers"
+            raise InputError(f"expected a loss of {expected} with a gradient; got shape {tuple(loss.shape)}")
         self.check(loss.detach())
         loss.sum().backward()  # networks trained together share no weights: each has the gradient of its own loss
         self.optimizer.step()

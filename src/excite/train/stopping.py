@@ -43,10 +43,10 @@ def stop_signals(
             raise KeyboardInterrupt
         _requested = True
 
-    wanted = numbers or (signal.SIGINT, signal.SIGTERM)
+    signals = numbers or (signal.SIGINT, signal.SIGTERM)
     # One that is ignored stays so: that is how shells and nohup keep Ctrl-C from what runs in the background.
     before = {
-        number: signal.signal(number, request) for number in wanted if signal.getsignal(number) is not signal.SIG_IGN
+        number: signal.signal(number, request) for number in signals if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield

@@ -274,9 +274,9 @@ class Trainer:
         self._drain()
         self._measure_accuracy(self.epoch + 1)
         getattr(self.excitation, "check_collapse", lambda: None)()
-        measured: dict[str, float] = getattr(self.excitation, "measured", dict)()
-        if measured:
-            self._log(self.step, {f"excitation/{name}": value for name, value in measured.items()})
+        metrics: dict[str, float] = getattr(self.excitation, "measured", dict)()
+        if metrics:
+            self._log(self.step, {f"excitation/{name}": value for name, value in metrics.items()})
         self.epoch, self.position = self.epoch + 1, 0
         if self.step % self.every == 0 and self.epoch < self.epochs:
             self._checkpoint()
@@ -449,8 +449,10 @@ class Trainer:
             self.optimizer.load_state_dict(state["optimizer"])
             _match_layout(self.optimizer)
         except (RuntimeError, ValueError, KeyError) as error:
-            where = "the run" if self.run is None else self.run.path
-            raise RunError(f"the checkpoint of {where} is of another model or optimizer: {one_line(error)}") from error
+            location = "the run" if self.run is None else self.run.path
+            raise RunError(
+                f"the checkpoint of {location} is of another model or optimizer: {one_line(error)}"
+            ) from error
         if self.excitation is not None and state["excitation"] is not None:
             self.excitation.load_state_dict(state["excitation"])
         watch: object = self.watch

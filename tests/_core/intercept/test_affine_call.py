@@ -208,7 +208,7 @@ def test_the_operator_of_a_site_includes_the_padding(mode: str) -> None:
     expected = float(torch.linalg.matrix_norm(matrix, ord=2))
     for one in (model, apart(model, mode, 2)):
         operator = LayerOperator(find(one, x).first)
-        assert operator.largest(1e-10, most=400)[0] == pytest.approx(expected, rel=1e-9)
+        assert operator.largest(1e-10, max_products=400)[0] == pytest.approx(expected, rel=1e-9)
         assert torch.allclose(operator.apply(x).flatten(1), x.flatten(1) @ matrix.T, **EXACT)
 
 

@@ -133,7 +133,7 @@ def test_the_largest_eigenvalue_lies_between_the_bounds(decay):
         values = np.sort(rng.random(120) * np.geomspace(10.0**-decay, 1, 120))
         matrix = with_spectrum(values, seed).numpy()
         for most in (3, 9, 25, 60):
-            low, high = largest(lambda v, m=matrix: m @ v, 120, lambda low, high: False, most=most, seed=seed)
+            low, high = largest(lambda v, m=matrix: m @ v, 120, lambda low, high: False, max_products=most, seed=seed)
             assert low <= values[-1] * (1 + 1e-12)
             assert high >= values[-1] * (1 - 1e-12)
         assert high <= values[-1] * 1.2

@@ -131,7 +131,7 @@ def test_largest_singular_values_against_the_written_out_matrix(layer, shape):
     model(x)
     site = find(model, x).first
     operator, matrix = LayerOperator(site), matrix_of(layer, shape)
-    sigma, error = operator.largest(1e-9, most=2000)
+    sigma, error = operator.largest(1e-9, max_products=2000)
     truth = float(torch.linalg.matrix_norm(matrix, 2))
     assert sigma == pytest.approx(truth, rel=1e-9)
     assert error <= 1e-9
@@ -163,7 +163,7 @@ def test_search_for_largest_singular_value_is_warm_started():
     calls.clear()
     again, error = operator.largest(1e-4)
     assert len(calls) <= max(3, cold // 4)
-    fresh, _ = LayerOperator(find(model, torch.randn(2, 3, 16, 16)).first).largest(1e-6, most=2000)
+    fresh, _ = LayerOperator(find(model, torch.randn(2, 3, 16, 16)).first).largest(1e-6, max_products=2000)
     assert again == pytest.approx(fresh, rel=3e-4)
     assert error <= 1e-4
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_a_direction_that_comes_to_lead_is_found():
         weight[:2, 1] = 0
         weight[2:, 0] = 0
         weight[2:] *= 0.5
-    operator.largest(1e-9, most=4000)
+    operator.largest(1e-9, max_products=4000)
     assert float(operator.last.vector().reshape(2, -1)[1].norm()) < 1e-6
     with torch.no_grad():
         weight[2:] *= 5

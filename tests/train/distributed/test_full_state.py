@@ -26,10 +26,10 @@ class Shards(torch.Tensor):
 
 def test_shards_are_put_together_where_they_are_kept() -> None:
     tree: dict[str, Any] = {"a": torch.zeros(2).as_subclass(Shards), "b": [torch.ones(1), (3, "text")]}
-    state = full_state(tree, keep=True)
+    state = full_state(tree, on_this_rank=True)
     assert state["a"].tolist() == [0, 1, 2, 3]
     assert state["b"] == [torch.ones(1), (3, "text")]
-    assert full_state(tree, keep=False)["a"] is None
+    assert full_state(tree, on_this_rank=False)["a"] is None
 
 
 def test_plain_tensors_are_not_cut() -> None:

@@ -226,18 +226,20 @@ class AffineMode(TorchFunctionMode):
         if not signals:
             signals = [at for at in places if self._is_state(factors[at])]
             signals = [at for at in signals if not sources_at[at]] or signals  # zeros rather than a repeated weight
-        both = {at: self._mixed_of(factors[at]) for at in signals} if self._mixed and len(signals) == 2 else {}
-        mixed = [at for at, mixed_signal in both.items() if mixed_signal is not None]
+        mixed_factors = {at: self._mixed_of(factors[at]) for at in signals} if self._mixed and len(signals) == 2 else {}
+        mixed = [at for at, mixed_signal in mixed_factors.items() if mixed_signal is not None]
         if len(mixed) == 1 and len(places) == 2:
-            part, at = both[mixed[0]], places.index(mixed[0])
+            mixed_factor, at = mixed_factors[mixed[0]], places.index(mixed[0])
             terms = product.terms(list(factors.values()), args, kwargs)
-            if part is None or (terms is not None and not part.weighs(terms[0][at], terms[0][1 - at], terms[1])):
+            if mixed_factor is None or (
+                terms is not None and not mixed_factor.weighs(terms[0][at], terms[0][1 - at], terms[1])
+            ):
                 pass
-            elif part.whole:
+            elif mixed_factor.whole:
                 signals.remove(mixed[0])
-                sources_at[mixed[0]] = part.sources
+                sources_at[mixed[0]] = mixed_factor.sources
             elif self.roles is not None:
-                self.roles.multiplied(part.sources)
+                self.roles.multiplied(mixed_factor.sources)
         weights = [at for at in places if sources_at[at] and at not in signals]
         if len(signals) != 1 or not weights:
             return None
@@ -293,8 +295,9 @@ class AffineMode(TorchFunctionMode):
             return False
         static, known = self._static, self._known
         return all(
-            type(part) is float or (type(part) is Tensor and id(part) not in static and id(part) not in known)
-            for part in args
+            type(operand) is float
+            or (type(operand) is Tensor and id(operand) not in static and id(operand) not in known)
+            for operand in args
         )
 
     def _weighs(self, factor: Tensor) -> bool:
@@ -305,16 +308,16 @@ class AffineMode(TorchFunctionMode):
         result = self._plain(func, args, kwargs)
         if self._of_data(args):
             return result
-        parts = [part for part in (*args[:2], kwargs.get("other")) if isinstance(part, Tensor)]
-        signals = [part for part in parts if self._sources(part) is None]
+        tensors = [tensor for tensor in (*args[:2], kwargs.get("other")) if isinstance(tensor, Tensor)]
+        signals = [tensor for tensor in tensors if self._sources(tensor) is None]
         if signals and isinstance(result, Tensor) and result.dim() > 1:
-            for part in parts:
-                mixed = self._sources(part) if len(signals) == 1 else None
-                if mixed and part.dim() > 1 and min(part.shape[-2:]) > 1:
-                    whole = part.shape == result.shape and len(part) > 1
-                    varies = (*(False,) * (result.dim() - part.dim()), *(size > 1 for size in part.shape))
-                    self._keep_mixed(result, MixedSignal(weakref.ref(result), mixed, whole, varies))
-                elif self._mixed and (known := self._mixed_of(part)) is not None and part.shape == result.shape:
+            for tensor in tensors:
+                mixed = self._sources(tensor) if len(signals) == 1 else None
+                if mixed and tensor.dim() > 1 and min(tensor.shape[-2:]) > 1:
+                    same_shape = tensor.shape == result.shape and len(tensor) > 1
+                    varies = (*(False,) * (result.dim() - tensor.dim()), *(size > 1 for size in tensor.shape))
+                    self._keep_mixed(result, MixedSignal(weakref.ref(result), mixed, same_shape, varies))
+                elif self._mixed and (known := self._mixed_of(tensor)) is not None and tensor.shape == result.shape:
                     self._keep_mixed(result, known)
         return result
 
@@ -322,20 +325,25 @@ class AffineMode(TorchFunctionMode):
         """A sum or mean over an axis of x · w along which w changes is a product with w."""
         at = find(args, kwargs, 0, "input") if self._traces else None
         trace = None if at is None else self._traces.get(id(argument(args, kwargs, at)))
-        if at is None or trace is None or trace.weight_at is None or not trace.of(whole := argument(args, kwargs, at)):
+        if (
+            at is None
+            or trace is None
+            or trace.weight_at is None
+            or not trace.of(doubled := argument(args, kwargs, at))
+        ):
             return self._plain(func, args, kwargs)
         dims = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
-        every = range(whole.dim()) if dims is None or dims == () else [dims] if isinstance(dims, int) else dims
-        summed = [dim % whole.dim() for dim in every]
+        every = range(doubled.dim()) if dims is None or dims == () else [dims] if isinstance(dims, int) else dims
+        summed = [dim % doubled.dim() for dim in every]
         weight = argument(trace.step.args, trace.step.kwargs, trace.weight_at)
-        shape = (1,) * (whole.dim() - weight.dim()) + tuple(weight.shape)
+        shape = (1,) * (doubled.dim() - weight.dim()) + tuple(weight.shape)
         if not any(shape[dim] > 1 for dim in summed):
             return self._plain(func, args, kwargs)
-        rest, named = (args[1:], kwargs) if at == (0,) else ((), {k: v for k, v in kwargs.items() if k != "input"})
+        remaining, named = (args[1:], kwargs) if at == (0,) else ((), {k: v for k, v in kwargs.items() if k != "input"})
         product = Product(
             lambda args, kwargs: [(0,), (1,)], lambda factors, args, kwargs: weighted_terms(factors, summed)
         )
-        function, operands = WeightedSum(trace.step.function, func, rest, named), (trace.signal, weight)
+        function, operands = WeightedSum(trace.step.function, func, remaining, named), (trace.signal, weight)
         return self._visit(
             "linear", function, operands, {}, ((0,), (1,), None), [(1,)], self._sources(weight) or (), product
         )
@@ -364,13 +372,13 @@ class AffineMode(TorchFunctionMode):
         return self.other(func, args, kwargs)
 
     def _iterate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        parts = list(self.other(func, args, kwargs))
-        self._follow(func, args, kwargs, parts)
-        return iter(parts)
+        items = list(self.other(func, args, kwargs))
+        self._follow(func, args, kwargs, items)
+        return iter(items)
 
     def _visit(
         self,
-        kind: str,
+        call_kind: str,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -386,7 +394,7 @@ class AffineMode(TorchFunctionMode):
         at = places[0]
         input = args[at[0]] if len(at) == 1 and isinstance(at[0], int) else argument(args, kwargs, at)
         input, before = self._signal(input) if self._traces else (input, ())
-        call = AffineCall(name, kind, func, args, kwargs, *places, input, tuple(fixed), product, before)
+        call = AffineCall(name, call_kind, func, args, kwargs, *places, input, tuple(fixed), product, before)
         if self.roles is not None:
             self.roles.layer(name, sources, self._factor(call.bias) or (), self._factor(call.input) or ())
         return self.visit(call)

@@ -37,10 +37,10 @@ class Product:
 _PLACES: tuple[At, ...] = ((0,), (1,), (2,), (3,))
 
 
-def find(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, *names: str) -> At | None:
+def find(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, *names: str) -> At | None:
     """Where a tensor stands that may come by position or by name."""
-    if place < len(args):
-        return _PLACES[place] if isinstance(args[place], Tensor) else None
+    if position < len(args):
+        return _PLACES[position] if isinstance(args[position], Tensor) else None
     for name in names:
         if isinstance(kwargs.get(name), Tensor):
             return (name,)
@@ -279,7 +279,7 @@ def _einsum(factors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     result: str | None
     if isinstance(args[0], Tensor):
         rows = [*args[1::2], *([args[-1]] if len(args) % 2 else [])]
-        if any(part is Ellipsis for row in rows for part in row):
+        if any(letter is Ellipsis for row in rows for letter in row):
             return None
         named = ["".join(string.ascii_letters[i] for i in row) for row in rows]
         terms, result = named[: len(factors)], named[-1] if len(args) % 2 else None
@@ -288,9 +288,9 @@ def _einsum(factors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
         terms, result = left.split(","), right if arrow else None
     if len(terms) != len(factors):
         return None
-    rest = [factor.dim() - len(term.replace("...", "")) for term, factor in zip(terms, factors)]
-    spare = _letters(max(rest), "".join(terms))
-    terms = [term.replace("...", spare[len(spare) - n :]) for term, n in zip(terms, rest)]
+    extra_axes = [factor.dim() - len(term.replace("...", "")) for term, factor in zip(terms, factors)]
+    spare = _letters(max(extra_axes), "".join(terms))
+    terms = [term.replace("...", spare[len(spare) - n :]) for term, n in zip(terms, extra_axes)]
     if result is None:
         every = "".join(terms)
         result = "..." + "".join(sorted(k for k in set(every) if every.count(k) == 1 and k not in spare))

@@ -18,7 +18,7 @@ def clean_path(path: str) -> str:
     """A path without the wrappers of torch.compile and data-parallel training."""
     if "_orig_mod" not in path and "_fsdp_wrapped_module" not in path:
         return path
-    return ".".join(part for part in path.split(".") if part not in ("_orig_mod", "_fsdp_wrapped_module"))
+    return ".".join(name for name in path.split(".") if name not in ("_orig_mod", "_fsdp_wrapped_module"))
 
 
 def layer_name(path: str) -> str:
@@ -27,9 +27,9 @@ def layer_name(path: str) -> str:
     What a parametrization, spectral normalization or pruning keeps in place of a weight stands for that weight.
     """
     if "parametrizations." in path:
-        parts = path.split(".")
-        at = parts.index("parametrizations") if "parametrizations" in parts else len(parts)
-        path = ".".join([*parts[:at], *parts[at + 1 : at + 2]])
+        path_names = path.split(".")
+        at = path_names.index("parametrizations") if "parametrizations" in path_names else len(path_names)
+        path = ".".join([*path_names[:at], *path_names[at + 1 : at + 2]])
     if path.endswith("weight_orig"):
         path = path.removesuffix("_orig")
     return path.removesuffix(".weight")
@@ -37,9 +37,9 @@ def layer_name(path: str) -> str:
 
 def module_outputs(model: nn.Module, names: Collection[str]) -> dict[str, nn.Module]:
     """The modules that names such as "blocks.3:output" stand for; other names are left out."""
-    wanted = {name.split("#")[0] for name in names if name.split("#")[0].endswith(OUTPUT)}
-    found = {f"{clean_path(path)}{OUTPUT}": module for path, module in model.named_modules() if wanted and path}
-    return {name: module for name, module in found.items() if name in wanted}
+    bases = {name.split("#")[0] for name in names if name.split("#")[0].endswith(OUTPUT)}
+    modules = {f"{clean_path(path)}{OUTPUT}": module for path, module in model.named_modules() if bases and path}
+    return {name: module for name, module in modules.items() if name in bases}
 
 
 def _storage(tensor: Tensor) -> int:

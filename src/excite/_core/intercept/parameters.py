@@ -85,17 +85,17 @@ class Roles:
         return roles, {path: self.unknown.get(path, ABSENT) for path in paths if path not in roles}
 
 
-def sentence(missing: Mapping[str, str], most: int | None = None) -> str:
+def sentence(missing: Mapping[str, str], max_listed: int | None = None) -> str:
     """One line that names the parameters without a role."""
     by_reason: dict[str, list[str]] = {}
-    for path in list(missing)[:most]:
+    for path in list(missing)[:max_listed]:
         by_reason.setdefault(missing[path], []).append(path)
     text = "; ".join(f"{', '.join(paths)} ({reason})" for reason, paths in by_reason.items())
     more = len(missing) - sum(map(len, by_reason.values()))
-    rest = f"; and {more} more, see excite.trace(model, example).notes" if more else ""
+    tail = f"; and {more} more, see excite.trace(model, example).notes" if more else ""
     return (
         "parameters that are part of no affine layer, normalization, embedding, scaling or bias, so that their inputs are "
-        f"not perturbed: {text}{rest}. Affine layers are recognised if written as modules, F.linear, @ or einsum of one "
+        f"not perturbed: {text}{tail}. Affine layers are recognised if written as modules, F.linear, @ or einsum of one "
         "tensor that depends on the data with weights"
     )
 
@@ -115,4 +115,4 @@ def report(model: nn.Module, roles: Roles | None) -> None:
     _warned.add(model)
     missing = roles.of(model)[1]
     if missing:
-        warn_user(sentence(missing, most=8))
+        warn_user(sentence(missing, max_listed=8))

@@ -75,12 +75,12 @@ class MixedSignal:
     whole: bool
     varies: tuple[bool, ...] | None = None
 
-    def weighs(self, mine: str, other: str, result: str) -> bool:
+    def weighs(self, own: str, other: str, result: str) -> bool:
         """Whether it is a matrix for the other factor of a product, given in the letters of einsum.
 
         It varies along an axis that is summed, and along one that only it has. A bias for every head of attention does not.
         """
-        along = {letter for letter, varies in zip(mine, self.varies or (True,) * len(mine)) if varies}
+        along = {letter for letter, varies in zip(own, self.varies or (True,) * len(own)) if varies}
         return any(k in other and k not in result for k in along) and any(k not in other and k in result for k in along)
 
 

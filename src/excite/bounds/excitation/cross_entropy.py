@@ -126,11 +126,11 @@ def linear_margin_any_time(
         0.4994
     """
     points, s = signed(x, y)
-    now = _classifier(points, weight, bias)
+    classifier = _classifier(points, weight, bias)
     begun = _classifier(points, initial_weight, initial_bias, zero=True) or (np.zeros(points.shape[1]), 0.0)
-    if now is None:
+    if classifier is None:
         raise InputError("linear_margin_any_time: expected the weight and the bias of a classifier; got None")
-    (w, b), (start, start_bias) = now, begun
+    (w, b), (start, start_bias) = classifier, begun
     checks = list(separable(points, s))
     name, quantity = f"Theorem 2 at any time, after {PAPER}", "margin of the classifier"
     if not all(c.held for c in checks):
@@ -193,13 +193,13 @@ def _classifier(points: Array, weight: Any, bias: Any, *, zero: bool = False) ->
 def separable(points: Array, s: Array) -> tuple[Assumption, ...]:
     """Checks that both classes have points and that a hyperplane separates them."""
     counts = int((s > 0).sum()), int((s < 0).sum())
-    both = Assumption(
+    assumption = Assumption(
         "both classes have points", min(counts) > 0, f"{counts[0]} with label 1, {counts[1]} with label 0"
     )
-    if not both.held:
-        return (both,)
+    if not assumption.held:
+        return (assumption,)
     t = separation(points, s)
-    return both, Assumption("a hyperplane separates the classes", t > SEPARABLE, f"largest relative gap {t:.2e}")
+    return assumption, Assumption("a hyperplane separates the classes", t > SEPARABLE, f"largest relative gap {t:.2e}")
 
 
 def unsolved(error: Unsolved) -> Assumption:
@@ -227,5 +227,5 @@ def _widened(value: float, limit: Hyperplane, support: Array, w: Array, b: float
     angle = 2 * math.asin(min(1.0, e / 2))
     if e >= norm:
         return math.inf, angle
-    reach = math.sqrt(1 + float((support**2).sum(1).max()))
-    return (norm * value + e * reach) / (norm - e), angle
+    max_norm = math.sqrt(1 + float((support**2).sum(1).max()))
+    return (norm * value + e * max_norm) / (norm - e), angle

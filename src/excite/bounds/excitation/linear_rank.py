@@ -178,8 +178,8 @@ def alignment(weights: Sequence[Any]) -> Array:
         >>> alignment([np.diag([2.0, 1.0]), np.array([[0.0, 3.0]])]).tolist()
         [0.0]
     """
-    parts = [np.linalg.svd(array("weight", w, 2), full_matrices=False) for w in weights]
-    return np.array([abs(float(a[0][:, 0] @ b[2][0])) for a, b in pairwise(parts)])
+    decompositions = [np.linalg.svd(array("weight", w, 2), full_matrices=False) for w in weights]
+    return np.array([abs(float(a[0][:, 0] @ b[2][0])) for a, b in pairwise(decompositions)])
 
 
 def _decays(decay: float | Sequence[float], layers: int) -> Array:

@@ -92,8 +92,8 @@ def _both_solutions(
     name: str, points: Array, targets: Array, c: float, p: Norm, checks: tuple[Assumption, ...]
 ) -> Equivalence:
     """Solves both problems at λ = c, and compares."""
-    reach = math.sqrt(c / len(points))
-    (w, gap), (v, game) = _solve(points, targets, c, p), _play(points, targets, reach, p)
+    max_norm = math.sqrt(c / len(points))
+    (w, gap), (v, game) = _solve(points, targets, c, p), _play(points, targets, max_norm, p)
     difference = _difference(points, targets, w, v, p)
     solved = f"duality gaps {gap:.1e} and {game:.1e}"
     # What W gains; a gap that is not far below it leaves the solution open, as where the step limit was reached.
@@ -104,7 +104,7 @@ def _both_solutions(
         Assumption("both problems are solved", both, solved),
         Assumption("the solutions agree in XW' and ‖W‖", agree, f"difference {difference:.1e}"),
     )
-    return Equivalence(name, c, reach, w, v, difference, (*checks, *result))
+    return Equivalence(name, c, max_norm, w, v, difference, (*checks, *result))
 
 
 def worst_perturbation(w: Any, radius: float, norm: object = 2) -> Array:

@@ -55,7 +55,7 @@ def _infinity(x: Array, y: Array, c: float) -> Array:
     for _ in range(STEPS):
         middle = q.T @ np.r_[y, 0.0, near * z]
         z = solve_triangular(r, middle + _least_distance(sides, -sides @ middle))
-        tries = [z[:n], *(_on_face(x, y, c, z[:n], reach) for reach in (1e-9, 1e-7, 1e-5, 1e-3))]
+        tries = [z[:n], *(_on_face(x, y, c, z[:n], tolerance) for tolerance in (1e-9, 1e-7, 1e-5, 1e-3))]
         errors = {_slope_error(x, y, c, w): w for w in tries}
         idle = 0 if min(errors) < lowest else idle + 1
         if idle == 0:
@@ -94,10 +94,10 @@ def _least_distance(rows: Array, right: Array) -> Array:
     return np.asarray(v)
 
 
-def _on_face(x: Array, y: Array, c: float, w: Array, reach: float) -> Array:
+def _on_face(x: Array, y: Array, c: float, w: Array, tolerance: float) -> Array:
     """The solution with coordinates at ±t where w has them, the others free: one least squares problem in (t, free)."""
     t = float(np.abs(w).max())
-    at = np.abs(w) >= t * (1 - reach)
+    at = np.abs(w) >= t * (1 - tolerance)
     face = np.zeros((len(w), 1 + int((~at).sum())))
     face[at, 0], face[np.flatnonzero(~at), np.arange(1, face.shape[1])] = np.sign(w[at]), 1.0
     last = np.r_[math.sqrt(c), np.zeros(face.shape[1] - 1)]

@@ -138,9 +138,9 @@ def excited_loss(x: Any, y: Any, w: Any, radius: float, norm: object = 2) -> flo
     """The objective (b) at w, written out: the two extremes of w·(x_i + d) over ‖d‖_q ≤ ε, q dual to `norm`."""
     points, targets, p = _checked(x, y, radius, "radius", norm, 2.0)
     weight = array("w", w, 1)
-    reach = radius * size(weight, p)
+    max_change = radius * size(weight, p)
     middle = points @ weight
-    return float((0.5 * (targets - middle + reach) ** 2 + 0.5 * (targets - middle - reach) ** 2).sum())
+    return float((0.5 * (targets - middle + max_change) ** 2 + 0.5 * (targets - middle - max_change) ** 2).sum())
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,13 @@ def relaxed_linear_margin(x: Any, y: Any, directions: Any = None, offsets: Any =
     high, low = (up @ r.T).min(0), (down @ r.T).max(0)
     # Any Δ between the two sides will do; the one with the largest BΔ says most.
     chosen = (high if b >= 0 else low) if levels is None else levels
-    slack = 1e-9 * max(1.0, float(np.abs(points).max()))
+    tolerance = 1e-9 * max(1.0, float(np.abs(points).max()))
     wrong = np.maximum(low - chosen, chosen - high)
     outside = f"furthest outside by {max(0.0, float(wrong.max(initial=0.0))):.2e}"
     listed = f"B = {b:.4g}, offsets " + (", ".join(f"{d:.4g}" for d in chosen[:8]) or "none")
     between = "the offsets lie between the support vectors of the two classes"
-    checks.append(Assumption(between, bool((wrong <= slack).all()), outside))
-    same_sign = bool((b * chosen >= -slack * abs(b)).all())
+    checks.append(Assumption(between, bool((wrong <= tolerance).all()), outside))
+    same_sign = bool((b * chosen >= -tolerance * abs(b)).all())
     checks.append(Assumption("B and every offset have the same sign", same_sign, listed))
     spent = abs(b) * float(np.linalg.norm(chosen))
     printed = 1 / spent if spent > 0 else math.inf

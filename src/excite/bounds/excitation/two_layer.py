@@ -84,8 +84,8 @@ def _theorem_1(fitted_network: FittedNetwork, form: Form, seconds: float) -> Bou
     bias = fitted_network.network.biases[0]
     b = V.new_zeros(len(V)) if bias is None else bias
     per_unit = moments(fitted_network.x, fitted_network.signals[1] > 0)
-    silent = (V.norm(dim=1) == 0) | (W.norm(dim=0) == 0)
-    assumptions = (*fitted_network.assumptions, excited(per_unit, silent, "the hidden layer"))
+    inactive = (V.norm(dim=1) == 0) | (W.norm(dim=0) == 0)
+    assumptions = (*fitted_network.assumptions, excited(per_unit, inactive, "the hidden layer"))
     terms: dict[str, object] = {
         "limit": fitted_network.limit,
         "sharpness": fitted_network.sharpness.value,
@@ -95,8 +95,8 @@ def _theorem_1(fitted_network: FittedNetwork, form: Form, seconds: float) -> Bou
     }
     value = None
     if assumptions[-1].held:
-        keep = torch.nonzero(~silent).flatten()
-        value, more = (_unit if form == "unit" else _stated)(fitted_network, per_unit, b, keep, seconds)
+        active = torch.nonzero(~inactive).flatten()
+        value, more = (_unit if form == "unit" else _stated)(fitted_network, per_unit, b, active, seconds)
         terms |= more
     name = f"Persistency of excitation, Theorem 1 ({'per unit' if form == 'unit' else 'as stated'})"
     return Bound(name, "Lipschitz constant of the network", value, terms=terms, assumptions=assumptions)
@@ -110,32 +110,32 @@ def _two(model: nn.Module | Pairs, x: Tensor) -> ReluNetwork:
 
 
 def _unit(
-    fitted_network: FittedNetwork, m: UnitMoments, b: Tensor, keep: Tensor, seconds: float
+    fitted_network: FittedNetwork, m: UnitMoments, b: Tensor, active: Tensor, seconds: float
 ) -> tuple[float, dict[str, object]]:
-    q, low, bias, mu = fitted_network.limit, m.smallest[keep], b[keep].abs(), m.mean[keep]
+    q, low, bias, mu = fitted_network.limit, m.smallest[active], b[active].abs(), m.mean[active]
     # Where H is within its limit the quadratic has real roots, because ‖V_k‖ lies between them.
-    root = ((bias * mu).square() + low * (q - m.count[keep] * bias.square())).clamp(min=0).sqrt()
+    root = ((bias * mu).square() + low * (q - m.count[active] * bias.square())).clamp(min=0).sqrt()
     rows = (bias * mu + root) / low
-    columns = (q / m.largest[keep]).sqrt()
+    columns = (q / m.largest[active]).sqrt()
     max_active = most_active(
-        fitted_network.network.weights[0][keep].numpy(), b[keep].numpy(), (rows * columns).numpy(), seconds=seconds
+        fitted_network.network.weights[0][active].numpy(), b[active].numpy(), (rows * columns).numpy(), seconds=seconds
     )
     return max_active.value, {
         "rows": tuple(rows.tolist()),  # bounds on ‖V_k‖
         "columns": tuple(columns.tolist()),  # bounds on ‖W_k‖
-        "units": tuple(keep[list(max_active.units)].tolist()),
+        "units": tuple(active[list(max_active.units)].tolist()),
         "exact": max_active.exact,
     }
 
 
 def _stated(
-    fitted_network: FittedNetwork, m: UnitMoments, b: Tensor, keep: Tensor, seconds: float
+    fitted_network: FittedNetwork, m: UnitMoments, b: Tensor, active: Tensor, seconds: float
 ) -> tuple[float, dict[str, object]]:
     q = fitted_network.limit
-    if not len(keep):
+    if not len(active):
         return 0.0, {"n_active": 0, "exact": True}
-    low, mu, B = float(m.smallest[keep].min()), float(m.mean[keep].max()), float(b[keep].abs().max())
-    max_active = most_active(fitted_network.network.weights[0][keep].numpy(), b[keep].numpy(), seconds=seconds)
+    low, mu, B = float(m.smallest[active].min()), float(m.mean[active].max()), float(b[active].abs().max())
+    max_active = most_active(fitted_network.network.weights[0][active].numpy(), b[active].numpy(), seconds=seconds)
     # (|b|μ + √(b²μ² + λ(q − b²)))/λ grows with |b| only if μ² ≥ λ: without that, B says nothing about smaller biases.
     monotone = mu * mu >= low
     row = 2 * mu * B / low + math.sqrt((abs(q - B * B) if monotone else q) / low)
@@ -199,7 +199,7 @@ def two_layer_margin(
     if outputs != 1:
         failed = Assumption("the network has one output", False, f"{outputs} outputs")
         return Bound(name, quantity, None, "lower", assumptions=(failed,))
-    steep = two_layer_lipschitz(model, x, y, descent, form=form, loss=loss, tolerance=tolerance, seconds=seconds)
+    lipschitz = two_layer_lipschitz(model, x, y, descent, form=form, loss=loss, tolerance=tolerance, seconds=seconds)
     targets = y.detach().double().cpu().reshape(-1)
     if len(values := targets.unique()) != 2:
         raise InputError(f"expected two targets, one per class; got {len(values)} different ones")
@@ -207,6 +207,6 @@ def two_layer_margin(
     low, high = float(output[targets == values[0]].max()), float(output[targets == values[1]].min())
     gap = high - low
     apart = Assumption("the outputs of the two classes do not overlap", gap > 0, f"Δ = {gap:.6g}")
-    value = gap / (2 * steep.value) if steep.value else (None if steep.value is None else math.inf)
-    terms = {**steep.terms, "Δ": gap, "threshold": low + gap / 2, "lipschitz": steep.value}
-    return Bound(name, quantity, value, "lower", terms, (*steep.assumptions, apart))
+    value = gap / (2 * lipschitz.value) if lipschitz.value else (None if lipschitz.value is None else math.inf)
+    terms = {**lipschitz.terms, "Δ": gap, "threshold": low + gap / 2, "lipschitz": lipschitz.value}
+    return Bound(name, quantity, value, "lower", terms, (*lipschitz.assumptions, apart))

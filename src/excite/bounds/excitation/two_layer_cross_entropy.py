@@ -99,28 +99,28 @@ def _theorem_3(
     )
     on_kink = (cosine <= kink) & (w != 0)
     active = (before > 0) & ~on_kink
-    fit = _multipliers(hidden, w, signs, s[near], before, active, on_kink)
-    costs = np.array([_inverse_distance(signs[used]) for used in fit.used.T]) if len(near) else np.zeros(0)
-    costs = np.where(fit.lengths > 0, costs * np.maximum(fit.lengths, 1e-300), math.inf)
-    cover, exact = smallest_cover(active[fit.mu > 0], costs)
-    total = fit.largest * float(costs[cover].sum()) + fit.slack if cover is not None else math.inf
+    multipliers = _multipliers(hidden, w, signs, s[near], before, active, on_kink)
+    costs = np.array([_inverse_distance(signs[used]) for used in multipliers.used.T]) if len(near) else np.zeros(0)
+    costs = np.where(multipliers.lengths > 0, costs * np.maximum(multipliers.lengths, 1e-300), math.inf)
+    cover, exact = smallest_cover(active[multipliers.mu > 0], costs)
+    total = multipliers.largest * float(costs[cover].sum()) + multipliers.slack if cover is not None else math.inf
     balance = float(abs((w**2).sum() - (hidden**2).sum()) / ((w**2).sum() + (hidden**2).sum()))
     alive = np.abs(w) > 1e-6 * np.abs(w).max()
     terms = {
         **_stated((before > 0)[:, alive], points[near]),
         "at any time": total,
         "support": near,
-        "multipliers": fit.mu,
+        "multipliers": multipliers.mu,
         "on a kink": int(on_kink.sum()),
         "cover": cover,
         "cover is smallest": exact,
         "costs": costs,
-        "slack": fit.slack,
-        "residual": fit.residual,
+        "slack": multipliers.slack,
+        "residual": multipliers.residual,
         "units never active": np.flatnonzero(~(points @ v.T + b > 0).any(0)),
         "sum of |w| ‖V‖": float(np.abs(w) @ np.linalg.norm(hidden[:, :-1], axis=1)),
     }
-    return total, balance, fit.residual, terms
+    return total, balance, multipliers.residual, terms
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,13 @@ def _multipliers(hidden: Array, w: Array, signs: Array, s: Array, before: Array,
     weights[at, unit] += nu
     error = theta.reshape(-1) - multipliers @ columns
     halves = 0.5 * columns @ theta.reshape(-1)
-    slack = max(0.0, float(nu @ halves[len(signs) :])) + 0.5 * max(0.0, float(theta.reshape(-1) @ error))
+    residual = max(0.0, float(nu @ halves[len(signs) :])) + 0.5 * max(0.0, float(theta.reshape(-1) @ error))
     return _Fit(
         mu,
         weights > 0,
         np.linalg.norm(weights.T @ signs, axis=1),
         float(halves[: len(signs)][mu > 0].max(initial=0.0)),
-        slack,
+        residual,
         float(left / np.linalg.norm(theta)),
     )
 

@@ -144,7 +144,7 @@ def count_laws(
 
 def _checked(model: nn.Module, limit: int) -> tuple[nn.Module, dict[str, Tensor]]:
     """The unwrapped model and its weights in float64, of at most `limit` numbers."""
-    limit = check_count(limit, "limit", most=_LIMIT)
+    limit = check_count(limit, "limit", maximum=_LIMIT)
     model = check_weights(unwrap(check_model(model)))
     refuse_lazy(model)
     weights = {clean_path(path): p.detach().clone() for path, p in model.named_parameters()}
@@ -164,8 +164,8 @@ def _outputs(
     args, kwargs = arguments(model, example)
 
     def outputs(flat: Tensor) -> Tensor:
-        parts = dict(zip(weights, flat.split(sizes)))
-        named = {path: part.view(weights[path].shape) for path, part in parts.items()}
+        chunks = dict(zip(weights, flat.split(sizes)))
+        named = {path: chunk.view(weights[path].shape) for path, chunk in chunks.items()}
         returned = pick_output(functional_call(model, named, args, kwargs), output)
         if loss == "cross_entropy":
             returned = returned - returned.mean(-1, keepdim=True)
@@ -209,8 +209,8 @@ def _bracket(field: Field, gradient: Field, depth: int) -> Field:
     """[X, Y] = DY·X − DX·Y for a field Y of `depth` coefficients and a gradient X."""
 
     def bracket(flat: Tensor, *coefficients: Tensor) -> Tensor:
-        first, rest = coefficients[0], coefficients[1 : depth + 1]
-        x, y = (lambda w: gradient(w, first)), (lambda w: field(w, *rest))
+        first, remaining = coefficients[0], coefficients[1 : depth + 1]
+        x, y = (lambda w: gradient(w, first)), (lambda w: field(w, *remaining))
         return jvp(y, (flat,), (x(flat),))[1] - jvp(x, (flat,), (y(flat),))[1]  # type: ignore[no-any-return, no-untyped-call]
 
     return bracket
@@ -219,8 +219,8 @@ def _bracket(field: Field, gradient: Field, depth: int) -> Field:
 def _unit(rows: Tensor) -> Tensor:
     """Rows of length one; those that vanish are left out."""
     length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    keep = (length > 1e-100).squeeze(1)
-    return rows[keep].div(length[keep])
+    nonzero = (length > 1e-100).squeeze(1)
+    return rows[nonzero].div(length[nonzero])
 
 
 def _basis(rows: Tensor) -> tuple[Tensor, float]:
@@ -237,7 +237,7 @@ def _known(groups: Sequence[Group], translations: Sequence[Translation], weights
     sizes = [p.numel() for p in weights.values()]
 
     def values(flat: Tensor) -> Tensor:
-        parts = {path: part.view(weights[path].shape) for path, part in zip(weights, flat.split(sizes))}
+        tensors = {path: chunk.view(weights[path].shape) for path, chunk in zip(weights, flat.split(sizes))}
         result = [flat.new_zeros(0)]
         for group in groups:
             if group.law == "none":
@@ -245,11 +245,11 @@ def _known(groups: Sequence[Group], translations: Sequence[Translation], weights
             total = flat.new_zeros(group.channels, group.channels)
             for sites, sign in ((group.producers, 1), (group.consumers, -1)):
                 for site in sites:
-                    rows = site.rows(parts[site.parameter])
+                    rows = site.rows(tensors[site.parameter])
                     total = total + sign * site.times * rows @ rows.T
             upper = torch.triu_indices(*total.shape)
             result.append(total[upper[0], upper[1]] if group.law == "matrix" else total.diagonal())
-        return torch.cat([*result, *(translation.sums(parts) for translation in translations)])
+        return torch.cat([*result, *(translation.sums(tensors) for translation in translations)])
 
     flat = torch.cat([p.reshape(-1) for p in weights.values()])
     return jacrev(values)(flat)  # type: ignore[no-any-return]

@@ -76,20 +76,20 @@ def reduced_alignment(
     check_norms(check_weights(check_model(model)).named_parameters())
     tolerance = check_number(tolerance, "tolerance", 0)
     wiring = trace(model, example, output=output) if wiring is None else wiring
-    now = {path: p.double() for path, p in parameters_of(model).items()}
-    start = now if initial is None else _initial(initial, now)
+    current = {path: p.double() for path, p in parameters_of(model).items()}
+    start = current if initial is None else _initial(initial, current)
     net = _Net(wiring)
-    return {name: _bound(net, k, name, now, start, tolerance) for k, name in enumerate(net.names)}
+    return {name: _bound(net, k, name, current, start, tolerance) for k, name in enumerate(net.names)}
 
 
-def _initial(initial: nn.Module | Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _initial(initial: nn.Module | Mapping[str, Tensor], current: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = (
         parameters_of(initial) if isinstance(initial, nn.Module) else {clean_path(k): v for k, v in initial.items()}
     )
-    for path, value in now.items():
+    for path, value in current.items():
         if path not in weights or weights[path].shape != value.shape:
             raise InputError(f"initial: expected {path!r} with shape {tuple(value.shape)}, as in the model")
-    return {path: weights[path].detach().to(now[path]) for path in now}
+    return {path: weights[path].detach().to(current[path]) for path in current}
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,10 @@ def _chain(parents: Mapping[Node, Node], node: Node, root: Node) -> list[Node]:
 
 
 def _bound(
-    net: _Net, k: int, layer: str, now: Mapping[str, Tensor], start: Mapping[str, Tensor], tolerance: float
+    net: _Net, k: int, layer: str, current: Mapping[str, Tensor], start: Mapping[str, Tensor], tolerance: float
 ) -> Bound:
     junction = net.junctions[k]
-    matrix = junction.made(now)
+    matrix = junction.made(current)
     frobenius = float(matrix.square().sum())
     spectral = float(torch.linalg.matrix_norm(matrix, 2) ** 2)
     trivial = 1 / min(matrix.shape)
@@ -184,10 +184,12 @@ def _bound(
     between = [n for n in net.order if isinstance(n, int) and (n == k or _behind(net, k, n))]
     biases = net.biases_behind([n for n in between if n != k])
     checks.append(Assumption("no biases behind the layer", not biases, ", ".join(biases[:3])))
-    others = [net.junctions[n] for n in between if net.junctions[n].law != "matrix"]
-    detail = "; ".join(f"{j.made_by}: {j.why}" for j in others[:2])
+    between_laws = [net.junctions[n] for n in between if net.junctions[n].law != "matrix"]
+    detail = "; ".join(f"{j.made_by}: {j.why}" for j in between_laws[:2])
     checks.append(
-        Assumption("only linear maps between it and the output: the law holds off the diagonal too", not others, detail)
+        Assumption(
+            "only linear maps between it and the output: the law holds off the diagonal too", not between_laws, detail
+        )
     )
     if not all(net.junctions[n].after for n in between):  # what reads the channels is a normalization: no matrix
         return Bound(name, quantity, None, "lower", terms, tuple(checks))
@@ -195,7 +197,7 @@ def _bound(
     ends = [edge.parameter for edge in net.edges if edge.after == "output"]
     first = float(junction.made(start).square().sum() - sum(start[p].square().sum() for p in ends))
     constant = first / factor + excess
-    drift = max(_drift(net.junctions[n], now, start) for n in between) / frobenius if frobenius else 0.0
+    drift = max(_drift(net.junctions[n], current, start) for n in between) / frobenius if frobenius else 0.0
     checks.append(Assumption("training kept the laws", drift <= tolerance, f"drift {drift:.1e} of ‖W‖²_F"))
     terms["at this norm"] = 1 / factor - constant / frobenius if frobenius else 0.0
     terms |= {"factor": factor, "N_r": blocks, "V_c": factor / 2**blocks, "D": constant, "drift": drift}
@@ -218,8 +220,8 @@ def _behind(net: _Net, k: int, node: Node) -> bool:
     return bool(networkx.has_path(net.graph, k, node))
 
 
-def _drift(junction: Junction, now: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
-    return float(torch.linalg.matrix_norm(_difference(junction, now) - _difference(junction, start), 2))
+def _drift(junction: Junction, current: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
+    return float(torch.linalg.matrix_norm(_difference(junction, current) - _difference(junction, start), 2))
 
 
 def _difference(junction: Junction, at: Mapping[str, Tensor]) -> Tensor:
@@ -231,28 +233,28 @@ def _difference(junction: Junction, at: Mapping[str, Tensor]) -> Tensor:
 def _telescoped(net: _Net, chain: list[Node], start: Mapping[str, Tensor]) -> tuple[float, float, int]:
     """(K, D', blocks) with ‖A‖₂² ≥ ‖last layer‖²_F / K − D' for the first junction of `chain`, which ends in the output."""
     factor, excess, blocks = 1.0, 0.0, 0
-    for here, there in pairwise(chain):
-        excess += _excess(net, here, start) / factor  # ‖A‖₂² ≥ ‖B‖₂² − excess
-        grow, constant, branched = _segment(net, here, there, start)  # ‖A_there‖₂² ≤ grow ‖B_here‖₂² + constant
+    for node, next_node in pairwise(chain):
+        excess += _excess(net, node, start) / factor  # ‖A‖₂² ≥ ‖B‖₂² − excess
+        grow, constant, branched = _segment(net, node, next_node, start)  # ‖A_there‖₂² ≤ grow ‖B_here‖₂² + constant
         factor *= grow
         excess += constant / factor
         blocks += branched
     return factor, excess, blocks
 
 
-def _segment(net: _Net, here: Node, there: Node, start: Mapping[str, Tensor]) -> tuple[float, float, bool]:
-    ways: dict[Node, tuple[float, float]] = {here: (1.0, 0.0)}  # bounds ‖B‖₂² of a node by those of `here`
-    direct = [e for e in net.edges if e.after == there]
-    if there == "output" and len(direct) == 1 and direct[0].before == here:
+def _segment(net: _Net, start_node: Node, next_node: Node, start: Mapping[str, Tensor]) -> tuple[float, float, bool]:
+    ways: dict[Node, tuple[float, float]] = {start_node: (1.0, 0.0)}  # bounds ‖B‖₂² of a node by those of `start_node`
+    direct = [e for e in net.edges if e.after == next_node]
+    if next_node == "output" and len(direct) == 1 and direct[0].before == start_node:
         return float(direct[0].last), 0.0, False  # ‖B‖₂² ≥ ‖Fin‖²_F / rank
     for node in net.order:
         into = [e for e in net.edges if e.after == node and e.before in ways]
-        if node == here or not into:
+        if node == start_node or not into:
             continue
         grow = sum(e.factor * ways[e.before][0] for e in into)
         constant = sum(e.factor * ways[e.before][1] for e in into)
-        if node == there:
-            outputs = max(e.outputs for e in into) if there == "output" else 1
+        if node == next_node:
+            outputs = max(e.outputs for e in into) if next_node == "output" else 1
             return grow * outputs, constant * outputs, len(into) > 1
         ways[node] = (grow, constant + _excess(net, node, start))  # ‖B‖₂² ≤ ‖A‖₂² + excess
     raise InputError("the wiring has no way from one junction to the next")  # dominators make sure that it has

@@ -76,9 +76,9 @@ def deep_norms(
     """
     if form not in ("unit", "stated"):
         raise InputError(f"expected form 'unit' or 'stated'; got {form!r}")
-    fit = fitted(relu_network(model, x), x, y, descent, loss, tolerance)
-    layers = len(fit.network.weights)
-    return (*(_hidden(fit, j, form) for j in range(1, layers)), _last(fit, form))
+    network = fitted(relu_network(model, x), x, y, descent, loss, tolerance)
+    layers = len(network.network.weights)
+    return (*(_hidden(network, j, form) for j in range(1, layers)), _last(network, form))
 
 
 def deep_lipschitz(
@@ -191,13 +191,15 @@ def _last(fitted_network: FittedNetwork, form: Form) -> Bound:
     return _bound(fitted_network, layers, "columns", columns, reached, form)
 
 
-def _bound(fitted_network: FittedNetwork, j: int, what: str, squares: Tensor, last: Assumption, form: Form) -> Bound:
+def _bound(
+    fitted_network: FittedNetwork, j: int, description: str, squares: Tensor, last: Assumption, form: Form
+) -> Bound:
     return Bound(
         f"{_NAME} ({'per unit' if form == 'unit' else 'as stated'})",
         f"spectral norm of the weight of layer {j}",
         float(squares.clamp(min=0).sum().sqrt()),
         terms={
-            what: tuple(squares.clamp(min=0).sqrt().tolist()),
+            description: tuple(squares.clamp(min=0).sqrt().tolist()),
             "norm": float(torch.linalg.matrix_norm(fitted_network.network.weights[j - 1], 2)),
             "limit": fitted_network.limit,
             "sharpness": fitted_network.sharpness.value,

@@ -19,9 +19,9 @@ from excite.bounds.trajectory.steady import PAPER, Floats, Numbers, numbers
 from excite.errors import InputError
 
 
-def _sgd(held: bool | None) -> Assumption:
-    held = check_maybe(held, "sgd")
-    return Assumption("plain SGD, one sample a step, a bias that is not shared", held)
+def _sgd(holds: bool | None) -> Assumption:
+    holds = check_maybe(holds, "sgd")
+    return Assumption("plain SGD, one sample a step, a bias that is not shared", holds)
 
 
 def _over(lipschitz: Floats, smallest: Floats, updates: Floats | None) -> Floats:
@@ -54,17 +54,17 @@ def trajectory_length(
         >>> low.value, high.value
         (1.5, 6.0)
     """
-    steep = numbers("lipschitz", lipschitz)
-    low, high = (numbers(n, v, len(steep)) for n, v in (("smallest", smallest), ("largest", largest)))
-    if ((high == 0) & (steep > 0)).any():
+    constants = numbers("lipschitz", lipschitz)
+    low, high = (numbers(n, v, len(constants)) for n, v in (("smallest", smallest), ("largest", largest)))
+    if ((high == 0) & (constants > 0)).any():
         raise InputError("largest: expected σ₁ > 0 wherever the Lipschitz constant is not 0")
-    known = None if updates is None else numbers("updates", updates, len(steep))
-    what = "length of the normalized bias trajectory"
-    below = float((steep / np.where(high > 0, high, 1.0)).sum())
-    above = float(_over(steep, low, known).sum())
+    known = None if updates is None else numbers("updates", updates, len(constants))
+    description = "length of the normalized bias trajectory"
+    below = float((constants / np.where(high > 0, high, 1.0)).sum())
+    above = float(_over(constants, low, known).sum())
     return (
-        Bound(f"Theorem 1, {PAPER}", what, below, "lower", {"steps": len(steep)}),
-        Bound(f"Theorem 1, {PAPER}, active rows", what, above, "upper", {"steps": len(steep)}),
+        Bound(f"Theorem 1, {PAPER}", description, below, "lower", {"steps": len(constants)}),
+        Bound(f"Theorem 1, {PAPER}, active rows", description, above, "upper", {"steps": len(constants)}),
     )
 
 
@@ -103,16 +103,16 @@ def bias_variance(
         >>> round(bias_variance(0.1, [1.0, 1.0], [1.0, 1.0], 1.0, sgd=True).value, 6)
         0.002222
     """
-    steep = numbers("lipschitz", lipschitz)
-    steps = len(steep)
+    constants = numbers("lipschitz", lipschitz)
+    steps = len(constants)
     alpha, epsilon, top = (numbers(n, v, steps) for n, v in (("rates", rates), ("errors", errors), ("sigma", sigma)))
     if form not in ("tight", "stated"):
         raise InputError(f"form: expected 'tight' or 'stated'; got {form!r}")
-    if ((top == 0) & (steep > 0)).any():
+    if ((top == 0) & (constants > 0)).any():
         raise InputError("sigma: expected σ₁ > 0 wherever the Lipschitz constant is not 0")
     m = steps + 1
     mu = 4 * math.cos(math.pi / (2 * m)) ** 2 if form == "tight" else 4.0
-    speed = float((alpha * steep / np.where(top > 0, top, 1.0)).mean())
+    speed = float((alpha * constants / np.where(top > 0, top, 1.0)).mean())
     harmonic = steps / float((1 / epsilon**2).sum()) if (epsilon > 0).all() else 0.0
     terms = {"steps": steps, "speed": speed, "harmonic": math.sqrt(harmonic), "constant": steps / m / mu}
     return Bound(
@@ -158,13 +158,13 @@ def bias_distance(
         >>> bias_distance(0.5, [1.0, 1.0], [1.0, 2.0], 0.5, sgd=True).value
         3.0
     """
-    steep = numbers("lipschitz", lipschitz)
-    steps = len(steep)
+    constants = numbers("lipschitz", lipschitz)
+    steps = len(constants)
     alpha, epsilon, low = (
         numbers(n, v, steps) for n, v in (("rates", rates), ("errors", errors), ("smallest", smallest))
     )
     known = None if updates is None else numbers("updates", updates, steps)
-    ratio = _over(steep, low, known)
+    ratio = _over(constants, low, known)
     moved = alpha * epsilon
     value = float(np.where(moved > 0, moved * np.where(moved > 0, ratio, 0.0), 0.0).sum())
     terms = {"steps": steps, "without bound": int(np.isinf(ratio).sum())}

@@ -284,21 +284,27 @@ def _assumptions(
 def _program(run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, limit: int) -> EmptyRegions:
     """¼ (1 + γ) β min Σ |a_k| φ_k / (f̃_k (1 − f̃_k)) over the patterns seen, γ such that it holds at the last weights."""
     training_patterns: Patterns = list(run.seen)
-    _, steep = slopes(network, training_patterns)
-    ratio = torch.where(steep > 0, steep / (run.beta * run.plain), 0.0)
+    _, gradient_norms = slopes(network, training_patterns)
+    ratio = torch.where(gradient_norms > 0, gradient_norms / (run.beta * run.plain), 0.0)
     gamma = max(0.0, float(ratio.max()) - 1)
-    held = math.isfinite(gamma)
-    cost = 0.25 * (1 + (gamma if held else 0.0)) * run.beta * run.plain
+    holds = math.isfinite(gamma)
+    cost = 0.25 * (1 + (gamma if holds else 0.0)) * run.beta * run.plain
     at_new = patterns(network, new)
-    solution, lost = pursue_some(training_patterns, cost, at_new, limit, 0.25 * steepest(network))
-    terms = {"gamma": gamma, "patterns": solution.columns, "rank": solution.rank, "programs": solution.programs, **lost}
+    solution, num_given_up = pursue_some(training_patterns, cost, at_new, limit, 0.25 * steepest(network))
+    terms = {
+        "gamma": gamma,
+        "patterns": solution.columns,
+        "rank": solution.rank,
+        "programs": solution.programs,
+        **num_given_up,
+    }
     return EmptyRegions(
         "What training reveals, Theorem 2, over dropout patterns",
         torch.from_numpy(solution.values),
         torch.from_numpy(solution.reached),
         ~among(patterns(network, x), at_new),
         terms,
-        (Assumption("slopes of the patterns seen are at most (1 + γ) β φ today", held, f"γ = {gamma:.3g}"),),
+        (Assumption("slopes of the patterns seen are at most (1 + γ) β φ today", holds, f"γ = {gamma:.3g}"),),
     )
 
 

@@ -103,9 +103,14 @@ def _moved(
     if points is None:
         raise InputError("points: expected the number of training points with drawn=; got None")
     points = check_count(points, "points")
-    place = np.asarray(drawn.detach().cpu() if isinstance(drawn, Tensor) else drawn)
-    if place.shape != bias.shape or place.dtype.kind not in "iu" or place.min() < 0 or place.max() >= points:
+    drawn_rows = np.asarray(drawn.detach().cpu() if isinstance(drawn, Tensor) else drawn)
+    if (
+        drawn_rows.shape != bias.shape
+        or drawn_rows.dtype.kind not in "iu"
+        or drawn_rows.min() < 0
+        or drawn_rows.max() >= points
+    ):
         raise InputError(f"drawn: expected {len(bias)} whole numbers from 0 to {points - 1}, one a step")
-    unmoved = tuple(int(i) for i in np.setdiff1d(np.arange(points), place[bias > 0]))
+    unmoved = tuple(int(i) for i in np.setdiff1d(np.arange(points), drawn_rows[bias > 0]))
     shown = ", ".join(map(str, unmoved[:8])) + (", …" if len(unmoved) > 8 else "")
     return Assumption(text, not unmoved, f"{len(unmoved)} of {points} never do: {shown}" if unmoved else ""), unmoved

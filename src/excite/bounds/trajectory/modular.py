@@ -98,8 +98,8 @@ class Grams:
     def depends(self, new: Sequence[Array]) -> Array:
         """Which of the vectors (M,) are combinations of the columns."""
         dependent = np.ones(len(new[0]), bool)
-        for which in range(PRIMES):
-            p, pivots, inverse = self.basis(which)
+        for index in range(PRIMES):
+            p, pivots, inverse = self.basis(index)
             left = np.flatnonzero(dependent)
             rows = [layer[left] for layer in new]
             k = self.kernel.inner([layer[pivots] for layer in self.columns], rows, p)  # (r, M)
@@ -115,8 +115,8 @@ class Grams:
         count = PRIMES
         while True:
             residues, primes = [], []
-            for which in range(count):
-                p, pivots, inverse = self.basis(which)
+            for index in range(count):
+                p, pivots, inverse = self.basis(index)
                 k = self.kernel.inner([layer[pivots] for layer in self.columns], new, p)
                 residues.append(multiply(inverse, k, p).reshape(-1))
                 primes.append(p)
@@ -141,7 +141,7 @@ def inner(left: Sequence[Array], right: Sequence[Array], p: int) -> Array:
 def multiply(a: Array, b: Array, p: int) -> Array:
     """a·b modulo p by two floating-point products: 13 bits times 26 bits, summed over at most 2¹⁴, fit 53 bits."""
     right = b.astype(np.float64)
-    high, low = (np.rint(part.astype(np.float64) @ right).astype(np.int64) % p for part in (a >> 13, a & 8191))
+    high, low = (np.rint(half.astype(np.float64) @ right).astype(np.int64) % p for half in (a >> 13, a & 8191))
     return np.asarray((high * 8192 + low) % p)
 
 
@@ -161,10 +161,10 @@ def _invert(gram: Array, p: int) -> tuple[Array, Array]:
     return pivots, inverse
 
 
-def _eliminate(rest: Array, p: int) -> tuple[Array, Array]:
+def _eliminate(remaining: Array, p: int) -> tuple[Array, Array]:
     """The same for one block, by Gauss and Jordan. A zero on the diagonal is a column that depends on those before."""
-    n = len(rest)
-    left, right = rest.copy(), np.eye(n, dtype=np.int64)
+    n = len(remaining)
+    left, right = remaining.copy(), np.eye(n, dtype=np.int64)
     chosen = []
     for j in range(n):
         if left[j, j] == 0:
@@ -183,13 +183,13 @@ def rationals(residues: Sequence[Array], primes: Sequence[int]) -> Array:
     """Numbers (E,) from what they are modulo primes: the one rational that has few digits above and below."""
     key = residues[0] + (residues[1] << 26)
     _, first, back = np.unique(key, return_index=True, return_inverse=True)
-    if any((part[first][back] != part).any() for part in residues):
+    if any((residue[first][back] != residue).any() for residue in residues):
         first = back = np.arange(len(key))
     modulus = prod(primes)
     lifts = [modulus // p * pow(modulus // p, -1, p) for p in primes]
     values = np.empty(len(first))
-    for i, parts in enumerate(zip(*(part[first].tolist() for part in residues))):
-        values[i] = _rational(sum(r * lift for r, lift in zip(parts, lifts)) % modulus, modulus)
+    for i, numbers in enumerate(zip(*(residue[first].tolist() for residue in residues))):
+        values[i] = _rational(sum(r * lift for r, lift in zip(numbers, lifts)) % modulus, modulus)
     return values[back]
 
 

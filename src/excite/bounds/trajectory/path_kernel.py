@@ -40,13 +40,13 @@ class PathKernel:
     def inner(self, left: Sequence[Array], right: Sequence[Array], p: int) -> Array:
         """Inner products modulo p, (N, M)."""
         rows, columns = self._length(left), self._length(right)
-        found = np.zeros((rows, columns), np.int64)
+        counts = np.zeros((rows, columns), np.int64)
         some = max(1, _PAIRS // max(1, columns * max(self.sizes)))
         for start in range(0, rows, some):
-            part = [layer[start : start + some] for layer in left]
-            both = [(a[:, None] & b[None]).reshape(-1, a.shape[1]) for a, b in zip(part, right)]
-            found[start : start + some] = self._count(both, p).reshape(-1, columns)
-        return found
+            rows_of_left = [layer[start : start + some] for layer in left]
+            products = [(a[:, None] & b[None]).reshape(-1, a.shape[1]) for a, b in zip(rows_of_left, right)]
+            counts[start : start + some] = self._count(products, p).reshape(-1, columns)
+        return counts
 
     def squares(self, rows: Sequence[Array], p: int) -> Array:
         """Inner products of the vectors with themselves modulo p, (N,)."""

@@ -3,7 +3,7 @@
 Activations are Kronecker products, given by one 0/1 matrix a layer; only their inner products are used, so that the size
 of the program is the number of distinct columns, whatever the depth. Which s are combinations of the columns, and the
 equations a_B + C z = c(s) in a basis B and the other columns z, are exact, or rounded where exact numbers have too many
-digits: then Σ_k a_k s_k misses s by some r, and `steep` ‖r‖ is added to the value. Columns that no equation ties together are
+digits: then Σ_k a_k s_k misses s by some r, and `max_slope` ‖r‖ is added to the value. Columns that no equation ties together are
 solved on their own, and each distinct right side once, by HiGHS.
 """
 
@@ -40,11 +40,11 @@ class Pursuit:
 
 
 def pursue(
-    columns: Sequence[Array], cost: Array, new: Sequence[Array], steep: float, kernel: Kernel | None = None
+    columns: Sequence[Array], cost: Array, new: Sequence[Array], max_slope: float, kernel: Kernel | None = None
 ) -> Pursuit:
     """`columns`: (N, n_l) for each layer, `cost` φ (N,) at least 0, `new`: (M, n_l) for each layer.
 
-    `steep`: the most that a vector of norm one can add to what the value bounds. `kernel`: inner products of the vectors; by
+    `max_slope`: the most that a vector of norm one can add to what the value bounds. `kernel`: inner products of the vectors; by
     default those of Kronecker products.
     """
     kernel = kernel or Kronecker()
@@ -54,7 +54,7 @@ def pursue(
     unique = [layer[first] for layer in columns]
     alive = kernel.alive(unique)  # others are the vector 0
     unique, cheapest = [layer[alive] for layer in unique], cheapest[alive]
-    some, spread = distinct(new)
+    some, index = distinct(new)
     points = [layer[some] for layer in new]
     known = {row.tobytes() for row in _packed(columns)}
     same = np.array([row.tobytes() in known for row in _packed(points)], bool)
@@ -63,14 +63,14 @@ def pursue(
     values = np.full(len(some), np.inf)
     inside = [layer[reached] for layer in points]
     basis, coefficients, missed = grams.coefficients([np.concatenate(pair) for pair in zip(inside, unique)])
-    others = np.setdiff1d(np.arange(len(cheapest)), basis)
-    tied = len(inside[0]) + others
-    price = cheapest[others] + steep * missed[tied]
+    further = np.setdiff1d(np.arange(len(cheapest)), basis)
+    tied = len(inside[0]) + further
+    price = cheapest[further] + max_slope * missed[tied]
     minima, programs = _minimize(coefficients[:, : len(inside[0])], coefficients[:, tied], cheapest[basis], price)
-    extra = steep * missed[: len(inside[0])]
+    extra = max_slope * missed[: len(inside[0])]
     values[reached] = minima + extra
     rounding = float(extra.max(initial=0.0))
-    return Pursuit(values[spread], same[spread], len(cheapest), len(basis), programs, rounding)
+    return Pursuit(values[index], same[index], len(cheapest), len(basis), programs, rounding)
 
 
 def distinct(layers: Sequence[Array]) -> tuple[Array, Array]:
@@ -96,15 +96,17 @@ def _minimize(right: Array, ties: Array, cost: Array, price: Array) -> tuple[Arr
     alone = ~(ties != 0).any(1)
     values = cost[alone] @ np.abs(right[alone])
     programs = 0
-    for part in np.unique(label[rows:]):
-        rows_of_part, tied = np.flatnonzero(label[:rows] == part), np.flatnonzero(label[rows:] == part)
-        sides, back = np.unique(right[rows_of_part], axis=1, return_inverse=True)
+    for component in np.unique(label[rows:]):
+        rows_of_component, tied = np.flatnonzero(label[:rows] == component), np.flatnonzero(label[rows:] == component)
+        sides, back = np.unique(right[rows_of_component], axis=1, return_inverse=True)
         minima = np.zeros(sides.shape[1])
         used_sides = np.flatnonzero(sides.any(0))
-        size = max(1, _ROWS // len(rows_of_part))
+        size = max(1, _ROWS // len(rows_of_component))
         for start in range(0, len(used_sides), size):
             some = used_sides[start : start + size]
-            minima[some] = _solve(sides[:, some], ties[np.ix_(rows_of_part, tied)], cost[rows_of_part], price[tied])
+            minima[some] = _solve(
+                sides[:, some], ties[np.ix_(rows_of_component, tied)], cost[rows_of_component], price[tied]
+            )
         programs += len(used_sides)
         values = values + minima[back.reshape(-1)]
     return values, programs

@@ -165,33 +165,33 @@ def _through_paths(
     net = piecewise_linear(model, x)
     kernel = PathKernel(net)
     active, at_new = ([gate.bool() for gate in net.signals(points)[1][1:-1]] for points in (x, new))
-    steep = torch.linalg.vector_norm(net.gradients(net.signals(x)[1]), dim=1)
+    gradient_norms = torch.linalg.vector_norm(net.gradients(net.signals(x)[1]), dim=1)
     if phi is None:
-        phis, beta = steep, 1.0
+        phis, beta = gradient_norms, 1.0
     elif beta is None:
         raise InputError(
             "beta: expected a bound on the norm of the first layer, together with phi; or pass neither of them"
         )
     else:
         phis, beta = _phi(phi, len(x)), _number(beta, "beta")
-    needed = max(0.0, float(torch.where(steep > 0, steep / (beta * phis), 0.0).max()) - 1)
+    needed = max(0.0, float(torch.where(gradient_norms > 0, gradient_norms / (beta * phis), 0.0).max()) - 1)
     gamma = needed if gamma is None else _number(gamma, "gamma")
-    held = math.isfinite(gamma) and needed <= gamma + _ROOM * (1 + gamma)
+    holds = math.isfinite(gamma) and needed <= gamma + _ROOM * (1 + gamma)
     assumption = Assumption(
         "slopes at all training points are at most (1 + γ) β φ",
-        held,
+        holds,
         f"γ = {gamma:.3g}, β = {beta:.3g}; needed γ = {needed:.3g}",
     )
     scale = torch.nan_to_num((1 + gamma) * beta * phis, nan=0.0, posinf=0.0)
     try:
-        solution, lost = pursue_some(active, scale, at_new, limit, 0.0, kernel)
+        solution, num_given_up = pursue_some(active, scale, at_new, limit, 0.0, kernel)
     except TooLong:
         raise InputError(
             "the coefficients of the combinations have too many digits to be exact: pass fewer training points, or a smaller limit"
         ) from None
     terms = {"gamma": gamma, "beta": beta, "xi": 1.0, "phi": float(phis.max()), "patterns": solution.columns, "rank": solution.rank,
-             "programs": solution.programs, "rounding": 0.0, **lost}  # fmt: skip
-    same = among(active, at_new) if lost else torch.from_numpy(solution.same)
+             "programs": solution.programs, "rounding": 0.0, **num_given_up}  # fmt: skip
+    same = among(active, at_new) if num_given_up else torch.from_numpy(solution.same)
     values = torch.from_numpy(solution.values)
     return EmptyRegions(_NAME, values, torch.from_numpy(solution.reached), ~same, terms, (assumption,))
 
@@ -207,24 +207,29 @@ def _theorem_2(
 ) -> EmptyRegions:
     """The program at the points `new`, with the cost of every training point in `scale`."""
     at_new = patterns(network, new)
-    solution, lost = pursue_some(
+    solution, num_given_up = pursue_some(
         at_training, scale, at_new, limit, steepest(network) * (0.25 if network.sigmoid else 1.0)
     )
-    terms.update({"patterns": solution.columns, "rank": solution.rank, "programs": solution.programs, **lost})
+    terms.update({"patterns": solution.columns, "rank": solution.rank, "programs": solution.programs, **num_given_up})
     terms["rounding"] = solution.rounding
     values = torch.from_numpy(solution.values)
-    same = among(at_training, at_new) if lost else torch.from_numpy(solution.same)
+    same = among(at_training, at_new) if num_given_up else torch.from_numpy(solution.same)
     return EmptyRegions(_NAME, values, torch.from_numpy(solution.reached), ~same, terms, assumptions)
 
 
-def check_points(network: ReluNetwork, x: Tensor, what: str) -> Tensor:
+def check_points(network: ReluNetwork, x: Tensor, description: str) -> Tensor:
     """Returns points as (N, n) in float64, or raises an InputError that says what was expected."""
     width = network.weights[0].shape[1]
-    if not isinstance(x, Tensor) or check_dense(x, what).dim() < 2 or not len(x) or x.flatten(1).shape[1] != width:
-        raise InputError(f"expected {what} (N, {width}), at least one; got {shown(x)}")
+    if (
+        not isinstance(x, Tensor)
+        or check_dense(x, description).dim() < 2
+        or not len(x)
+        or x.flatten(1).shape[1] != width
+    ):
+        raise InputError(f"expected {description} (N, {width}), at least one; got {shown(x)}")
     if x.is_complex():
-        raise InputError(f"expected {what} as real numbers; got {shown(x)}")
-    check_values([x], what)
+        raise InputError(f"expected {description} as real numbers; got {shown(x)}")
+    check_values([x], description)
     return x.detach().double().cpu().flatten(1)
 
 
@@ -239,11 +244,11 @@ def _scale(
     form: str,
 ) -> tuple[Tensor, tuple[Assumption, ...], dict[str, Any]]:
     """(1 + γ) β ξ φ_k for each training point; what was assumed, and the parts."""
-    bias, steep = slopes(network, active)
+    bias, gradient_norms = slopes(network, active)
     norm = float(torch.linalg.matrix_norm(network.weights[0], 2))
     assumptions, terms = [], {}
     outputs = network.signals(x)[-1][:, 0]
-    bend = torch.ones_like(steep)
+    bend = torch.ones_like(gradient_norms)
     if network.sigmoid:
         f = outputs.sigmoid()
         bend = f * outputs.neg().sigmoid()  # f (1 − f), also where f rounds to 1
@@ -256,20 +261,20 @@ def _scale(
         )
         terms["mu"] = mu
     beta = norm if beta is None else _number(beta, "beta")
-    steep = steep * bend
+    gradient_norms = gradient_norms * bend
     phis = bias * bend if phi is None else _phi(phi, len(x))
-    ratio = torch.where(steep > 0, steep / (beta * phis), 0.0)
+    ratio = torch.where(gradient_norms > 0, gradient_norms / (beta * phis), 0.0)
     needed = max(0.0, float(ratio.max()) - 1)
     exact = max(0.0, needed - _ROOM) if phi is None else needed  # λ ≤ σ₁ φ at the model itself: more is rounding
     gamma = exact if gamma is None else _number(gamma, "gamma")
-    held = math.isfinite(gamma) and needed <= gamma + _ROOM * (1 + gamma)
+    holds = math.isfinite(gamma) and needed <= gamma + _ROOM * (1 + gamma)
     detail = f"γ = {gamma:.3g}, β = {beta:.3g}, σ₁(W₁) = {norm:.3g}; needed γ = {exact:.3g}"
-    assumptions.append(Assumption("slopes at all training points are at most (1 + γ) β φ", held, detail))
+    assumptions.append(Assumption("slopes at all training points are at most (1 + γ) β φ", holds, detail))
     xi = 0.25 / (terms["mu"] * (1 - terms["mu"])) if network.sigmoid and terms["mu"] > 0 else 1.0
-    each = 0.25 / bend if network.sigmoid and form == "point" else torch.full_like(steep, xi)
+    each = 0.25 / bend if network.sigmoid and form == "point" else torch.full_like(gradient_norms, xi)
     terms.update({"gamma": gamma, "beta": beta, "xi": xi, "phi": float(phis.max())})
     scale = (1 + gamma) * beta * each * phis
-    return torch.nan_to_num(scale, nan=0.0, posinf=0.0) if not held else scale, tuple(assumptions), terms
+    return torch.nan_to_num(scale, nan=0.0, posinf=0.0) if not holds else scale, tuple(assumptions), terms
 
 
 def _number(value: object, name: str) -> float:
@@ -288,18 +293,18 @@ def _phi(phi: Tensor | float, count: int) -> Tensor:
 
 
 def pursue_some(
-    active: Patterns, scale: Tensor, new: Patterns, limit: int, steep: float, kernel: Kernel | None = None
+    active: Patterns, scale: Tensor, new: Patterns, limit: int, max_slope: float, kernel: Kernel | None = None
 ) -> tuple[Pursuit, dict[str, Any]]:
     """The program, over a subsample of patterns where there are more than `limit`; and what that loses."""
     columns, cost, points = [layer.numpy() for layer in active], scale.numpy(), [layer.numpy() for layer in new]
     first, back = distinct(columns)
     if len(first) <= limit:
-        return pursue(columns, cost, points, steep, kernel), {}
+        return pursue(columns, cost, points, max_slope, kernel), {}
     chosen = np.random.default_rng(0).permutation(len(first))[:limit]
     selected = np.isin(back, chosen)
     out = np.flatnonzero(~selected)
     together = [np.concatenate([layer, column[out]]) for layer, column in zip(points, columns)]
-    solution = pursue([layer[selected] for layer in columns], cost[selected], together, steep, kernel)
+    solution = pursue([layer[selected] for layer in columns], cost[selected], together, max_slope, kernel)
     count = len(points[0])
     at_new = replace(solution, values=solution.values[:count], same=solution.same[:count])
     reached = solution.reached[count:]

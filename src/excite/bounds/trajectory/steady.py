@@ -193,6 +193,6 @@ def _with_confidence(after: Floats, phi: float | None, points: int, confidence: 
 
 
 def _gradients_everywhere(zero: int | None) -> Assumption:
-    held = None if zero is None else check_count(zero, "zero", 0) == 0
+    holds = None if zero is None else check_count(zero, "zero", 0) == 0
     detail = f"{zero} draws without one" if zero else ""
-    return Assumption("the loss has a gradient at every point drawn from τ on", held, detail)
+    return Assumption("the loss has a gradient at every point drawn from τ on", holds, detail)

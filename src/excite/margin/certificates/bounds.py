@@ -44,14 +44,14 @@ def certified(result: Margins, problem: MarginProblem, f: Tensor, options: Searc
 
 def exact_margins(
     search: BatchedSearch,
-    found: AdversarialPerturbations,
+    perturbations: AdversarialPerturbations,
     seconds: float,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """(N,): lower bounds from mixed-integer programs, exact where there was time. Smaller perturbations replace those in `found`."""
+    """(N,): lower bounds from mixed-integer programs, exact where there was time. Smaller perturbations replace those in `perturbations`."""
     from excite.margin.certificates.exact import solve_exactly
 
-    lower, solutions = solve_exactly(search.problem, found, seconds, progress)
+    lower, solutions = solve_exactly(search.problem, perturbations, seconds, progress)
     # A solution lies on the boundary up to the solver's tolerance: a little beyond it, then back to the boundary.
     for more in (0.0, 1e-6, 1e-5, 1e-4, 1e-3):
         beyond = AdversarialPerturbations(
@@ -62,10 +62,12 @@ def exact_margins(
             solutions.radius
         )
         index = torch.nonzero(adversarial)[:, 0]
-        found.update(index, beyond.radius[index], beyond.d[index])
-    shorter = to_boundary(search.problem, found)
-    found.update(torch.arange(len(found.radius), device=found.radius.device), shorter.radius, shorter.d)
-    search.verify(found)
+        perturbations.update(index, beyond.radius[index], beyond.d[index])
+    shorter = to_boundary(search.problem, perturbations)
+    perturbations.update(
+        torch.arange(len(perturbations.radius), device=perturbations.radius.device), shorter.radius, shorter.d
+    )
+    search.verify(perturbations)
     return lower
 
 

@@ -71,11 +71,11 @@ class Program:
         matrix = csr_array((self.entries, (self.rows, self.columns)), (len(self.low), len(self.lowest)))
         matrix = vstack([matrix, csr_array(also[0][None])])
         constraints = LinearConstraint(matrix, [*self.low, -np.inf], [*self.high, also[1]])
-        whole, low, high = np.array(self.integral), np.array(self.lowest), np.array(self.highest)
+        integral, low, high = np.array(self.integral), np.array(self.lowest), np.array(self.highest)
         if like is not None:
-            low, high = (np.where(whole == 1, np.round(like), bound) for bound in (low, high))
+            low, high = (np.where(integral == 1, np.round(like), bound) for bound in (low, high))
         result = milp(
-            cost, integrality=whole, bounds=Bounds(low, high), constraints=constraints,
+            cost, integrality=integral, bounds=Bounds(low, high), constraints=constraints,
             options={"time_limit": seconds, "mip_rel_gap": 1e-6},
         )  # fmt: skip
         if result.status == 2:
@@ -85,13 +85,13 @@ class Program:
 
 
 def solve_exactly(
-    problem: MarginProblem, found: AdversarialPerturbations, seconds: float, progress: Any = None
+    problem: MarginProblem, perturbations: AdversarialPerturbations, seconds: float, progress: Any = None
 ) -> tuple[Tensor, AdversarialPerturbations]:
     """Lower bounds (N,) and the perturbations of the solutions, which need not be adversarial by rounding.
 
     Args:
         problem: the points and decisions, in the norm "inf" or "1".
-        found: perturbations that a search found; they bound the programs. Points without any are refused.
+        perturbations: perturbations that a search found; they bound the programs. Points without any are refused.
         seconds: time limit of one program.
         progress: called as progress(done, total).
 
@@ -106,13 +106,19 @@ def solve_exactly(
     tape = make_tape(problem)
     _check_tape(tape)
     lower = torch.zeros(len(problem), dtype=torch.float64)
-    solutions = AdversarialPerturbations(torch.full_like(found.radius, math.inf), torch.zeros_like(found.d))
+    solutions = AdversarialPerturbations(
+        torch.full_like(perturbations.radius, math.inf), torch.zeros_like(perturbations.d)
+    )
     unbounded = problem.constraint.low is None
-    radius = torch.minimum(found.radius, problem.constraint.max_radius)
+    radius = torch.minimum(perturbations.radius, problem.constraint.max_radius)
     for i in torch.nonzero(radius > 0)[:, 0].tolist():
         at = torch.tensor([i], device=radius.device)
         lower[i], d = _point(
-            tape, problem.rows(at), float(radius[i]), bool(torch.isfinite(found.radius[i])) or unbounded, seconds
+            tape,
+            problem.rows(at),
+            float(radius[i]),
+            bool(torch.isfinite(perturbations.radius[i])) or unbounded,
+            seconds,
         )
         if d is not None:
             solutions.d[i] = d.to(solutions.d)
@@ -144,23 +150,23 @@ def _point(
     ball = make_ball(padded, torch.full((tape.rows,), radius * (1 + 1e-4), device=problem.x.device))
     relaxed = Relaxation(tape, ball, "linear")
     program = Program()
-    where: dict[Node, np.ndarray] = {}
+    columns_of: dict[Node, np.ndarray] = {}
     x = problem.x[0].double().flatten().cpu().numpy()
-    low, high = (part[0].flatten().cpu().numpy() for part in (ball.low, ball.high))
-    where[tape.input] = program.variables(low, high)
-    size, cost = _distance(program, where[tape.input], x, problem.constraint.norm, radius * (1 + 1e-4))
+    low, high = (bound[0].flatten().cpu().numpy() for bound in (ball.low, ball.high))
+    columns_of[tape.input] = program.variables(low, high)
+    size, cost = _distance(program, columns_of[tape.input], x, problem.constraint.norm, radius * (1 + 1e-4))
     for step in tape.steps.values():
         if step.activation is not None:
-            where[step.node] = _add_units(program, tape, step, relaxed, where)
+            columns_of[step.node] = _add_units(program, tape, step, relaxed, columns_of)
     best, solution = math.inf, None
     cost = np.pad(cost, (0, len(program.lowest) - len(cost)))
-    for row, constant in _targets(tape, problem, where, len(program.lowest)):
+    for row, constant in _targets(tape, problem, columns_of, len(program.lowest)):
         bound, v = program.solve(cost, seconds, (row, -constant))
         best = min(best, bound)
         if v is not None and (solution is None or v[size].sum() < solution[0]):
             # beyond the boundary by more than rounding, on the same linear piece if that reaches so far
             beyond = program.solve(cost, seconds, (row, -constant - 1e-5 * (1 + abs(constant))), like=v)[1]
-            solution = (v[size].sum(), (v if beyond is None else beyond)[where[tape.input]])
+            solution = (v[size].sum(), (v if beyond is None else beyond)[columns_of[tape.input]])
     if math.isinf(best) and not reached:
         return math.inf, None  # no perturbation within the bounds changes the decision
     lower = min(best, radius) * (1 - 10 * _TOLERANCE)
@@ -188,7 +194,7 @@ def _distance(
 
 
 def _add_units(
-    program: Program, tape: OperatorTape, step: TapeStep, relaxed: Relaxation, where: dict[Node, np.ndarray]
+    program: Program, tape: OperatorTape, step: TapeStep, relaxed: Relaxation, columns_of: dict[Node, np.ndarray]
 ) -> np.ndarray:
     """Variables of the results of an activation, with the constraints that make them so.
 
@@ -196,7 +202,7 @@ def _add_units(
     """
     assert step.activation is not None
     assert step.activation.kinks is not None
-    low, high = (part[0].flatten() for part in relaxed.read[step.node])
+    low, high = (bound[0].flatten() for bound in relaxed.read[step.node])
     kinks = sorted(step.activation.kinks(*step.node.args[1:]))
     g = relaxed.function(step)
     ends = torch.tensor([kinks[0] - 1, *kinks, kinks[-1] + 1], dtype=torch.float64)
@@ -204,12 +210,12 @@ def _add_units(
     slopes = [(values[i + 1] - values[i]) / float(ends[i + 1] - ends[i]) for i in range(len(ends) - 1)]
     results = program.variables(np.full(len(low), -np.inf), np.full(len(low), np.inf))
     shape = tape.shapes[step.inputs[0]][1:]
-    for part in torch.arange(len(low)).split(tape.rows):
-        units = torch.nn.functional.one_hot(part, len(low)).double().reshape(len(part), *shape).to(tape.device)
+    for bound in torch.arange(len(low)).split(tape.rows):
+        units = torch.nn.functional.one_hot(bound, len(low)).double().reshape(len(bound), *shape).to(tape.device)
         sources, constants = tape.affine_rows(step.inputs[0], units)
-        columns = np.concatenate([where[node] for node in sources])
+        columns = np.concatenate([columns_of[node] for node in sources])
         entries = torch.cat([value.flatten(1) for value in sources.values()], 1).cpu().numpy()
-        for k, unit in enumerate(part.tolist()):
+        for k, unit in enumerate(bound.tolist()):
             affine = (columns, entries[k], float(constants[k]))
             terms = [
                 (_add_relu(program, affine, kink, float(low[unit]), float(high[unit])), slopes[i + 1] - slopes[i])
@@ -233,36 +239,36 @@ def _add_relu(
     t = int(program.variables([max(low, 0.0)], [max(high, 0.0)])[0])
     if high <= 0:
         return t
-    both, minus = np.append(columns, t), np.append(-entries, 1.0)
+    extended, minus = np.append(columns, t), np.append(-entries, 1.0)
     if low >= 0:
-        program.row(both, minus, offset, offset)
+        program.row(extended, minus, offset, offset)
         return t
     on = int(program.variables([0.0], [1.0], binary=True)[0])
-    program.row(both, minus, offset, math.inf)
-    program.row(np.append(both, on), np.append(minus, -low), -math.inf, offset - low)
+    program.row(extended, minus, offset, math.inf)
+    program.row(np.append(extended, on), np.append(minus, -low), -math.inf, offset - low)
     program.row([t, on], [1.0, -high], -math.inf, 0.0)
     return t
 
 
 def _targets(
-    tape: OperatorTape, problem: MarginProblem, where: dict[Node, np.ndarray], count: int
+    tape: OperatorTape, problem: MarginProblem, columns_of: dict[Node, np.ndarray], count: int
 ) -> list[tuple[np.ndarray, float]]:
     """For each other class (a, b) with lead = a · v + b, which must not be positive."""
     decision, shape = problem.decision, tape.shapes[tape.output][1:]
     label = int(decision.labels[0])
     if decision.classes == 1:
         sign = 1.0 if label == 1 else -1.0
-        wanted, shift = torch.full((1, *shape), sign, dtype=torch.float64), [-sign * decision.threshold]
+        coefficients, shift = torch.full((1, *shape), sign, dtype=torch.float64), [-sign * decision.threshold]
     else:
         eye = torch.eye(decision.classes, dtype=torch.float64)
-        wanted = torch.stack([eye[label] - eye[j] for j in range(decision.classes) if j != label])
-        shift = [0.0] * len(wanted)
+        coefficients = torch.stack([eye[label] - eye[j] for j in range(decision.classes) if j != label])
+        shift = [0.0] * len(coefficients)
     rows: list[tuple[np.ndarray, float]] = []
-    for part in wanted.to(tape.device).split(tape.rows):
+    for part in coefficients.to(tape.device).split(tape.rows):
         sources, constants = tape.affine_rows(tape.output, part)
         for k in range(len(part)):
             row = np.zeros(count)
             for node, value in sources.items():
-                np.add.at(row, where[node], value[k].flatten().cpu().numpy())
+                np.add.at(row, columns_of[node], value[k].flatten().cpu().numpy())
             rows.append((row, float(constants[k]) + shift[len(rows)]))
     return rows

@@ -82,8 +82,8 @@ class Relaxation:
             return values[step.inputs[0]][step.node.args[1]]
         if step.affine:
             middle = {node: (values[node][0] + values[node][1]) / 2 for node in step.inputs}
-            spread = {node: (values[node][1] - values[node][0]) / 2 for node in step.inputs}
-            return _around(self.tape.call(step, middle), self.tape.call(step, spread, magnitude=True))
+            half_width = {node: (values[node][1] - values[node][0]) / 2 for node in step.inputs}
+            return _around(self.tape.call(step, middle), self.tape.call(step, half_width, magnitude=True))
         low, high = values[step.inputs[0]]
         if step.pool:
             low, high, pooled = self._pool(step, low, high)
@@ -121,17 +121,17 @@ class Relaxation:
             bent &= torch.stack([(low < kink) & (high > kink) for kink in kinks]).any(0)
         if int(bent.sum()) > _MAX_TIGHTENED * len(low):
             return low, high
-        where = torch.nonzero(bent.flatten(1))
+        bent_units = torch.nonzero(bent.flatten(1))
         low, high = low.clone(), high.clone()
         for sign, target in ((1.0, low), (-1.0, high)):
             flat = target.flatten(1)
-            for part in where.split(self.tape.rows) if len(where) else ():
-                coefficients = torch.zeros(len(part), flat.shape[1], dtype=torch.float64, device=flat.device)
-                coefficients[torch.arange(len(part), device=flat.device), part[:, 1]] = sign
-                tightened = self.smallest(coefficients.reshape(len(part), *low.shape[1:]), part[:, 0], step.inputs[0])
-                known = flat[part[:, 0], part[:, 1]]
+            for chunk in bent_units.split(self.tape.rows) if len(bent_units) else ():
+                coefficients = torch.zeros(len(chunk), flat.shape[1], dtype=torch.float64, device=flat.device)
+                coefficients[torch.arange(len(chunk), device=flat.device), chunk[:, 1]] = sign
+                tightened = self.smallest(coefficients.reshape(len(chunk), *low.shape[1:]), chunk[:, 0], step.inputs[0])
+                known = flat[chunk[:, 0], chunk[:, 1]]
                 better = torch.maximum(known, tightened) if sign > 0 else torch.minimum(known, -tightened)
-                flat[part[:, 0], part[:, 1]] = better
+                flat[chunk[:, 0], chunk[:, 1]] = better
             target.copy_(flat.reshape(target.shape))
         crossed = low > high  # by rounding
         middle = (low + high) / 2
@@ -142,17 +142,17 @@ class Relaxation:
         if self.ball.norm == "inf":
             return low, high
         center = self.tape.values(self.ball.x)[node]
-        spread = column(self.ball.radius, center) * self.tape.coefficient_norms(node, _DUAL[self.ball.norm])
-        return torch.maximum(low, center - spread), torch.minimum(high, center + spread)
+        deviation = column(self.ball.radius, center) * self.tape.coefficient_norms(node, _DUAL[self.ball.norm])
+        return torch.maximum(low, center - deviation), torch.minimum(high, center + deviation)
 
     # -- backward ------------------------------------------------------------------------------------------------------
     def smallest(self, coefficients: Tensor, points: Tensor, node: Node | None = None) -> Tensor:
         """(R,): lower bounds on Σ coefficients · value of `node`, by default the output, on the balls of `points` (R,)."""
         result = []
-        for part, at in zip(coefficients.split(self.tape.rows), points.split(self.tape.rows)):
-            missing = self.tape.rows - len(part)
-            part = F.pad(part.double(), (0, 0) * (part.dim() - 1) + (0, missing))
-            result.append(self._backward(part, F.pad(at, (0, missing)), node or self.tape.output)[: len(at)])
+        for chunk, at in zip(coefficients.split(self.tape.rows), points.split(self.tape.rows)):
+            missing = self.tape.rows - len(chunk)
+            chunk = F.pad(chunk.double(), (0, 0) * (chunk.dim() - 1) + (0, missing))
+            result.append(self._backward(chunk, F.pad(at, (0, missing)), node or self.tape.output)[: len(at)])
         return torch.cat(result)
 
     def _backward(self, coefficients: Tensor, points: Tensor, node: Node) -> Tensor:
@@ -179,7 +179,7 @@ class Relaxation:
             return self.tape.transpose(step, weights)
         if step.pool:
             weights = weights[0]
-            low, certain, maximum = (part[points] for part in self._pools[step.node])
+            low, certain, maximum = (bound[points] for bound in self._pools[step.node])
             chosen = torch.where((weights > 0) | certain, weights, 0.0)
             with torch.enable_grad():
                 leaf = low.requires_grad_()
@@ -192,20 +192,19 @@ class Relaxation:
         return {step.inputs[0]: back}, (positive * around.below + negative * around.above).flatten(1).sum(1)
 
 
-def _around(middle: Any, spread: Any) -> Any:
+def _around(middle: Any, half_width: Any) -> Any:
     if isinstance(middle, tuple | list):
-        return [(m - s, m + s) for m, s in zip(middle, spread)]
-    return middle - spread, middle + spread
+        return [(m - s, m + s) for m, s in zip(middle, half_width)]
+    return middle - half_width, middle + half_width
 
 
 def _others(high: Tensor, chosen: Tensor, kernel: Any, rest: list[Any]) -> Tensor:
     """The largest of `high` in each window of a pooling of two dimensions without the element that was chosen."""
     stride, padding, dilation = (*rest, *([kernel], [0, 0], [1, 1])[len(rest) :])[:3] if len(rest) < 3 else rest[:3]
-    both = [
-        list(setting) * 2 if len(setting) == 1 else list(setting)
-        for setting in (kernel, stride or kernel, padding, dilation)
+    unfolded = [
+        list(value) * 2 if len(value) == 1 else list(value) for value in (kernel, stride or kernel, padding, dilation)
     ]
-    kernel, stride, padding, dilation = both
+    kernel, stride, padding, dilation = unfolded
     n, c, rows, columns = high.shape
     places = torch.arange(rows * columns, dtype=torch.float64, device=high.device).reshape(1, 1, rows, columns)
     edge = (padding[1], padding[1], padding[0], padding[0])

@@ -26,8 +26,8 @@ def certified_radii(f: Tensor, labels: Tensor, threshold: float, lipschitz: floa
         factor = 1.0
     else:
         own = f.gather(1, labels[:, None])
-        of_others = f.scatter(1, labels[:, None], -math.inf)
-        ahead = own[:, 0] - of_others.amax(1)
+        other_outputs = f.scatter(1, labels[:, None], -math.inf)
+        ahead = own[:, 0] - other_outputs.amax(1)
         factor = 2.0 if norm == "inf" else math.sqrt(2.0)
     if lipschitz == 0:
         return torch.where(ahead > 0, math.inf, 0.0)

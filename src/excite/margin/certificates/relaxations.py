@@ -78,8 +78,8 @@ def interval(
     if activation.monotone:
         return g(low), g(high)
     zero = torch.zeros_like(low)
-    minimum, maximum, slack = _extremes(activation, g, rest, zero, low, high)
-    return minimum - slack, maximum + slack
+    minimum, maximum, tolerance = _extremes(activation, g, rest, zero, low, high)
+    return minimum - tolerance, maximum + tolerance
 
 
 def lines(
@@ -92,8 +92,8 @@ def lines(
     slopes = [chord, *_tangents(g, (low, middle, high))]
     best: list[Tensor] | None = None
     for slope in slopes:
-        minimum, maximum, slack = _extremes(activation, g, rest, slope, low, high)
-        below, above = minimum - slack, maximum + slack
+        minimum, maximum, tolerance = _extremes(activation, g, rest, slope, low, high)
+        below, above = minimum - tolerance, maximum + tolerance
         if best is None:
             best = [slope, below, slope, above]
             continue
@@ -126,13 +126,13 @@ def _extremes(
     """The smallest and the largest g(t) − slope · t, and how far a value between grid points may lie beyond them."""
     if activation.kinks is not None:
         points = [low, high, *(torch.full_like(low, kink).clamp(low, high) for kink in activation.kinks(*rest))]
-        slack = torch.zeros_like(low)
+        tolerance = torch.zeros_like(low)
     else:
         assert activation.curvature is not None
         points = [low + (high - low) * (i / _GRID) for i in range(_GRID + 1)]
-        slack = activation.curvature(*rest) * ((high - low) / _GRID) ** 2 / 8
+        tolerance = activation.curvature(*rest) * ((high - low) / _GRID) ** 2 / 8
     minimum = maximum = g(low) - slope * low
     for point in points[1:]:
         value = g(point) - slope * point
         minimum, maximum = torch.minimum(minimum, value), torch.maximum(maximum, value)
-    return minimum, maximum, slack
+    return minimum, maximum, tolerance

@@ -120,8 +120,8 @@ class OperatorTape:
             shape = self.shapes[node][1:]
             size = math.prod(shape)
             norms = []
-            for part in torch.arange(size, device=self.device).split(self.rows):
-                units = F.one_hot(part, size).double().reshape(-1, *shape)
+            for chunk in torch.arange(size, device=self.device).split(self.rows):
+                units = F.one_hot(chunk, size).double().reshape(-1, *shape)
                 norms.append(length(self.affine_rows(node, units)[0][self.input], norm))
             self._norms[node, norm] = torch.cat(norms).reshape(1, *shape)
         return self._norms[node, norm]
@@ -224,7 +224,9 @@ class OperatorTape:
             return values[step.inputs[0]]
         if step.name in ("sub", "rsub", "add"):
             a = bind(step.node.target, step.node.args, dict(step.node.kwargs))
-            first, other = (values.get(part, 0.0) if isinstance(part, Node) else 0.0 for part in (a.self, a.other))
+            first, other = (
+                values.get(operand, 0.0) if isinstance(operand, Node) else 0.0 for operand in (a.self, a.other)
+            )
             scale = abs(float(a.alpha))
             result = first + scale * other if step.name != "rsub" else other + scale * first
             return result + torch.zeros(self.shapes[step.node], dtype=torch.float64, device=self.device)
@@ -235,8 +237,8 @@ class OperatorTape:
         if step.name in ("mul", "div"):
             args = tuple(abs(arg) if isinstance(arg, int | float) else arg for arg in args)
 
-        def at(parts: dict[Node, Any]) -> Any:
-            return step.node.target(*map_arg(args, parts.__getitem__), **map_arg(kwargs, parts.__getitem__))  # type: ignore[operator]
+        def at(terms: dict[Node, Any]) -> Any:
+            return step.node.target(*map_arg(args, terms.__getitem__), **map_arg(kwargs, terms.__getitem__))  # type: ignore[operator]
 
         if step.name in _POSITIVE:  # indices must stay what they are
             statics = {node: self._static[node] for node in statics}
@@ -315,7 +317,7 @@ def _normalized(a: SimpleNamespace, magnitude: bool) -> Tensor:
 def _exact(value: Any) -> Any:
     """Floating-point tensors in float64."""
     if isinstance(value, tuple | list):
-        return type(value)(_exact(part) for part in value)
+        return type(value)(_exact(item) for item in value)
     return value.detach().double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
@@ -328,4 +330,4 @@ def _minus(first: Any, other: Any) -> Any:
 
 
 def _shape(value: Any) -> Any:
-    return tuple(value.shape) if isinstance(value, Tensor) else [tuple(part.shape) for part in value]
+    return tuple(value.shape) if isinstance(value, Tensor) else [tuple(item.shape) for item in value]

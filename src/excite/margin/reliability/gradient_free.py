@@ -41,9 +41,9 @@ def towards_points(
     apart = torch.cdist(at.flatten(1), targets.points.flatten(1), p=float(constraint.norm))
     apart = apart.masked_fill(targets.predicted[None, :] == problem.decision.labels[:, None], torch.inf)
     for k in range(min(nearest, len(targets.points))):
-        distance, which = apart.kthvalue(k + 1, dim=1)
+        distance, nearest_point = apart.kthvalue(k + 1, dim=1)
         index = torch.nonzero(torch.isfinite(distance))[:, 0]
-        change = targets.points[which] - at
+        change = targets.points[nearest_point] - at
         _bisect(problem, constraint.clip(change if lift is None else lift(change)), index, perturbations)
     index = torch.nonzero(torch.isinf(perturbations.radius))[:, 0]
     for d in _corners(x, constraint, noise) if len(index) else ():

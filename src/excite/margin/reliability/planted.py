@@ -51,8 +51,8 @@ def last_linear(model: nn.Module, x: Tensor) -> nn.Linear | None:
     if not calls:
         return None
     layer, rows = calls[-1]
-    once = sum(other is layer for other, _ in calls) == 1
-    return layer if once and rows.dim() == 2 and len(rows) == len(x) else None
+    called_once = sum(other is layer for other, _ in calls) == 1
+    return layer if called_once and rows.dim() == 2 and len(rows) == len(x) else None
 
 
 def planted_test(problem: MarginProblem, radius: Tensor, steps: int, noise: Noise) -> PlantedTest | None:
@@ -69,21 +69,21 @@ def planted_test(problem: MarginProblem, radius: Tensor, steps: int, noise: Nois
     rows = torch.nonzero(possible)[:, 0]
     if not len(rows):
         return PlantedTest(0, 0)
-    found = _find(planted.rows(rows), steps, noise)
-    return PlantedTest(len(rows), int((found.radius > _TOLERANCE * at[rows]).sum()))
+    perturbations = _find(planted.rows(rows), steps, noise)
+    return PlantedTest(len(rows), int((perturbations.radius > _TOLERANCE * at[rows]).sum()))
 
 
 def _find(problem: MarginProblem, steps: int, noise: Noise) -> AdversarialPerturbations:
     """Three searches as `margins` makes them, and the way to the boundary; nothing is known of where the examples are."""
-    found: AdversarialPerturbations | None = None
+    perturbations: AdversarialPerturbations | None = None
     for plan in PLANS[problem.constraint.norm][:3]:
         clean = CleanPoints(*problem.decision.gradients(problem.x), problem.constraint.init_radius)
         result = search(problem, plan, steps, clean, noise)
-        if found is None:
-            found = result
-        found.update(torch.arange(len(problem), device=problem.x.device), result.radius, result.d)
-    assert found is not None
-    return to_boundary(problem, found, rounds=8)
+        if perturbations is None:
+            perturbations = result
+        perturbations.update(torch.arange(len(problem), device=problem.x.device), result.radius, result.d)
+    assert perturbations is not None
+    return to_boundary(problem, perturbations, rounds=8)
 
 
 def _plant(

@@ -80,8 +80,8 @@ class SurrogateDecision(Decision):
             gradient = torch.zeros_like(z)
             for _ in range(_PAIRS):
                 step = self.noise(z.shape, z)
-                there, back = (self.base.evaluate(z + sign * column(self.size, z) * step)[0] for sign in (1, -1))
-                gradient += column((there - back) / (2 * self.size), z) * step / _PAIRS
+                ahead, back = (self.base.evaluate(z + sign * column(self.size, z) * step)[0] for sign in (1, -1))
+                gradient += column((ahead - back) / (2 * self.size), z) * step / _PAIRS
         return logit_margin, adversarial, gradient
 
 
@@ -129,5 +129,5 @@ def is_random(model: nn.Module, pick: Callable[[Any], Tensor], x: Tensor) -> boo
         first, second = (pick(model(x)) for _ in range(2))
     if first.shape != second.shape or not first.is_floating_point() or not bool(torch.isfinite(first).all()):
         return False  # refused elsewhere
-    spread = first.abs().amax() if first.numel() else torch.tensor(0.0)
-    return bool(((first - second).abs() > 1e3 * torch.finfo(first.dtype).eps * spread).any())
+    scale = first.abs().amax() if first.numel() else torch.tensor(0.0)
+    return bool(((first - second).abs() > 1e3 * torch.finfo(first.dtype).eps * scale).any())

@@ -197,13 +197,13 @@ def _deficient(a: Array, tolerance: float) -> Smallest | None:
         again, _ = lapack.dsytrs(factor, pivots, once, lower=0)
         return again  # type: ignore[no-any-return]
 
-    near = largest(twice, width, lambda less, more: more <= doubt**-2 or less >= doubt**-2, most=32)[1] ** -0.5
+    near = largest(twice, width, lambda less, more: more <= doubt**-2 or less >= doubt**-2, max_products=32)[1] ** -0.5
     return Smallest(0.0, shift / low, low, rank, width) if near > doubt else None
 
 
 def _largest(a: Array, within: float = 1.0, most: int = 96) -> tuple[float, float]:
     """(low, high) around the largest eigenvalue, with high ≤ within · low if `most` products are enough for that."""
-    low, high = largest(lambda v: dsymv(1.0, a, v), len(a), lambda low, high: high <= within * low, most=most)
+    low, high = largest(lambda v: dsymv(1.0, a, v), len(a), lambda low, high: high <= within * low, max_products=most)
     return low, min(high, float(np.trace(a)))
 
 

@@ -149,11 +149,11 @@ class LayerOperator:
         """Whether the weight still is; a training may have diverged."""
         return bool(self.site.call.weight.detach().isfinite().all())
 
-    def largest(self, tolerance: float = 1e-4, most: int = 300) -> tuple[float, float]:
+    def largest(self, tolerance: float = 1e-4, max_products: int = 300) -> tuple[float, float]:
         """σ₁ and how well it is known, relative to it: 0 from the singular values of a matrix.
 
         Otherwise by Lanczos on A'A, the real convolution with its stride and padding, that starts where the last one ended:
-        σ is then never more than the truth, and a singular value lies within `tolerance` · σ of it unless `most` products
+        σ is then never more than the truth, and a singular value lies within `tolerance` · σ of it unless `max_products` products
         were not enough. NaN for weights that are not finite.
         """
         if not self.finite:
@@ -161,7 +161,7 @@ class LayerOperator:
         matrix = self.matrix
         if matrix is not None:
             return float(torch.linalg.matrix_norm(matrix, ord=2)), 0.0
-        return self._converged(tolerance, most)
+        return self._converged(tolerance, max_products)
 
     def _converged(self, tolerance: float, max_steps: int = 300, gram: Gram | None = None) -> tuple[float, float]:
         value, error = 0.0, math.inf

@@ -232,7 +232,7 @@ def gradients_of(
 def _updates(site: TracedLayer, parts: list[tuple[Tensor, ...]], tolerance: float, known: Sequence[str]) -> Updates:
     values, steep, active = (torch.cat(column) for column in zip(*parts))
     operator = LayerOperator(site)
-    sigma, error = operator.largest(tolerance, most=1000)
+    sigma, error = operator.largest(tolerance, max_products=1000)
     names = (*known, "estimated") if error else tuple(known)
     zero = int(values.isnan().sum())
     return Updates(site.name, values, steep, sigma, error, operator.smallest_active(active)(), zero, names)

@@ -165,23 +165,23 @@ class MetricsReader:
                 rows = np.fromiter(self._ask(*queries[1]), ROW)
         return written[0][0] if written else None, rows, now[0][0] if now else None
 
-    def subsample(self, name: str, most: int = 1000) -> tuple[Steps, Values]:
-        """About `most` points of a long series that was not read yet, at even distances: fast, but peaks are missed."""
+    def subsample(self, name: str, max_points: int = 1000) -> tuple[Steps, Values]:
+        """About `max_points` points of a long series that was not read yet, at even distances: fast, but peaks are missed."""
         with self._guard(), self._snapshot():
-            ends = self._ends(name, 5 * most)
+            ends = self._ends(name, 5 * max_points)
             if ends is not None:
                 query = "SELECT step, ifnull(value, 0.0), value IS NULL FROM metrics WHERE name = ? AND step >= ? ORDER BY step LIMIT 1"
-                wanted = np.linspace(ends[0], ends[1], most).astype(np.int64).tolist()
+                steps = np.linspace(ends[0], ends[1], max_points).astype(np.int64).tolist()
                 rows = np.unique(
-                    np.array([self._ask(query, (name, step)).fetchone() for step in wanted], np.float64), axis=0
+                    np.array([self._ask(query, (name, step)).fetchone() for step in steps], np.float64), axis=0
                 )
                 return rows[:, 0].astype(np.int64), np.where(rows[:, 2] > 0, np.nan, rows[:, 1])
         return self.series(name)
 
     def binned(
-        self, name: str, most: int, low: float | None = None, high: float | None = None
+        self, name: str, max_points: int, low: float | None = None, high: float | None = None
     ) -> tuple[Steps, Steps, Values, Values, Values] | None:
-        """Reduces a long series to about `most` bins of equal length in the database, from step `low` to `high`.
+        """Reduces a long series to about `max_points` bins of equal length in the database, from step `low` to `high`.
 
         Returns (first step, last step, smallest, mean, largest) per bin for a series of more than 50,000 points that was not read yet;
         values that are not finite are left out. None for other series, which are cheap to read.
@@ -194,7 +194,7 @@ class MetricsReader:
             last = ends[1] if high is None else max(min(ends[1], int(high) + 1), ends[0])
             query = """SELECT min(step), max(step), min(value), avg(value), max(value) FROM metrics WHERE name = ? AND step BETWEEN ? AND ?
                        AND value BETWEEN -1.7e308 AND 1.7e308 GROUP BY (step - ?) / ?"""
-            bins = self._ask(query, (name, first, last, first, max(1, -(-(last - first + 1) // most)))).fetchall()
+            bins = self._ask(query, (name, first, last, first, max(1, -(-(last - first + 1) // max_points)))).fetchall()
             rows = np.array(bins, np.float64).reshape(-1, 5)
             return rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64), rows[:, 2], rows[:, 3], rows[:, 4]
 

@@ -109,10 +109,12 @@ def _overview(ask: Ask, names: Sequence[str], sparks: Sequence[str]) -> Overview
     first, last = _loss_ends(ask)
     alerts = tuple(_text(row[0]) for row in ask(_ALERTS, ()).fetchall())[:MAX_ALERTS]
     spark = next((points for name in sparks if (points := _spark(ask, name)) is not None), None)
-    broken = None
+    nonfinite_step = None
     if last and not math.isfinite(last[-1]):
-        broken = ask(_BROKEN, (_LOSS,)).fetchone()[0]
-    return Overview(step, when, latest, first, last, None if broken is None else int(broken), alerts, spark)
+        nonfinite_step = ask(_BROKEN, (_LOSS,)).fetchone()[0]
+    return Overview(
+        step, when, latest, first, last, None if nonfinite_step is None else int(nonfinite_step), alerts, spark
+    )
 
 
 def _loss_ends(ask: Ask) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -53,18 +53,18 @@ class Reader:
         """All parts of the answer."""
         with self.lock:
             pipe = self._pipe or self._start()
-            parts = []
+            chunks = []
             try:
                 pipe.send((key, seconds, action, arguments))
                 while True:
                     if not pipe.poll(min(max(seconds, 0.0), _DAY) + _GRACE):
                         raise Crashed("the process that reads it does not answer")
-                    kind, content = pipe.recv()
-                    if kind == "error":
+                    answer_type, content = pipe.recv()
+                    if answer_type == "error":
                         break
-                    parts.append(content)
-                    if kind == "end":
-                        return parts
+                    chunks.append(content)
+                    if answer_type == "end":
+                        return chunks
             except (EOFError, OSError) as error:
                 status = self._end()
                 raise Crashed(
@@ -131,8 +131,8 @@ class ReadElsewhere:
 
     def execute_together(self, *queries: tuple[str, tuple[Any, ...]], array: int) -> list[Any]:
         """Rows of several queries as of one moment, asked for at once; those of number `array` are (step, value, missing)."""
-        *parts, last = self._ask("read", [(*query, at == array) for at, query in enumerate(queries)])
-        return [_joined([*parts, rows]) if at == array else rows for at, rows in enumerate(last)]
+        *chunks, last = self._ask("read", [(*query, at == array) for at, query in enumerate(queries)])
+        return [_joined([*chunks, rows]) if at == array else rows for at, rows in enumerate(last)]
 
     def close(self) -> None:
         """Closes the database in the other process."""
@@ -147,10 +147,10 @@ class ReadElsewhere:
         return self._reader.ask(self._key, self.seconds, action, arguments)
 
 
-def _joined(parts: list[tuple[bytes, bytes, bytes]]) -> npt.NDArray[Any]:
-    rows = np.empty(sum(len(part[2]) for part in parts), ROW)
-    for name, kind, contents in zip(ROW.names or (), (np.int64, np.float64, np.bool_), zip(*parts)):
-        rows[name] = np.frombuffer(b"".join(contents), kind)
+def _joined(chunks: list[tuple[bytes, bytes, bytes]]) -> npt.NDArray[Any]:
+    rows = np.empty(sum(len(chunk[2]) for chunk in chunks), ROW)
+    for name, dtype, contents in zip(ROW.names or (), (np.int64, np.float64, np.bool_), zip(*chunks)):
+        rows[name] = np.frombuffer(b"".join(contents), dtype)
     return rows
 
 

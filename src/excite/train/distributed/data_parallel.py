@@ -61,8 +61,8 @@ def part_of(rows: Tensor, rank: int, size: int) -> tuple[Tensor, float]:
     """
     if len(rows) < size:
         return rows, 1.0
-    part = rows.tensor_split(size)[rank]
-    return part, size * len(part) / len(rows)
+    local_rows = rows.tensor_split(size)[rank]
+    return local_rows, size * len(local_rows) / len(rows)
 
 
 @dataclass(eq=False)
@@ -164,17 +164,17 @@ class DataParallelTrainer(Trainer):
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Returns this rank's part of a batch."""
-        part, self._step.weight = part_of(indices, self.ranks.rank, self.ranks.size)
+        local_rows, self._step.weight = part_of(indices, self.ranks.rank, self.ranks.size)
         self._step.whole = len(indices) < self.ranks.size
         if self.settings.transform is None:
-            return self.x[part], self.y[part]
+            return self.x[local_rows], self.y[local_rows]
         # Of the global batch, from the common stream: the points are augmented as on one process.
         own = capture(_CPU)
         restore(self._common, _CPU)
         x = self.settings.transform(self.x[indices])
         self._common = capture(_CPU)
         restore(own, _CPU)
-        return part_of(x, self.ranks.rank, self.ranks.size)[0], self.y[part]
+        return part_of(x, self.ranks.rank, self.ranks.size)[0], self.y[local_rows]
 
     # Stopping
 
@@ -221,8 +221,8 @@ class DataParallelTrainer(Trainer):
         num_correct = 0
         with resharded(self.model):
             for points, labels in zip(x.split(_BATCH), y.split(_BATCH)):
-                part, _ = part_of(torch.arange(len(points)), self.ranks.rank, self.ranks.size)
-                count = correct(self.model, self.predict, points[part], labels[part])
+                local_rows, _ = part_of(torch.arange(len(points)), self.ranks.rank, self.ranks.size)
+                count = correct(self.model, self.predict, points[local_rows], labels[local_rows])
                 num_correct += count if len(points) >= self.ranks.size or self.ranks.first else 0
         total = torch.tensor(num_correct, device=self.device)
         dist.all_reduce(total)
@@ -241,7 +241,7 @@ class DataParallelTrainer(Trainer):
         self._drain()
         if not self._finite():
             raise self.ranks.report_once(self._not_finite())
-        state = full_state(self._state(), keep=self.ranks.first)
+        state = full_state(self._state(), on_this_rank=self.ranks.first)
         streams = self.ranks.all_gather(state["random"])
         state["random"] = {**self._common, "cuda": state["random"]["cuda"]}  # what one process would continue with
         with self.ranks.raise_together():

@@ -13,18 +13,18 @@ from excite.runs.state import flatten, unflatten
 from excite.train.distributed.processes import Processes
 
 
-def full_state(tree: Any, keep: bool) -> Any:
-    """The tree with its shards put together, in the same order in every process; where not `keep`, without their values."""
+def full_state(tree: Any, on_this_rank: bool) -> Any:
+    """The tree with its shards put together, in the same order in every process; where not `on_this_rank`, without their values."""
     if isinstance(tree, Tensor):
         shards = getattr(tree, "full_tensor", None)  # of a DTensor, as FSDP has them
         if shards is None:
             return tree
         full = shards().detach()
-        return full.cpu() if keep else None
+        return full.cpu() if on_this_rank else None
     if isinstance(tree, Mapping):
-        return {key: full_state(value, keep) for key, value in tree.items()}
+        return {key: full_state(value, on_this_rank) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(full_state(value, keep) for value in tree)
+        return type(tree)(full_state(value, on_this_rank) for value in tree)
     return tree
 
 
@@ -43,8 +43,8 @@ def shard_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, 
     """The state of an optimizer with momenta and the like cut as their parameters are."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     moments = {
-        number: {key: _cut(value, parameters[number]) for key, value in of_one.items()}
-        for number, of_one in state["state"].items()
+        number: {key: _cut(value, parameters[number]) for key, value in values.items()}
+        for number, values in state["state"].items()
     }
     return {**state, "state": moments}
 
@@ -72,14 +72,14 @@ def broadcast_buffers(model: nn.Module) -> None:
     raw = torch.cat([buffer.detach().contiguous().reshape(-1).view(torch.uint8) for buffer in buffers])
     dist.broadcast(raw, 0)
     sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
-    for buffer, part in zip(buffers, raw.split(sizes)):
-        buffer.data.copy_(part.clone().view(buffer.dtype).reshape(buffer.shape))
+    for buffer, chunk in zip(buffers, raw.split(sizes)):
+        buffer.data.copy_(chunk.clone().view(buffer.dtype).reshape(buffer.shape))
 
 
 def local_shard(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process has."""
-    part = getattr(tensor, "to_local", None)
-    return tensor if part is None else part()
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
 
 
 def _cut(value: Any, like: Tensor) -> Any:

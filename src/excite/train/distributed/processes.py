@@ -184,17 +184,17 @@ class Processes:
     def _report(self, error: BaseException) -> BaseException:
         """Tells other ranks what failed, unless one of them was faster, and returns the error to raise on this rank."""
         self._reported = True
-        kind = "lost" if _is_collective_error(error) else "failed" if isinstance(error, Exception) else "stopped"
-        report = own = f"{self.rank} {kind} {one_line(error)}"
+        outcome = "lost" if _is_collective_error(error) else "failed" if isinstance(error, Exception) else "stopped"
+        report = own = f"{self.rank} {outcome} {one_line(error)}"
         if self._store is not None:
             with contextlib.suppress(Exception):  # the store may be gone with the process that held it
                 report = self._store.compare_set(_FAILED, "", own).decode()
         destroy_process_group(abort=True)
-        rank, kind, text = report.split(" ", 2)
-        if kind == "lost":
+        rank, outcome, text = report.split(" ", 2)
+        if outcome == "lost":
             text = f"one of the {self.size} processes is gone (killed, or its machine is): start the same command again to continue"
             return RankLost(text) if report == own else OtherProcess(text, lost=True)
-        if kind == "stopped":
+        if outcome == "stopped":
             text = f"process {rank} of {self.size} was interrupted: start the same command again to continue"
             return OtherProcess(text, lost=True) if isinstance(error, Exception) else error
         return error if report == own else OtherProcess(f"process {rank} of {self.size} failed: {text}")
@@ -273,9 +273,9 @@ def rank0_only() -> Iterator[None]:
 
 def _is_collective_error(error: BaseException) -> bool:
     """Whether a collective failed, because another rank is gone."""
-    words = ("gloo", "NCCL", "ncclComm", "Connection closed by peer", "Connection reset by peer")
+    phrases = ("gloo", "NCCL", "ncclComm", "Connection closed by peer", "Connection reset by peer")
     return isinstance(error, RuntimeError) and (
-        isinstance(error, dist.DistError) or any(word in str(error) for word in words)
+        isinstance(error, dist.DistError) or any(phrase in str(error) for phrase in phrases)
     )
 
 

@@ -122,8 +122,8 @@ class _Learner:
         self.widths = [len(w) for w in self.weights[:-1]]
         self.cuts = np.cumsum(self.widths)[:-1]
 
-    def learn(self, x: Array, label: float, kept: Sequence[Array], rate: float) -> _Step:
-        active, inputs, z = _pass(self.weights, self.biases, x, kept, self.where)
+    def learn(self, x: Array, label: float, masks: Sequence[Array], rate: float) -> _Step:
+        active, inputs, z = _pass(self.weights, self.biases, x, masks, self.where)
         error = _sigmoid(z) - label
         back = np.ones(1)  # ∂z by what the layer gives
         gradients = []
@@ -153,7 +153,7 @@ class _Tail:
 
     def tensors(self, cuts: Array) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
         """seen a layer, φ, the same before the sigmoid, outputs."""
-        patterns = tuple(torch.from_numpy(part.copy()) for part in np.split(self.seen, cuts, axis=1))
+        patterns = tuple(torch.from_numpy(columns.copy()) for columns in np.split(self.seen, cuts, axis=1))
         return patterns, torch.from_numpy(self.phi), torch.from_numpy(self.plain), torch.from_numpy(self.outputs)
 
 
@@ -162,14 +162,14 @@ def _pass(
 ) -> tuple[list[Array], list[Array], float]:
     """Active units that were kept, the input of every layer, and the output before the sigmoid."""
     active, inputs, full = [], [x], x
-    for weight, bias, keep in zip(weights[:-1], biases[:-1], retained):
+    for weight, bias, mask in zip(weights[:-1], biases[:-1], retained):
         h = weight @ inputs[-1] + bias
         if where == "end":
             full = np.maximum(weight @ full + bias, 0)
-            on = keep & (full > 0)
+            on = mask & (full > 0)
             inputs.append(h * on)
         else:
-            on = keep & (h > 0)
+            on = mask & (h > 0)
             inputs.append(2 * h * on)
         active.append(on)
     return active, inputs, float((weights[-1] @ inputs[-1] + biases[-1])[0])
@@ -196,22 +196,22 @@ class _Looks:
         slope = np.broadcast_to(weights[-1], (len(x), weights[-1].shape[1]))
         for weight, mask in zip(reversed(weights[:-1]), reversed(masks)):
             slope = (slope * mask) @ weight
-        steep = np.linalg.norm(slope, axis=1) * certain * (1 - certain)
-        pattern, shares = np.concatenate(masks, 1), np.concatenate([mask.mean(0) for mask in masks])
+        gradient_norm = np.linalg.norm(slope, axis=1) * certain * (1 - certain)
+        pattern, fractions = np.concatenate(masks, 1), np.concatenate([mask.mean(0) for mask in masks])
         if not self.count:
-            self.first, self.moved, self.low, self.high = pattern, np.zeros(len(x), bool), steep, steep
+            self.first, self.moved, self.low, self.high = pattern, np.zeros(len(x), bool), gradient_norm, gradient_norm
         self.moved = self.moved | (pattern != self.first).any(1)
-        self.low, self.high = np.minimum(self.low, steep), np.maximum(self.high, steep)
+        self.low, self.high = np.minimum(self.low, gradient_norm), np.maximum(self.high, gradient_norm)
         self.min_output = min(self.min_output, float(certain.min()))
         self.beta = max(self.beta, float(np.linalg.norm(weights[0], 2)))
-        self.p_min = min(self.p_min, float(shares.min()))
-        self.p_sum += float(shares.mean())
+        self.p_min = min(self.p_min, float(fractions.min()))
+        self.p_sum += float(fractions.mean())
         self.count += 1
 
     def result(self) -> dict[str, Any]:
-        steep = self.high > 0
+        moved = self.high > 0
         with np.errstate(divide="ignore"):
-            ratios = self.high[steep] / self.low[steep]
+            ratios = self.high[moved] / self.low[moved]
         return {
             "measurements": self.count,
             "min_output": self.min_output,

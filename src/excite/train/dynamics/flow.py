@@ -121,12 +121,12 @@ def _solver(method: str, end: float, rtol: float, atol: float) -> SolverFrom:
     return start
 
 
-def _slope(field: Field, clock: Clock, side: Side | None, held: Sequence[Place] = ()) -> Slope:
+def _slope(field: Field, clock: Clock, side: Side | None, surfaces: Sequence[Place] = ()) -> Slope:
     """−∇R, or with clock "length" its direction times ‖θ‖; on one side of all kinks, or along those that are held."""
 
     def slope(_: float, point: Array) -> Array:
-        if held and side is not None:
-            gradient = tangent(*field.gradients(point, side, held)[1:])
+        if surfaces and side is not None:
+            gradient = tangent(*field.gradients(point, side, surfaces)[1:])
         else:
             gradient = field.gradient(point, side)[1]
         if clock == "time":
@@ -145,7 +145,7 @@ def _any(left: Sequence[Tensor]) -> bool:
 class _Walk:
     """Where a flow is, what it has taken to get there, and which moments are still to be recorded.
 
-    `side`: on which side of each kink it is; `held`: the kinks along which it slides.
+    `side`: on which side of each kink it is; `surfaces`: the kinks along which it slides.
     """
 
     field: Field
@@ -165,7 +165,7 @@ class _Walk:
     sliding: float = 0.0
     outside: bool = False  # whether a gradient was taken beyond a kink since the last step
     side: Side = dataclass_field(default_factory=list)
-    held: tuple[Place, ...] = ()
+    surfaces: tuple[Place, ...] = ()
 
     def __post_init__(self) -> None:
         self.squares = np.zeros_like(self.point)  # Σ (η ∂R)² of plain descent, by weight
@@ -188,7 +188,7 @@ class _Walk:
                 return self._stop("converged")
             if self.steps == self.max_steps:
                 return self._stop("too many steps")
-            before, slid, restart = self.now, bool(self.held), self._step(solver)
+            before, slid, restart = self.now, bool(self.surfaces), self._step(solver)
             moved = self.now - before
             self.sliding += moved if slid else 0.0
             short = short + 1 if moved < self.shortest else 0
@@ -205,21 +205,25 @@ class _Walk:
         return "finished"
 
     def _rests(self) -> bool:
-        slope = _slope(self.field, "time", self.side, self.held)
+        slope = _slope(self.field, "time", self.side, self.surfaces)
         return float(np.linalg.norm(slope(self.now, self.point))) <= self.tolerance
 
     def _anew(self) -> Any:
         """A solver on the side of all kinks on which the flow is now."""
-        self.side, self.held = [sides(value, None) for value in self.field.switching(self.point)], ()
+        self.side, self.surfaces = [sides(value, None) for value in self.field.switching(self.point)], ()
         return self._restart(None)
 
     def _restart(self, size: float | None) -> Any:
         first = None if size is None else min(max(size, self.shortest), self.end - self.now)
-        slope, side, held = _slope(self.field, self.clock, self.side, self.held), self.side, mask(self.side, self.held)
+        slope, side, on_surface = (
+            _slope(self.field, self.clock, self.side, self.surfaces),
+            self.side,
+            mask(self.side, self.surfaces),
+        )
 
         def watched(time: float, point: Array) -> Array:
             velocity = slope(time, point)
-            self.outside = self.outside or _any(left_side(self.field.last, side, held))
+            self.outside = self.outside or _any(left_side(self.field.last, side, on_surface))
             return velocity
 
         return self.solver_from(watched if side else slope, self.now, self.point.copy(), first)
@@ -232,18 +236,18 @@ class _Walk:
         if solver.status == "failed":
             raise TrainingStopped(f"gradient flow stopped at {solver.t:.6g} of {self.end:.6g}: {message}")
         start, end, between = self.now, float(solver.t), None
-        held = mask(self.side, self.held)
+        on_surface = mask(self.side, self.surfaces)
         values = self.field.switching(np.asarray(solver.y, dtype=np.float64)) if self.side else []
-        gone = left_side(values, self.side, held)
+        gone = left_side(values, self.side, on_surface)
         restart = crossed = _any(gone)
         if crossed or self.outside:  # a stage beyond a kink: the path may have been there and come back
             between = solver.dense_output()
-            for moment in np.linspace(start, end, _PARTS + 1)[1:]:
-                if _any(left_side(self.field.switching(np.asarray(between(moment))), self.side, held)):
-                    end, gone = self._crossing(between, start, float(moment), held)
+            for end_of_part in np.linspace(start, end, _PARTS + 1)[1:]:
+                if _any(left_side(self.field.switching(np.asarray(between(end_of_part))), self.side, on_surface)):
+                    end, gone = self._crossing(between, start, float(end_of_part), on_surface)
                     restart = crossed = True
                     break
-        if self.held and self._leaves(solver.y if between is None else between(end)):
+        if self.surfaces and self._leaves(solver.y if between is None else between(end)):
             between = solver.dense_output() if between is None else between
             end, restart, crossed = self._departure(between, start, end), True, False
         if between is None and self.moments and self.moments[0] <= end:
@@ -260,26 +264,26 @@ class _Walk:
         """Cross the kinks that were reached, slide along those that cannot be crossed, leave those that can be left."""
         new = [(i, int(j)) for i, mask in enumerate(gone) for j in mask.reshape(-1).nonzero().reshape(-1)]
         self.crossings += len(new)
-        if self.held:
-            self.point = corrected(self.field, self.point, self.side, self.held)
+        if self.surfaces:
+            self.point = corrected(self.field, self.point, self.side, self.surfaces)
         real = all(self.side[call].dtype == torch.bool for call, _ in new)
-        if real and len(new) + len(self.held) <= MOST:
-            self.side, self.held = released(self.field, self.point, self.side, (*self.held, *new))
+        if real and len(new) + len(self.surfaces) <= MOST:
+            self.side, self.surfaces = released(self.field, self.point, self.side, (*self.surfaces, *new))
         else:
-            self.side, self.held = [sides(value, None) for value in self.field.switching(self.point)], ()
+            self.side, self.surfaces = [sides(value, None) for value in self.field.switching(self.point)], ()
 
     def _leaves(self, point: Any) -> bool:
-        return leaving(self.field, np.asarray(point, dtype=np.float64), self.side, self.held) > _LEAVING
+        return leaving(self.field, np.asarray(point, dtype=np.float64), self.side, self.surfaces) > _LEAVING
 
     def _crossing(
-        self, between: Callable[[float], Any], low: float, high: float, held: Sequence[Tensor]
+        self, between: Callable[[float], Any], low: float, high: float, masks: Sequence[Tensor]
     ) -> tuple[float, list[Tensor]]:
         """The first moment at which a switching value has left its side, to rounding, and which.
 
         By linear interpolation between the ends of an interval that shrinks, halved where that is slow.
         """
         at_low, at_high = (self.field.switching(np.asarray(between(t))) for t in (low, high))
-        gone = left_side(at_high, self.side, held)
+        gone = left_side(at_high, self.side, masks)
         for turn in range(200):
             width = high - low
             if width <= 4 * np.spacing(max(abs(low), abs(high))):
@@ -291,9 +295,9 @@ class _Walk:
             if not low < middle < high:
                 break
             values = self.field.switching(np.asarray(between(middle)))
-            there = left_side(values, self.side, held)
-            if _any(there):
-                high, at_high, gone = middle, values, there
+            left = left_side(values, self.side, masks)
+            if _any(left):
+                high, at_high, gone = middle, values, left
             else:
                 low, at_low = middle, values
         return high, gone
@@ -320,8 +324,8 @@ class _Walk:
     def _write(self, between: Callable[[float], Any]) -> None:
         """Record all moments up to now; `between` gives the point at a moment."""
         while self.moments and self.moments[0] <= self.now:
-            moment = self.moments.pop(0)
-            self.record.add(moment, np.asarray(between(moment), dtype=np.float64))
+            moment_time = self.moments.pop(0)
+            self.record.add(moment_time, np.asarray(between(moment_time), dtype=np.float64))
 
     def _stop(self, status: Status) -> Status:
         self.record.add(self.now, self.point)

@@ -138,9 +138,9 @@ def sides(value: Tensor, before: Tensor | None) -> Tensor:
     return torch.where(value.abs() > _ROUNDING * value.abs().max(), above, before)
 
 
-def left_side(values: Sequence[Tensor], side: Side, held: Sequence[Tensor]) -> list[Tensor]:
+def left_side(values: Sequence[Tensor], side: Side, masks: Sequence[Tensor]) -> list[Tensor]:
     """Which switching values have left their side, but for those that are held on the kink."""
-    return [(sides(value, positive) != positive) & ~excluded for value, positive, excluded in zip(values, side, held)]
+    return [(sides(value, positive) != positive) & ~excluded for value, positive, excluded in zip(values, side, masks)]
 
 
 def first_crossing(low: Sequence[Tensor], high: Sequence[Tensor], gone: Sequence[Tensor]) -> float:

@@ -130,8 +130,8 @@ class Field:
     def by_parameter(self, vector: Array) -> dict[str, Tensor]:
         """The entries of a vector by parameter, in the parameters' shapes."""
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        parts = torch.from_numpy(vector).split([p.numel() for p in self._parameters])
-        return {name: part.view(p.shape) for name, part, p in zip(names, parts, self._parameters, strict=True)}
+        chunks = torch.from_numpy(vector).split([p.numel() for p in self._parameters])
+        return {name: chunk.view(p.shape) for name, chunk, p in zip(names, chunks, self._parameters, strict=True)}
 
     def switching(self, point: Array) -> list[Tensor]:
         """The switching values of all kinks (`excite.train.dynamics.kinks`); one forward pass."""
@@ -148,8 +148,8 @@ class Field:
         self.evaluations += 1 + len(values)
         rows = [
             torch.cat([
-                part.reshape(-1)
-                for part in torch.autograd.grad(
+                gradient.reshape(-1)
+                for gradient in torch.autograd.grad(
                     output, self._parameters, retain_graph=True, allow_unused=True, materialize_grads=True
                 )
             ]).detach().cpu().numpy()
@@ -192,8 +192,8 @@ class Field:
         kinks = Kinks(side) if side else None
         value = self.tensor(point, kinks)
         self.last = [] if kinks is None else [value.detach() for value in kinks.values]
-        parts = torch.autograd.grad(value, self._parameters, allow_unused=True, materialize_grads=True)
-        gradient = torch.cat([g.reshape(-1) for g in parts]).detach().cpu().numpy().astype(np.float64)
+        gradients = torch.autograd.grad(value, self._parameters, allow_unused=True, materialize_grads=True)
+        gradient = torch.cat([g.reshape(-1) for g in gradients]).detach().cpu().numpy().astype(np.float64)
         number = float(value.detach())
         if not (math.isfinite(number) and np.isfinite(gradient).all()):
             raise TrainingStopped(

@@ -47,44 +47,46 @@ def released(field: Field, point: Array, side: Side, places: Sequence[Place]) ->
     Returns the side on which it does, and what is still held. New surfaces come with the side from which they were reached: the other
     is tried first, so that what can be crossed is.
     """
-    held = tuple(places)
-    while held:
-        for group, trial, speed in _trials(field, point, side, held):
+    surfaces = tuple(places)
+    while surfaces:
+        for group, trial, speed in _trials(field, point, side, surfaces):
             if speed > _STILL:
                 side = trial
-                held = tuple(place for i, place in enumerate(held) if i not in group)
+                surfaces = tuple(surface for i, surface in enumerate(surfaces) if i not in group)
                 break
         else:
-            return side, held
-    return side, held
+            return side, surfaces
+    return side, surfaces
 
 
-def leaving(field: Field, point: Array, side: Side, held: Sequence[Place]) -> float:
+def leaving(field: Field, point: Array, side: Side, surfaces: Sequence[Place]) -> float:
     """The largest speed at which the flow would leave a surface that is held, over the product of norms; at most 0: none."""
-    return max((speed for *_, speed in _trials(field, point, side, held)), default=0.0)
+    return max((speed for *_, speed in _trials(field, point, side, surfaces)), default=0.0)
 
 
-def corrected(field: Field, point: Array, side: Side, held: Sequence[Place]) -> Array:
+def corrected(field: Field, point: Array, side: Side, surfaces: Sequence[Place]) -> Array:
     """The point moved onto the surfaces: one Newton step takes off what the integrator's error has added up."""
-    values, _, normals = field.gradients(point, side, held)
+    values, _, normals = field.gradients(point, side, surfaces)
     projected: Array = point - np.linalg.lstsq(normals, values, rcond=_DEPENDENT)[0]
     return projected
 
 
-def _trials(field: Field, point: Array, side: Side, held: Sequence[Place]) -> Iterator[tuple[list[int], Side, float]]:
+def _trials(
+    field: Field, point: Array, side: Side, surfaces: Sequence[Place]
+) -> Iterator[tuple[list[int], Side, float]]:
     """For every surface and both of its sides: its places, the side, and the speed away from it with the others held."""
-    _, _, normals = field.gradients(point, side, held)
+    _, _, normals = field.gradients(point, side, surfaces)
     for group in _groups(normals):
-        where = [held[i] for i in group]
-        first = bool(side[where[0][0]].view(-1)[where[0][1]])
+        places = [surfaces[i] for i in group]
+        first = bool(side[places[0][0]].view(-1)[places[0][1]])
         same = [float(normals[i] @ normals[group[0]]) > 0 for i in group]
         for up in (not first, first):
-            trial = placed(side, where, [up == positive for positive in same])
-            _, gradient, now = field.gradients(point, trial, held)
-            others = np.delete(now, group, axis=0)
-            normal = now[group[0]]
+            trial = placed(side, places, [up == positive for positive in same])
+            _, gradient, new_normals = field.gradients(point, trial, surfaces)
+            other_normals = np.delete(new_normals, group, axis=0)
+            normal = new_normals[group[0]]
             size = float(np.linalg.norm(normal) * np.linalg.norm(gradient))
-            speed = float(-tangent(gradient, others) @ normal) * (1 if up else -1)
+            speed = float(-tangent(gradient, other_normals) @ normal) * (1 if up else -1)
             yield group, trial, speed / size if size > 0 else 0.0
 
 
@@ -103,7 +105,7 @@ def _groups(normals: Array) -> list[list[int]]:
     return groups
 
 
-def mask(side: Side, held: Sequence[Place]) -> list[torch.Tensor]:
+def mask(side: Side, surfaces: Sequence[Place]) -> list[torch.Tensor]:
     """True at the switching values that are held."""
     masks = [torch.zeros_like(positive, dtype=torch.bool) for positive in side]
-    return placed(masks, held, [True] * len(held))
+    return placed(masks, surfaces, [True] * len(surfaces))

@@ -39,13 +39,13 @@ def papers_cnn(
         raise InputError(f"papers-cnn: expected widths as a list of four numbers; got {widths!r}")
     _positive(channels=channels, outputs=outputs, **{f"widths[{i}]": width for i, width in enumerate(widths)})
     act = _activation("papers-cnn", activation)
-    one, two, three, four = widths
+    conv1, conv2, hidden1, hidden2 = widths
     first, second = ([nn.Dropout(dropout)] if dropout else [] for _ in range(2))
     return nn.Sequential(
-        nn.Conv2d(channels, one, 5), act(), nn.MaxPool2d(2),
-        nn.Conv2d(one, two, 5), act(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(25 * two, three), act(), *first,
-        nn.Linear(three, four), act(), *second, nn.Linear(four, outputs),
+        nn.Conv2d(channels, conv1, 5), act(), nn.MaxPool2d(2),
+        nn.Conv2d(conv1, conv2, 5), act(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(25 * conv2, hidden1), act(), *first,
+        nn.Linear(hidden1, hidden2), act(), *second, nn.Linear(hidden2, outputs),
     )  # fmt: skip
 
 
@@ -127,8 +127,8 @@ def options_for(name: str, shape: Sequence[int], outputs: int) -> dict[str, int]
     """Returns the options of a built-in network that follow from the shape of one point and the number of outputs."""
     if name in _IMAGES:
         if len(shape) != 3 or shape[1] != shape[2] or (name == "papers-cnn" and shape[1] != 32):
-            wanted = "32×32 images" if name == "papers-cnn" else "square images"
-            raise InputError(f"{name} takes {wanted}; the data has points of shape {tuple(shape)}: choose 'mlp'")
+            expected = "32×32 images" if name == "papers-cnn" else "square images"
+            raise InputError(f"{name} takes {expected}; the data has points of shape {tuple(shape)}: choose 'mlp'")
         options = {"channels": shape[0], "outputs": outputs}
         return {**options, "size": shape[1]} if name in ("small-cnn", "vit") else options
     return {"inputs": int(torch.Size(shape).numel()), "outputs": outputs}

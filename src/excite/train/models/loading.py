@@ -173,13 +173,13 @@ def _place(path: str | Path) -> tuple[Path | None, Path | None]:
     """(the file, the run folder), either of them None."""
     if is_url(path):
         return None, load_run(str(path)).path
-    place = check_path(path)
-    if place.is_dir():
-        return None, place
-    if not place.is_file():
-        raise RunError(f"there is no run folder at {place}, and no file of weights")
-    folder = place.resolve().parent.parent
-    return place, folder if (folder / "run.json").is_file() else None
+    checked = check_path(path)
+    if checked.is_dir():
+        return None, checked
+    if not checked.is_file():
+        raise RunError(f"there is no run folder at {checked}, and no file of weights")
+    folder = checked.resolve().parent.parent
+    return checked, folder if (folder / "run.json").is_file() else None
 
 
 class NoWeights(RunError):
@@ -199,8 +199,8 @@ def _read(run: Run | None, file: Path | None) -> StoredWeights:
     if file is not None and run is not None:
         known = [c.path for c in run.checkpoints()] + [run.path / stored_weights.NAME]
         if file.resolve() not in [path.resolve() for path in known]:
-            there = ", ".join(path.name for path in known if path.exists()) or "none"
-            raise RunError(f"{file.name} is not a checkpoint in {run.path}: there are {there}")
+            present = ", ".join(path.name for path in known if path.exists()) or "none"
+            raise RunError(f"{file.name} is not a checkpoint in {run.path}: there are {present}")
     if file is not None:
         return read_weights(file)
     assert run is not None
@@ -236,15 +236,15 @@ def _source(
         assert run is not None
         stored_config(run, trust=trust)  # refuses a "module:factory" that is not trusted
         return ModelSource(config.model.name, dict(config.model.options))
-    name, place = weights.source.factory, "the file" if run is None else str(run.path)
+    name, location = weights.source.factory, "the file" if run is None else str(run.path)
     if name is None:
         why = f" ({weights.source.missing})" if weights.source.missing else ""
         raise InputError(
-            f"{place} does not say how to build its model{why}: pass --model MODULE:FACTORY (model= in Python)"
+            f"{location} does not say how to build its model{why}: pass --model MODULE:FACTORY (model= in Python)"
         )
     if ":" in name and not trust:
         raise InputError(
-            f"{place}: its model is built by calling {name!r}, which may run any code: pass --trust (trust=True in Python) if "
+            f"{location}: its model is built by calling {name!r}, which may run any code: pass --trust (trust=True in Python) if "
             "you trust it, or --model MODULE:FACTORY"
         )
     return weights.source
@@ -286,12 +286,12 @@ def _data(run: Run | None, config: TrainConfig | None, data: Any) -> tuple[Datas
     if run is not None and (run.path / POINTS).is_file():
         result = load_file(run.path / POINTS, run.path.resolve().name)
         return result.data, result.about
-    where = (
+    location = (
         "a file of weights has no data"
         if run is None
         else f"{run.path} has no data: excite.watch(train=, test=) stores them"
     )
-    raise RunError(f"{where}: pass --data NAME, or a .safetensors or .npz file (data= in Python)")
+    raise RunError(f"{location}: pass --data NAME, or a .safetensors or .npz file (data= in Python)")
 
 
 def _threshold(config: TrainConfig | None, about: Mapping[str, Any]) -> float:

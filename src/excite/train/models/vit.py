@@ -24,8 +24,8 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns tokens of the same shape, (B, T, width)."""
         samples, tokens, width = x.shape
-        parts = self.queries_keys_values(self.norm1(x)).view(samples, tokens, 3, self.heads, width // self.heads)
-        queries, keys, values = parts.permute(2, 0, 3, 1, 4)
+        stacked = self.queries_keys_values(self.norm1(x)).view(samples, tokens, 3, self.heads, width // self.heads)
+        queries, keys, values = stacked.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(queries, keys, values)
         x = x + self.out(attended.transpose(1, 2).reshape(samples, tokens, width))
         result: Tensor = x + self.mlp(self.norm2(x))

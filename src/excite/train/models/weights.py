@@ -113,7 +113,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], where: object) -
         "unexpected": [name for name in state if name not in needed],
         "of another shape": shapes,
     }
-    if listed := [f"{what} {_listed(names)}" for what, names in differences.items() if names]:
+    if listed := [f"{difference} {_listed(names)}" for difference, names in differences.items() if names]:
         raise ModelError(f"{where} does not fit the {type(model).__name__}: {'; '.join(listed)}")
     try:
         model.load_state_dict(state)

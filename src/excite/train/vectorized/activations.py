@@ -67,8 +67,12 @@ class Activation:
     @classmethod
     def of(cls, module: nn.Module) -> Activation | None:
         """The activation that a module is, if it is one of `NAMES`."""
-        kind = type(module)
-        return cls(kind, tuple(getattr(module, name) for name in _KNOWN[kind][0])) if kind in _KNOWN else None
+        module_type = type(module)
+        return (
+            cls(module_type, tuple(getattr(module, name) for name in _KNOWN[module_type][0]))
+            if module_type in _KNOWN
+            else None
+        )
 
     def __repr__(self) -> str:
         return f"{self.kind.__name__}({', '.join(map(str, self.settings))})"

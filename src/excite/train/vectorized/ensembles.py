@@ -66,12 +66,12 @@ class Ensemble:
         return [i for i, fine in enumerate(self.loss.isfinite().all(1)) if not fine]
 
     def __str__(self) -> str:
-        lost = f"; not finite: {', '.join(map(str, self.diverged))}" if self.diverged else ""
+        diverged = f"; not finite: {', '.join(map(str, self.diverged))}" if self.diverged else ""
         ends = self.loss[:, -1]
         return (
             f"{len(self.models)} networks, {self.steps} steps each in {self.seconds:.1f} s; loss in the last window "
             f"{ends.min():.3g} to {ends.max():.3g}; length of the normalized trajectory "
-            f"{self.trajectory.length.sum(1).min():.4g} to {self.trajectory.length.sum(1).max():.4g}{lost}"
+            f"{self.trajectory.length.sum(1).min():.4g} to {self.trajectory.length.sum(1).max():.4g}{diverged}"
         )
 
 
@@ -132,11 +132,11 @@ def ensemble(
     networks = Perceptrons(models)
     check(networks, epochs, batch, loss, momentum, weight_decay, layers)
     points, targets = take_points(networks, x, y, loss)
-    held = take_points(networks, *test, loss) if test is not None else None
+    test_points = take_points(networks, *test, loss) if test is not None else None
     rule = SGDSettings(loss, take_rates(networks, lr), momentum, weight_decay)
     orders = [Shuffle(points.shape[1], batch, seed) for seed in check_seeds(networks, seeds)]
     steps = _steps(networks, rule, batch, epochs, points.shape[1], window, layers)
-    return _train(models, steps, (points, targets), held, orders, epochs, progress, capture)
+    return _train(models, steps, (points, targets), test_points, orders, epochs, progress, capture)
 
 
 def _steps(
@@ -154,17 +154,17 @@ def _train(
     models: Sequence[nn.Module],
     steps: Steps,
     data: tuple[Tensor, Tensor],
-    held: tuple[Tensor, Tensor] | None,
+    test_points: tuple[Tensor, Tensor] | None,
     orders: Sequence[Shuffle],
     epochs: int,
     progress: Progress | None,
     capture: bool,
 ) -> Ensemble:
-    """Trains window by window and writes the weights back; `held`: test points and targets."""
+    """Trains window by window and writes the weights back; `test_points`: test points and targets."""
     networks, (points, targets) = steps.networks, data
     batch, width = steps.targets.shape[2], steps.steps
     total = epochs * -(-points.shape[1] // batch)  # steps
-    run, recorder = CapturedWindow(steps, capture), _Seen(steps, -(-total // width), held)
+    run, recorder = CapturedWindow(steps, capture), _Seen(steps, -(-total // width), test_points)
     began = time.perf_counter()
     with few_threads(networks, batch):
         for at in _windows(orders, epochs, batch, width):
@@ -180,7 +180,7 @@ def _train(
         steps=total,
         window=width,
         loss=recorder.losses.cpu(),
-        test_loss=recorder.test_losses.cpu() if held is not None else None,
+        test_loss=recorder.test_losses.cpu() if test_points is not None else None,
         trajectories=tuple(record.trajectory(recorder.counts) for record in recorder.records),
         seconds=time.perf_counter() - began,
         why_not_captured=run.why_not,
@@ -190,15 +190,15 @@ def _train(
 
 
 class _Seen:
-    """Measurements at the end of each window; `held`: test points and targets."""
+    """Measurements at the end of each window; `test_points`: test points and targets."""
 
-    def __init__(self, steps: Steps, windows: int, held: tuple[Tensor, Tensor] | None):
+    def __init__(self, steps: Steps, windows: int, test_points: tuple[Tensor, Tensor] | None):
         networks = steps.networks
         storage = torch.zeros(2, networks.count, windows, dtype=torch.float64, device=networks.form.device)
         self.losses, self.test_losses = storage
         self.records = [TrajectoryRecord(w[:, :, -1], windows) for w in networks.weights[: steps.watched]]
         self.counts: list[int] = []  # steps of each window
-        self._steps, self._held = steps, held
+        self._steps, self._test = steps, test_points
 
     def measure(self, real: Tensor) -> None:
         """After the steps of a window; real (K, B): points that are not there to fill up a batch."""
@@ -208,9 +208,9 @@ class _Seen:
         slope = _slope(steps, k)
         for layer, record in enumerate(self.records):
             record.put(window, Piece.of(steps.d[layer][:k], slope, real, steps.biases[layer][: k + 1]))
-        if self._held is not None:
-            outputs = steps.networks.outputs(self._held[0])
-            self.test_losses[:, window] = _loss(loss, outputs, self._held[1]).double().mean(1)
+        if self._test is not None:
+            outputs = steps.networks.outputs(self._test[0])
+            self.test_losses[:, window] = _loss(loss, outputs, self._test[1]).double().mean(1)
         self.counts.append(k)
 
 

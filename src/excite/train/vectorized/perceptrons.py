@@ -71,8 +71,8 @@ def read(model: nn.Module) -> tuple[Form, list[nn.Linear]]:
 
 def _parts(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     if type(model) is nn.Sequential:
-        for key, part in model.named_children():
-            yield from _parts(part, f"{name}.{key}" if name else key)
+        for key, child in model.named_children():
+            yield from _parts(child, f"{name}.{key}" if name else key)
     else:
         yield name or "the model", model
 
@@ -87,10 +87,10 @@ class Perceptrons:
         self.form = read_all[0][0]
         for number, (form, _) in enumerate(read_all):
             for field in fields(form):
-                value, wanted = getattr(form, field.name), getattr(self.form, field.name)
-                if value != wanted:
+                value, expected = getattr(form, field.name), getattr(self.form, field.name)
+                if value != expected:
                     raise ModelError(f"the networks of an ensemble must be of one form: network {number} has {field.name} "
-                                     f"{value} where the first has {wanted}")  # fmt: skip
+                                     f"{value} where the first has {expected}")  # fmt: skip
         self.count = len(models)
         self._layers = [list(layers) for layers in zip(*(layers for _, layers in read_all))]  # by layer, then network
         parameters = [p for layers in self._layers for layer in layers for p in layer.parameters()]
@@ -113,8 +113,8 @@ class Perceptrons:
     @staticmethod
     def views(flat: Tensor, shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
         """Returns views of a flat tensor, one per layer."""
-        parts = flat.split([torch.Size(shape).numel() for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes)]
+        chunks = flat.split([torch.Size(shape).numel() for shape in shapes])
+        return [chunk.view(shape) for chunk, shape in zip(chunks, shapes)]
 
     def ones(self, layer: int, *shape: int) -> Tensor:
         """The input of the last column of a layer: 1, or 0 if it has no bias; that column then stays 0."""

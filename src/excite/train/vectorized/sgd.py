@@ -157,9 +157,9 @@ def few_threads(networks: Perceptrons, batch: int) -> Iterator[None]:
 class CapturedWindow:
     """The steps of a whole window as one CUDA graph; the first window runs plainly, as training like any other."""
 
-    def __init__(self, steps: Steps, wanted: bool):
+    def __init__(self, steps: Steps, measured: bool):
         self.steps = steps
-        self.why_not = "capture=False" if not wanted else None if steps.outputs.is_cuda else "not on a CUDA device"
+        self.why_not = "capture=False" if not measured else None if steps.outputs.is_cuda else "not on a CUDA device"
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = CaptureStream(steps.outputs.device) if self.why_not is None else None
         self._warm = False

@@ -84,9 +84,9 @@ def side_by_side(weight: Tensor) -> Tensor:
     return torch.diag_embed(weight.movedim(0, -1), dim1=0, dim2=2).flatten(2, 3).flatten(0, 1)
 
 
-def stack_batches(parts: Sequence[Tensor]) -> Tensor:
+def stack_batches(batches: Sequence[Tensor]) -> Tensor:
     """One batch of S·B samples from S batches of B, in the order that stacked networks expect."""
-    return torch.stack(list(parts), 1).flatten(0, 1)
+    return torch.stack(list(batches), 1).flatten(0, 1)
 
 
 def stack_models(models: Sequence[nn.Module]) -> nn.Module:
